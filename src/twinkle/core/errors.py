@@ -1,0 +1,135 @@
+"""The error tree of the whole project.
+
+    TwinkleError                        code, retryable, context as attributes
+    ├── UserError                       the caller can fix it; fails at once, never retried
+    │   ├── InvalidInput                a field is outside its limits (names the field, the limit, what to do)
+    │   ├── NotFound                    no such thing, or not yours: both answer alike
+    │   ├── Conflict                    the same number was used for a different request
+    │   ├── Unauthenticated             the key is missing, malformed or unknown
+    │   ├── TooLarge                    a body over the size limit
+    │   ├── Expired                     the result was kept for its time and is gone
+    │   └── WindowFailed                an optim_step whose accumulation window holds a failed forward_backward
+    ├── TransientError                  retried with back-off
+    │   ├── OutOfMemory                 retried with smaller micro-batches
+    │   ├── StorageUnavailable          the database or the object store did not answer
+    │   └── BrokerUnavailable           the broker did not answer; the journal's sweep takes over
+    ├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
+    ├── PoisonOperation                 it took its worker down too often; ended with its reason
+    ├── GapTimedOut                     a sequence number that never arrived
+    └── ConfigError                     a setting is wrong; the process does not start
+"""
+
+from __future__ import annotations
+
+
+class TwinkleError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    code: str = "internal"
+    retryable: bool = False
+
+    def __init__(self, message: str, **context: object) -> None:  # noqa: ANN003 - free facts for the log line
+        super().__init__(message)
+        self.message = message
+        self.context = context
+
+
+class UserError(TwinkleError):
+    """The caller can fix it."""
+
+    code = "user"
+
+
+class InvalidInput(UserError):
+    """A field is outside its limits."""
+
+    code = "invalid_input"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}", field=field)
+        self.field = field
+
+
+class NotFound(UserError):
+    """No such thing, or not the caller's."""
+
+    code = "not_found"
+
+
+class Conflict(UserError):
+    """The same number was used for a different request."""
+
+    code = "conflict"
+
+
+class Unauthenticated(UserError):
+    """The API key is missing, malformed or unknown."""
+
+    code = "unauthenticated"
+
+
+class TooLarge(UserError):
+    """A request body over the size limit."""
+
+    code = "too_large"
+
+
+class Expired(UserError):
+    """A result was kept for its time and is gone."""
+
+    code = "expired"
+
+
+class WindowFailed(UserError):
+    """An ``optim_step`` was not applied because its accumulation window holds a failed ``forward_backward``."""
+
+    code = "window_failed"
+
+
+class TransientError(TwinkleError):
+    """Worth another attempt."""
+
+    code = "transient"
+    retryable = True
+
+
+class OutOfMemory(TransientError):
+    """The device ran out of memory; the next attempt uses smaller micro-batches."""
+
+    code = "out_of_memory"
+
+
+class StorageUnavailable(TransientError):
+    """The database or the object store did not answer."""
+
+    code = "storage_unavailable"
+
+
+class BrokerUnavailable(TransientError):
+    """The broker did not answer; the journal's sweep takes over."""
+
+    code = "broker_unavailable"
+
+
+class LeaseLost(TwinkleError):
+    """Another worker holds the mesh now."""
+
+    code = "lease_lost"
+
+
+class PoisonOperation(TwinkleError):
+    """An operation that took its worker down too often."""
+
+    code = "poison"
+
+
+class GapTimedOut(TwinkleError):
+    """A sequence number that never arrived."""
+
+    code = "gap"
+
+
+class ConfigError(TwinkleError):
+    """A setting is wrong; the process does not start."""
+
+    code = "config"
