@@ -1,22 +1,22 @@
 """The error tree of the whole project.
 
-    TwinkleError                        code, retryable, context as attributes
-    ├── UserError                       the caller can fix it; fails at once, never retried
-    │   ├── InvalidInput                a field is outside its limits (names the field, the limit, what to do)
-    │   ├── NotFound                    no such thing, or not yours: both answer alike
-    │   ├── Conflict                    the same number was used for a different request
-    │   ├── Unauthenticated             the key is missing, malformed or unknown
-    │   ├── TooLarge                    a body over the size limit
-    │   ├── Expired                     the result was kept for its time and is gone
-    │   └── WindowFailed                an optim_step whose accumulation window holds a failed forward_backward
-    ├── TransientError                  retried with back-off
-    │   ├── OutOfMemory                 retried with smaller micro-batches
-    │   ├── StorageUnavailable          the database or the object store did not answer
-    │   └── BrokerUnavailable           the broker did not answer; the journal's sweep takes over
-    ├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
-    ├── PoisonOperation                 it took its worker down too often; ended with its reason
-    ├── GapTimedOut                     a sequence number that never arrived
-    └── ConfigError                     a setting is wrong; the process does not start
+TwinkleError                        code, retryable, context as attributes
+├── UserError                       the caller can fix it; fails at once, never retried
+│   ├── InvalidInput                a field is outside its limits (names the field, the limit, what to do)
+│   ├── NotFound                    no such thing, or not yours: both answer alike
+│   ├── Conflict                    the same number was used for a different request
+│   ├── Unauthenticated             the key is missing, malformed or unknown
+│   ├── TooLarge                    a body over the size limit
+│   ├── Expired                     the result was kept for its time and is gone
+│   └── WindowFailed                an optim_step whose accumulation window holds a failed forward_backward
+├── TransientError                  retried with back-off
+│   ├── OutOfMemory                 retried with smaller micro-batches
+│   ├── StorageUnavailable          the database or the object store did not answer
+│   └── BrokerUnavailable           the broker did not answer; the journal's sweep takes over
+├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
+├── PoisonOperation                 it took its worker down too often; ended with its reason
+├── GapTimedOut                     a sequence number that never arrived
+└── ConfigError                     a setting is wrong; the process does not start
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TwinkleError(Exception):
     code: str = "internal"
     retryable: bool = False
 
-    def __init__(self, message: str, **context: object) -> None:  # noqa: ANN003 - free facts for the log line
+    def __init__(self, message: str, **context: object) -> None:
         super().__init__(message)
         self.message = message
         self.context = context

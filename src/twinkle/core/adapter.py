@@ -1,0 +1,63 @@
+"""An adapter: one tenant's trainable LoRA state on one base model. Tinker calls it a model, or a training run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, Field
+
+
+class AdapterConfig(BaseModel, frozen=True):
+    """What ``create_model`` asks for, with the seed made definite so that the start can be rebuilt at any time."""
+
+    base_model: str
+    rank: int = Field(ge=1)
+    seed: int
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+    alpha: float = 32.0
+
+
+class CheckpointKind(StrEnum):
+    """What a checkpoint is for: ``training`` ones carry the optimizer state, ``sampler`` ones only the weights."""
+
+    TRAINING = "training"
+    SAMPLER = "sampler"
+
+    @property
+    def segment(self) -> str:
+        """Its place in a ``tinker://run/<segment>/name`` path."""
+        return {"training": "weights", "sampler": "sampler_weights"}[self.value]
+
+
+class StoredFile(BaseModel, frozen=True):
+    """One file of a checkpoint in the object store."""
+
+    key: str
+    size_bytes: int
+    sha256: str
+
+
+class Checkpoint(BaseModel, frozen=True):
+    """A tenant's named, immutable artifact. It exists only once it is complete and verified."""
+
+    path: str
+    tenant: str
+    adapter: str
+    kind: CheckpointKind
+    name: str
+    seq: int
+    config: AdapterConfig
+    files: dict[str, StoredFile]
+    created_at: float
+    expires_at: float | None = None
+    public: bool = False
+    user_metadata: dict[str, str] | None = None
+    listed: bool = True
+    """False for the nameless weights behind an ephemeral sampling session."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the object store."""
+        return sum(file.size_bytes for file in self.files.values())

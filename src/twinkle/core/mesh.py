@@ -1,0 +1,20 @@
+"""A mesh: a named, fixed set of device ranks that serves one frozen base model."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+
+class MeshCapabilities(BaseModel, frozen=True):
+    """What a mesh's worker publishes about itself when it starts."""
+
+    base_model: str
+    architecture: str
+    vocab_size: int
+    max_context_length: int
+    max_rank: int
+    device: str
+    determinism: str
+    """``mkl-strict``, ``tiled`` or ``none``: what holds for bit-equality of fused and replayed operations."""
+    tokenizer_path: str | None = None
+    """A folder clients on the same machine can read the tokenizer from."""

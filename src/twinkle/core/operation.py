@@ -1,0 +1,157 @@
+"""The nouns of the queue: operations, their states and their outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class OperationKind(StrEnum):
+    """What an operation does. The values are wire words and label values; they never change."""
+
+    CREATE_MODEL = "create_model"
+    FORWARD = "forward"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIM_STEP = "optim_step"
+    SAVE_WEIGHTS = "save_weights"
+    SAVE_WEIGHTS_FOR_SAMPLER = "save_weights_for_sampler"
+    LOAD_WEIGHTS = "load_weights"
+    SAMPLE = "sample"
+    GAP = "gap"
+    """Stands for a number that never arrived, so that its successors go on."""
+
+    @property
+    def task_name(self) -> str:
+        """Its name as a task in Celery's event stream, hence in Flower."""
+        return f"twinkle.{self.value}"
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it waits for its predecessor. Samples do not: they arrive and finish in any order."""
+        return self is not OperationKind.SAMPLE
+
+    @property
+    def answers_protobuf(self) -> bool:
+        """Whether its result bytes are protobuf (the Tinker SDK insists on it for these three)."""
+        return self in {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD, OperationKind.SAMPLE}
+
+
+class OperationState(StrEnum):
+    """Where an operation stands. ``DONE`` and ``FAILED`` are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether its outcome is recorded and will never change."""
+        return self in {OperationState.DONE, OperationState.FAILED}
+
+
+class FailureCategory(StrEnum):
+    """Who can mend a failed operation, in the words of the Tinker wire."""
+
+    USER = "user"
+    SERVER = "server"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """The request body of an operation: inline when small, else the key of a blob. Exactly one is set."""
+
+    inline: bytes | None = None
+    blob: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A request on its way into the journal.
+
+    ``lane`` is the adapter's id for ordered operations and the sampling session's id for samples; ``digest`` tells a
+    resend from a different request with the same number. ``rejection`` is the user-visible reason why the operation
+    will fail when its turn comes: its number is consumed all the same, so the run goes on.
+    """
+
+    tenant: str
+    lane: str
+    seq: int
+    kind: OperationKind
+    digest: str
+    payload: Payload
+    num_tokens: int = 0
+    rejection: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """The claim ticket. ``is_new`` is false for a resend; ``mesh`` is who must hear of it."""
+
+    request_id: str
+    mesh: str
+    is_new: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """An operation handed to the mesh worker that holds the lease."""
+
+    request_id: str
+    tenant: str
+    lane: str
+    seq: int
+    kind: OperationKind
+    payload: Payload
+    attempt: int
+    num_tokens: int
+    accepted_at: float
+    rejection: str | None
+    failed_window_seq: int | None
+    """The first failed ``forward_backward`` since the adapter's last ``optim_step``, if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why an operation failed: text for its user, and who can mend it."""
+
+    message: str
+    category: FailureCategory
+    code: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the worker reports for one claimed operation: result bytes in wire form, or a failure.
+
+    ``device_s`` is the share of device seconds it is charged for, ``num_tokens`` what it processed.
+    """
+
+    request_id: str
+    lane: str
+    seq: int
+    kind: OperationKind
+    result: Payload | None = None
+    failure: Failure | None = None
+    device_s: float = 0.0
+    num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.result is None) == (self.failure is None):
+            raise ValueError("an outcome is either a result or a failure")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FutureStatus:
+    """What a future's owner may know."""
+
+    request_id: str
+    kind: OperationKind
+    state: OperationState
+    lane: str
+    seq: int
+    attempt: int
+    result: Payload | None
+    failure: Failure | None
+    expired: bool = False

@@ -1,0 +1,106 @@
+"""All settings, read once at process entry from ``TWINKLE_*`` variables and passed down by group."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from twinkle.core.errors import ConfigError
+
+
+class Settings(BaseSettings):
+    """One tree for every process; each reads what it needs."""
+
+    model_config = SettingsConfigDict(env_prefix="TWINKLE_", extra="forbid", frozen=True)
+
+    # Where the truth, the broker and the blobs are.
+    home: Path = Field(
+        default=Path(".twinkle"), description="folder of the embedded stack: journal, objects, logs, keys"
+    )
+    database_url: str = Field(default="", description="sqlite:///path or postgresql://...; default in home")
+    redis_url: SecretStr = Field(
+        default=SecretStr(""), description="redis://... or redis+socket://...; broker and wake-ups"
+    )
+    object_store: str = Field(default="", description="a folder or s3://, gs://, az:// URL; default in home")
+
+    # The API.
+    host: str = "127.0.0.1"
+    port: int = 8765
+    max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="request body after decompression")
+    inline_payload_bytes: int = Field(default=64 * 2**10, gt=0, description="larger payloads and results become blobs")
+    long_poll_s: float = Field(default=20.0, gt=0, le=30, description="how long retrieve_future holds a poll")
+    max_outstanding_samples: int = Field(default=4000, gt=0, description="per tenant; more is answered 429")
+
+    # The worker.
+    mesh: str = Field(default="default", description="the mesh this worker serves")
+    model: str = Field(default="", description="path or id of the frozen base model")
+    model_name: str = Field(default="", description="the name clients use for it; default: as given in model")
+    device: str = Field(default="cpu", description="cpu, cuda, cuda:0")
+    engine: str = Field(default="transformers", description="transformers, or null (computes nothing; for benchmarks)")
+    threads: int = Field(default=0, ge=0, description="intra-op threads; 0: what the machine has")
+    tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
+    max_rank: int = Field(default=128, gt=0)
+    max_adapters_per_step: int = Field(default=64, gt=0)
+    max_resident_adapters: int = Field(default=64, gt=0)
+    sample_slots: int = Field(default=32, gt=0)
+    lease_s: float = Field(default=15.0, gt=0)
+    sweep_s: float = Field(default=1.0, gt=0)
+    max_attempts: int = Field(default=3, gt=0)
+    snapshot_every_ops: int = Field(default=50, gt=0)
+    snapshot_every_s: float = Field(default=60.0, gt=0)
+
+    # Housekeeping.
+    gap_timeout_s: float = Field(default=120.0, gt=0, description="how long operations wait for a missing number")
+    session_timeout_s: float = Field(default=300.0, gt=0, description="silence after which a session has lapsed")
+    result_ttl_s: float = Field(default=24 * 3600.0, gt=0)
+    operation_deadline_s: float = Field(
+        default=24 * 3600.0, gt=0, description="an operation not finished by then fails"
+    )
+
+    # Flower.
+    flower_host: str = "127.0.0.1"
+    flower_port: int = 5555
+    flower_user: str = "twinkle"
+    flower_password: SecretStr = SecretStr("")
+
+    log_level: str = "INFO"
+    log_json: bool = False
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The journal's URL, embedded default included."""
+        return self.database_url or f"sqlite:///{self.home.absolute() / 'journal.db'}"
+
+    @property
+    def resolved_object_store(self) -> str:
+        """The object store's URL or folder, embedded default included."""
+        return self.object_store or str(self.home.absolute() / "objects")
+
+    @property
+    def resolved_model_name(self) -> str:
+        """The name under which clients ask for the base model."""
+        return self.model_name or self.model
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read the environment; flags given by name win.
+
+    Raises:
+        ConfigError: A value is wrong, or a ``TWINKLE_*`` variable is unknown (with the nearest known name).
+    """
+    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields}
+    for name in os.environ:
+        if name.startswith("TWINKLE_") and name not in known and not name.startswith("TWINKLE_TEST_"):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown setting {name}{hint}")
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"TWINKLE_{field.upper()}: {first['msg']}") from error

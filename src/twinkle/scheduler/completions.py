@@ -1,0 +1,75 @@
+"""The wake-up that says which futures are done: one Redis publish per commit, ids only, at most once.
+
+Losing one is harmless: whoever waits looks into the journal now and then on its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import redis
+import structlog
+
+_CHANNEL = "twinkle.done"
+_SOCKET_TIMEOUT_S = 5.0
+_RECONNECT_S = 0.5
+
+_log = structlog.get_logger()
+
+
+class CompletionPublisher:
+    """The worker's end."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+
+    def publish(self, request_ids: Sequence[str]) -> None:
+        """Say that these futures are done. Never raises: the broker may be away, the journal is not."""
+        if not request_ids:
+            return
+        try:
+            self._redis.publish(_CHANNEL, "\n".join(request_ids))
+        except redis.RedisError as error:
+            _log.warning("completions.publish_failed", error=str(error), count=len(request_ids))
+
+
+class CompletionListener:
+    """The API's end: a thread that calls back with the ids of each publish."""
+
+    def __init__(self, redis_url: str, callback: Callable[[list[str]], None]) -> None:
+        """Prepare; nothing runs before :meth:`start`.
+
+        Args:
+            redis_url: The broker.
+            callback: Called on the listener's thread; must not block.
+        """
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S, health_check_interval=10)
+        self._callback = callback
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening and wait for the thread."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._listen()
+            except redis.RedisError as error:
+                _log.warning("completions.disconnected", error=str(error), retry_s=_RECONNECT_S)
+                self._stopping.wait(_RECONNECT_S)
+
+    def _listen(self) -> None:
+        with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
+            subscription.subscribe(_CHANNEL)
+            while not self._stopping.is_set():
+                message = subscription.get_message(timeout=0.5)
+                if message is not None:
+                    self._callback(message["data"].decode().split("\n"))

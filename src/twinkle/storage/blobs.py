@@ -1,0 +1,139 @@
+"""The object store: immutable bytes under a key. A folder with fsync, or S3, GCS and Azure through obstore."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+import obstore
+from obstore.exceptions import BaseError as ObstoreError
+from obstore.exceptions import NotFoundError
+from obstore.store import from_url
+
+from twinkle.core.errors import StorageUnavailable
+
+
+class BlobStore(Protocol):
+    """Bytes under keys like ``checkpoints/run/weights/name/file``. A put is complete or did not happen."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store ``data``, replacing what was there. Durable when it returns.
+
+        Raises:
+            StorageUnavailable: It could not be stored; worth another attempt.
+        """
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Read everything.
+
+        Raises:
+            KeyError: There is nothing under this key.
+            StorageUnavailable: The store did not answer.
+        """
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove it; nothing happens if it is not there."""
+        ...
+
+
+def open_blob_store(url: str) -> BlobStore:
+    """A folder for a path or ``file://`` URL, obstore for everything else (credentials from the environment)."""
+    if "://" not in url or url.startswith("file://"):
+        return FolderStore(Path(url.removeprefix("file://")))
+    return ObjectStore(url)
+
+
+def content_key(data: bytes) -> str:
+    """A key that names its content: the same bytes are stored once."""
+    digest = hashlib.sha256(data).hexdigest()
+    return f"blobs/{digest[:2]}/{digest}"
+
+
+class FolderStore:
+    """Files below one folder, written to a temporary name, flushed to the disk and renamed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store ``data``; see :class:`BlobStore`."""
+        path = self._path(key)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            _flush_folder(path.parent)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise StorageUnavailable(f"the object store could not write {key}: {error.strerror}") from error
+
+    def get(self, key: str) -> bytes:
+        """Read everything; see :class:`BlobStore`."""
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            raise KeyError(key) from None
+        except OSError as error:
+            raise StorageUnavailable(f"the object store could not read {key}: {error.strerror}") from error
+
+    def delete(self, key: str) -> None:
+        """Remove it; see :class:`BlobStore`."""
+        self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        parts = PurePosixPath(key).parts
+        if not parts or ".." in parts or key.startswith("/"):
+            raise ValueError(f"not a key: {key!r}")
+        return self._root.joinpath(*parts)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ObjectStore:
+    """A bucket, through obstore."""
+
+    def __init__(self, url: str) -> None:
+        options = {"allow_http": True} if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") else {}
+        self._store = from_url(url, client_options=options) if options else from_url(url)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store ``data``; see :class:`BlobStore`."""
+        try:
+            obstore.put(self._store, key, data)
+        except ObstoreError as error:
+            raise StorageUnavailable(f"the object store could not write {key}: {error}") from error
+
+    def get(self, key: str) -> bytes:
+        """Read everything; see :class:`BlobStore`."""
+        try:
+            return bytes(obstore.get(self._store, key).bytes())
+        except (FileNotFoundError, NotFoundError):
+            raise KeyError(key) from None
+        except ObstoreError as error:
+            raise StorageUnavailable(f"the object store could not read {key}: {error}") from error
+
+    def delete(self, key: str) -> None:
+        """Remove it; see :class:`BlobStore`."""
+        try:
+            obstore.delete(self._store, key)
+        except (FileNotFoundError, NotFoundError):
+            return
+        except ObstoreError as error:
+            raise StorageUnavailable(f"the object store could not delete {key}: {error}") from error

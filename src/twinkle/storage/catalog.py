@@ -1,0 +1,246 @@
+"""Adapters, sampling sessions and checkpoints: what there is, tenant by tenant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlmodel import Session, col, func, or_, select
+
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
+from twinkle.core.clock import Clock
+from twinkle.core.errors import NotFound
+from twinkle.storage.database import Database
+from twinkle.storage.tables import AdapterRow, CheckpointRow, SamplingSessionRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A training run."""
+
+    id: str
+    tenant: str
+    session: str
+    mesh: str
+    config: AdapterConfig
+    optimizer: dict[str, object]
+    user_metadata: dict[str, str] | None
+    created_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSession:
+    """What a sampling client samples from."""
+
+    id: str
+    tenant: str
+    session: str
+    base_model: str
+    model_path: str | None
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A recovery point."""
+
+    adapter: str
+    seq: int
+    blob: str
+
+
+class Catalog:
+    """What there is."""
+
+    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+        self._database = database
+        self._engine = engine
+        self._clock = clock
+
+    def adapter(self, adapter_id: str, *, tenant: str | None = None) -> Adapter:
+        """One training run; ``tenant=None`` is for workers, who serve all.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = session.get(AdapterRow, adapter_id)
+            if row is None or (tenant is not None and row.tenant != tenant):
+                raise NotFound(f"no training run {adapter_id!r}")
+            return _adapter_of(row)
+
+    def adapters(
+        self, tenant: str, *, limit: int, offset: int, session_id: str | None = None
+    ) -> tuple[list[Adapter], int]:
+        """A page of the tenant's training runs, newest first, and how many there are."""
+        with Session(self._engine) as session:
+            mine = select(AdapterRow).where(AdapterRow.tenant == tenant)
+            if session_id is not None:
+                mine = mine.where(AdapterRow.session == session_id)
+            total = session.exec(select(func.count()).select_from(mine.subquery())).one()
+            rows = session.exec(mine.order_by(col(AdapterRow.created_at).desc()).limit(limit).offset(offset)).all()
+            return [_adapter_of(row) for row in rows], total
+
+    def last_request_at(self, adapter_id: str) -> float | None:
+        """When the adapter's latest operation was accepted."""
+        rows = self._database.read(
+            "SELECT o.accepted_at FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.max_seq WHERE l.id = ?",
+            (adapter_id,),
+        )
+        return rows[0][0] if rows else None
+
+    def sampling_session(self, sampling_session_id: str, *, tenant: str | None = None) -> SamplingSession:
+        """One sampling session; ``tenant=None`` is for workers.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = session.get(SamplingSessionRow, sampling_session_id)
+            if row is None or (tenant is not None and row.tenant != tenant):
+                raise NotFound(f"no sampling session {sampling_session_id!r}")
+            return SamplingSession(**row.model_dump())
+
+    def sampling_sessions_of(self, session_id: str) -> list[str]:
+        """The ids of a session's sampling sessions."""
+        with Session(self._engine) as session:
+            statement = select(SamplingSessionRow.id).where(SamplingSessionRow.session == session_id)
+            return list(session.exec(statement).all())
+
+    def checkpoint(self, path: str, *, tenant: str | None = None) -> Checkpoint:
+        """A checkpoint that has not expired. Another tenant's is found only if it is public.
+
+        Raises:
+            NotFound: There is none, it has expired, or it is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = session.get(CheckpointRow, path)
+            if row is None or (tenant is not None and row.tenant != tenant and not row.public) or self._is_over(row):
+                raise NotFound(f"no checkpoint {path!r}")
+            return _checkpoint_of(row)
+
+    def checkpoints(
+        self, tenant: str, *, limit: int, offset: int, adapter_id: str | None = None
+    ) -> tuple[list[Checkpoint], int]:
+        """A page of the tenant's listed checkpoints, newest first, and how many there are."""
+        with Session(self._engine) as session:
+            mine = select(CheckpointRow).where(
+                CheckpointRow.tenant == tenant,
+                col(CheckpointRow.listed).is_(True),
+                or_(col(CheckpointRow.expires_at).is_(None), col(CheckpointRow.expires_at) > self._clock.now()),
+            )
+            if adapter_id is not None:
+                mine = mine.where(CheckpointRow.adapter == adapter_id)
+            total = session.exec(select(func.count()).select_from(mine.subquery())).one()
+            newest = mine.order_by(col(CheckpointRow.created_at).desc(), col(CheckpointRow.path))
+            return [_checkpoint_of(row) for row in session.exec(newest.limit(limit).offset(offset)).all()], total
+
+    def latest_checkpoint(self, adapter_id: str, kind: CheckpointKind) -> Checkpoint | None:
+        """An adapter's newest listed checkpoint of a kind."""
+        with Session(self._engine) as session:
+            statement = (
+                select(CheckpointRow)
+                .where(CheckpointRow.adapter == adapter_id, CheckpointRow.kind == kind.value)
+                .where(col(CheckpointRow.listed).is_(True))
+                .order_by(col(CheckpointRow.created_at).desc())
+            )
+            row = session.exec(statement).first()
+            return None if row is None or self._is_over(row) else _checkpoint_of(row)
+
+    def set_expiry(self, tenant: str, path: str, expires_at: float | None) -> None:
+        """Change when a checkpoint ends; ``None`` keeps it for ever.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = self._own_checkpoint(session, tenant, path)
+            row.expires_at = expires_at
+            session.add(row)
+            session.commit()
+
+    def set_public(self, tenant: str, path: str, *, public: bool) -> None:
+        """Let every tenant read a checkpoint, or no longer. Doing it twice is harmless.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = self._own_checkpoint(session, tenant, path)
+            row.public = public
+            session.add(row)
+            session.commit()
+
+    def delete_checkpoint(self, tenant: str, path: str) -> list[str]:
+        """Unlist a checkpoint for ever; the answer is the keys of its files, which nothing refers to any more.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = self._own_checkpoint(session, tenant, path)
+            keys = [file.key for file in _checkpoint_of(row).files.values()]
+            session.delete(row)
+            session.commit()
+            return keys
+
+    def latest_snapshot(self, adapter_id: str) -> Snapshot | None:
+        """The adapter's newest recovery point."""
+        rows = self._database.read(
+            "SELECT adapter, seq, blob FROM snapshot WHERE adapter = ? ORDER BY seq DESC LIMIT 1", (adapter_id,)
+        )
+        return Snapshot(adapter=rows[0][0], seq=rows[0][1], blob=rows[0][2]) if rows else None
+
+    def add_snapshot(self, adapter_id: str, seq: int, *, blob: str, size_bytes: int) -> list[str]:
+        """Publish a recovery point; the answer is the blobs of older ones, which it supersedes."""
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                "INSERT INTO snapshot (adapter, seq, blob, size_bytes, created_at) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (adapter, seq) DO NOTHING",
+                (adapter_id, seq, blob, size_bytes, self._clock.now()),
+            )
+            old = transaction.execute(
+                "DELETE FROM snapshot WHERE adapter = ? AND seq < ? RETURNING blob", (adapter_id, seq)
+            ).fetchall()
+        return [row[0] for row in old if row[0] != blob]
+
+    def _own_checkpoint(self, session: Session, tenant: str, path: str) -> CheckpointRow:
+        row = session.get(CheckpointRow, path)
+        if row is None or row.tenant != tenant:
+            raise NotFound(f"no checkpoint {path!r}")
+        return row
+
+    def _is_over(self, row: CheckpointRow) -> bool:
+        return row.expires_at is not None and row.expires_at <= self._clock.now()
+
+
+def _adapter_of(row: AdapterRow) -> Adapter:
+    return Adapter(
+        id=row.id,
+        tenant=row.tenant,
+        session=row.session,
+        mesh=row.mesh,
+        config=AdapterConfig.model_validate_json(row.config),
+        optimizer=json.loads(row.optimizer),
+        user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
+        created_at=row.created_at,
+    )
+
+
+def _checkpoint_of(row: CheckpointRow) -> Checkpoint:
+    return Checkpoint(
+        path=row.path,
+        tenant=row.tenant,
+        adapter=row.adapter,
+        kind=CheckpointKind(row.kind),
+        name=row.name,
+        seq=row.seq,
+        config=AdapterConfig.model_validate_json(row.config),
+        files={name: StoredFile.model_validate(file) for name, file in json.loads(row.files).items()},
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        public=row.public,
+        user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
+        listed=row.listed,
+    )

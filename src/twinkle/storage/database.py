@@ -1,0 +1,179 @@
+"""The two databases behind one small door: short transactions in plain SQL, one connection per thread.
+
+Statements are written once, with ``?`` placeholders, in the dialect both SQLite and PostgreSQL understand. What
+differs is here: placeholders, row locks, and how a transaction begins.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+import psycopg.errors
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from twinkle.core.errors import ConfigError, StorageUnavailable
+
+_BUSY_TIMEOUT_S = 30
+_CONNECT_TIMEOUT_S = 5
+_SQLITE_PRAGMAS = (
+    "PRAGMA journal_mode=WAL",
+    # Safe against the death of a process; a power cut may drop the last commits, never corrupt.
+    "PRAGMA synchronous=NORMAL",
+    f"PRAGMA busy_timeout={_BUSY_TIMEOUT_S * 1000}",
+    "PRAGMA foreign_keys=ON",
+    "PRAGMA temp_store=MEMORY",
+    "PRAGMA cache_size=-20000",
+)
+
+Row = tuple[Any, ...]
+
+
+class Cursor(Protocol):
+    """What both drivers' cursors share."""
+
+    @property
+    def rowcount(self) -> int:
+        """Rows the last statement changed."""
+        ...
+
+    def fetchone(self) -> Row | None:
+        """The next row."""
+        ...
+
+    def fetchall(self) -> list[Row]:
+        """All rows left."""
+        ...
+
+
+class Transaction:
+    """One open transaction. Never leaves the thread that began it."""
+
+    def __init__(self, connection: sqlite3.Connection | psycopg.Connection[Row], is_postgres: bool) -> None:
+        self._connection = connection
+        self._is_postgres = is_postgres
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
+        """Run one statement. ``FOR UPDATE`` and ``FOR SHARE`` clauses are dropped where one writer is the rule."""
+        return self._connection.execute(_translate(sql, self._is_postgres), parameters)  # type: ignore[arg-type, return-value]
+
+
+@lru_cache(maxsize=512)
+def _translate(sql: str, is_postgres: bool) -> str:
+    if is_postgres:
+        return sql.replace("?", "%s")
+    return sql.replace(" FOR UPDATE", "").replace(" FOR SHARE", "")
+
+
+class _Connections(threading.local):
+    """This thread's connection, if it has opened one."""
+
+    sqlite: sqlite3.Connection | None = None
+    postgres: psycopg.Connection[Row] | None = None
+
+
+class Database:
+    """Connections to one database, SQLite or PostgreSQL."""
+
+    def __init__(self, url: str) -> None:
+        """Open nothing yet.
+
+        Args:
+            url: ``sqlite:///absolute/path`` or ``postgresql://user@host/name``.
+
+        Raises:
+            ConfigError: Another scheme.
+        """
+        self.is_postgres = url.startswith(("postgresql://", "postgres://"))
+        if not self.is_postgres and not url.startswith("sqlite:///"):
+            raise ConfigError(f"database_url: {url.split(':')[0]}:// is not supported; use sqlite:/// or postgresql://")
+        self.url = url
+        self._open = _Connections()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A write transaction: commits at the end of the block, rolls back when it raises.
+
+        Raises:
+            StorageUnavailable: The database did not answer, was busy too long, or broke a deadlock; nothing was
+                written and the caller may try again.
+        """
+        try:
+            if self.is_postgres:
+                with self._postgres().transaction():
+                    yield Transaction(self._postgres(), True)
+            else:
+                with self._sqlite_transaction() as transaction:
+                    yield transaction
+        except (sqlite3.OperationalError, psycopg.OperationalError) as error:
+            self.close()
+            raise StorageUnavailable(f"the journal's database did not answer: {error}") from error
+
+    @contextmanager
+    def _sqlite_transaction(self) -> Iterator[Transaction]:
+        connection = self._sqlite()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield Transaction(connection, False)
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+
+    def read(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """Run one query in a transaction of its own."""
+        try:
+            if self.is_postgres:
+                return self._postgres().execute(_translate(sql, True), parameters).fetchall()  # type: ignore[arg-type]
+            return self._sqlite().execute(_translate(sql, False), parameters).fetchall()
+        except (sqlite3.OperationalError, psycopg.OperationalError) as error:
+            self.close()
+            raise StorageUnavailable(f"the journal's database did not answer: {error}") from error
+
+    def close(self) -> None:
+        """Close this thread's connection; the next statement opens a new one."""
+        if self._open.sqlite is not None:
+            self._open.sqlite.close()
+            self._open.sqlite = None
+        if self._open.postgres is not None:
+            self._open.postgres.close()
+            self._open.postgres = None
+
+    def _sqlite(self) -> sqlite3.Connection:
+        if self._open.sqlite is None:
+            path = Path(self.url.removeprefix("sqlite:///"))
+            connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
+            for pragma in _SQLITE_PRAGMAS:
+                connection.execute(pragma)
+            self._open.sqlite = connection
+        return self._open.sqlite
+
+    def _postgres(self) -> psycopg.Connection[Row]:
+        if self._open.postgres is None or self._open.postgres.closed:
+            self._open.postgres = psycopg.connect(self.url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S)
+        return self._open.postgres
+
+
+def sql_engine(url: str) -> Engine:
+    """A SQLAlchemy engine on the same database, for everything that is not hot."""
+    if not url.startswith("sqlite"):
+        scheme_free = url.split("://", 1)[1]
+        return create_engine(f"postgresql+psycopg://{scheme_free}", pool_pre_ping=True)
+    engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
+
+    @event.listens_for(engine, "connect")
+    def _set_pragmas(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        for pragma in _SQLITE_PRAGMAS:
+            cursor.execute(pragma)
+        cursor.close()
+
+    return engine

@@ -1,0 +1,167 @@
+"""Tenants, keys and sessions: who is there. Plain SQLModel; none of it is on the path of an operation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, col, select
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import ConfigError, NotFound
+from twinkle.core.ids import new_api_key, new_id, new_session_id
+from twinkle.storage.tables import ApiKeyRow, SessionRow, TenantRow
+
+
+def digest_of_key(key: str) -> str:
+    """What is stored of an API key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSession:
+    """What ``create_session`` says."""
+
+    tags: list[str]
+    user_metadata: dict[str, str] | None
+    project_id: str | None
+    display_name: str | None
+    sdk_version: str
+    idempotency_key: str | None
+
+
+class Directory:
+    """Who is there."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def create_key(self, tenant_name: str, key_name: str) -> str:
+        """Make an API key for a tenant, creating the tenant if need be. The key is shown once and kept hashed."""
+        key = new_api_key()
+        now = self._clock.now()
+        with Session(self._engine) as session:
+            tenant = session.exec(select(TenantRow).where(TenantRow.name == tenant_name)).first()
+            if tenant is None:
+                tenant = TenantRow(id=new_id(), name=tenant_name, created_at=now)
+                session.add(tenant)
+                session.flush()
+            session.add(
+                ApiKeyRow(id=new_id(), digest=digest_of_key(key), tenant=tenant.id, name=key_name, created_at=now)
+            )
+            session.commit()
+        return key
+
+    def adopt_key(self, tenant_name: str, key: str) -> None:
+        """Let a key that was made elsewhere (a secret of the deployment) open a tenant's account."""
+        if not key.startswith("tml-"):
+            raise ConfigError("an API key must start with tml-: the Tinker SDK refuses others")
+        now = self._clock.now()
+        with Session(self._engine) as session:
+            if session.exec(select(ApiKeyRow).where(ApiKeyRow.digest == digest_of_key(key))).first() is not None:
+                return
+            tenant = session.exec(select(TenantRow).where(TenantRow.name == tenant_name)).first()
+            if tenant is None:
+                tenant = TenantRow(id=new_id(), name=tenant_name, created_at=now)
+                session.add(tenant)
+                session.flush()
+            row = ApiKeyRow(id=new_id(), digest=digest_of_key(key), tenant=tenant.id, name="adopted", created_at=now)
+            session.add(row)
+            session.commit()
+
+    def has_keys(self) -> bool:
+        """Whether any key was ever made."""
+        with Session(self._engine) as session:
+            return session.exec(select(ApiKeyRow)).first() is not None
+
+    def tenant_of(self, key: str) -> str | None:
+        """The id of the tenant a key opens, or ``None``."""
+        with Session(self._engine) as session:
+            statement = select(ApiKeyRow.tenant).where(
+                ApiKeyRow.digest == digest_of_key(key), col(ApiKeyRow.revoked_at).is_(None)
+            )
+            return session.exec(statement).first()
+
+    def tenant_name(self, tenant: str) -> str:
+        """A tenant's name."""
+        with Session(self._engine) as session:
+            row = session.get(TenantRow, tenant)
+            if row is None:
+                raise NotFound(f"no tenant {tenant!r}")
+            return row.name
+
+    def open_session(self, tenant: str, new: NewSession) -> str:
+        """Create a session; the same idempotency key gets the same session."""
+        now = self._clock.now()
+        row = SessionRow(
+            id=new_session_id(),
+            tenant=tenant,
+            idempotency_key=new.idempotency_key,
+            tags=json.dumps(new.tags),
+            user_metadata=None if new.user_metadata is None else json.dumps(new.user_metadata),
+            project_id=new.project_id,
+            display_name=new.display_name,
+            sdk_version=new.sdk_version,
+            created_at=now,
+            heartbeat_at=now,
+        )
+        session_id = row.id
+        try:
+            with Session(self._engine) as session:
+                session.add(row)
+                session.commit()
+        except IntegrityError:
+            with Session(self._engine) as session:
+                statement = select(SessionRow.id).where(
+                    SessionRow.tenant == tenant, SessionRow.idempotency_key == new.idempotency_key
+                )
+                return session.exec(statement).one()
+        return session_id
+
+    def session(self, tenant: str, session_id: str) -> SessionRow:
+        """One of the tenant's sessions.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine, expire_on_commit=False) as session:
+            row = session.get(SessionRow, session_id)
+            if row is None or row.tenant != tenant:
+                raise NotFound(f"no session {session_id!r}")
+            return row
+
+    def heartbeat(self, tenant: str, session_id: str) -> bool:
+        """Note a sign of life; false when the session was finished and its client may stop.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = session.get(SessionRow, session_id)
+            if row is None or row.tenant != tenant:
+                raise NotFound(f"no session {session_id!r}")
+            if row.finished_at is not None:
+                return False
+            row.heartbeat_at = self._clock.now()
+            session.add(row)
+            session.commit()
+            return True
+
+    def finish_session(self, tenant: str, session_id: str, *, reason: str, detail: str | None) -> None:
+        """Note how a client ended; the first report wins.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = session.get(SessionRow, session_id)
+            if row is None or row.tenant != tenant:
+                raise NotFound(f"no session {session_id!r}")
+            if row.finished_at is None:
+                row.finished_at, row.finish_reason, row.finish_detail = self._clock.now(), reason, detail
+                session.add(row)
+                session.commit()

@@ -1,0 +1,421 @@
+"""The journal: the record of operations and their outcomes, and the only truth.
+
+Every method is one short transaction. A lane's row is always locked before its operations are touched, lanes in the
+order of their ids: under READ COMMITTED a sub-select that waited for a lock would otherwise read an old snapshot, and
+two batches could lock each other out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import Conflict, LeaseLost, NotFound, UserError
+from twinkle.core.ids import request_id_of
+from twinkle.core.lease import Lease
+from twinkle.core.operation import (
+    Accepted,
+    Claim,
+    Failure,
+    FailureCategory,
+    FutureStatus,
+    OperationKind,
+    OperationState,
+    Outcome,
+    Payload,
+    Submission,
+)
+from twinkle.storage.database import Database, Row, Transaction
+from twinkle.storage.records import NewLane, PastOperation, Records
+
+_STATUS_COLUMNS = "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob, error, error_category, error_code, expired"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A lane's next operation, as the scheduler sees it before it decides what to claim."""
+
+    lane: str
+    tenant: str
+    seq: int
+    kind: OperationKind
+    attempts: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedStatus:
+    """A future's status and whose it is."""
+
+    tenant: str
+    status: FutureStatus
+
+
+class Journal:
+    """Append, claim, commit, ask."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.database = database
+        self._clock = clock
+
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    def append(self, submissions: Sequence[Submission]) -> list[Accepted | UserError]:
+        """Accept operations in one transaction; the answers stand in the order of the submissions.
+
+        A resend (same lane, number and digest) gets the same future. ``NotFound`` (no such lane, or another tenant's)
+        and ``Conflict`` (the number was used for another request) are returned, not raised: one bad submission does
+        not undo its neighbours.
+        """
+        with self.database.transaction() as transaction:
+            lanes = lock_lanes(transaction, (submission.lane for submission in submissions))
+            return [self._append_one(transaction, lanes, submission) for submission in submissions]
+
+    def open_lane(self, lane: NewLane, submission: Submission | None = None) -> Accepted | None:
+        """Create an adapter or a sampling session together with its first operation.
+
+        Doing it again changes nothing and answers the same.
+
+        Raises:
+            Conflict: The id exists with another first operation.
+            NotFound: The id exists and is another tenant's.
+        """
+        with self.database.transaction() as transaction:
+            lane.insert(transaction)
+            if submission is None:
+                return None
+            lanes = lock_lanes(transaction, [submission.lane])
+            answer = self._append_one(transaction, lanes, submission)
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+    def _append_one(
+        self, transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission
+    ) -> Accepted | UserError:
+        lane = lanes.get(submission.lane)
+        if lane is None or lane.tenant != submission.tenant:
+            return NotFound(f"no adapter or sampling session {submission.lane!r}")
+        now = self._clock.now()
+        request_id = request_id_of(submission.lane, submission.seq)
+        inserted = transaction.execute(
+            "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
+            " payload, payload_blob, rejection, num_tokens, device_s, expired, accepted_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, 0, FALSE, ?) ON CONFLICT (lane, seq) DO NOTHING",
+            (
+                request_id,
+                submission.tenant,
+                submission.lane,
+                lane.mesh,
+                submission.seq,
+                submission.kind.value,
+                submission.digest,
+                submission.payload.inline,
+                submission.payload.blob,
+                submission.rejection,
+                submission.num_tokens,
+                now,
+            ),
+        )
+        if inserted.rowcount == 0:
+            return _answer_resend(transaction, lane, submission, request_id)
+        if lane.ordered:
+            lane.note_arrival(transaction, submission, now)
+        return Accepted(request_id=request_id, mesh=lane.mesh, is_new=True)
+
+    # -- executing ----------------------------------------------------------------------------------------------------
+
+    def claim(self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int) -> list[Claim]:
+        """Hand the chosen heads of ready lanes to the lease holder.
+
+        Args:
+            lease: The caller's lease; its epoch is written on every claimed operation.
+            choose: The scheduler's decision: some of the given heads, which stand in the order of fairness.
+            limit: How many heads to offer.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh.
+        """
+        with self.database.transaction() as transaction:
+            _check_lease(transaction, lease)
+            rows = transaction.execute(
+                "SELECT l.id, l.tenant, l.head_seq, l.head_kind, o.attempts, o.num_tokens"
+                " FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.head_seq"
+                " WHERE l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ? ORDER BY l.vtime, l.id LIMIT ?",
+                (lease.mesh, self._clock.now(), limit),
+            ).fetchall()
+            chosen = choose([_head_of(row) for row in rows])
+            return self._start(transaction, lease, [request_id_of(head.lane, head.seq) for head in chosen])
+
+    def claim_samples(self, lease: Lease, limit: int) -> list[Claim]:
+        """Hand the longest-waiting samples to the lease holder; those of an earlier holder count as waiting.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh.
+        """
+        with self.database.transaction() as transaction:
+            _check_lease(transaction, lease)
+            rows = transaction.execute(
+                "SELECT request_id FROM operation WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
+                " AND claim_epoch < ? ORDER BY accepted_at LIMIT ?",
+                (lease.mesh, lease.epoch, limit),
+            ).fetchall()
+            return self._start(transaction, lease, [row[0] for row in rows])
+
+    def _start(self, transaction: Transaction, lease: Lease, request_ids: list[str]) -> list[Claim]:
+        if not request_ids:
+            return []
+        marks = ", ".join("?" * len(request_ids))
+        rows = transaction.execute(
+            "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
+            f" WHERE request_id IN ({marks}) AND state IN ('queued', 'running')"
+            " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, attempts, num_tokens, accepted_at,"
+            " rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)",
+            (lease.epoch, self._clock.now(), *request_ids),
+        ).fetchall()
+        claims = {row[0]: _claim_of(row) for row in rows}
+        return [claims[request_id] for request_id in request_ids if request_id in claims]
+
+    def commit(self, lease: Lease, outcomes: Sequence[Outcome], records: Records | None = None) -> None:
+        """Record outcomes and what they brought into being, all or nothing, under the lease's fence.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh, or an operation is not in this holder's hands; nothing was written.
+        """
+        with self.database.transaction() as transaction:
+            _check_lease(transaction, lease)
+            lock_lanes(transaction, (outcome.lane for outcome in outcomes))
+            now = self._clock.now()
+            for outcome in outcomes:
+                _record_outcome(transaction, lease, outcome, now)
+                if outcome.kind.is_ordered:
+                    advance_lane(transaction, outcome, now)
+            if records is not None:
+                records.insert(transaction, now)
+
+    def give_back(self, lease: Lease, request_ids: Sequence[str], delay_s: float) -> None:
+        """Return claimed operations to the queue; their lanes wait ``delay_s`` before they are offered again.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh; it has them already.
+        """
+        if not request_ids:
+            return
+        marks = ", ".join("?" * len(request_ids))
+        with self.database.transaction() as transaction:
+            _check_lease(transaction, lease)
+            rows = transaction.execute(
+                "UPDATE operation SET state = 'queued', claim_epoch = 0"
+                f" WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
+                (*request_ids, lease.epoch),
+            ).fetchall()
+            for lane in sorted({row[0] for row in rows}):
+                transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (self._clock.now() + delay_s, lane))
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
+        """The futures that exist among ``request_ids``, in one query."""
+        marks = ", ".join("?" * len(request_ids))
+        rows = self.database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
+        return {row[0]: _status_of(row) for row in rows}
+
+    def ready_meshes(self) -> list[str]:
+        """The meshes that have work waiting: whom a sweep must nudge."""
+        rows = self.database.read(
+            "SELECT mesh FROM lane WHERE head_kind IS NOT NULL AND not_before <= ? GROUP BY mesh"
+            " UNION SELECT mesh FROM operation WHERE kind = 'sample' AND state IN ('queued', 'running')"
+            " AND claim_epoch = 0 GROUP BY mesh",
+            (self._clock.now(),),
+        )
+        return [row[0] for row in rows]
+
+    def history(self, lane: str, *, after_seq: int, before_seq: int) -> list[PastOperation]:
+        """A lane's finished operations with ``after_seq < seq < before_seq``, in order: what a replay needs."""
+        rows = self.database.read(
+            "SELECT seq, kind, payload, payload_blob, state, error_code, request_id, rejection FROM operation"
+            " WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed') ORDER BY seq",
+            (lane, after_seq, before_seq),
+        )
+        return [
+            PastOperation(
+                request_id=row[6],
+                seq=row[0],
+                kind=OperationKind(row[1]),
+                payload=Payload(inline=row[2], blob=row[3]),
+                succeeded=row[4] == "done",
+                error_code=row[5],
+            )
+            for row in rows
+        ]
+
+
+@dataclass
+class LockedLane:
+    """A lane's row, locked by the current transaction."""
+
+    id: str
+    tenant: str
+    mesh: str
+    ordered: bool
+    head_seq: int
+    head_kind: str | None
+    max_seq: int
+
+    def note_arrival(self, transaction: Transaction, submission: Submission, now: float) -> None:
+        """Bring the lane's head and gap up to date with a new operation."""
+        self.max_seq = max(self.max_seq, submission.seq)
+        if submission.seq == self.head_seq:
+            self.head_kind = submission.kind.value
+            transaction.execute(
+                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL WHERE id = ?",
+                (self.head_kind, self.max_seq, self.id),
+            )
+        elif self.head_kind is None:
+            transaction.execute(
+                "UPDATE lane SET max_seq = ?, gap_since = COALESCE(gap_since, ?) WHERE id = ?",
+                (self.max_seq, now, self.id),
+            )
+        else:
+            transaction.execute("UPDATE lane SET max_seq = ? WHERE id = ?", (self.max_seq, self.id))
+
+
+def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, LockedLane]:
+    """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
+    ordered_ids = sorted(set(ids))
+    marks = ", ".join("?" * len(ordered_ids))
+    rows = transaction.execute(
+        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq FROM lane"
+        f" WHERE id IN ({marks}) ORDER BY id FOR UPDATE",
+        ordered_ids,
+    ).fetchall()
+    return {row[0]: LockedLane(*row) for row in rows}
+
+
+def _answer_resend(
+    transaction: Transaction, lane: LockedLane, submission: Submission, request_id: str
+) -> Accepted | UserError:
+    row = transaction.execute(
+        "SELECT digest, kind FROM operation WHERE lane = ? AND seq = ?", (submission.lane, submission.seq)
+    ).fetchone()
+    assert row is not None
+    if row[0] == submission.digest or row[1] == OperationKind.GAP:
+        return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
+    return Conflict(
+        f"seq_id {submission.seq} of {submission.lane} was already used for a different {row[1]} request; "
+        "a resend must carry the same body, a new request the next number",
+        request_id=request_id,
+    )
+
+
+def _check_lease(transaction: Transaction, lease: Lease) -> None:
+    row = transaction.execute("SELECT epoch, owner FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
+    if row is None or row[0] != lease.epoch or row[1] != lease.owner:
+        held = "nobody" if row is None or row[1] is None else f"epoch {row[0]}"
+        raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
+
+
+def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> None:
+    failure = outcome.failure
+    result = outcome.result
+    changed = transaction.execute(
+        "UPDATE operation SET state = ?, result = ?, result_blob = ?, error = ?, error_category = ?, error_code = ?,"
+        " device_s = ?, num_tokens = ?, finished_at = ? WHERE request_id = ? AND state = 'running' AND claim_epoch = ?",
+        (
+            OperationState.FAILED.value if failure else OperationState.DONE.value,
+            result.inline if result else None,
+            result.blob if result else None,
+            failure.message if failure else None,
+            failure.category.value if failure else None,
+            failure.code if failure else None,
+            outcome.device_s,
+            outcome.num_tokens,
+            now,
+            outcome.request_id,
+            lease.epoch,
+        ),
+    ).rowcount
+    if changed != 1:
+        raise LeaseLost(f"operation {outcome.request_id} is not in the hands of epoch {lease.epoch}", mesh=lease.mesh)
+
+
+def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None:
+    """Move the head on.
+
+    The window of failed gradients opens at a failed forward_backward and closes at what empties the gradients.
+    """
+    window_parameters: list[int] = []
+    if outcome.kind in {OperationKind.FORWARD_BACKWARD, OperationKind.GAP} and outcome.failure is not None:
+        window, window_parameters = "COALESCE(failed_window_seq, ?)", [outcome.seq]
+    elif _closes_window(outcome):
+        window = "NULL"
+    else:
+        window = "failed_window_seq"
+    next_seq = outcome.seq + 1
+    changed = transaction.execute(
+        "UPDATE lane SET head_seq = ?,"
+        " head_kind = (SELECT o.kind FROM operation o WHERE o.lane = lane.id AND o.seq = ?),"
+        " gap_since = CASE WHEN max_seq >= ? AND NOT EXISTS"
+        " (SELECT 1 FROM operation o WHERE o.lane = lane.id AND o.seq = ?) THEN CAST(? AS DOUBLE PRECISION) END,"
+        f" failed_window_seq = {window}, not_before = 0, vtime = vtime + ? WHERE id = ? AND head_seq = ?",
+        (
+            next_seq,
+            next_seq,
+            next_seq,
+            next_seq,
+            now,
+            *window_parameters,
+            float(max(outcome.num_tokens, 1)),
+            outcome.lane,
+            outcome.seq,
+        ),
+    ).rowcount
+    if changed != 1:
+        raise LeaseLost(f"{outcome.lane} has moved past {outcome.seq}", lane=outcome.lane)
+
+
+def _closes_window(outcome: Outcome) -> bool:
+    """Whether the adapter's gradients are empty afterwards, so that earlier failures no longer count."""
+    if outcome.kind is OperationKind.OPTIM_STEP:
+        return outcome.failure is None or outcome.failure.code == "window_failed"
+    return outcome.kind is OperationKind.LOAD_WEIGHTS and outcome.failure is None
+
+
+def _head_of(row: Row) -> Head:
+    return Head(lane=row[0], tenant=row[1], seq=row[2], kind=OperationKind(row[3]), attempts=row[4], num_tokens=row[5])
+
+
+def _claim_of(row: Row) -> Claim:
+    return Claim(
+        request_id=row[0],
+        tenant=row[1],
+        lane=row[2],
+        seq=row[3],
+        kind=OperationKind(row[4]),
+        payload=Payload(inline=row[5], blob=row[6]),
+        attempt=row[7],
+        num_tokens=row[8],
+        accepted_at=row[9],
+        rejection=row[10],
+        failed_window_seq=row[11],
+    )
+
+
+def _status_of(row: Row) -> OwnedStatus:
+    state = OperationState(row[3])
+    failure = None
+    if state is OperationState.FAILED:
+        failure = Failure(message=row[9], category=FailureCategory(row[10]), code=row[11])
+    status = FutureStatus(
+        request_id=row[0],
+        kind=OperationKind(row[2]),
+        state=state,
+        lane=row[4],
+        seq=row[5],
+        attempt=row[6],
+        result=Payload(inline=row[7], blob=row[8]) if state is OperationState.DONE else None,
+        failure=failure,
+        expired=bool(row[12]),
+    )
+    return OwnedStatus(tenant=row[1], status=status)

@@ -1,0 +1,1 @@
+"""Alembic's scripts: the schema's history."""

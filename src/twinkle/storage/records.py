@@ -1,0 +1,137 @@
+"""What is inserted into the journal beside operations: lanes and their owners, checkpoints, sampling sessions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from twinkle.core.adapter import AdapterConfig, Checkpoint
+from twinkle.core.operation import OperationKind, Payload
+from twinkle.storage.database import Transaction
+
+
+class NewLane(Protocol):
+    """Something with a lane that does not exist yet."""
+
+    def insert(self, transaction: Transaction) -> None:
+        """Insert it unless it exists."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAdapter:
+    """A training run about to be created."""
+
+    id: str
+    tenant: str
+    session: str
+    mesh: str
+    config: AdapterConfig
+    optimizer: dict[str, object]
+    user_metadata: dict[str, str] | None
+    created_at: float
+
+    def insert(self, transaction: Transaction) -> None:
+        """Insert the lane and the adapter unless they exist."""
+        _insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=True)
+        transaction.execute(
+            "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, user_metadata, created_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+            (
+                self.id,
+                self.tenant,
+                self.session,
+                self.mesh,
+                self.config.model_dump_json(),
+                json.dumps(self.optimizer),
+                None if self.user_metadata is None else json.dumps(self.user_metadata),
+                self.created_at,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSamplingSession:
+    """A sampling session about to be created. ``checkpoint`` is the path of the weights, listed or not."""
+
+    id: str
+    tenant: str
+    session: str
+    mesh: str
+    base_model: str
+    model_path: str | None = None
+    checkpoint: str | None = None
+
+    def insert(self, transaction: Transaction) -> None:
+        """Insert the lane and the sampling session unless they exist."""
+        _insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False)
+        transaction.execute(
+            "INSERT INTO sampling_session (id, tenant, session, base_model, model_path, checkpoint)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+            (self.id, self.tenant, self.session, self.base_model, self.model_path, self.checkpoint),
+        )
+
+
+def _insert_lane(transaction: Transaction, lane: str, tenant: str, mesh: str, *, ordered: bool) -> None:
+    """A new lane starts at the virtual time of the busiest waiting ones, not at zero: being new is no head start."""
+    transaction.execute(
+        "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
+        " VALUES (?, ?, ?, ?, 0, -1, 0,"
+        " COALESCE((SELECT MIN(vtime) FROM lane WHERE mesh = ? AND head_kind IS NOT NULL), 0))"
+        " ON CONFLICT (id) DO NOTHING",
+        (lane, tenant, mesh, ordered, mesh),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What an outcome brings into being; committed with it or not at all."""
+
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    sampling_sessions: list[NewSamplingSession] = field(default_factory=list)
+
+    def insert(self, transaction: Transaction, now: float) -> None:
+        """Insert everything. A checkpoint of the same name replaces its predecessor (the worker has decided that)."""
+        for checkpoint in self.checkpoints:
+            _publish(transaction, checkpoint, now)
+        for session in self.sampling_sessions:
+            session.insert(transaction)
+
+
+def _publish(transaction: Transaction, checkpoint: Checkpoint, now: float) -> None:
+    metadata = None if checkpoint.user_metadata is None else json.dumps(checkpoint.user_metadata)
+    transaction.execute(
+        "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, user_metadata,"
+        " public, listed, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, FALSE, ?, ?, ?)"
+        " ON CONFLICT (path) DO UPDATE SET seq = excluded.seq, files = excluded.files, config = excluded.config,"
+        " size_bytes = excluded.size_bytes, user_metadata = excluded.user_metadata,"
+        " created_at = excluded.created_at, expires_at = excluded.expires_at",
+        (
+            checkpoint.path,
+            checkpoint.tenant,
+            checkpoint.adapter,
+            checkpoint.kind.value,
+            checkpoint.name,
+            checkpoint.seq,
+            checkpoint.config.model_dump_json(),
+            json.dumps({name: file.model_dump() for name, file in checkpoint.files.items()}),
+            checkpoint.size_bytes,
+            metadata,
+            checkpoint.listed,
+            now,
+            checkpoint.expires_at,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastOperation:
+    """A finished operation, as a replay sees it."""
+
+    request_id: str
+    seq: int
+    kind: OperationKind
+    payload: Payload
+    succeeded: bool
+    error_code: str | None

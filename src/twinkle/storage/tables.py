@@ -1,0 +1,208 @@
+"""The schema. SQLModel owns it, Alembic changes it; ``journal.py`` speaks to the hot tables in plain SQL.
+
+Times are Unix seconds (float). Structured columns are JSON text, written and read through pydantic models.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Float, Index, LargeBinary, Text, UniqueConstraint, text
+from sqlmodel import Field, SQLModel
+
+
+class TenantRow(SQLModel, table=True):
+    """Who is accountable."""
+
+    __tablename__ = "tenant"
+    id: str = Field(primary_key=True)
+    name: str = Field(unique=True)
+    weight: float = 1.0
+    created_at: float = Field(sa_type=Float)
+
+
+class ApiKeyRow(SQLModel, table=True):
+    """A key, kept as its SHA-256: 256 random bits need no salt nor stretching."""
+
+    __tablename__ = "api_key"
+    id: str = Field(primary_key=True)
+    digest: str = Field(unique=True)
+    tenant: str = Field(foreign_key="tenant.id", index=True)
+    name: str
+    created_at: float = Field(sa_type=Float)
+    revoked_at: float | None = Field(default=None, sa_type=Float)
+
+
+class SessionRow(SQLModel, table=True):
+    """One client's presence."""
+
+    __tablename__ = "session"
+    __table_args__ = (UniqueConstraint("tenant", "idempotency_key"),)
+    id: str = Field(primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id", index=True)
+    idempotency_key: str | None = None
+    tags: str = Field(sa_type=Text)
+    user_metadata: str | None = Field(default=None, sa_type=Text)
+    project_id: str | None = None
+    display_name: str | None = None
+    sdk_version: str = ""
+    created_at: float = Field(sa_type=Float)
+    heartbeat_at: float = Field(sa_type=Float)
+    finished_at: float | None = Field(default=None, sa_type=Float)
+    finish_reason: str | None = None
+    finish_detail: str | None = None
+
+
+class MeshRow(SQLModel, table=True):
+    """A mesh and its lease."""
+
+    __tablename__ = "mesh"
+    name: str = Field(primary_key=True)
+    capabilities: str | None = Field(default=None, sa_type=Text)
+    owner: str | None = None
+    epoch: int = 0
+    expires_at: float = Field(default=0.0, sa_type=Float)
+
+
+class LaneRow(SQLModel, table=True):
+    """The order of one adapter's operations (or the numbering of one sampling session's samples).
+
+    ``head_seq`` is the next number to execute; ``head_kind`` is set exactly while that operation is in the journal,
+    so the partial index below holds the lanes that can run and nothing else.
+    """
+
+    __tablename__ = "lane"
+    __table_args__ = (
+        Index(
+            "lane_ready",
+            "mesh",
+            "vtime",
+            sqlite_where=text("head_kind IS NOT NULL"),
+            postgresql_where=text("head_kind IS NOT NULL"),
+        ),
+        Index(
+            "lane_gap",
+            "gap_since",
+            sqlite_where=text("gap_since IS NOT NULL"),
+            postgresql_where=text("gap_since IS NOT NULL"),
+        ),
+    )
+    id: str = Field(primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    mesh: str
+    ordered: bool
+    head_seq: int = 0
+    head_kind: str | None = None
+    max_seq: int = -1
+    gap_since: float | None = Field(default=None, sa_type=Float)
+    failed_window_seq: int | None = None
+    not_before: float = Field(default=0.0, sa_type=Float)
+    vtime: float = Field(default=0.0, sa_type=Float)
+
+
+class AdapterRow(SQLModel, table=True):
+    """A training run. Its lane has the same id."""
+
+    __tablename__ = "adapter"
+    id: str = Field(primary_key=True, foreign_key="lane.id")
+    tenant: str = Field(foreign_key="tenant.id", index=True)
+    session: str = Field(foreign_key="session.id", index=True)
+    mesh: str
+    config: str = Field(sa_type=Text)
+    optimizer: str = Field(sa_type=Text)
+    user_metadata: str | None = Field(default=None, sa_type=Text)
+    created_at: float = Field(sa_type=Float)
+
+
+class SamplingSessionRow(SQLModel, table=True):
+    """What a sampling client samples from: the base model, or one checkpoint. Its lane has the same id."""
+
+    __tablename__ = "sampling_session"
+    id: str = Field(primary_key=True, foreign_key="lane.id")
+    tenant: str = Field(foreign_key="tenant.id")
+    session: str = Field(foreign_key="session.id", index=True)
+    base_model: str
+    model_path: str | None = None
+    checkpoint: str | None = None
+
+
+class OperationRow(SQLModel, table=True):
+    """One operation and its outcome."""
+
+    __tablename__ = "operation"
+    __table_args__ = (
+        UniqueConstraint("lane", "seq"),
+        Index(
+            "sample_waiting",
+            "mesh",
+            "accepted_at",
+            sqlite_where=text("kind = 'sample' AND state IN ('queued', 'running')"),
+            postgresql_where=text("kind = 'sample' AND state IN ('queued', 'running')"),
+        ),
+        Index(
+            "operation_open",
+            "accepted_at",
+            sqlite_where=text("state IN ('queued', 'running')"),
+            postgresql_where=text("state IN ('queued', 'running')"),
+        ),
+        Index(
+            "operation_kept",
+            "finished_at",
+            sqlite_where=text("finished_at IS NOT NULL AND NOT expired"),
+            postgresql_where=text("finished_at IS NOT NULL AND NOT expired"),
+        ),
+    )
+    request_id: str = Field(primary_key=True)
+    tenant: str
+    lane: str = Field(foreign_key="lane.id")
+    mesh: str
+    seq: int
+    kind: str
+    digest: str
+    state: str
+    attempts: int = 0
+    claim_epoch: int = 0
+    payload: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    payload_blob: str | None = None
+    result: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    result_blob: str | None = None
+    error: str | None = Field(default=None, sa_type=Text)
+    error_category: str | None = None
+    error_code: str | None = None
+    rejection: str | None = Field(default=None, sa_type=Text)
+    num_tokens: int = Field(default=0, sa_type=BigInteger)
+    device_s: float = Field(default=0.0, sa_type=Float)
+    expired: bool = False
+    accepted_at: float = Field(sa_type=Float)
+    started_at: float | None = Field(default=None, sa_type=Float)
+    finished_at: float | None = Field(default=None, sa_type=Float)
+
+
+class CheckpointRow(SQLModel, table=True):
+    """A complete and verified checkpoint. A row is the publication: there is none before."""
+
+    __tablename__ = "checkpoint"
+    __table_args__ = (Index("checkpoint_of_tenant", "tenant", "created_at"),)
+    path: str = Field(primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    adapter: str = Field(foreign_key="adapter.id", index=True)
+    kind: str
+    name: str
+    seq: int
+    config: str = Field(sa_type=Text)
+    files: str = Field(sa_type=Text)
+    size_bytes: int = Field(sa_type=BigInteger)
+    user_metadata: str | None = Field(default=None, sa_type=Text)
+    public: bool = False
+    listed: bool = True
+    created_at: float = Field(sa_type=Float)
+    expires_at: float | None = Field(default=None, sa_type=Float)
+
+
+class SnapshotRow(SQLModel, table=True):
+    """A recovery point: the adapter's state after operation ``seq``."""
+
+    __tablename__ = "snapshot"
+    adapter: str = Field(primary_key=True, foreign_key="adapter.id")
+    seq: int = Field(primary_key=True)
+    blob: str
+    size_bytes: int = Field(sa_type=BigInteger)
+    created_at: float = Field(sa_type=Float)

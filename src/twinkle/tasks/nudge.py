@@ -1,0 +1,69 @@
+"""Nudges: Celery messages that say "look at the journal". Losing, doubling or reordering one is harmless."""
+
+from __future__ import annotations
+
+import threading
+
+import redis
+import structlog
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from twinkle.tasks.app import mesh_queue
+
+_BELL_TTL_MS = 10_000
+_SOCKET_TIMEOUT_S = 5.0
+PUMP = "mesh.pump"
+
+_log = structlog.get_logger()
+
+
+def bell_key(mesh: str) -> str:
+    """The flag that is up while a nudge is under way. The worker takes it down before it looks into the journal."""
+    return f"twinkle.bell.{mesh}"
+
+
+class Nudger:
+    """Rings the bell of a mesh from a thread of its own, so that a slow or absent broker delays no request."""
+
+    def __init__(self, app: Celery, redis_url: str) -> None:
+        self._app = app
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+        self._wanted: set[str] = set()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="nudger", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ring."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ring what is left, then end."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def ring(self, mesh: str) -> None:
+        """Wake a mesh soon. Returns at once and never raises."""
+        with self._changed:
+            self._wanted.add(mesh)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._stopping)
+                meshes, self._wanted = self._wanted, set()
+                if not meshes:
+                    return
+            for mesh in meshes:
+                self._ring_now(mesh)
+
+    def _ring_now(self, mesh: str) -> None:
+        try:
+            if self._redis.set(bell_key(mesh), 1, nx=True, px=_BELL_TTL_MS):
+                self._app.send_task(PUMP, queue=mesh_queue(mesh), shadow=f"{PUMP}[{mesh}]", retry=False)
+        except (redis.RedisError, OperationalError) as error:
+            _log.warning("nudge.failed", mesh=mesh, error=str(error), next="the sweep nudges again")
