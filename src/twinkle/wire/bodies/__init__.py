@@ -1,0 +1,1 @@
+"""The JSON bodies of the Tinker protocol, by topic: one class for each request and each answer."""

@@ -1,0 +1,107 @@
+"""What all JSON bodies share: the fields' types and limits, reading with clear errors, writing.
+
+A request ignores what it does not know, so that newer clients keep working. Numbers are as JSON gives them: no string
+passes for a number. ``NaN`` and ``Infinity`` are read as floats (Python clients write them); a field that must be
+finite says so itself, and the training hyperparameters are judged by the worker, where a refusal has a future to go to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from twinkle.core.errors import InvalidInput
+
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+MAX_TTL_S = 10 * 366 * 24 * 3600
+MAX_METADATA_ENTRIES = 256
+MAX_METADATA_CHARS = 64 * 1024
+
+# The SDK writes a NaN or an infinity as null.
+NanFromNull = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+RequestT = TypeVar("RequestT", bound="RequestBody")
+
+
+def _storable(text: str) -> str:
+    # PostgreSQL cannot store NUL in a text column.
+    if "\x00" in text:
+        raise ValueError("must not contain NUL characters")
+    return text
+
+
+def _metadata(value: object) -> object:
+    """Turns values into text: clients may send any JSON, but the SDK reads metadata back as text only."""
+    if not isinstance(value, Mapping):
+        return value
+    texts = {
+        str(key): item if isinstance(item, str) else json.dumps(item, separators=(",", ":"))
+        for key, item in value.items()
+    }
+    if len(texts) > MAX_METADATA_ENTRIES or sum(len(k) + len(v) for k, v in texts.items()) > MAX_METADATA_CHARS:
+        raise ValueError(f"at most {MAX_METADATA_ENTRIES} entries and {MAX_METADATA_CHARS} characters")
+    return texts
+
+
+Text = Annotated[str, Field(max_length=4096), AfterValidator(_storable)]
+Identifier = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_storable)]
+SeqId = Annotated[int, Field(ge=0, le=MAX_INT64)]
+OperationSeqId = Annotated[int, Field(ge=1, le=MAX_INT32)]
+TtlSeconds = Annotated[int, Field(ge=1, le=MAX_TTL_S)]
+Metadata = Annotated[dict[Text, Annotated[str, AfterValidator(_storable)]], BeforeValidator(_metadata)]
+
+
+class RequestBody(BaseModel):
+    """Base of what clients send."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+
+
+class ResponseBody(BaseModel):
+    """Base of what the server answers."""
+
+    # A float that is not finite goes out as the text "NaN": the SDK's JSON reader refuses the bare word.
+    model_config = ConfigDict(frozen=True, protected_namespaces=(), ser_json_inf_nan="strings")
+
+    def to_json(self) -> bytes:
+        """Writes the body without its nulls, which the SDK reads the same as absent."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+
+def parse_body(body_class: type[RequestT], raw: bytes) -> RequestT:
+    """Reads a JSON body, or raises ``InvalidInput`` that names the first field at fault."""
+    try:
+        return body_class.model_validate_json(raw)
+    except ValidationError as error:
+        raise invalid_input(error) from error
+
+
+def invalid_input(error: ValidationError) -> InvalidInput:
+    """Turns pydantic's first complaint into ours."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    field = _path(first["loc"]) or "body"
+    message = str(first["msg"]).removeprefix("Value error, ").replace("Input should ", "must ", 1)
+    if first["type"] == "missing":
+        message = "is missing"
+    return InvalidInput(field, message)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def read_keys(raw: bytes) -> dict[str, Any]:
+    """Reads the top level of a JSON object, or gives an empty one; for what must work on a bad body."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

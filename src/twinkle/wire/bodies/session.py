@@ -1,0 +1,131 @@
+"""Bodies of start-up and presence: client configuration, sessions, heartbeats, telemetry, capabilities."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from twinkle.wire.bodies.base import Identifier, Metadata, RequestBody, ResponseBody, Text
+
+
+class ClientConfigRequest(RequestBody):
+    """``POST client/config`` and ``client/dynamic_config``."""
+
+    sdk_version: Text = ""
+
+
+class ClientConfigResponse(ResponseBody):
+    """Flags for a client's lifetime; the SDK has a default for each one that is absent."""
+
+    proto_compress_fwdbwd: bool | None = None
+    parallel_fwdbwd_chunks: bool | None = None
+    fwdbwd_max_chunk_len: int | None = None
+    fwdbwd_max_chunk_bytes_count: int | None = None
+    sample_max_concurrent_requests: int | None = None
+    sample_use_retrieve_futures: bool | None = None
+    # Not for the SDK from 0.25 on, which always does so; older ones then send protobuf.
+    proto_write_fwdbwd: bool | None = None
+    fwd_via_fwdbwd: bool | None = None
+
+
+class ClientDynamicConfigResponse(ResponseBody):
+    """Flags the client asks for again every so often."""
+
+    refresh_interval_sec: int | None = None
+    sample_cancel_enabled: bool | None = None
+    sample_cancel_max_batch_size: int | None = None
+
+
+class CreateSessionRequest(RequestBody):
+    """``POST create_session``."""
+
+    tags: list[Text] = Field(default=[], max_length=1024)
+    user_metadata: Metadata | None = None
+    sdk_version: Text = ""
+    project_id: Text | None = None
+    display_name: Text | None = None
+
+
+class CreateSessionResponse(ResponseBody):
+    """The session's id; the client prints the messages to its user."""
+
+    session_id: str
+    info_message: str | None = None
+    warning_message: str | None = None
+    error_message: str | None = None
+    type: Literal["create_session"] = "create_session"
+
+
+class SessionHeartbeatRequest(RequestBody):
+    """``POST session_heartbeat``, every ten seconds."""
+
+    session_id: Identifier
+
+
+class SessionHeartbeatResponse(ResponseBody):
+    """The session is still known."""
+
+    type: Literal["session_heartbeat"] = "session_heartbeat"
+
+
+class FinishReason(RequestBody):
+    """How a client's session ended."""
+
+    type: Literal["success", "errored", "interrupted"]
+
+
+class FinishSessionRequest(RequestBody):
+    """``POST sessions/{id}/finish``."""
+
+    reason: FinishReason
+    detail: Text | None = None
+
+
+class SessionProjectRequest(RequestBody):
+    """``PUT sessions/{id}/project``."""
+
+    project_id: Identifier
+
+
+class TelemetryRequest(RequestBody):
+    """``POST telemetry``; the events themselves are not looked at."""
+
+    session_id: Text = ""
+    events: list[object] = Field(default=[])
+
+
+class TelemetryResponse(ResponseBody):
+    """The events were taken."""
+
+    status: Literal["accepted"] = "accepted"
+
+
+class SupportedModel(ResponseBody):
+    """A base model this server holds."""
+
+    model_name: str
+    max_context_length: int | None = None
+    trainable: bool | None = None
+    sampleable: bool | None = None
+
+
+class CapabilitiesResponse(ResponseBody):
+    """``GET get_server_capabilities``."""
+
+    supported_models: list[SupportedModel]
+
+
+class SessionResponse(ResponseBody):
+    """``GET sessions/{id}``."""
+
+    training_run_ids: list[str]
+    sampler_ids: list[str]
+    user_metadata: dict[str, str] | None = None
+    display_name: str | None = None
+
+
+class SessionsResponse(ResponseBody):
+    """``GET sessions``."""
+
+    sessions: list[str]

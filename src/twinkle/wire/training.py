@@ -1,0 +1,242 @@
+"""The body of ``forward_backward`` and its result.
+
+The API needs only whose request it is (``parse_envelope``), also when the tensors are nonsense: the number is used up
+either way, so a bad request becomes a failed operation. The worker reads the tensors (``decode_data``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from twinkle.core.errors import InvalidInput
+from twinkle.wire import protobuf as pb
+from twinkle.wire.scan import scan_fields
+from twinkle.wire.tensors import (
+    DEFAULT_MAX_CELLS,
+    Array,
+    CellBudget,
+    densify,
+    read_batched,
+    read_int32,
+    read_tensor,
+    write_batched,
+    write_tensor,
+)
+
+MAX_SEQ_ID = 2**31 - 1
+MAX_MODEL_ID_LENGTH = 512
+# Datums, chunks, tensors and spans together. The SDK sends at most 1024 datums a request.
+MAX_PARTS = 200_000
+_ALWAYS_FEW_PARTS_BYTES = 1 << 18
+
+_RECORD_TYPE = "ArrayRecord"
+
+
+@dataclass(frozen=True)
+class EnvelopeKey:
+    """Which operation a body is, when nothing else of it could be read."""
+
+    model_id: str
+    seq_id: int
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardBackwardEnvelope:
+    """The address of a request, with its tensors still unread in ``message``."""
+
+    model_id: str
+    seq_id: int
+    forward_only: bool
+    message: pb.Message
+
+
+@dataclass(frozen=True, eq=False)
+class WireDatum:
+    """One training example: ``tokens`` is int64 (N,), ``inputs`` the loss function's dense tensors by name."""
+
+    tokens: Array
+    inputs: dict[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardBackwardBody:
+    """A ``forward_backward`` request, completely read."""
+
+    model_id: str
+    seq_id: int
+    forward_only: bool
+    loss_fn: str
+    loss_fn_config: dict[str, float | str]
+    data: tuple[WireDatum, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardBackwardResult:
+    """What a ``forward_backward`` answers: per datum the logprobs of its targets, and metrics ``name:reduction``."""
+
+    logprobs: tuple[Array, ...]
+    metrics: dict[str, float]
+
+
+def parse_envelope(raw: bytes) -> ForwardBackwardEnvelope:
+    """Reads the address of a request; raises ``InvalidInput`` when even that is not there."""
+    _refuse_too_many_parts(raw)
+    message = pb.parse_message(pb.ForwardBackwardRequest, raw)
+    if not _is_model_id(message.model_id):
+        raise InvalidInput("model_id", f"must be text of 1 to {MAX_MODEL_ID_LENGTH} characters")
+    if message.seq_id < 1:
+        raise InvalidInput("seq_id", f"must be 1 or more, not {message.seq_id}")
+    return ForwardBackwardEnvelope(message.model_id, message.seq_id, message.forward_only, message)
+
+
+def peek_envelope(prefix: bytes) -> EnvelopeKey | None:
+    """Reads the address from the first few KB of a body that is too large to read as a whole."""
+    model_id, seq_id = "", 0
+    for field in scan_fields(prefix):
+        if field.number == 1 and field.is_bytes:
+            try:
+                model_id = str(prefix[field.start : field.end], "utf-8")
+            except UnicodeDecodeError:
+                return None
+        elif field.number == 2 and not field.is_bytes:
+            seq_id = field.value
+        if _is_model_id(model_id) and 1 <= seq_id <= MAX_SEQ_ID:
+            return EnvelopeKey(model_id, seq_id)
+    return None
+
+
+def canonical_digest(message: pb.Message) -> str:
+    """Fingerprints a message; a resend has the same one, in whatever order its maps were written."""
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
+
+
+def decode_data(body: bytes | ForwardBackwardEnvelope, *, max_cells: int = DEFAULT_MAX_CELLS) -> ForwardBackwardBody:
+    """Reads a request completely; sparse tensors come out dense, at most ``max_cells`` cells of them in all."""
+    envelope = parse_envelope(body) if isinstance(body, bytes) else body
+    message = envelope.message
+    if not message.loss_fn:
+        raise InvalidInput("loss_fn", "is missing")
+    if not message.data:
+        raise InvalidInput("data", "has no datums")
+    budget = CellBudget(max_cells)
+    data = tuple(_read_datum(datum, field=f"data[{i}]", budget=budget) for i, datum in enumerate(message.data))
+    return ForwardBackwardBody(
+        model_id=envelope.model_id,
+        seq_id=envelope.seq_id,
+        forward_only=envelope.forward_only,
+        loss_fn=message.loss_fn,
+        loss_fn_config=_read_config(message),
+        data=data,
+    )
+
+
+def encode_forward_backward(body: ForwardBackwardBody) -> bytes:
+    """Writes a request as the SDK would, with dense tensors; for our own client and tests."""
+    message = pb.ForwardBackwardRequest(
+        model_id=body.model_id, seq_id=body.seq_id, loss_fn=body.loss_fn, forward_only=body.forward_only
+    )
+    for key, value in body.loss_fn_config.items():
+        if isinstance(value, str):
+            message.loss_fn_config_v2[key].text = value
+        else:
+            message.loss_fn_config[key] = value
+            message.loss_fn_config_v2[key].number = value
+    for datum in body.data:
+        written = message.data.add()
+        written.model_input.add().encoded_text.tokens = datum.tokens.astype("<i4").tobytes()
+        for name, array in datum.inputs.items():
+            written.loss_fn_inputs[name].CopyFrom(write_tensor(array))
+    return cast(bytes, message.SerializeToString())
+
+
+def encode_forward_backward_output(logprobs: Sequence[Array], metrics: Mapping[str, float]) -> bytes:
+    """Writes a result; neighbours that differ in trailing shape go into records of their own.
+
+    Raises:
+        ValueError: a metric is not called ``name:reduction``, which the SDK could not combine over chunks.
+    """
+    for key in metrics:
+        if key.count(":") != 1 or key.startswith(":") or key.endswith(":"):
+            raise ValueError(f"metric {key!r}: must be called name:reduction, with exactly one colon")
+    message = pb.ForwardBackwardOutput(loss_fn_output_type=_RECORD_TYPE, metrics=metrics)
+    arrays = (np.asarray(array, dtype="<f4") for array in logprobs)
+    for _, group in itertools.groupby(arrays, key=lambda array: array.shape[1:]):
+        members = list(group)
+        record = message.loss_fn_outputs.add(type_tag=_RECORD_TYPE, num_datums=len(members))
+        record.fields["logprobs"].CopyFrom(write_batched(members))
+    return cast(bytes, message.SerializeToString(deterministic=True))
+
+
+def decode_forward_backward_output(raw: bytes) -> ForwardBackwardResult:
+    """Reads a result; for our own client and tests."""
+    message = pb.parse_message(pb.ForwardBackwardOutput, raw)
+    logprobs: list[Array] = []
+    for i, record in enumerate(message.loss_fn_outputs):
+        if "logprobs" in record.fields:
+            logprobs.extend(read_batched(record.fields["logprobs"], field=f"loss_fn_outputs[{i}].logprobs"))
+    return ForwardBackwardResult(tuple(logprobs), dict(message.metrics))
+
+
+def _is_model_id(text: str) -> bool:
+    # PostgreSQL cannot look for NUL.
+    return 1 <= len(text) <= MAX_MODEL_ID_LENGTH and "\x00" not in text
+
+
+def _refuse_too_many_parts(raw: bytes) -> None:
+    if len(raw) <= _ALWAYS_FEW_PARTS_BYTES:
+        return
+    parts = 0
+    for field in scan_fields(raw):
+        inner = scan_fields(raw, field.start, field.end) if field.number == 3 and field.is_bytes else ()
+        parts += 1 + sum(1 for _ in itertools.islice(inner, MAX_PARTS))
+        if parts > MAX_PARTS:
+            raise InvalidInput(
+                "data", f"has more than {MAX_PARTS} datums, chunks, tensors and spans; send fewer datums"
+            )
+
+
+def _read_datum(datum: pb.Message, *, field: str, budget: CellBudget) -> WireDatum:
+    inputs = {
+        name: densify(read_tensor(tensor, field=path), field=path, budget=budget)
+        for name, tensor in datum.loss_fn_inputs.items()
+        for path in (f"{field}.loss_fn_inputs.{name}",)
+    }
+    return WireDatum(_read_tokens(datum.model_input, field=f"{field}.model_input"), inputs)
+
+
+def _read_tokens(chunks: Sequence[pb.Message], *, field: str) -> Array:
+    pieces = []
+    for i, chunk in enumerate(chunks):
+        kind = chunk.WhichOneof("chunk")
+        if kind is None:
+            raise InvalidInput(f"{field}[{i}]", "is an empty chunk")
+        if kind != "encoded_text":
+            raise InvalidInput(f"{field}[{i}]", f"is a chunk of kind {kind}, but this server is text only")
+        pieces.append(read_int32(chunk.encoded_text.tokens, field=f"{field}[{i}].tokens"))
+    tokens = np.concatenate(pieces, dtype=np.int64) if pieces else np.empty(0, dtype=np.int64)
+    if tokens.size == 0:
+        raise InvalidInput(field, "has no tokens")
+    if tokens.min() < 0:
+        raise InvalidInput(field, "has a negative token id")
+    return tokens
+
+
+def _read_config(message: pb.Message) -> dict[str, float | str]:
+    """Reads both generations of the loss settings; the newer one wins."""
+    config: dict[str, float | str] = dict(message.loss_fn_config)
+    for key, value in message.loss_fn_config_v2.items():
+        kind = value.WhichOneof("value")
+        if kind is None:
+            raise InvalidInput(f"loss_fn_config.{key}", "has no value")
+        config[key] = value.text if kind == "text" else value.number
+    for key, setting in config.items():
+        if isinstance(setting, float) and not math.isfinite(setting):
+            raise InvalidInput(f"loss_fn_config.{key}", f"must be a finite number, not {setting}")
+    return config
