@@ -1,0 +1,1 @@
+"""Where base models come from; for now, tiny ones made on the spot."""
