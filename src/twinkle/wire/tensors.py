@@ -31,7 +31,11 @@ _STORED_AS: dict[int, np.dtype[Any]] = {
     pb.DTYPE_INT32: np.dtype("<i4"),
     pb.DTYPE_BFLOAT16: np.dtype("<u2"),
 }
-_WRITTEN_AS: dict[np.dtype[Any], int] = {np.dtype("<f4"): pb.DTYPE_FLOAT32, _INT64: pb.DTYPE_INT64, np.dtype("<i4"): pb.DTYPE_INT32}
+_WRITTEN_AS: dict[np.dtype[Any], int] = {
+    np.dtype("<f4"): pb.DTYPE_FLOAT32,
+    _INT64: pb.DTYPE_INT64,
+    np.dtype("<i4"): pb.DTYPE_INT32,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,7 @@ class CellBudget:
     def spend(self, cells: int, field: str) -> None:
         if cells > self.cells:
             raise InvalidInput(
-                field, f"expands to {cells} cells, more than the {self.cells} left for this request; send fewer datums"
+                field, f"expands to {cells} cells, more than the {self.cells} left for this request; make it smaller"
             )
         self.cells -= cells
 

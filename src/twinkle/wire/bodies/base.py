@@ -94,6 +94,8 @@ def invalid_input(error: ValidationError) -> InvalidInput:
 def _path(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
+        if isinstance(part, str) and not part.isidentifier():
+            continue  # pydantic's name for one side of a union, like list[int]
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
 

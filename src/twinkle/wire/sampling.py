@@ -1,0 +1,156 @@
+"""The body of ``asample``: what to draw, from what prompt, and which scores to give with it.
+
+Unlike a training operation a bad sample may be refused outright, so everything is judged here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from twinkle.core.errors import InvalidInput
+from twinkle.wire.bodies.base import MAX_INT32, MAX_INT64, Identifier, RequestBody, SeqId, Text, parse_body
+from twinkle.wire.tensors import Array, CellBudget, Csr, TensorJson, read_json_tensor
+
+MAX_NUM_SAMPLES = 1024
+MAX_TOPK = 1024
+MAX_STOPS = 1024
+# Cells a whole request may ask back in its scores: prompt positions times k, for each kind.
+MAX_SCORE_CELLS = 1 << 24
+NO_TARGET = -1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+TopK = Annotated[int, Field(ge=0, le=MAX_TOPK)]
+
+
+def _stop(value: object) -> object:
+    """Judges all forms at once: a union's own complaint would be about one form that was not meant."""
+    stops = value if isinstance(value, list) else [value]
+    if value is None or (isinstance(value, str) and value):
+        return value
+    all_texts = all(isinstance(stop, str) and stop for stop in stops)
+    all_tokens = all(type(stop) is int and 0 <= stop <= MAX_INT32 for stop in stops)
+    if not isinstance(value, list) or len(stops) > MAX_STOPS or not (all_texts or all_tokens):
+        raise ValueError(f"must be a text, or a list of at most {MAX_STOPS} texts or token ids, none of them empty")
+    return value
+
+
+class PromptChunk(RequestBody):
+    """One piece of a prompt; only text can be sampled from."""
+
+    type: Identifier = "encoded_text"
+    tokens: list[TokenId] = Field(default_factory=list)
+
+
+class Prompt(RequestBody):
+    """The prompt, in pieces."""
+
+    chunks: list[PromptChunk]
+
+
+class SamplingParams(RequestBody):
+    """How to draw. ``stop`` absent means at the end-of-text token; an empty list means nowhere."""
+
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
+    seed: int | None = Field(default=None, ge=-MAX_INT64 - 1, le=2 * MAX_INT64 + 1)
+    stop: Annotated[str | list[str] | list[int] | None, BeforeValidator(_stop)] = None
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_k: int = Field(default=-1, ge=-1, le=MAX_INT32)
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+
+    @field_validator("top_k")
+    @classmethod
+    def _off_or_some(cls, top_k: int) -> int:
+        if top_k == 0:
+            raise ValueError("must be -1 (off) or at least 1")
+        return top_k
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The texts to stop after."""
+        if isinstance(self.stop, str):
+            return [self.stop]
+        return [stop for stop in self.stop or () if isinstance(stop, str)]
+
+    @property
+    def stop_tokens(self) -> list[int]:
+        """The token ids to stop after, besides the implicit one."""
+        return [] if isinstance(self.stop, str) else [stop for stop in self.stop or () if isinstance(stop, int)]
+
+    @property
+    def stops_at_end_of_text(self) -> bool:
+        """Whether the model's own end-of-text token stops the sample."""
+        return self.stop is None
+
+
+class SampleRequest(RequestBody):
+    """``POST asample``."""
+
+    prompt: Prompt
+    sampling_params: SamplingParams = SamplingParams()
+    num_samples: int = Field(default=1, ge=1, le=MAX_NUM_SAMPLES)
+    sampling_session_id: Identifier | None = None
+    seq_id: SeqId | None = None
+    base_model: Identifier | None = None
+    model_path: Text | None = None
+    prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: int | None = None
+    topk_prompt_logprobs: TopK = 0
+    topk_sample_logprobs: TopK = 0
+    target_prompt_logprobs: TensorJson | None = None
+    prompt_alt_tokens_k: TopK = 0
+    record_stability_info: bool | None = None
+    type: Literal["sample"] = "sample"
+
+    def prompt_tokens(self) -> list[int]:
+        """The prompt's tokens, its chunks joined."""
+        return [token for chunk in self.prompt.chunks for token in chunk.tokens]
+
+    def targets(self) -> Array | Csr | None:
+        """The tokens to score at each prompt position but the first: int64 (len(prompt) - 1, K), -1 for none."""
+        if self.target_prompt_logprobs is None:
+            return None
+        return read_json_tensor(self.target_prompt_logprobs, field="target_prompt_logprobs")
+
+
+def parse_sample(raw: bytes, *, max_num_samples: int = MAX_NUM_SAMPLES) -> SampleRequest:
+    """Reads the body of ``asample``, or raises ``InvalidInput`` that names the field."""
+    request = parse_body(SampleRequest, raw)
+    if request.num_samples > max_num_samples:
+        raise InvalidInput("num_samples", f"must be at most {max_num_samples}, not {request.num_samples}")
+    if (request.sampling_session_id is None) != (request.seq_id is None):
+        raise InvalidInput("seq_id", "sampling_session_id and seq_id belong together")
+    if request.sampling_session_id is None and request.base_model is None and request.model_path is None:
+        raise InvalidInput("sampling_session_id", "is missing")
+    for i, chunk in enumerate(request.prompt.chunks):
+        if chunk.type != "encoded_text":
+            raise InvalidInput(f"prompt.chunks[{i}]", f"is a chunk of kind {chunk.type}, but this server is text only")
+    length = sum(len(chunk.tokens) for chunk in request.prompt.chunks)
+    if length == 0:
+        raise InvalidInput("prompt", "has no tokens")
+    _check_scores(request, length)
+    return request
+
+
+def _check_scores(request: SampleRequest, length: int) -> None:
+    last_n = request.prompt_logprobs_last_n
+    if last_n is not None and not request.prompt_logprobs:
+        raise InvalidInput("prompt_logprobs_last_n", "needs prompt_logprobs")
+    if last_n is not None and not 1 <= last_n <= length - 1:
+        raise InvalidInput("prompt_logprobs_last_n", f"must lie between 1 and {length - 1}, the prompt less one")
+    budget = CellBudget(MAX_SCORE_CELLS)
+    budget.spend(length * request.topk_prompt_logprobs, "topk_prompt_logprobs")
+    budget.spend(length * request.prompt_alt_tokens_k, "prompt_alt_tokens_k")
+    targets = request.targets()
+    if targets is None:
+        return
+    field = "target_prompt_logprobs"
+    values = targets.values if isinstance(targets, Csr) else targets
+    if values.dtype.kind != "i":
+        raise InvalidInput(f"{field}.dtype", "must be int64: these are token ids")
+    if len(targets.shape) != 2 or targets.shape[0] != length - 1:
+        raise InvalidInput(f"{field}.shape", f"must be [{length - 1}, K], the prompt less one by the candidates")
+    if values.size and (values.min() < NO_TARGET or values.max() > MAX_INT32):
+        raise InvalidInput(field, "must hold token ids, or -1 where nothing is wanted")
+    budget.spend(targets.shape[0] * targets.shape[1], field)
