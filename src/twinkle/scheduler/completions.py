@@ -67,7 +67,7 @@ class CompletionListener:
                 self._stopping.wait(_RECONNECT_S)
 
     def _listen(self) -> None:
-        with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
+        with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:  # type: ignore[no-untyped-call]
             subscription.subscribe(_CHANNEL)
             while not self._stopping.is_set():
                 message = subscription.get_message(timeout=0.5)

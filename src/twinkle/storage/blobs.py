@@ -15,6 +15,8 @@ from obstore.store import from_url
 
 from twinkle.core.errors import StorageUnavailable
 
+_TIMEOUT = "60s"
+
 
 class BlobStore(Protocol):
     """Bytes under keys like ``checkpoints/run/weights/name/file``. A put is complete or did not happen."""
@@ -110,8 +112,8 @@ class ObjectStore:
     """A bucket, through obstore."""
 
     def __init__(self, url: str) -> None:
-        options = {"allow_http": True} if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") else {}
-        self._store = from_url(url, client_options=options) if options else from_url(url)
+        allow_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        self._store = from_url(url, client_options={"allow_http": allow_http, "timeout": _TIMEOUT})
 
     def put(self, key: str, data: bytes) -> None:
         """Store ``data``; see :class:`BlobStore`."""

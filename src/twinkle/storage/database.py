@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import psycopg
 import psycopg.errors
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -63,7 +63,7 @@ class Transaction:
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
         """Run one statement. ``FOR UPDATE`` and ``FOR SHARE`` clauses are dropped where one writer is the rule."""
-        return self._connection.execute(_translate(sql, self._is_postgres), parameters)  # type: ignore[arg-type, return-value]
+        return self._connection.execute(_translate(sql, self._is_postgres), parameters)
 
 
 @lru_cache(maxsize=512)
@@ -132,7 +132,7 @@ class Database:
         """Run one query in a transaction of its own."""
         try:
             if self.is_postgres:
-                return self._postgres().execute(_translate(sql, True), parameters).fetchall()  # type: ignore[arg-type]
+                return self._postgres().execute(_translate(sql, True), parameters).fetchall()
             return self._sqlite().execute(_translate(sql, False), parameters).fetchall()
         except (sqlite3.OperationalError, psycopg.OperationalError) as error:
             self.close()
@@ -166,8 +166,11 @@ def sql_engine(url: str) -> Engine:
     """A SQLAlchemy engine on the same database, for everything that is not hot."""
     if not url.startswith("sqlite"):
         scheme_free = url.split("://", 1)[1]
-        return create_engine(f"postgresql+psycopg://{scheme_free}", pool_pre_ping=True)
+        engine = create_engine(f"postgresql+psycopg://{scheme_free}", pool_pre_ping=True)
+        event.listen(engine, "handle_error", _translate_error)
+        return engine
     engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
+    event.listen(engine, "handle_error", _translate_error)
 
     @event.listens_for(engine, "connect")
     def _set_pragmas(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
@@ -177,3 +180,10 @@ def sql_engine(url: str) -> Engine:
         cursor.close()
 
     return engine
+
+
+def _translate_error(context: ExceptionContext) -> None:
+    """Raise our own error for a database that does not answer, except where SQLAlchemy is about to reconnect."""
+    error = context.original_exception
+    if isinstance(error, (sqlite3.OperationalError, psycopg.OperationalError)) and not context.is_pre_ping:
+        raise StorageUnavailable(f"the journal's database did not answer: {error}") from error

@@ -134,6 +134,30 @@ class Directory:
                 raise NotFound(f"no session {session_id!r}")
             return row
 
+    def sessions(self, tenant: str, *, limit: int, offset: int) -> list[str]:
+        """A page of the ids of the tenant's sessions, newest first."""
+        with Session(self._engine) as session:
+            statement = (
+                select(SessionRow.id)
+                .where(SessionRow.tenant == tenant)
+                .order_by(col(SessionRow.created_at).desc(), col(SessionRow.id))
+            )
+            return list(session.exec(statement.limit(limit).offset(offset)).all())
+
+    def set_project(self, tenant: str, session_id: str, project_id: str) -> None:
+        """Put a session into a project.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = session.get(SessionRow, session_id)
+            if row is None or row.tenant != tenant:
+                raise NotFound(f"no session {session_id!r}")
+            row.project_id = project_id
+            session.add(row)
+            session.commit()
+
     def heartbeat(self, tenant: str, session_id: str) -> bool:
         """Note a sign of life; false when the session was finished and its client may stop.
 

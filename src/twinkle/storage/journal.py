@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Conflict, LeaseLost, NotFound, UserError
+from twinkle.core.errors import Conflict, InvalidInput, LeaseLost, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import (
@@ -29,7 +29,10 @@ from twinkle.core.operation import (
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.records import NewLane, PastOperation, Records
 
-_STATUS_COLUMNS = "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob, error, error_category, error_code, expired"
+_STATUS_COLUMNS = "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob, error, error_category, error_code, expired, mesh"
+
+MAX_NUMBERS_AHEAD = 10_000
+"""How far a number may run ahead of its lane: a hole is filled number by number when nobody comes to fill it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,10 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedStatus:
-    """A future's status and whose it is."""
+    """A future's status, whose it is, and which mesh it waits for."""
 
     tenant: str
+    mesh: str
     status: FutureStatus
 
 
@@ -64,9 +68,9 @@ class Journal:
     def append(self, submissions: Sequence[Submission]) -> list[Accepted | UserError]:
         """Accept operations in one transaction; the answers stand in the order of the submissions.
 
-        A resend (same lane, number and digest) gets the same future. ``NotFound`` (no such lane, or another tenant's)
-        and ``Conflict`` (the number was used for another request) are returned, not raised: one bad submission does
-        not undo its neighbours.
+        A resend (same lane, number and digest) gets the same future. ``NotFound`` (no such lane, or another tenant's),
+        ``Conflict`` (the number was used for another request) and ``InvalidInput`` (a number from nowhere) are
+        returned, not raised: one bad submission does not undo its neighbours.
         """
         with self.database.transaction() as transaction:
             lanes = lock_lanes(transaction, (submission.lane for submission in submissions))
@@ -95,14 +99,18 @@ class Journal:
         self, transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission
     ) -> Accepted | UserError:
         lane = lanes.get(submission.lane)
-        if lane is None or lane.tenant != submission.tenant:
+        if lane is None or lane.tenant != submission.tenant or bool(lane.ordered) != submission.kind.is_ordered:
             return NotFound(f"no adapter or sampling session {submission.lane!r}")
+        if lane.ordered and submission.seq > max(lane.max_seq, lane.head_seq) + MAX_NUMBERS_AHEAD:
+            return InvalidInput(
+                "seq_id", f"{submission.seq} is more than {MAX_NUMBERS_AHEAD} ahead of the last number, {lane.max_seq}"
+            )
         now = self._clock.now()
         request_id = request_id_of(submission.lane, submission.seq)
         inserted = transaction.execute(
             "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
-            " payload, payload_blob, rejection, num_tokens, device_s, expired, accepted_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, 0, FALSE, ?) ON CONFLICT (lane, seq) DO NOTHING",
+            " payload, payload_blob, rejection, num_tokens, device_s, expired, not_before, accepted_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, 0, FALSE, 0, ?) ON CONFLICT (lane, seq) DO NOTHING",
             (
                 request_id,
                 submission.tenant,
@@ -148,8 +156,11 @@ class Journal:
             chosen = choose([_head_of(row) for row in rows])
             return self._start(transaction, lease, [request_id_of(head.lane, head.seq) for head in chosen])
 
-    def claim_samples(self, lease: Lease, limit: int) -> list[Claim]:
+    def claim_samples(self, lease: Lease, limit: int, *, is_idle: bool) -> list[Claim]:
         """Hand the longest-waiting samples to the lease holder; those of an earlier holder count as waiting.
+
+        A sample that was under way when a worker died is handed out alone, and only to an idle holder: were it the
+        cause, its companions would be blamed with it.
 
         Raises:
             LeaseLost: Another epoch holds the mesh.
@@ -157,11 +168,17 @@ class Journal:
         with self.database.transaction() as transaction:
             _check_lease(transaction, lease)
             rows = transaction.execute(
-                "SELECT request_id FROM operation WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
-                " AND claim_epoch < ? ORDER BY accepted_at LIMIT ?",
-                (lease.mesh, lease.epoch, limit),
+                "SELECT request_id, attempts FROM operation"
+                " WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running') AND claim_epoch < ?"
+                " AND not_before <= ? ORDER BY accepted_at LIMIT ?",
+                (lease.mesh, lease.epoch, self._clock.now(), limit),
             ).fetchall()
-            return self._start(transaction, lease, [row[0] for row in rows])
+            suspects = [row[0] for row in rows if row[1] > 0]
+            if suspects:
+                chosen = suspects[:1] if is_idle else []
+            else:
+                chosen = [row[0] for row in rows]
+            return self._start(transaction, lease, chosen)
 
     def _start(self, transaction: Transaction, lease: Lease, request_ids: list[str]) -> list[Claim]:
         if not request_ids:
@@ -194,8 +211,16 @@ class Journal:
             if records is not None:
                 records.insert(transaction, now)
 
-    def give_back(self, lease: Lease, request_ids: Sequence[str], delay_s: float) -> None:
-        """Return claimed operations to the queue; their lanes wait ``delay_s`` before they are offered again.
+    def give_back(
+        self, lease: Lease, request_ids: Sequence[str], *, delay_s: float = 0.0, is_blameless: bool = False
+    ) -> None:
+        """Return claimed operations to the queue, to be offered again after ``delay_s``.
+
+        Args:
+            lease: The caller's lease.
+            request_ids: What it had claimed.
+            delay_s: How long they wait; their lanes wait with them.
+            is_blameless: The attempt does not count: it was the worker that stopped, not the operation that failed.
 
         Raises:
             LeaseLost: Another epoch holds the mesh; it has them already.
@@ -203,15 +228,16 @@ class Journal:
         if not request_ids:
             return
         marks = ", ".join("?" * len(request_ids))
+        not_before = self._clock.now() + delay_s
         with self.database.transaction() as transaction:
             _check_lease(transaction, lease)
             rows = transaction.execute(
-                "UPDATE operation SET state = 'queued', claim_epoch = 0"
+                "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?, not_before = ?"
                 f" WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
-                (*request_ids, lease.epoch),
+                (int(is_blameless), not_before, *request_ids, lease.epoch),
             ).fetchall()
             for lane in sorted({row[0] for row in rows}):
-                transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (self._clock.now() + delay_s, lane))
+                transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (not_before, lane))
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -220,6 +246,14 @@ class Journal:
         marks = ", ".join("?" * len(request_ids))
         rows = self.database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
         return {row[0]: _status_of(row) for row in rows}
+
+    def num_open_samples(self, tenant: str) -> int:
+        """How many of the tenant's samples wait or run."""
+        rows = self.database.read(
+            "SELECT COUNT(*) FROM operation WHERE kind = 'sample' AND state IN ('queued', 'running') AND tenant = ?",
+            (tenant,),
+        )
+        return int(rows[0][0])
 
     def ready_meshes(self) -> list[str]:
         """The meshes that have work waiting: whom a sweep must nudge."""
@@ -418,4 +452,4 @@ def _status_of(row: Row) -> OwnedStatus:
         failure=failure,
         expired=bool(row[12]),
     )
-    return OwnedStatus(tenant=row[1], status=status)
+    return OwnedStatus(tenant=row[1], mesh=row[13], status=status)

@@ -160,6 +160,7 @@ class OperationRow(SQLModel, table=True):
     state: str
     attempts: int = 0
     claim_epoch: int = 0
+    not_before: float = Field(default=0.0, sa_type=Float)
     payload: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
     payload_blob: str | None = None
     result: bytes | None = Field(default=None, sa_column=Column(LargeBinary))

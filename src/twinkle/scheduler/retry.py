@@ -1,0 +1,40 @@
+"""What happens to an operation that did not succeed. The policy sits on the error's type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinkle.core.errors import TransientError, TwinkleError, UserError
+from twinkle.core.operation import Failure, FailureCategory
+
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """Try again after a while."""
+
+    delay_s: float
+    reason: str
+
+
+def decide(error: Exception, *, attempt: int, max_attempts: int, incident: str) -> Failure | Retry:
+    """Fail it, or try again.
+
+    Args:
+        error: What the attempt ended with.
+        attempt: Which attempt that was, counted from 1.
+        max_attempts: After this many an operation is not tried again.
+        incident: An id the log knows; all that a user sees of an unexpected error.
+    """
+    if isinstance(error, UserError):
+        return Failure(message=error.message, category=FailureCategory.USER, code=error.code)
+    code = error.code if isinstance(error, TwinkleError) else "internal"
+    message = error.message if isinstance(error, TwinkleError) else f"internal error, incident {incident}"
+    worth_it = isinstance(error, TransientError) or not isinstance(error, TwinkleError)
+    if worth_it and attempt < max_attempts:
+        return Retry(delay_s=min(_FIRST_DELAY_S * 2 ** (attempt - 1), _LONGEST_DELAY_S), reason=message)
+    return Failure(
+        message=f"{message} (attempt {attempt} of {max_attempts})", category=FailureCategory.SERVER, code=code
+    )
