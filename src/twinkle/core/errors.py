@@ -12,7 +12,9 @@ TwinkleError                        code, retryable, context as attributes
 ├── TransientError                  retried with back-off
 │   ├── OutOfMemory                 retried with smaller micro-batches
 │   ├── StorageUnavailable          the database or the object store did not answer
-│   └── BrokerUnavailable           the broker did not answer; the journal's sweep takes over
+│   ├── BrokerUnavailable           the broker did not answer; the journal's sweep takes over
+│   ├── MeshUnavailable             no mesh has said yet what it serves
+│   └── Overloaded                  too much waits already; ask again in ``retry_after_s``
 ├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
 ├── PoisonOperation                 it took its worker down too often; ended with its reason
 ├── GapTimedOut                     a sequence number that never arrived
@@ -109,6 +111,22 @@ class BrokerUnavailable(TransientError):
     """The broker did not answer; the journal's sweep takes over."""
 
     code = "broker_unavailable"
+
+
+class MeshUnavailable(TransientError):
+    """No mesh has said yet what it serves: the workers are still starting."""
+
+    code = "mesh_unavailable"
+
+
+class Overloaded(TransientError):
+    """Too much waits already, of this caller or of everybody."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.retry_after_s = retry_after_s
 
 
 class LeaseLost(TwinkleError):

@@ -34,6 +34,15 @@ class Settings(BaseSettings):
     inline_payload_bytes: int = Field(default=64 * 2**10, gt=0, description="larger payloads and results become blobs")
     long_poll_s: float = Field(default=20.0, gt=0, le=30, description="how long retrieve_future holds a poll")
     max_outstanding_samples: int = Field(default=4000, gt=0, description="per tenant; more is answered 429")
+    max_body_bytes_in_flight: int = Field(
+        default=2**30, gt=0, description="request bodies held at once, of everybody; more is answered 429"
+    )
+    max_pending_submissions: int = Field(
+        default=10_000, gt=0, description="operations waiting to be written to the journal; more is answered 429"
+    )
+    submit_timeout_s: float = Field(
+        default=20.0, gt=0, description="how long a submission waits for the journal's database; then it is answered 503"
+    )
 
     # The worker.
     mesh: str = Field(default="default", description="the mesh this worker serves")
