@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -26,9 +27,9 @@ class CheckpointKind(StrEnum):
     SAMPLER = "sampler"
 
     @property
-    def segment(self) -> str:
+    def segment(self) -> Literal["weights", "sampler_weights"]:
         """Its place in a ``tinker://run/<segment>/name`` path."""
-        return {"training": "weights", "sampler": "sampler_weights"}[self.value]
+        return "weights" if self is CheckpointKind.TRAINING else "sampler_weights"
 
 
 class StoredFile(BaseModel, frozen=True):

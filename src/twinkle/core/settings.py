@@ -41,7 +41,9 @@ class Settings(BaseSettings):
         default=10_000, gt=0, description="operations waiting to be written to the journal; more is answered 429"
     )
     submit_timeout_s: float = Field(
-        default=20.0, gt=0, description="how long a submission waits for the journal's database; then it is answered 503"
+        default=20.0,
+        gt=0,
+        description="how long a submission waits for the journal's database; then it is answered 503",
     )
 
     # The worker.
@@ -113,3 +115,13 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"TWINKLE_{field.upper()}: {first['msg']}") from error
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The ``TWINKLE_*`` variables under which a child process reads the same settings."""
+    variables = {}
+    for name in sorted(settings.model_fields_set):
+        value = getattr(settings, name)
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        variables[f"TWINKLE_{name.upper()}"] = text
+    return variables

@@ -174,11 +174,9 @@ class Journal:
                 (lease.mesh, lease.epoch, self._clock.now(), limit),
             ).fetchall()
             suspects = [row[0] for row in rows if row[1] > 0]
-            if suspects:
-                chosen = suspects[:1] if is_idle else []
-            else:
-                chosen = [row[0] for row in rows]
-            return self._start(transaction, lease, chosen)
+            if not suspects:
+                return self._start(transaction, lease, [row[0] for row in rows])
+            return self._start(transaction, lease, suspects[:1] if is_idle else [])
 
     def _start(self, transaction: Transaction, lease: Lease, request_ids: list[str]) -> list[Claim]:
         if not request_ids:

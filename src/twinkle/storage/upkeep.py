@@ -54,7 +54,8 @@ class Upkeep:
             transaction.execute(
                 "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts,"
                 " claim_epoch, error, error_category, error_code, num_tokens, device_s, expired, accepted_at,"
-                " finished_at, not_before) VALUES (?, ?, ?, ?, ?, 'gap', '', 'failed', 0, 0, ?, 'server', ?, 0, 0, FALSE, ?, ?, 0)",
+                " finished_at, not_before)"
+                " VALUES (?, ?, ?, ?, ?, 'gap', '', 'failed', 0, 0, ?, 'server', ?, 0, 0, FALSE, ?, ?, 0)",
                 (request_id, lane.tenant, lane_id, lane.mesh, seq, message.format(seq=seq), failure_code, now, now),
             )
             failure = Failure(message=message.format(seq=seq), category=FailureCategory.SERVER, code=failure_code)

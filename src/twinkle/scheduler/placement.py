@@ -1,0 +1,25 @@
+"""Where a new adapter goes: to the mesh of its base model that has the fewest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twinkle.core.errors import InvalidInput, MeshUnavailable
+from twinkle.storage.meshes import MeshStatus
+
+
+def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
+    """The mesh that serves ``base_model``: one with a live worker if there is any, then the one with fewest adapters.
+
+    Raises:
+        InvalidInput: Other models are served here, this one is not.
+        MeshUnavailable: No mesh has ever said what it serves.
+    """
+    served = [mesh for mesh in meshes if mesh.capabilities is not None]
+    if not served:
+        raise MeshUnavailable("no worker has started yet, so no base model is served; try again in a moment")
+    fitting = [mesh for mesh in served if mesh.capabilities is not None and mesh.capabilities.base_model == base_model]
+    if not fitting:
+        names = sorted({mesh.capabilities.base_model for mesh in served if mesh.capabilities is not None})
+        raise InvalidInput("base_model", f"{base_model!r} is not served here; this server serves: {', '.join(names)}")
+    return min(fitting, key=lambda mesh: (not mesh.alive, mesh.num_adapters, mesh.name))

@@ -1,0 +1,115 @@
+"""Housekeeping: a Celery worker with an embedded beat that sweeps the journal and nudges what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from celery import Celery
+
+from twinkle.core.clock import SystemClock
+from twinkle.core.errors import StorageUnavailable
+from twinkle.core.logs import configure_logging
+from twinkle.core.settings import Settings
+from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.storage.blobs import BlobStore, open_blob_store
+from twinkle.storage.database import Database
+from twinkle.storage.journal import Journal
+from twinkle.storage.upkeep import Upkeep
+from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
+from twinkle.tasks.nudge import Nudger
+
+_NUDGE_EVERY_S = 1.0
+_SWEEP_EVERY_S = 5.0
+_EXPIRE_EVERY_S = 60.0
+
+_log = structlog.get_logger()
+
+
+class Housekeeping:
+    """The sweeps, bound to their stores."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        journal: Journal,
+        upkeep: Upkeep,
+        blobs: BlobStore,
+        nudger: Nudger,
+        publisher: CompletionPublisher,
+    ) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._upkeep = upkeep
+        self._blobs = blobs
+        self._nudger = nudger
+        self._publisher = publisher
+
+    def nudge(self) -> None:
+        """Wake every mesh that has work waiting: the safety net behind each request's own nudge."""
+        for mesh in self._journal.ready_meshes():
+            self._nudger.ring(mesh)
+
+    def sweep(self) -> None:
+        """End what has waited too long: gaps in a sequence, operations past their deadline."""
+        ended = self._upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s)
+        ended += self._upkeep.expire_overdue(deadline_s=self._settings.operation_deadline_s)
+        if ended:
+            _log.warning("housekeeping.ended", count=len(ended), first=ended[0])
+            self._publisher.publish(ended)
+
+    def expire(self) -> None:
+        """Forget results and checkpoints whose time has come, and delete their bytes."""
+        keys = self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
+        keys += self._upkeep.expire_checkpoints()
+        for key in keys:
+            self._blobs.delete(key)
+        if keys:
+            _log.info("housekeeping.expired", blobs=len(keys))
+
+
+def register(app: Celery, housekeeping: Housekeeping) -> None:
+    """Put the sweeps on the application's beat."""
+    for name, every_s, sweep in (
+        ("housekeeping.nudge", _NUDGE_EVERY_S, housekeeping.nudge),
+        ("housekeeping.sweep", _SWEEP_EVERY_S, housekeeping.sweep),
+        ("housekeeping.expire", _EXPIRE_EVERY_S, housekeeping.expire),
+    ):
+        app.task(name=name, ignore_result=True, autoretry_for=(), throws=(StorageUnavailable,))(sweep)
+        options: dict[str, Any] = {"queue": HOUSEKEEPING_QUEUE, "expires": every_s * 2}
+        app.conf.beat_schedule[name] = {"task": name, "schedule": every_s, "options": options}
+
+
+def run_housekeeping(settings: Settings) -> int:
+    """Sweep until SIGTERM; the exit status."""
+    configure_logging(settings.log_level, settings.log_json)
+    clock = SystemClock()
+    database = Database(settings.resolved_database_url)
+    app = make_app(settings)
+    redis_url = settings.redis_url.get_secret_value()
+    nudger = Nudger(app, redis_url)
+    nudger.start()
+    housekeeping = Housekeeping(
+        settings=settings,
+        journal=Journal(database, clock),
+        upkeep=Upkeep(database, clock),
+        blobs=open_blob_store(settings.resolved_object_store),
+        nudger=nudger,
+        publisher=CompletionPublisher(redis_url),
+    )
+    register(app, housekeeping)
+    worker = app.Worker(
+        hostname="housekeeping@%h",
+        pool="threads",
+        concurrency=1,
+        queues=[HOUSEKEEPING_QUEUE],
+        loglevel=settings.log_level,
+        beat=True,
+        scheduler="celery.beat:Scheduler",
+        without_gossip=True,
+        without_mingle=True,
+    )
+    worker.start()
+    nudger.stop()
+    return int(worker.exitcode or 0)

@@ -1,0 +1,18 @@
+"""The task behind a nudge: it wakes the mesh worker, which looks into the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery import Celery
+
+from twinkle.tasks.nudge import PUMP
+
+
+def register_pump(app: Celery, pump: Callable[[], None]) -> None:
+    """Make ``pump`` what the application does when it is nudged.
+
+    The message is acknowledged before the work (it says nothing that the journal does not), carries no payload and
+    leaves no result.
+    """
+    app.task(name=PUMP, acks_late=False, ignore_result=True)(pump)

@@ -1,0 +1,139 @@
+"""Checkpoints as files in the object store: written, read back and verified before anybody can see them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Generic
+
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
+from twinkle.core.clock import Clock
+from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.catalog import Catalog
+from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
+from twinkle.workers.engine import Engine, State
+
+
+class Artifacts(Generic[State]):
+    """Saves adapters as checkpoints and loads checkpoints as adapters."""
+
+    def __init__(self, *, engine: Engine[State], catalog: Catalog, blobs: BlobStore, clock: Clock) -> None:
+        self._engine = engine
+        self._catalog = catalog
+        self._blobs = blobs
+        self._clock = clock
+
+    def save(
+        self,
+        state: State,
+        *,
+        adapter: str,
+        seq: int,
+        kind: CheckpointKind,
+        name: str,
+        overwrite: bool,
+        ttl_s: float | None,
+        user_metadata: dict[str, str] | None,
+        listed: bool = True,
+    ) -> Checkpoint:
+        """Write an adapter's files; the checkpoint exists once the caller has committed it.
+
+        The keys name the operation, so that a second attempt writes the same bytes to the same place and a replaced
+        checkpoint is never half old, half new. Saving the same state under the same name again is the same checkpoint.
+
+        Raises:
+            InvalidInput: The name is unusable, or taken by other content and ``overwrite`` is false.
+        """
+        owner = self._catalog.adapter(adapter)
+        validate_name(name, field="path")
+        path = str(CheckpointPath(adapter, kind.segment, name))
+        contents = self._engine.export(state, with_optimizer=kind is CheckpointKind.TRAINING)
+        existing = self._existing(path)
+        if existing is not None and not overwrite:
+            if {n: f.sha256 for n, f in existing.files.items()} == {n: _sha256(d) for n, d in contents.items()}:
+                return existing
+            raise InvalidInput(
+                "path",
+                f"checkpoint {path} exists with other content; save under another name,"
+                " delete it first, or pass overwrite=True",
+            )
+        folder = f"checkpoints/{adapter.replace(':', '/')}/{kind.segment}/{name}@{seq}"
+        files = {file: self._store(f"{folder}/{file}", data) for file, data in contents.items()}
+        now = self._clock.now()
+        return Checkpoint(
+            path=path,
+            tenant=owner.tenant,
+            adapter=adapter,
+            kind=kind,
+            name=name,
+            seq=seq,
+            config=owner.config,
+            files=files,
+            created_at=now,
+            expires_at=None if ttl_s is None else now + ttl_s,
+            user_metadata=user_metadata,
+            listed=listed,
+        )
+
+    def load(
+        self, config: AdapterConfig, path: str, *, with_optimizer: bool, trainable: bool, tenant: str | None = None
+    ) -> State:
+        """An adapter from a checkpoint.
+
+        Args:
+            config: What the adapter must look like.
+            path: ``tinker://...``
+            with_optimizer: Also the moments and the step count; else a cold start.
+            trainable: Whether it will get gradients.
+            tenant: Whose eyes look for it; ``None`` when that was decided before.
+
+        Raises:
+            InvalidInput: There is no such checkpoint, or it does not fit ``config``.
+        """
+        parse_checkpoint_path(path)
+        try:
+            checkpoint = self._catalog.checkpoint(path, tenant=tenant)
+        except NotFound as error:
+            raise InvalidInput("path", f"{error.message}; list what there is with list_user_checkpoints()") from None
+        if checkpoint.config.base_model != config.base_model:
+            raise InvalidInput(
+                "path", f"{path} is of base model {checkpoint.config.base_model!r}, not {config.base_model!r}"
+            )
+        if with_optimizer and checkpoint.kind is not CheckpointKind.TRAINING:
+            raise InvalidInput("optimizer", f"{path} holds weights only; load it without the optimizer state")
+        return self._engine.load(
+            config, self.read_files(checkpoint), with_optimizer=with_optimizer, trainable=trainable
+        )
+
+    def read_files(self, checkpoint: Checkpoint) -> dict[str, bytes]:
+        """A checkpoint's files, verified.
+
+        Raises:
+            StorageUnavailable: A file cannot be read, or is not what was written.
+        """
+        return {name: self._fetch(file) for name, file in checkpoint.files.items()}
+
+    def _existing(self, path: str) -> Checkpoint | None:
+        try:
+            return self._catalog.checkpoint(path)
+        except NotFound:
+            return None
+
+    def _store(self, key: str, data: bytes) -> StoredFile:
+        self._blobs.put(key, data)
+        file = StoredFile(key=key, size_bytes=len(data), sha256=_sha256(data))
+        self._fetch(file)
+        return file
+
+    def _fetch(self, file: StoredFile) -> bytes:
+        try:
+            data = self._blobs.get(file.key)
+        except KeyError:
+            raise StorageUnavailable(f"{file.key} is not in the object store") from None
+        if len(data) != file.size_bytes or _sha256(data) != file.sha256:
+            raise StorageUnavailable(f"{file.key} is not what was written: {len(data)} of {file.size_bytes} bytes")
+        return data
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

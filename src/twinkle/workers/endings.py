@@ -1,0 +1,81 @@
+"""How an attempt at an operation ends: a result, a failure, or another attempt later."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+import structlog
+
+from twinkle.core.errors import UserError
+from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome
+from twinkle.scheduler.retry import Retry, decide
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.payloads import write_payload
+from twinkle.storage.records import Records
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Postponed:
+    """A claim whose attempt failed and that is to be tried again."""
+
+    claim: Claim
+    retry: Retry
+
+
+@dataclass(kw_only=True)
+class Execution:
+    """What came of a batch."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    postponed: list[Postponed] = field(default_factory=list)
+    records: Records = field(default_factory=Records)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endings:
+    """Adds the end of each attempt to an execution. Results above ``inline_bytes`` become blobs."""
+
+    blobs: BlobStore
+    inline_bytes: int
+    max_attempts: int
+
+    def succeed(self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int) -> None:
+        """It has a result, in wire form."""
+        execution.outcomes.append(
+            Outcome(
+                request_id=claim.request_id,
+                lane=claim.lane,
+                seq=claim.seq,
+                kind=claim.kind,
+                result=write_payload(self.blobs, result, inline_bytes=self.inline_bytes),
+                device_s=device_s,
+                num_tokens=num_tokens,
+            )
+        )
+
+    def fail(self, execution: Execution, claim: Claim, error: Exception) -> None:
+        """It ended with an error: fail it or postpone it, as the error's type says."""
+        incident = secrets.token_hex(4)
+        verdict = decide(error, attempt=claim.attempt, max_attempts=self.max_attempts, incident=incident)
+        facts = {"op": claim.request_id, "kind": claim.kind.value, "attempt": claim.attempt, "error": str(error)}
+        if isinstance(verdict, Retry):
+            _log.warning("operation.postponed", **facts, delay_s=verdict.delay_s)
+            execution.postponed.append(Postponed(claim=claim, retry=verdict))
+            return
+        if verdict.category is not FailureCategory.USER:
+            _log.error("operation.failed", **facts, incident=incident, exc_info=error)
+        execution.outcomes.append(outcome_of_failure(claim, verdict))
+
+
+def outcome_of_failure(claim: Claim, failure: Failure) -> Outcome:
+    """The outcome that records a failure."""
+    return Outcome(request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure)
+
+
+def refuse_rejected(claim: Claim) -> None:
+    """Raise the reason for which the API had to refuse a request whose number it could not refuse."""
+    if claim.rejection is not None:
+        raise UserError(claim.rejection)

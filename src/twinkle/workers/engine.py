@@ -1,0 +1,110 @@
+"""What a mesh worker needs of whatever computes. Adapter states are opaque to the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from twinkle.core.adapter import AdapterConfig
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.sampling import SampleRequest
+from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pass(Generic[State]):
+    """One forward (and backward) operation of one adapter, ready to be fused with others."""
+
+    state: State
+    body: ForwardBackwardBody
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOutput:
+    """A finished sample operation: its result in wire form, or the error it ended with."""
+
+    request_id: str
+    result: bytes | None = None
+    error: Exception | None = None
+    num_tokens: int = 0
+
+
+class Engine(Protocol[State]):
+    """One frozen base model and the adapters on it. Not thread-safe: the worker calls from one thread at a time."""
+
+    @property
+    def capabilities(self) -> MeshCapabilities:
+        """What clients may ask of it."""
+        ...
+
+    def create(self, config: AdapterConfig) -> State:
+        """A fresh trainable adapter, wholly determined by ``config``."""
+        ...
+
+    def run_passes(self, passes: Sequence[Pass[State]]) -> list[ForwardBackwardResult | Exception]:
+        """Forward (and backward, accumulating gradients) for all passes in one go; one answer each, same order.
+
+        A pass that fails leaves its adapter exactly as it was, and its neighbours unharmed.
+        """
+        ...
+
+    def optim_step(self, state: State, params: AdamParams) -> dict[str, float]:
+        """Apply the accumulated gradients and clear them; the metrics.
+
+        Raises:
+            InvalidInput: A parameter is outside its limits; the adapter is unchanged.
+        """
+        ...
+
+    def has_gradients(self, state: State) -> bool:
+        """Whether gradients have been accumulated since the last step."""
+        ...
+
+    def clear_gradients(self, state: State) -> None:
+        """Forget the accumulated gradients."""
+        ...
+
+    def export(self, state: State, *, with_optimizer: bool) -> dict[str, bytes]:
+        """The adapter as PEFT files (and the optimizer's state beside them), by file name."""
+        ...
+
+    def load(self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool) -> State:
+        """An adapter from files that ``export`` (or plain PEFT) wrote.
+
+        Raises:
+            InvalidInput: The files do not fit the base model or ``config``.
+        """
+        ...
+
+    def snapshot(self, state: State) -> bytes:
+        """Everything needed to go on bit by bit; only while there are no gradients."""
+        ...
+
+    def restore(self, data: bytes) -> State:
+        """What ``snapshot`` wrote, as a trainable adapter."""
+        ...
+
+    def add_sample(self, request_id: str, state: State | None, request: SampleRequest) -> None:
+        """Queue a sample on an adapter's weights, or on the base model.
+
+        Raises:
+            InvalidInput: The request is outside the model's limits.
+        """
+        ...
+
+    def step_samples(self) -> list[SampleOutput]:
+        """Advance all queued samples by one device step; those that ended."""
+        ...
+
+    @property
+    def num_samples_under_way(self) -> int:
+        """Samples added and not yet returned."""
+        ...
+
+    def drop_samples(self) -> None:
+        """Forget every sample under way."""
+        ...

@@ -1,0 +1,221 @@
+"""One claimed batch into outcomes: adapters brought to the right state, requests read, the engine called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic
+
+from twinkle.core.adapter import CheckpointKind
+from twinkle.core.clock import Clock
+from twinkle.core.errors import InvalidInput, LeaseLost, WindowFailed
+from twinkle.core.operation import Claim, OperationKind
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.catalog import Catalog
+from twinkle.storage.payloads import read_payload
+from twinkle.storage.records import NewSamplingSession, Records
+from twinkle.wire.bodies.base import ResponseBody
+from twinkle.wire.bodies.training import (
+    CreateModelResponse,
+    LoadWeightsResponse,
+    OptimStepResponse,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+)
+from twinkle.wire.paths import SamplingSessionId
+from twinkle.wire.training import ForwardBackwardResult, encode_forward_backward_output
+from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.endings import Endings, Execution, refuse_rejected
+from twinkle.workers.engine import Engine, Pass, State
+from twinkle.workers.requests import (
+    read_create,
+    read_load,
+    read_optim_step,
+    read_pass,
+    read_save,
+    read_save_for_sampler,
+)
+from twinkle.workers.residents import Residents
+
+_PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
+
+
+class Executor(Generic[State]):
+    """Executes batches. Nothing it does is visible to anyone before the outcomes are committed."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine[State],
+        residents: Residents[State],
+        artifacts: Artifacts[State],
+        catalog: Catalog,
+        blobs: BlobStore,
+        clock: Clock,
+        endings: Endings,
+    ) -> None:
+        self._engine = engine
+        self._residents = residents
+        self._artifacts = artifacts
+        self._catalog = catalog
+        self._blobs = blobs
+        self._clock = clock
+        self._endings = endings
+
+    def execute(self, claims: list[Claim]) -> Execution:
+        """Run a batch. Every claim ends as an outcome or as postponed; one never harms another."""
+        execution = Execution()
+        passes = [claim for claim in claims if claim.kind in _PASSES]
+        if passes:
+            self._run_passes(passes, execution)
+        for claim in claims:
+            if claim.kind not in _PASSES:
+                self._run_single(claim, execution)
+        return execution
+
+    # -- forward and forward_backward ---------------------------------------------------------------------------------
+
+    def _run_passes(self, claims: list[Claim], execution: Execution) -> None:
+        ready: list[tuple[Claim, Pass[State]]] = []
+        for claim in claims:
+            try:
+                ready.append((claim, self._prepare_pass(claim)))
+            except LeaseLost:
+                raise
+            except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
+                self._end_badly(execution, claim, error)
+        if not ready:
+            return
+        started = self._clock.now()
+        answers = self._answer_passes([item for _, item in ready])
+        elapsed_s = self._clock.now() - started
+        total_tokens = max(sum(_num_tokens(item) for _, item in ready), 1)
+        for (claim, item), answer in zip(ready, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._end_badly(execution, claim, answer)
+                continue
+            num_tokens = _num_tokens(item)
+            result = encode_forward_backward_output(answer.logprobs, answer.metrics)
+            share_s = elapsed_s * num_tokens / total_tokens
+            self._endings.succeed(execution, claim, result, device_s=share_s, num_tokens=num_tokens)
+
+    def _answer_passes(self, passes: list[Pass[State]]) -> Sequence[ForwardBackwardResult | Exception]:
+        try:
+            return self._engine.run_passes(passes)
+        except Exception as error:  # noqa: BLE001 - the border: the device failed, so every pass of the batch did
+            return [error] * len(passes)
+
+    def _prepare_pass(self, claim: Claim) -> Pass[State]:
+        refuse_rejected(claim)
+        body = read_pass(read_payload(self._blobs, claim.payload))
+        return Pass(state=self._residents.state_before(claim.lane, claim.seq), body=body)
+
+    # -- everything else ----------------------------------------------------------------------------------------------
+
+    def _run_single(self, claim: Claim, execution: Execution) -> None:
+        started = self._clock.now()
+        try:
+            refuse_rejected(claim)
+            response = self._answer(claim, read_payload(self._blobs, claim.payload), execution.records)
+        except LeaseLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
+            self._end_badly(execution, claim, error)
+            return
+        elapsed_s = self._clock.now() - started
+        self._endings.succeed(execution, claim, response.to_json(), device_s=elapsed_s, num_tokens=0)
+
+    def _answer(self, claim: Claim, payload: bytes, records: Records) -> ResponseBody:
+        match claim.kind:
+            case OperationKind.CREATE_MODEL:
+                self._residents.put(claim.lane, claim.seq, self._engine.create(read_create(payload)))
+                return CreateModelResponse(model_id=claim.lane)
+            case OperationKind.OPTIM_STEP:
+                return self._optim_step(claim, payload)
+            case OperationKind.SAVE_WEIGHTS:
+                return self._save(claim, payload, records)
+            case OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
+                return self._save_for_sampler(claim, payload, records)
+            case OperationKind.LOAD_WEIGHTS:
+                return self._load(claim, payload)
+            case _:
+                raise InvalidInput("kind", f"{claim.kind} is not something this worker executes")
+
+    def _optim_step(self, claim: Claim, payload: bytes) -> OptimStepResponse:
+        request = read_optim_step(payload)
+        if request.adam_params is None:
+            raise InvalidInput("optimizer_params", "only AdamW is offered here; send adam_params")
+        state = self._residents.state_before(claim.lane, claim.seq)
+        if claim.failed_window_seq is not None:
+            self._engine.clear_gradients(state)
+            raise WindowFailed(
+                f"optim_step {claim.seq} was not applied: operation {claim.failed_window_seq} of its accumulation"
+                " window failed, so the gradients would have been incomplete; they were cleared. Send the batch again."
+            )
+        return OptimStepResponse(metrics=self._engine.optim_step(state, request.adam_params))
+
+    def _save(self, claim: Claim, payload: bytes, records: Records) -> SaveWeightsResponse:
+        request = read_save(payload)
+        checkpoint = self._artifacts.save(
+            self._residents.state_before(claim.lane, claim.seq),
+            adapter=claim.lane,
+            seq=claim.seq,
+            kind=CheckpointKind.TRAINING,
+            name=request.path or f"{claim.seq:06d}",
+            overwrite=request.overwrite,
+            ttl_s=request.ttl_seconds,
+            user_metadata=request.user_metadata,
+        )
+        records.checkpoints.append(checkpoint)
+        return SaveWeightsResponse(path=checkpoint.path)
+
+    def _save_for_sampler(self, claim: Claim, payload: bytes, records: Records) -> SaveWeightsForSamplerResponse:
+        request = read_save_for_sampler(payload)
+        checkpoint = self._artifacts.save(
+            self._residents.state_before(claim.lane, claim.seq),
+            adapter=claim.lane,
+            seq=claim.seq,
+            kind=CheckpointKind.SAMPLER,
+            name=request.path or f"ephemeral-{claim.seq}",
+            overwrite=False,
+            ttl_s=request.ttl_seconds,
+            user_metadata=request.user_metadata,
+            listed=request.path is not None,
+        )
+        records.checkpoints.append(checkpoint)
+        if request.sampling_session_seq_id is None:
+            return SaveWeightsForSamplerResponse(path=checkpoint.path)
+        owner = self._catalog.adapter(claim.lane)
+        session_id = str(SamplingSessionId(owner.session, request.sampling_session_seq_id))
+        records.sampling_sessions.append(
+            NewSamplingSession(
+                id=session_id,
+                tenant=claim.tenant,
+                session=owner.session,
+                mesh=owner.mesh,
+                base_model=owner.config.base_model,
+                checkpoint=checkpoint.path,
+            )
+        )
+        return SaveWeightsForSamplerResponse(sampling_session_id=session_id)
+
+    def _load(self, claim: Claim, payload: bytes) -> LoadWeightsResponse:
+        request = read_load(payload)
+        config = self._catalog.adapter(claim.lane).config
+        state = self._artifacts.load(
+            config, request.path, with_optimizer=request.optimizer, trainable=True, tenant=claim.tenant
+        )
+        self._residents.put(claim.lane, claim.seq, state)
+        return LoadWeightsResponse(path=request.path, model_id=claim.lane)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _end_badly(self, execution: Execution, claim: Claim, error: Exception) -> None:
+        """Fail it or postpone it. Before another attempt the adapter is rebuilt: this one may have touched it."""
+        num_postponed = len(execution.postponed)
+        self._endings.fail(execution, claim, error)
+        if len(execution.postponed) > num_postponed:
+            self._residents.forget(claim.lane)
+
+
+def _num_tokens(item: Pass[State]) -> int:
+    return sum(len(datum.tokens) for datum in item.body.data)

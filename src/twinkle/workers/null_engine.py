@@ -1,0 +1,150 @@
+"""An engine that computes nothing, for measuring the queue and for testing its promises.
+
+An adapter's state is a hash chain over everything ever applied to it, so a doubled, lost or reordered operation shows
+in the ``state:hash2`` metric and in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinkle.core.adapter import AdapterConfig
+from twinkle.core.errors import InvalidInput
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.sample_result import SampledSequence, SampleResult, encode_sample_response
+from twinkle.wire.sampling import SampleRequest
+from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
+from twinkle.workers.engine import Pass, SampleOutput
+
+_FILE = "state.json"
+
+
+@dataclass
+class NullState:
+    """``applied`` is the chain over all steps, ``pending`` the chain over the gradients since the last one."""
+
+    applied: str
+    pending: str = ""
+    steps: int = 0
+
+
+class NullEngine:
+    """See the module's docstring."""
+
+    def __init__(self, *, base_model: str, max_rank: int) -> None:
+        self._capabilities = MeshCapabilities(
+            base_model=base_model,
+            architecture="null",
+            vocab_size=2**31 - 1,
+            max_context_length=2**20,
+            max_rank=max_rank,
+            device="none",
+            determinism="mkl-strict",
+        )
+        self._samples: list[tuple[str, SampleRequest]] = []
+
+    @property
+    def capabilities(self) -> MeshCapabilities:
+        """What clients may ask of it."""
+        return self._capabilities
+
+    def create(self, config: AdapterConfig) -> NullState:
+        """A state that depends on the configuration alone."""
+        return NullState(applied=_chain("", config.model_dump_json()))
+
+    def run_passes(self, passes: Sequence[Pass[NullState]]) -> list[ForwardBackwardResult | Exception]:
+        """Log-probabilities of zero; a backward pass extends the pending chain."""
+        return [_run(item.state, item.body) for item in passes]
+
+    def optim_step(self, state: NullState, params: AdamParams) -> dict[str, float]:
+        """Fold the pending chain into the applied one."""
+        if not np.isfinite(params.learning_rate):
+            raise InvalidInput("adam_params.learning_rate", "must be a finite number")
+        state.applied = _chain(state.applied, state.pending, repr(params.learning_rate))
+        state.pending = ""
+        state.steps += 1
+        return {"step": float(state.steps), "state": float(int(state.applied[:12], 16))}
+
+    def has_gradients(self, state: NullState) -> bool:
+        """Whether something is pending."""
+        return bool(state.pending)
+
+    def clear_gradients(self, state: NullState) -> None:
+        """Forget what is pending."""
+        state.pending = ""
+
+    def export(self, state: NullState, *, with_optimizer: bool) -> dict[str, bytes]:
+        """One JSON file."""
+        steps = state.steps if with_optimizer else 0
+        return {_FILE: json.dumps({"applied": state.applied, "steps": steps}).encode()}
+
+    def load(
+        self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool
+    ) -> NullState:
+        """What ``export`` wrote."""
+        content = json.loads(files[_FILE])
+        return NullState(applied=content["applied"], steps=content["steps"] if with_optimizer else 0)
+
+    def snapshot(self, state: NullState) -> bytes:
+        """The whole state."""
+        return json.dumps([state.applied, state.steps]).encode()
+
+    def restore(self, data: bytes) -> NullState:
+        """What ``snapshot`` wrote."""
+        applied, steps = json.loads(data)
+        return NullState(applied=applied, steps=steps)
+
+    def add_sample(self, request_id: str, state: NullState | None, request: SampleRequest) -> None:
+        """Queue a sample."""
+        self._samples.append((request_id, request))
+
+    def step_samples(self) -> list[SampleOutput]:
+        """Finish every sample with zeros."""
+        finished, self._samples = self._samples, []
+        return [_sample(request_id, request) for request_id, request in finished]
+
+    @property
+    def num_samples_under_way(self) -> int:
+        """Samples added and not yet returned."""
+        return len(self._samples)
+
+    def drop_samples(self) -> None:
+        """Forget every sample."""
+        self._samples.clear()
+
+
+def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult | Exception:
+    logprobs = []
+    for index, datum in enumerate(body.data):
+        targets = datum.inputs.get("target_tokens")
+        if targets is None:
+            return InvalidInput(f"data[{index}].loss_fn_inputs.target_tokens", "is missing")
+        logprobs.append(np.zeros(targets.shape, dtype=np.float32))
+    if not body.forward_only:
+        state.pending = _chain(state.pending, *(datum.tokens.tobytes().hex() for datum in body.data))
+    num_tokens = float(sum(len(datum.tokens) for datum in body.data))
+    return ForwardBackwardResult(tuple(logprobs), {"loss:sum": 0.0, "num_tokens:sum": num_tokens})
+
+
+def _sample(request_id: str, request: SampleRequest) -> SampleOutput:
+    length = request.sampling_params.max_tokens or 1
+    zeros = np.zeros(length, dtype=np.float32)
+    sequence = SampledSequence(tokens=np.zeros(length, dtype=np.int32), logprobs=zeros, stop_reason="length")
+    prompt = None
+    if request.prompt_logprobs:
+        prompt = np.zeros(len(request.prompt_tokens()), dtype=np.float32)
+        prompt[0] = np.nan
+    result = SampleResult(sequences=(sequence,) * request.num_samples, prompt_logprobs=prompt)
+    return SampleOutput(
+        request_id=request_id, result=encode_sample_response(result), num_tokens=length * request.num_samples
+    )
+
+
+def _chain(previous: str, *parts: str) -> str:
+    return hashlib.sha256("\n".join((previous, *parts)).encode()).hexdigest()

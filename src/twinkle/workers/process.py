@@ -1,0 +1,163 @@
+"""Everything that lives in the process that owns the device, built from the settings."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import structlog
+from celery import Celery
+
+from twinkle.core.clock import SystemClock
+from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.lease import ProcessIdentity
+from twinkle.core.settings import Settings
+from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.catalog import Catalog
+from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.journal import Journal
+from twinkle.storage.meshes import Meshes
+from twinkle.tasks.app import mesh_queue
+from twinkle.tasks.nudge import PUMP, bell_key
+from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.endings import Endings
+from twinkle.workers.engine import Engine
+from twinkle.workers.execute import Executor
+from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.null_engine import NullEngine
+from twinkle.workers.report import OperationReporter
+from twinkle.workers.residents import Residents
+from twinkle.workers.run import MeshWorker
+from twinkle.workers.sampling import SampleDesk
+from twinkle.workers.snapshots import Snapshots
+
+_PUMP_BUDGET_S = 1.0
+_SOCKET_TIMEOUT_S = 5.0
+_PASS_TOKENS_CLAIMED = 16_384
+
+_log = structlog.get_logger()
+
+
+@dataclass
+class MeshProcess:
+    """One mesh's device, worker and lease. Started once in the pool's child."""
+
+    settings: Settings
+    app: Celery
+    hostname: str
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        clock = SystemClock()
+        database = Database(settings.resolved_database_url)
+        engine = build_engine(settings)
+        journal = Journal(database, clock)
+        catalog = Catalog(database, sql_engine(settings.resolved_database_url), clock)
+        blobs = open_blob_store(settings.resolved_object_store)
+        redis_url = settings.redis_url.get_secret_value()
+        artifacts = Artifacts(engine=engine, catalog=catalog, blobs=blobs, clock=clock)
+        endings = Endings(blobs=blobs, inline_bytes=settings.inline_payload_bytes, max_attempts=settings.max_attempts)
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+        self._snapshots = Snapshots(
+            catalog=catalog,
+            blobs=blobs,
+            every_ops=settings.snapshot_every_ops,
+            every_s=settings.snapshot_every_s,
+        )
+        self._keeper = LeaseKeeper(
+            meshes=Meshes(database, clock),
+            mesh=settings.mesh,
+            identity=ProcessIdentity.current(),
+            capabilities=engine.capabilities,
+            lease_s=settings.lease_s,
+        )
+        residents = Residents(
+            engine=engine,
+            journal=journal,
+            catalog=catalog,
+            blobs=blobs,
+            artifacts=artifacts,
+            snapshots=self._snapshots,
+            clock=clock,
+            limit=settings.max_resident_adapters,
+        )
+        self._worker = MeshWorker(
+            journal=journal,
+            keeper=self._keeper,
+            executor=Executor(
+                engine=engine,
+                residents=residents,
+                artifacts=artifacts,
+                catalog=catalog,
+                blobs=blobs,
+                clock=clock,
+                endings=endings,
+            ),
+            residents=residents,
+            samples=SampleDesk(
+                engine=engine,
+                artifacts=artifacts,
+                catalog=catalog,
+                blobs=blobs,
+                clock=clock,
+                slots=settings.sample_slots,
+                max_weights=settings.max_resident_adapters,
+                endings=endings,
+            ),
+            publisher=CompletionPublisher(redis_url),
+            reporter=OperationReporter(self.app, self.hostname),
+            clock=clock,
+            max_adapters=settings.max_adapters_per_step,
+            max_tokens=_PASS_TOKENS_CLAIMED,
+            max_attempts=settings.max_attempts,
+        )
+        self._stopping = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep_forever, name="sweep", daemon=True)
+
+    def start(self) -> None:
+        """Begin to hold the lease and to sweep."""
+        self._keeper.start()
+        self._sweeper.start()
+
+    def pump(self) -> None:
+        """Answer a nudge: take the bell down first, so that whoever comes later rings again; then work."""
+        try:
+            self._redis.delete(bell_key(self.settings.mesh))
+            if self._worker.drain(budget_s=_PUMP_BUDGET_S):
+                self.app.send_task(PUMP, queue=mesh_queue(self.settings.mesh), retry=False)
+        except redis.RedisError as error:
+            _log.warning("pump.broker_unavailable", error=str(error), next="the sweep goes on")
+
+    def stop(self) -> None:
+        """Finish the batch at hand, give back what is under way, snapshot, release the mesh."""
+        self._stopping.set()
+        self._worker.close()
+        self._snapshots.close()
+        self._keeper.stop()
+        _log.info("worker.stopped", mesh=self.settings.mesh)
+
+    def _sweep_forever(self) -> None:
+        """Work without being nudged: a lost nudge costs at most one sweep, a broker that is away costs nothing else."""
+        while not self._stopping.is_set():
+            try:
+                if self._keeper.current() is not None or self._keeper.try_acquire() is not None:
+                    while self._worker.drain(budget_s=_PUMP_BUDGET_S):
+                        pass
+            except StorageUnavailable as error:
+                _log.warning("sweep.storage_unavailable", error=error.message)
+            self._stopping.wait(self.settings.sweep_s)
+
+
+def build_engine(settings: Settings) -> Engine[Any]:
+    """The engine that the settings name."""
+    if settings.engine == "null":
+        return NullEngine(base_model=settings.resolved_model_name or "null", max_rank=settings.max_rank)
+    if settings.engine != "transformers":
+        raise ConfigError(f"TWINKLE_ENGINE: {settings.engine!r} is unknown; use transformers or null")
+    # Imports torch, which takes seconds and which the null engine does without.
+    from twinkle.workers.transformers_engine import TransformersEngine  # noqa: PLC0415
+
+    return TransformersEngine.from_settings(settings)

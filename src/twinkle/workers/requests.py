@@ -1,0 +1,53 @@
+"""Payload bytes into requests: what the API stored for each kind of operation."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from twinkle.core.adapter import AdapterConfig
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.training import OptimStepRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest
+from twinkle.wire.sampling import SampleRequest, parse_sample
+from twinkle.wire.training import ForwardBackwardBody, decode_data
+
+
+class LoadRequest(BaseModel, frozen=True):
+    """What a load needs to know, whether it makes an adapter or fills one."""
+
+    path: str
+    optimizer: bool = False
+
+
+def read_create(payload: bytes) -> AdapterConfig:
+    """The adapter to create, its seed made definite by the API."""
+    return AdapterConfig.model_validate_json(payload)
+
+
+def read_load(payload: bytes) -> LoadRequest:
+    """The checkpoint to load."""
+    return LoadRequest.model_validate_json(payload)
+
+
+def read_pass(payload: bytes) -> ForwardBackwardBody:
+    """A forward or forward_backward, its tensors dense. Raises ``InvalidInput`` for bad tensors."""
+    return decode_data(payload)
+
+
+def read_optim_step(payload: bytes) -> OptimStepRequest:
+    """An optimizer step."""
+    return parse_body(OptimStepRequest, payload)
+
+
+def read_save(payload: bytes) -> SaveWeightsRequest:
+    """A training checkpoint to write."""
+    return parse_body(SaveWeightsRequest, payload)
+
+
+def read_save_for_sampler(payload: bytes) -> SaveWeightsForSamplerRequest:
+    """Sampler weights to write, named or ephemeral."""
+    return parse_body(SaveWeightsForSamplerRequest, payload)
+
+
+def read_sample(payload: bytes) -> SampleRequest:
+    """A sample, its seed made definite by the API."""
+    return parse_sample(payload)

@@ -1,0 +1,197 @@
+"""The loop of a mesh worker: claim, execute, commit, report, until a claim comes back empty."""
+
+from __future__ import annotations
+
+import threading
+from typing import Generic
+
+import structlog
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import LeaseLost, PoisonOperation, StorageUnavailable
+from twinkle.core.lease import Lease
+from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
+from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.fusion import choose_batch
+from twinkle.storage.journal import Head, Journal
+from twinkle.workers.endings import Execution, outcome_of_failure
+from twinkle.workers.engine import State
+from twinkle.workers.execute import Executor
+from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.report import OperationReporter
+from twinkle.workers.residents import Residents
+from twinkle.workers.sampling import SampleDesk
+
+_COMMIT_RETRY_S = 0.5
+_HEADS_OFFERED = 256
+_LIGHT = frozenset(OperationKind) - {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
+
+_log = structlog.get_logger()
+
+
+class MeshWorker(Generic[State]):
+    """Executes a mesh's operations. ``drain`` may be called from several threads; one works at a time."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        keeper: LeaseKeeper,
+        executor: Executor[State],
+        residents: Residents[State],
+        samples: SampleDesk[State],
+        publisher: CompletionPublisher,
+        reporter: OperationReporter,
+        clock: Clock,
+        max_adapters: int,
+        max_tokens: int,
+        max_attempts: int,
+    ) -> None:
+        self._journal = journal
+        self._keeper = keeper
+        self._executor = executor
+        self._residents = residents
+        self._samples = samples
+        self._publisher = publisher
+        self._reporter = reporter
+        self._clock = clock
+        self._max_adapters = max_adapters
+        self._max_tokens = max_tokens
+        self._max_attempts = max_attempts
+        self._previous_was_light = False
+        self._working = threading.Lock()
+        self._stopping = False
+
+    def drain(self, *, budget_s: float) -> bool:
+        """Work until nothing is left or the time is up; whether there may be more.
+
+        Training and sampling take turns: one training batch, then one slice of sampling.
+        """
+        with self._working:
+            ends_at = self._clock.now() + budget_s
+            while not self._stopping and self._clock.now() < ends_at:
+                lease = self._keeper.current()
+                if lease is None:
+                    return False
+                if not self._work_once(lease):
+                    return False
+            return not self._stopping
+
+    def close(self) -> None:
+        """Finish the batch at hand, give back what is under way, snapshot everything."""
+        self._stopping = True
+        with self._working:
+            lease = self._keeper.current()
+            if lease is not None:
+                try:
+                    self._journal.give_back(lease, self._samples.abandon(), is_blameless=True)
+                except (LeaseLost, StorageUnavailable) as error:
+                    _log.warning("worker.give_back_failed", error=error.message, next="the next holder takes them")
+            self._residents.save_all()
+            self._reporter.close()
+
+    def _work_once(self, lease: Lease) -> bool:
+        try:
+            trained = self._train_once(lease)
+            sampled = self._sample_once(lease)
+        except LeaseLost as error:
+            _log.warning("worker.fenced", error=error.message)
+            self._residents.forget_all()
+            self._samples.abandon()
+            self._keeper.give_up()
+            return False
+        except StorageUnavailable as error:
+            _log.warning("worker.storage_unavailable", error=error.message, retry_s=_COMMIT_RETRY_S)
+            self._clock.sleep(_COMMIT_RETRY_S)
+            return True
+        self._residents.evict_excess()
+        return trained or sampled
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def _train_once(self, lease: Lease) -> bool:
+        claims = self._journal.claim(lease, self._choose, _HEADS_OFFERED)
+        if not claims:
+            self._previous_was_light = False
+            return False
+        self._previous_was_light = claims[0].kind in _LIGHT
+        started_at = self._clock.now()
+        self._reporter.started(claims)
+        fit, poisonous = self._separate_poison(claims)
+        execution = self._executor.execute(fit)
+        execution.outcomes += poisonous
+        self._commit(lease, execution)
+        for outcome in execution.outcomes:
+            self._residents.note_applied(outcome.lane, outcome.seq, outcome.kind)
+        self._tell(execution.outcomes, started_at)
+        self._give_back(lease, execution)
+        return True
+
+    def _choose(self, heads: list[Head]) -> list[Head]:
+        return choose_batch(
+            heads,
+            max_adapters=self._max_adapters,
+            max_tokens=self._max_tokens,
+            previous_was_light=self._previous_was_light,
+        )
+
+    def _commit(self, lease: Lease, execution: Execution) -> None:
+        """Record the outcomes. Memory is ahead of the journal until then: an error must forget the adapters."""
+        try:
+            _commit_patiently(self._journal, lease, execution, self._clock)
+        except BaseException:
+            for outcome in execution.outcomes:
+                self._residents.forget(outcome.lane)
+            raise
+
+    # -- sampling -----------------------------------------------------------------------------------------------------
+
+    def _sample_once(self, lease: Lease) -> bool:
+        claims: list[Claim] = []
+        if self._samples.room > 0:
+            claims = self._journal.claim_samples(lease, self._samples.room, is_idle=self._samples.is_idle)
+            self._reporter.started(claims)
+        fit, poisonous = self._separate_poison(claims)
+        execution = Execution(outcomes=poisonous)
+        started_at = self._clock.now()
+        self._samples.admit(fit, execution)
+        self._samples.run_slice(execution)
+        _commit_patiently(self._journal, lease, execution, self._clock)
+        self._tell(execution.outcomes, started_at)
+        self._give_back(lease, execution)
+        return bool(claims) or not self._samples.is_idle
+
+    # -- both ---------------------------------------------------------------------------------------------------------
+
+    def _separate_poison(self, claims: list[Claim]) -> tuple[list[Claim], list[Outcome]]:
+        """Those to execute, and the failures of those that have taken the worker down too often."""
+        fit = [claim for claim in claims if claim.attempt <= self._max_attempts]
+        poisonous = []
+        for claim in claims:
+            if claim.attempt > self._max_attempts:
+                message = f"the worker died during each of {self._max_attempts} attempts at this operation"
+                failure = Failure(message=message, category=FailureCategory.SERVER, code=PoisonOperation.code)
+                poisonous.append(outcome_of_failure(claim, failure))
+        return fit, poisonous
+
+    def _give_back(self, lease: Lease, execution: Execution) -> None:
+        for postponed in execution.postponed:
+            self._journal.give_back(lease, [postponed.claim.request_id], delay_s=postponed.retry.delay_s)
+            self._reporter.retried(postponed.claim, postponed.retry.reason)
+
+    def _tell(self, outcomes: list[Outcome], started_at: float) -> None:
+        self._publisher.publish([outcome.request_id for outcome in outcomes])
+        self._reporter.ended(outcomes, started_at)
+
+
+def _commit_patiently(journal: Journal, lease: Lease, execution: Execution, clock: Clock) -> None:
+    """Record outcomes, however long the database stays away: the work is done and the lease may still hold."""
+    while execution.outcomes:
+        try:
+            journal.commit(lease, execution.outcomes, execution.records)
+        except StorageUnavailable as error:
+            count = len(execution.outcomes)
+            _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
+            clock.sleep(_COMMIT_RETRY_S)
+        else:
+            return

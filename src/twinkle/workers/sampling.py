@@ -1,0 +1,132 @@
+"""The sampling half of a mesh worker: which weights a sample runs on, and slices of continuous batching."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import InvalidInput, NotFound
+from twinkle.core.operation import Claim
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.catalog import Catalog
+from twinkle.storage.payloads import read_payload
+from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.endings import Endings, Execution, refuse_rejected
+from twinkle.workers.engine import Engine, SampleOutput, State
+from twinkle.workers.requests import read_sample
+
+_SLICE_S = 0.1
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A sample the engine has taken in."""
+
+    claim: Claim
+    started_at: float
+
+
+class SampleDesk(Generic[State]):
+    """Takes claimed samples in, advances them a slice at a time, hands back outcomes."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine[State],
+        artifacts: Artifacts[State],
+        catalog: Catalog,
+        blobs: BlobStore,
+        clock: Clock,
+        slots: int,
+        max_weights: int,
+        endings: Endings,
+    ) -> None:
+        self._engine = engine
+        self._artifacts = artifacts
+        self._catalog = catalog
+        self._blobs = blobs
+        self._clock = clock
+        self._slots = slots
+        self._max_weights = max_weights
+        self._endings = endings
+        self._under_way: dict[str, _UnderWay] = {}
+        self._weights: OrderedDict[tuple[str, ...], State] = OrderedDict()
+
+    @property
+    def room(self) -> int:
+        """How many more samples may be claimed."""
+        return max(self._slots - len(self._under_way), 0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sample is under way."""
+        return not self._under_way
+
+    def admit(self, claims: list[Claim], execution: Execution) -> None:
+        """Start samples; those whose request cannot be served end at once."""
+        for claim in claims:
+            try:
+                refuse_rejected(claim)
+                request = read_sample(read_payload(self._blobs, claim.payload))
+                self._engine.add_sample(claim.request_id, self._weights_of(claim.lane), request)
+            except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
+                self._endings.fail(execution, claim, error)
+                continue
+            self._under_way[claim.request_id] = _UnderWay(claim, self._clock.now())
+
+    def run_slice(self, execution: Execution) -> None:
+        """Advance everything under way until something ends or the slice is over."""
+        ends_at = self._clock.now() + _SLICE_S
+        while self._under_way and not execution.outcomes and self._clock.now() < ends_at:
+            try:
+                outputs = self._engine.step_samples()
+            except Exception as error:  # noqa: BLE001 - the border: the device failed, so every sample under way did
+                self._fail_all(execution, error)
+                return
+            for output in outputs:
+                self._finish(execution, output)
+
+    def abandon(self) -> list[str]:
+        """Stop everything under way; the futures that go back to the journal."""
+        request_ids = list(self._under_way)
+        self._engine.drop_samples()
+        self._under_way.clear()
+        return request_ids
+
+    def _weights_of(self, sampling_session: str) -> State | None:
+        """The weights of a sampling session; ``None`` for the base model. Keyed by content, so never stale."""
+        session = self._catalog.sampling_session(sampling_session)
+        if session.checkpoint is None:
+            return None
+        try:
+            checkpoint = self._catalog.checkpoint(session.checkpoint)
+        except NotFound as error:
+            raise InvalidInput("model_path", f"{error.message}; it was deleted or has expired") from None
+        key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
+        state = self._weights.get(key)
+        if state is None:
+            files = self._artifacts.read_files(checkpoint)
+            state = self._engine.load(checkpoint.config, files, with_optimizer=False, trainable=False)
+            self._weights[key] = state
+            while len(self._weights) > self._max_weights:
+                self._weights.popitem(last=False)
+        self._weights.move_to_end(key)
+        return state
+
+    def _finish(self, execution: Execution, output: SampleOutput) -> None:
+        under_way = self._under_way.pop(output.request_id)
+        if output.result is None:
+            error = output.error or RuntimeError("the engine ended a sample with neither result nor error")
+            self._endings.fail(execution, under_way.claim, error)
+            return
+        elapsed_s = self._clock.now() - under_way.started_at
+        self._endings.succeed(
+            execution, under_way.claim, output.result, device_s=elapsed_s, num_tokens=output.num_tokens
+        )
+
+    def _fail_all(self, execution: Execution, error: Exception) -> None:
+        for under_way in self._under_way.values():
+            self._endings.fail(execution, under_way.claim, error)
+        self.abandon()
