@@ -33,6 +33,16 @@ class NewSession:
     idempotency_key: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyInfo:
+    """What may be told of a key: everything but itself."""
+
+    tenant: str
+    name: str
+    created_at: float
+    revoked_at: float | None
+
+
 class Directory:
     """Who is there."""
 
@@ -77,6 +87,15 @@ class Directory:
         """Whether any key was ever made."""
         with Session(self._engine) as session:
             return session.exec(select(ApiKeyRow)).first() is not None
+
+    def keys(self) -> list[KeyInfo]:
+        """Every key that was made, the oldest first."""
+        with Session(self._engine) as session:
+            statement = select(ApiKeyRow, TenantRow.name).join(TenantRow).order_by(col(ApiKeyRow.created_at))
+            return [
+                KeyInfo(tenant=tenant, name=row.name, created_at=row.created_at, revoked_at=row.revoked_at)
+                for row, tenant in session.exec(statement)
+            ]
 
     def tenant_of(self, key: str) -> str | None:
         """The id of the tenant a key opens, or ``None``."""

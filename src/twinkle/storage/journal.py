@@ -29,7 +29,10 @@ from twinkle.core.operation import (
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.records import NewLane, PastOperation, Records
 
-_STATUS_COLUMNS = "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob, error, error_category, error_code, expired, mesh"
+_STATUS_COLUMNS = (
+    "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
+    " error, error_category, error_code, expired, mesh"
+)
 
 MAX_NUMBERS_AHEAD = 10_000
 """How far a number may run ahead of its lane: a hole is filled number by number when nobody comes to fill it."""
@@ -110,7 +113,8 @@ class Journal:
         inserted = transaction.execute(
             "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
             " payload, payload_blob, rejection, num_tokens, device_s, expired, not_before, accepted_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, 0, FALSE, 0, ?) ON CONFLICT (lane, seq) DO NOTHING",
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, 0, FALSE, 0, ?)"
+            " ON CONFLICT (lane, seq) DO NOTHING",
             (
                 request_id,
                 submission.tenant,
