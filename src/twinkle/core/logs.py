@@ -38,7 +38,8 @@ def configure_logging(level: str, json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            # Without the libraries' "extra" fields: Celery puts task arguments there.
+            foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(json)],
         )
     )

@@ -1,0 +1,210 @@
+"""The commands. Each takes flags, lets them override the ``TWINKLE_*`` environment, and imports what it needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from twinkle.core.errors import TwinkleError
+
+if TYPE_CHECKING:
+    from twinkle.core.settings import Settings
+
+EXIT_ERROR = 2
+EXIT_TRY_AGAIN = 75
+
+HomeFlag = Annotated[Path | None, typer.Option(help="Folder of the embedded stack.  [default: .twinkle]")]
+ModelFlag = Annotated[str | None, typer.Option(help="Path or id of the frozen base model.")]
+ModelNameFlag = Annotated[str | None, typer.Option(help="The name clients use for it.  [default: as in --model]")]
+EngineFlag = Annotated[str | None, typer.Option(help="transformers, or null (computes nothing; for benchmarks).")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
+
+app = typer.Typer(
+    help="A shared training service: many tenants' LoRA adapters on one frozen base model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+keys = typer.Typer(help="API keys: shown once, stored as hashes.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys, name="keys")
+
+
+def main() -> None:
+    """Run the command line. Our own errors become one line and an exit code, never a traceback."""
+    try:
+        app()
+    except TwinkleError as error:
+        print(f"twinkle: {error.message}", file=sys.stderr)
+        raise SystemExit(EXIT_TRY_AGAIN if error.retryable else EXIT_ERROR) from None
+
+
+def _settings(**flags: object) -> Settings:
+    """The process's settings, with logging set up by them."""
+    from twinkle.core.logs import configure_logging
+    from twinkle.core.settings import load_settings
+
+    settings = load_settings(**flags)
+    configure_logging(settings.log_level, settings.log_json)
+    return settings
+
+
+@app.command()
+def serve(
+    model: ModelFlag = None,
+    model_name: ModelNameFlag = None,
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DEVICE", help="A mesh and its device; may be repeated.  [default: default=cpu]"),
+    ] = None,
+    home: HomeFlag = None,
+    host: Annotated[str | None, typer.Option(help="Where the API listens.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one.  [default: 8765]")] = None,
+    flower: Annotated[bool, typer.Option("--flower", help="Start Flower too, behind a password.")] = False,
+    flower_port: Annotated[int | None, typer.Option(help="0 takes a free one.  [default: 5555]")] = None,
+    engine: EngineFlag = None,
+) -> None:
+    """Run everything on this machine: broker, API, workers, housekeeping.
+
+    twinkle serve --model ./my-model --mesh first=cuda:0 --mesh second=cuda:1 --flower
+    """
+    if sys.platform == "win32":
+        from twinkle.core.errors import ConfigError
+
+        raise ConfigError(
+            "`twinkle serve` does not run on Windows (Celery has no process pool there); use WSL, or the compose file"
+        )
+    from twinkle.cli.serve import run
+
+    settings = _settings(
+        home=home,
+        model=model,
+        model_name=model_name,
+        host=host,
+        port=port,
+        flower_port=flower_port,
+        engine=engine,
+    )
+    raise SystemExit(run(settings, meshes=mesh or [], with_flower=flower))
+
+
+@app.command()
+def server(
+    home: HomeFlag = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="[default: 8765]")] = None,
+) -> None:
+    """Run the API alone.
+
+    TWINKLE_DATABASE_URL=postgresql://... TWINKLE_REDIS_URL=redis://... twinkle server --host 0.0.0.0
+    """
+    from twinkle.server.run import serve_api
+
+    serve_api(_settings(home=home, host=host, port=port))
+
+
+@app.command()
+def worker(
+    mesh: Annotated[str | None, typer.Option(help="The mesh to serve.  [default: default]")] = None,
+    model: ModelFlag = None,
+    model_name: ModelNameFlag = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0.  [default: cpu]")] = None,
+    engine: EngineFlag = None,
+    home: HomeFlag = None,
+) -> None:
+    """Run the worker of one mesh.
+
+    twinkle worker --mesh first --model ./my-model --device cuda:0
+    """
+    from twinkle.workers.entry import run_worker
+
+    settings = _settings(
+        mesh=mesh,
+        model=model,
+        model_name=model_name,
+        device=device,
+        engine=engine,
+        home=home,
+    )
+    raise SystemExit(run_worker(settings))
+
+
+@app.command()
+def housekeeping(home: HomeFlag = None) -> None:
+    """Run the sweeps: leases, sessions, gaps, deadlines, expiries. One is enough.
+
+    twinkle housekeeping
+    """
+    from twinkle.tasks.housekeeping import run_housekeeping
+
+    raise SystemExit(run_housekeeping(_settings(home=home)))
+
+
+@app.command()
+def flower(
+    host: Annotated[str | None, typer.Option(help="Where to listen.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="[default: 5555]")] = None,
+) -> None:
+    """Run Flower on our broker. Its password comes from TWINKLE_FLOWER_PASSWORD.
+
+    TWINKLE_FLOWER_PASSWORD=... twinkle flower --port 5555
+    """
+    from twinkle.dashboards.flower import run_flower
+
+    run_flower(_settings(flower_host=host, flower_port=port))
+
+
+@keys.command("create")
+def keys_create(
+    tenant: Annotated[str, typer.Option(help="Whose key it is; the tenant is made if need be.")],
+    name: Annotated[str, typer.Option(help="What the key is for.")] = "cli",
+    home: HomeFlag = None,
+) -> None:
+    """Make an API key. It stands alone on the last line and is shown this once.
+
+    twinkle keys create --tenant alice --name laptop
+    """
+    from twinkle.cli.keys import create_key
+
+    create_key(_settings(home=home), tenant=tenant, name=name)
+
+
+@keys.command("list")
+def keys_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """List the keys that were made, without the keys themselves.
+
+    twinkle keys list --json
+    """
+    from twinkle.cli.keys import list_keys
+
+    list_keys(_settings(home=home), as_json=as_json)
+
+
+@app.command()
+def status(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Show the meshes, their adapters and what waits for them.
+
+    twinkle status --home .twinkle
+    """
+    from twinkle.cli.status import show_status
+
+    show_status(_settings(home=home), as_json=as_json)
+
+
+@app.command()
+def version() -> None:
+    """Show the version.
+
+    twinkle version
+    """
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        print(version_of("twinkle-queue"))
+    except PackageNotFoundError:
+        print("not installed: run from source")

@@ -1,0 +1,106 @@
+"""``twinkle serve``: the whole service on one machine, from one command."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from twinkle.cli.broker import Broker, free_port, prepare_broker
+from twinkle.cli.console import say
+from twinkle.cli.home import kept_password, logs_of, make_home
+from twinkle.cli.journal import opened_journal
+from twinkle.cli.lock import sole_owner
+from twinkle.cli.parent_death import SUPPORTED as CHILDREN_DIE_WITH_US
+from twinkle.cli.service import Service
+from twinkle.cli.stack import parse_meshes, plan_stack
+from twinkle.core.clock import SystemClock
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
+from twinkle.storage.directory import Directory
+
+DEFAULT_TENANT = "default"
+FLOWER_PASSWORD_FILE = "flower-password"
+
+_PATH_STARTS = ("/", "./", "../", "~")
+
+
+def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
+    """Run the stack until SIGTERM or Ctrl-C. Blocks; the exit code.
+
+    Raises:
+        ConfigError: It cannot start: a flag is wrong, the home or a port is taken, a child refuses its settings.
+    """
+    started = time.monotonic()
+    plans = parse_meshes(meshes)
+    _check_model(settings.model)
+    home = make_home(settings.home)
+    with sole_owner(home):
+        settings = _settle(settings, home, with_flower=with_flower)
+        broker = None if settings.redis_url.get_secret_value() else prepare_broker(home)
+        if broker is not None:
+            settings = settings.model_copy(update={"redis_url": SecretStr(broker.url)})
+        _announce(settings, broker, _first_key(settings), with_flower=with_flower)
+        stack = plan_stack(settings, plans, broker, with_flower=with_flower)
+        asyncio.run(Service(settings, plans, stack, started=started).run())
+    return 0
+
+
+def _check_model(model: str) -> None:
+    if not model:
+        raise ConfigError("--model is missing: a folder with a model, or the id of one")
+    if model.startswith(_PATH_STARTS) and not Path(model).is_dir():
+        raise ConfigError(f"--model {model}: no such folder")
+
+
+def _settle(settings: Settings, home: Path, *, with_flower: bool) -> Settings:
+    """Replace what was left open (home, ports, Flower's password) by what it is in this run."""
+    chosen: dict[str, object] = {"home": home, "port": _listening_port(settings.host, settings.port, "--port")}
+    if with_flower:
+        chosen["flower_port"] = _listening_port(settings.flower_host, settings.flower_port, "--flower-port")
+        if not settings.flower_password.get_secret_value():
+            chosen["flower_password"] = SecretStr(kept_password(home / FLOWER_PASSWORD_FILE))
+    return settings.model_copy(update=chosen)
+
+
+def _listening_port(host: str, port: int, flag: str) -> int:
+    """The port to listen on; a free one for 0.
+
+    Raises:
+        ConfigError: Somebody listens there, or the address is not this machine's.
+    """
+    if port == 0:
+        return free_port()
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another {flag}") from error
+    return port
+
+
+def _first_key(settings: Settings) -> str | None:
+    """Bring the journal up to date; an API key if this is the first time, else ``None``."""
+    with opened_journal(settings) as engine:
+        directory = Directory(engine, SystemClock())
+        return None if directory.has_keys() else directory.create_key(DEFAULT_TENANT, "made by twinkle serve")
+
+
+def _announce(settings: Settings, broker: Broker | None, first_key: str | None, *, with_flower: bool) -> None:
+    say(f"Twinkle serves {settings.resolved_model_name} at http://{settings.host}:{settings.port}")
+    if first_key is not None:
+        say(f"  API key  {first_key}")
+        say("           shown this once and kept as a hash; `twinkle keys create` makes more")
+    if with_flower:
+        say(f"  Flower   http://{settings.flower_host}:{settings.flower_port}  user {settings.flower_user}")
+        say(f"           password in {settings.home / FLOWER_PASSWORD_FILE}")
+    say(f"  home     {settings.home}")
+    say(f"  logs     {logs_of(settings.home)}")
+    say(f"  broker   {'your own, from TWINKLE_REDIS_URL' if broker is None else broker.kind}")
+    if not CHILDREN_DIE_WITH_US:
+        say("  note     if this process is killed with SIGKILL, its children stay: only Linux can end them with it")

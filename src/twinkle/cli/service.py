@@ -1,0 +1,143 @@
+"""The embedded stack while it runs: started in order, watched, stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import httpx
+
+from twinkle.cli.broker import answers
+from twinkle.cli.console import say
+from twinkle.cli.stack import MeshPlan, Stack
+from twinkle.cli.supervisor import Child, Fall
+from twinkle.core.clock import SystemClock
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
+from twinkle.storage.database import Database
+from twinkle.storage.meshes import Meshes, MeshStatus
+
+HEALTH_PATH = "/api/v1/healthz"
+
+_BROKER_TIMEOUT_S = 20.0
+_ASK_EVERY_S = 0.1
+_ASK_TIMEOUT_S = 2.0
+_UNSPECIFIED_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class Service:
+    """The running stack."""
+
+    def __init__(self, settings: Settings, meshes: list[MeshPlan], stack: Stack, *, started: float) -> None:
+        """Start nothing yet. ``started`` is the monotonic time from which readiness is counted."""
+        self._settings = settings
+        self._mesh_names = {mesh.name for mesh in meshes}
+        self._started = started
+        self._api = Child(stack.api, say, self._on_fall)
+        self._workers = [Child(spec, say, self._on_fall) for spec in stack.workers]
+        self._broker = None if stack.broker is None else Child(stack.broker, say, self._on_fall)
+        self._meshes = Meshes(Database(settings.resolved_database_url), SystemClock())
+        self._is_ready = False
+        self._refusal: Fall | None = None
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start, watch, stop. No process is left behind, whatever happens in between.
+
+        Raises:
+            ConfigError: The broker does not come up, or a child refuses its settings before the stack was ready.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(number, self._on_signal)
+        start = asyncio.create_task(self._start())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+                await stop
+        finally:
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            await self._stop_all()
+        if self._refusal is not None:
+            raise ConfigError(str(self._refusal))
+
+    async def _start(self) -> None:
+        earlier = {mesh.name: mesh.epoch for mesh in await asyncio.to_thread(self._meshes.all)}
+        if self._broker is not None:
+            await self._broker.start()
+            await self._until_broker_answers()
+        for child in (self._api, *self._workers):
+            await child.start()
+        await self._until_api_answers()
+        say(f"the API answers after {self._elapsed_s():.1f} s")
+        await self._until_meshes_serve(earlier)
+        self._is_ready = True
+        say(f"ready in {self._elapsed_s():.1f} s; Ctrl-C stops")
+
+    async def _until_broker_answers(self) -> None:
+        url = self._settings.redis_url.get_secret_value()
+        deadline = time.monotonic() + _BROKER_TIMEOUT_S
+        while not await asyncio.to_thread(answers, url):
+            if time.monotonic() > deadline:
+                raise ConfigError(f"the broker did not answer within {_BROKER_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(_ASK_EVERY_S / 4)
+
+    async def _until_api_answers(self) -> None:
+        host = _UNSPECIFIED_HOSTS.get(self._settings.host, self._settings.host)
+        netloc = f"[{host}]" if ":" in host else host
+        url = f"http://{netloc}:{self._settings.port}{HEALTH_PATH}"
+        async with httpx.AsyncClient(timeout=_ASK_TIMEOUT_S, trust_env=False) as client:
+            while not await _is_healthy(client, url):  # noqa: ASYNC110 - another process has no event to wait for
+                await asyncio.sleep(_ASK_EVERY_S)
+
+    async def _until_meshes_serve(self, earlier: dict[str, int]) -> None:
+        """Wait until each mesh has a worker of this run that said what it can do."""
+        waiting = set(self._mesh_names)
+        while waiting:
+            for mesh in await asyncio.to_thread(self._meshes.all):
+                if mesh.name in waiting and _serves(mesh, since_epoch=earlier.get(mesh.name, 0)):
+                    waiting.discard(mesh.name)
+                    say(f"mesh {mesh.name} serves {self._settings.resolved_model_name} ({mesh.num_adapters} adapters)")
+            await asyncio.sleep(_ASK_EVERY_S)
+
+    async def _stop_all(self) -> None:
+        """The API first, so that nothing new is accepted; then who works; the broker last."""
+        await self._api.stop(self._hurry)
+        await asyncio.gather(*(child.stop(self._hurry) for child in self._workers))
+        if self._broker is not None:
+            await self._broker.stop(self._hurry)
+        say(f"stopped after {self._elapsed_s():.0f} s")
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+            say("not waiting any longer")
+        else:
+            self._stop.set()
+            say("stopping: running operations finish or go back to the journal; again to not wait for them")
+
+    def _on_fall(self, fall: Fall) -> None:
+        """A child that refuses its settings before we were ever ready will not change its mind."""
+        if fall.is_refusal and not self._is_ready and self._refusal is None:
+            self._refusal = fall
+            self._stop.set()
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+
+async def _is_healthy(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _serves(mesh: MeshStatus, *, since_epoch: int) -> bool:
+    return mesh.alive and mesh.epoch > since_epoch and mesh.capabilities is not None

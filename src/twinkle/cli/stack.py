@@ -1,0 +1,112 @@
+"""Which processes make up the embedded stack, and with which settings each one runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from twinkle.cli.broker import Broker
+from twinkle.cli.home import logs_of
+from twinkle.cli.supervisor import ChildSpec
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
+
+_MESH = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,62})=(?P<device>[a-z]+(:\d+)?)")
+_DEFAULT_MESH = "default=cpu"
+
+_API_STOP_S = 10.0
+_DRAIN_S = 30.0
+_BROKER_STOP_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshPlan:
+    """A mesh and the device its worker runs on."""
+
+    name: str
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The processes in the order of their stopping: what takes requests, what does the work, what carries messages."""
+
+    api: ChildSpec
+    workers: tuple[ChildSpec, ...]
+    broker: ChildSpec | None
+
+
+def parse_meshes(texts: list[str]) -> list[MeshPlan]:
+    """Read ``NAME=DEVICE`` flags; without any, one mesh on the CPU.
+
+    Raises:
+        ConfigError: A flag does not parse, or a name comes twice.
+    """
+    plans: list[MeshPlan] = []
+    for text in texts or [_DEFAULT_MESH]:
+        match = _MESH.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0")
+        plans.append(MeshPlan(name=match["name"], device=match["device"]))
+    names = [plan.name for plan in plans]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--mesh: a name may stand for one mesh only, got {', '.join(names)}")
+    return plans
+
+
+def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None, *, with_flower: bool) -> Stack:
+    """Lay out the processes. ``broker`` is ``None`` when the settings name one that is already there."""
+    env = environment_of(settings)
+    home = settings.home
+    workers = [
+        _command(home, f"worker-{mesh.name}", ("worker", "--mesh", mesh.name, "--device", mesh.device), env, _DRAIN_S)
+        for mesh in meshes
+    ]
+    workers.append(_command(home, "housekeeping", ("housekeeping",), env, _DRAIN_S))
+    if with_flower:
+        workers.append(_command(home, "flower", ("flower",), env, _API_STOP_S))
+    return Stack(
+        api=_command(home, "api", ("server",), env, _API_STOP_S),
+        workers=tuple(workers),
+        broker=None if broker is None else broker_spec(home, broker),
+    )
+
+
+def broker_spec(home: Path, broker: Broker) -> ChildSpec:
+    """How the broker runs. It needs none of our settings."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
+    return ChildSpec(
+        name="broker",
+        argv=broker.argv,
+        env={**env, "PYTHONUNBUFFERED": "1"},
+        log=logs_of(home) / "broker.log",
+        stop_timeout_s=_BROKER_STOP_S,
+    )
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """This process's environment with every chosen setting in it, so that a child reads the same ones."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
+    for field in settings.model_fields_set:
+        value = settings.__dict__[field]
+        env[f"TWINKLE_{field.upper()}"] = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
+
+
+def _command(
+    home: Path, name: str, command: tuple[str, ...], env: Mapping[str, str], stop_timeout_s: float
+) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        argv=(sys.executable, "-m", "twinkle.cli", *command),
+        env=env,
+        log=logs_of(home) / f"{name}.log",
+        stop_timeout_s=stop_timeout_s,
+    )

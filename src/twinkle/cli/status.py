@@ -1,0 +1,40 @@
+"""``twinkle status``: the meshes, their adapters and what waits for them, straight from the journal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from twinkle.cli.console import say
+from twinkle.cli.journal import opened_journal
+from twinkle.cli.table import print_table
+from twinkle.core.clock import SystemClock
+from twinkle.core.settings import Settings
+from twinkle.storage.census import MeshCensus, census
+from twinkle.storage.database import Database
+
+
+def show_status(settings: Settings, *, as_json: bool) -> None:
+    """Print one row a mesh."""
+    with opened_journal(settings):
+        meshes = census(Database(settings.resolved_database_url), SystemClock())
+    if as_json:
+        say(json.dumps([asdict(mesh) for mesh in meshes]))
+    elif not meshes:
+        say("no mesh has had a worker yet")
+    else:
+        columns = ("mesh", "state", "model", "device", "adapters", "queued", "running", "oldest waits")
+        print_table(columns, [_row(mesh) for mesh in meshes])
+
+
+def _row(mesh: MeshCensus) -> tuple[str, ...]:
+    return (
+        mesh.name,
+        "alive" if mesh.alive else "no worker",
+        mesh.base_model or "?",
+        mesh.device or "?",
+        str(mesh.num_adapters),
+        str(mesh.num_queued),
+        str(mesh.num_running),
+        "" if mesh.oldest_waits_s is None else f"{mesh.oldest_waits_s:.0f} s",
+    )

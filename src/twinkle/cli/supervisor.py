@@ -1,0 +1,184 @@
+"""Processes that are kept alive: started, watched, restarted with back-off, and stopped within a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twinkle.cli.app import EXIT_ERROR
+from twinkle.cli.parent_death import dies_with
+
+Say = Callable[[str], None]
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_FORGIVEN_AFTER_S = 60.0
+_LOG_BYTES = 20 * 2**20
+_LAST_WORDS_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """What to run, and how long it may take to stop in good order."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: Path
+    stop_timeout_s: float
+
+
+@dataclass
+class BackOff:
+    """The pause before a restart: doubling, and forgotten once a process has lived for a while."""
+
+    pause_s: float = _FIRST_PAUSE_S
+
+    def after(self, lived_s: float) -> float:
+        """The pause for a process that ended after ``lived_s`` seconds."""
+        if lived_s >= _FORGIVEN_AFTER_S:
+            self.pause_s = _FIRST_PAUSE_S
+        pause, self.pause_s = self.pause_s, min(self.pause_s * 2, _LONGEST_PAUSE_S)
+        return pause
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fall:
+    """A child that ended by itself."""
+
+    name: str
+    exit_code: int
+    lived_s: float
+    last_words: str
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it ended with one of our own errors, which a restart alone does not mend."""
+        return self.exit_code == EXIT_ERROR
+
+    def __str__(self) -> str:
+        how = f"code {self.exit_code}"
+        if self.exit_code < 0:
+            how = signal.Signals(-self.exit_code).name
+        words = f": {self.last_words}" if self.last_words else ""
+        return f"{self.name} ended with {how} after {self.lived_s:.1f} s{words}"
+
+
+@dataclass
+class Child:
+    """One process that is restarted whenever it ends, until told to stop.
+
+    It leads a process group of its own, so that a Ctrl-C in the terminal reaches only the supervisor, and so that what
+    it started can be ended with it.
+    """
+
+    spec: ChildSpec
+    say: Say
+    on_fall: Callable[[Fall], None] = lambda fall: None
+    num_restarts: int = 0
+    _process: Process | None = None
+    _watch: asyncio.Task[None] | None = None
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _back_off: BackOff = field(default_factory=BackOff)
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start it and begin to watch."""
+        self._process = await _spawn(self.spec)
+        self._watch = asyncio.create_task(self._keep_alive(self._process), name=f"watch {self.spec.name}")
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Ask it to end, wait for as long as its spec allows or until ``hurry``, then kill its whole group."""
+        self._stopping.set()
+        if self._watch is None:
+            return
+        if self._process is not None:
+            _signal_process(self._process, signal.SIGTERM)
+        impatience = asyncio.create_task(hurry.wait())
+        done, _ = await asyncio.wait(
+            {self._watch, impatience}, timeout=self.spec.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        impatience.cancel()
+        if self._watch not in done and self._process is not None:
+            if not hurry.is_set():
+                self.say(f"{self.spec.name} did not stop within {self.spec.stop_timeout_s:.0f} s and is killed")
+            kill_group(self._process.pid)
+        await self._watch
+
+    async def _keep_alive(self, process: Process) -> None:
+        while True:
+            started = time.monotonic()
+            exit_code = await process.wait()
+            self._process = None
+            kill_group(process.pid)
+            if self._stopping.is_set():
+                return
+            fall = Fall(
+                name=self.spec.name,
+                exit_code=exit_code,
+                lived_s=time.monotonic() - started,
+                last_words=_last_line(self.spec.log),
+            )
+            self.on_fall(fall)
+            pause_s = self._back_off.after(fall.lived_s)
+            self.say(f"{fall}; restarted in {pause_s:.1f} s (log: {self.spec.log})")
+            try:
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            except TimeoutError:
+                process = await _spawn(self.spec)
+                self._process = process
+                self.num_restarts += 1
+            else:
+                return
+            if self._stopping.is_set():  # asked to stop while it was being spawned
+                _signal_process(process, signal.SIGTERM)
+
+
+async def _spawn(spec: ChildSpec) -> Process:
+    if spec.log.exists() and spec.log.stat().st_size > _LOG_BYTES:
+        spec.log.replace(spec.log.with_suffix(".log.1"))
+    with spec.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *spec.argv,
+            env=dict(spec.env),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=dies_with(os.getpid()),
+        )
+
+
+def _signal_process(process: Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except ProcessLookupError:
+        return
+
+
+def kill_group(leader_pid: int) -> None:
+    """Kill what is left of a process group."""
+    try:
+        os.killpg(leader_pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    except PermissionError:  # macOS says so for a group of zombies
+        return
+
+
+def _last_line(log: Path) -> str:
+    """The last thing a child said, for the console."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST_WORDS_BYTES))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
