@@ -1,0 +1,60 @@
+"""AdamW on the flat buffers of one adapter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from twinkle.model.training import AdamParams
+from twinkle.model.validation import validate_adam
+from twinkle.module.lora import LoraAdapter
+
+NORM_BLOCK = 4096
+UPDATE_BLOCK = 1 << 18
+SMALLEST_EPS = 1e-37
+"""Below this, float32 rounds eps to (nearly) nothing."""
+
+
+def l2_norm(buffer: torch.Tensor) -> float:
+    """The L2 norm, summed in blocks of one size so that its bits do not depend on the number of threads."""
+    whole = buffer.numel() // NORM_BLOCK * NORM_BLOCK
+    blocks = [buffer[:whole].view(-1, NORM_BLOCK)] if whole else []
+    rest = buffer[whole:]
+    norms = [norm for block in blocks for norm in torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).tolist()]
+    norms.append(float(torch.linalg.vector_norm(rest, dtype=torch.float64)))
+    return math.sqrt(math.fsum(norm * norm for norm in norms))
+
+
+@torch.no_grad()
+def adam_step(adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
+    """Apply the gradients of ``adapter`` and clear them; without any, the moments decay and the step counts.
+
+    Only this adapter's buffers take part, so the step is the same bits whoever else is being served.
+    """
+    validate_adam(params)
+    norm = l2_norm(adapter.grad) if adapter.has_gradients else 0.0
+    factor = params.grad_clip_norm / norm if 0 < params.grad_clip_norm < norm else 1.0
+    step = adapter.step + 1
+    rate = params.learning_rate / (1 - params.beta1**step)
+    correction = math.sqrt(1 - params.beta2**step)
+    # Blocks stay in the cache and bound the one temporary.
+    for start in range(0, adapter.params.numel(), UPDATE_BLOCK):
+        block = slice(start, start + UPDATE_BLOCK)
+        grad, weights = adapter.grad[block], adapter.params[block]
+        exp_avg, exp_avg_sq = adapter.exp_avg[block], adapter.exp_avg_sq[block]
+        if factor != 1.0:
+            grad.mul_(factor)
+        if params.weight_decay:
+            weights.mul_(1 - params.learning_rate * params.weight_decay)
+        exp_avg.lerp_(grad, 1 - params.beta1)
+        exp_avg_sq.mul_(params.beta2).addcmul_(grad, grad, value=1 - params.beta2)
+        denominator = exp_avg_sq.sqrt().div_(correction).add_(params.eps)
+        if params.eps < SMALLEST_EPS:
+            # An entry that never had a gradient would divide 0 by 0.
+            denominator.masked_fill_(denominator == 0, math.inf)
+        weights.addcdiv_(exp_avg, denominator, value=-rate)
+    adapter.step = step
+    adapter.clear_gradients()
+    adapter.publish()
+    return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(step)}

@@ -1,0 +1,76 @@
+"""What this machine can promise about bits, and how it keeps the promise.
+
+A replayed operation must give the same bits as the first time, though it ran fused with others then. That needs matrix
+products whose rows are independent of their company (see ``twinkle.module.row_product``):
+
+* ``mkl-strict``: Intel MKL with ``MKL_CBWR=AVX512,STRICT`` or ``AVX2,STRICT``; nearly free. Must be set before the
+  first product of the process, which is what ``prepare_environment`` is for.
+* ``tiled``: products in tiles of one fixed shape; any CPU, at the same number of threads.
+* ``none``: neither was proven here. Results are right, but their last bits may depend on the batch.
+
+The mode is measured at start-up, never assumed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import torch
+
+from twinkle.module.row_product import DEFAULT_TILE_ROWS, RowProduct
+
+Determinism = Literal["mkl-strict", "tiled", "none"]
+
+MKL_MODE_VARIABLE = "MKL_CBWR"
+SELF_TEST_SHAPES = ((64, 96), (256, 688), (2048, 512))
+SELF_TEST_ROWS = 70
+SELF_TEST_SLICES = ((0, 1), (3, 4), (5, 7), (1, 12), (17, 33), (2, 66), (0, 69))
+
+
+def prepare_environment() -> str:
+    """Choose MKL's strict branch for this CPU unless the user chose one; return the value in force.
+
+    Call it before the first matrix product of the process (importing torch is no product).
+    """
+    branch = {"AVX512": "AVX512,STRICT", "AVX2": "AVX2,STRICT"}.get(torch.backends.cpu.get_cpu_capability())
+    if branch is not None and torch.backends.mkl.is_available():
+        os.environ.setdefault(MKL_MODE_VARIABLE, branch)
+    return os.environ.get(MKL_MODE_VARIABLE, "")
+
+
+def measure_determinism(device: torch.device, dtype: torch.dtype) -> Determinism:
+    """The strongest mode whose self-test passes on this device."""
+    if device.type != "cpu":
+        return "none"
+    strict = os.environ.get(MKL_MODE_VARIABLE, "").upper().endswith(",STRICT")
+    if dtype == torch.float32 and strict and rows_are_independent(RowProduct(), dtype):
+        return "mkl-strict"
+    if rows_are_independent(RowProduct(DEFAULT_TILE_ROWS), dtype):
+        return "tiled"
+    return "none"
+
+
+def product_for(determinism: Determinism) -> RowProduct:
+    """The row product that keeps the promise of a mode."""
+    return RowProduct(DEFAULT_TILE_ROWS if determinism == "tiled" else None)
+
+
+def rows_are_independent(product: RowProduct, dtype: torch.dtype) -> bool:
+    """Whether rows keep their bits when they stand alone, elsewhere or in other company, in both directions."""
+    generator = torch.Generator().manual_seed(0)
+    for num_inputs, num_outputs in SELF_TEST_SHAPES:
+        x = torch.randn(SELF_TEST_ROWS, num_inputs, generator=generator).to(dtype)
+        weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
+        for matrix in (weight, torch.randn(num_inputs, num_outputs, generator=generator).to(dtype).t()):
+            together = product(x, matrix)
+            added = torch.ones_like(together)
+            product.add_(added, x, matrix, 0.5)
+            for start, end in SELF_TEST_SLICES:
+                alone = torch.ones_like(together[start:end])
+                product.add_(alone, x[start:end], matrix, 0.5)
+                if not (torch.equal(product(x[start:end], matrix), together[start:end])):
+                    return False
+                if not torch.equal(alone, added[start:end]):
+                    return False
+    return True

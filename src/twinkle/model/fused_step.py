@@ -1,0 +1,154 @@
+"""Running the datums of many jobs through one model in packed passes, and keeping one job's trouble to itself.
+
+Shapes: T packed tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import structlog
+import torch
+
+from twinkle.core.errors import OutOfMemory
+from twinkle.model.job_run import JobRun
+from twinkle.model.loss_head import HeadItem, LossHead
+from twinkle.module.lora import Segment
+from twinkle.module.packed_attention import CausalSpans, PackedAttention
+
+Place = tuple[JobRun, int]
+"""A datum's place in a pass: its job and its number within the job."""
+
+Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttention], torch.Tensor]
+"""``(embeddings_TH, positions_T, segments, attention) -> hidden_TH``"""
+
+log = structlog.get_logger()
+
+
+class FusedStep:
+    """Cuts jobs into passes of about ``tokens_per_pass`` tokens, whole datums only, and recovers from failed passes.
+
+    How passes are cut never shows in a result: every sum over tokens is made per datum, in datum order.
+    """
+
+    def __init__(
+        self, embedding: torch.nn.Module, decode: Decode, head: LossHead, *, tokens_per_pass: int, device: torch.device
+    ) -> None:
+        self._embedding = embedding
+        self._decode = decode
+        self._head = head
+        self._tokens_per_pass = tokens_per_pass
+        self._device = device
+
+    def run(self, runs: Sequence[JobRun]) -> None:
+        """Bring every run to its end or to its failure."""
+        for backward in (True, False):
+            self._run_all([run for run in runs if run.job.backward is backward], backward=backward)
+
+    def _run_all(self, runs: Sequence[JobRun], *, backward: bool) -> None:
+        budget = self._tokens_per_pass
+        while places := _next_pass(runs, budget):
+            failure = self._attempt(places, backward=backward)
+            if failure is None:
+                continue
+            involved = list(dict.fromkeys(run for run, _ in places))
+            for run in involved:
+                run.restart()
+            if isinstance(failure, OutOfMemory):
+                budget = self._recover_memory(places, budget, failure)
+            elif len(involved) > 1:
+                # One of them is at fault: let each go alone, so that only the guilty one fails.
+                for run in involved:
+                    run.alone = True
+            else:
+                involved[0].fail(failure)
+
+    def _attempt(self, places: Sequence[Place], *, backward: bool) -> Exception | None:
+        try:
+            self._run_pass(places, backward=backward)
+        except Exception as error:  # noqa: BLE001 - whatever one datum provokes must not reach its neighbours
+            if is_out_of_memory(error):
+                return OutOfMemory(f"the device ran out of memory: {error}")
+            # The frames of the failed pass hold its activations.
+            return error.with_traceback(None)
+        return None
+
+    def _recover_memory(self, places: Sequence[Place], budget: int, failure: OutOfMemory) -> int:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        num_tokens = sum(run.job.data[index].tokens.size for run, index in places)
+        if len(places) == 1:
+            places[0][0].fail(failure)
+            return budget
+        smaller = max(1, min(budget, num_tokens) // 2)
+        log.warning("model.pass.out_of_memory", num_tokens=num_tokens, next_budget_tokens=smaller)
+        return smaller
+
+    def _run_pass(self, places: Sequence[Place], *, backward: bool) -> None:
+        data = [run.job.data[index] for run, index in places]
+        ends = np.cumsum([datum.tokens.size for datum in data]).tolist()
+        spans = list(zip([0, *ends[:-1]], ends, strict=True))
+        tokens_T = self._tensor(np.concatenate([datum.tokens for datum in data]), torch.int64)
+        positions_T = self._tensor(np.concatenate([np.arange(datum.tokens.size) for datum in data]), torch.int64)
+        segments = [
+            Segment(run.job.adapter, start, end, run.gradient)
+            for (run, _), (start, end) in zip(places, spans, strict=True)
+        ]
+        items = [self._head_item(place, span) for place, span in zip(places, spans, strict=True)]
+        with torch.set_grad_enabled(backward):
+            embeddings_TH = self._embedding(tokens_T)
+            if backward:
+                embeddings_TH = embeddings_TH.detach().requires_grad_(True)
+            hidden_TH = self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans))
+        d_hidden_TH = torch.zeros_like(hidden_TH, requires_grad=False) if backward else None
+        self._head.run(hidden_TH.detach(), items, d_hidden_TH)
+        if d_hidden_TH is not None:
+            hidden_TH.backward(d_hidden_TH)
+        for (run, _), item in zip(places, items, strict=True):
+            logprobs = torch.cat(item.logprobs).cpu().numpy()
+            loss = float(sum(loss.item() for loss in item.losses))
+            if run.failure is None:
+                run.record(logprobs, loss)
+
+    def _head_item(self, place: Place, span: tuple[int, int]) -> HeadItem:
+        run, index = place
+        inputs = run.job.data[index].inputs
+        known = (*run.loss.required_inputs, *run.loss.optional_inputs)
+        return HeadItem(
+            start=span[0],
+            end=span[1],
+            adapter=run.job.adapter,
+            gradient=run.gradient,
+            loss=run.loss,
+            targets=self._tensor(inputs["target_tokens"], torch.int64),
+            inputs={name: self._tensor(inputs[name], torch.float32) for name in known if name in inputs},
+        )
+
+    def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(np.array(values)).to(device=self._device, dtype=dtype)
+
+
+def _next_pass(runs: Sequence[JobRun], budget: int) -> list[Place]:
+    """The next datums, job after job, as many as fit the budget (at least one)."""
+    places: list[Place] = []
+    num_tokens = 0
+    for run in runs:
+        if not run.pending or (run.alone and places):
+            continue
+        for index in range(run.next_datum, len(run.job.data)):
+            size = run.job.data[index].tokens.size
+            if places and num_tokens + size > budget:
+                return places
+            places.append((run, index))
+            num_tokens += size
+        if run.alone:
+            return places
+    return places
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device (or the host's allocator, which raises a plain RuntimeError) had no memory left."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,0 +1,205 @@
+"""From hidden states to logprobs, losses and the gradient of the hidden states, without ever keeping ``[T, vocab]``.
+
+One pass over the vocabulary: for a group of rows compute logits, read off the target logprobs, differentiate the loss
+with autograd on that small vector alone, turn it into the gradient of the logits in place, multiply back. Rows are
+grouped over datums, since rows of the frozen product are independent; everything an adapter sums over is cut at datum
+boundaries and, within a datum, at fixed distances from its start.
+
+Shapes: T packed tokens, n rows of a group, N tokens of a datum, K targets a token, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from twinkle.loss import Loss
+from twinkle.module.adapter import LoraAdapter, LoraPair
+from twinkle.module.lora import Segment, add_lora, add_lora_gradient
+from twinkle.module.row_product import RowProduct
+
+
+@dataclass(eq=False)
+class HeadItem:
+    """One datum in the head: which packed rows it has, its loss, and (filled by the head) what came out."""
+
+    start: int
+    end: int
+    adapter: LoraAdapter
+    gradient: Mapping[str, LoraPair] | None
+    loss: Loss
+    targets: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
+    logprobs: list[torch.Tensor] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)
+    d_logprobs: torch.Tensor | None = None
+    """Known before the vocabulary pass only for a long datum whose loss needs the whole sequence."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Rows of one datum that go through the head at once; ``start`` and ``end`` count within the datum."""
+
+    item: HeadItem
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.item.start + self.start, self.item.start + self.end)
+
+    @property
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        return {name: values[self.start : self.end] for name, values in self.item.inputs.items()}
+
+    @property
+    def targets_nK(self) -> torch.Tensor:
+        targets = self.item.targets[self.start : self.end]
+        return targets if targets.dim() == 2 else targets[:, None]
+
+
+class LossHead:
+    """The output projection of the base model with the adapters' updates of it."""
+
+    def __init__(self, weight_VH: torch.Tensor, path: str, product: RowProduct, *, rows_per_group: int) -> None:
+        self.weight_VH = weight_VH
+        self.path = path
+        self.product = product
+        self.rows_per_group = rows_per_group
+
+    def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+        """Float32 logits of the given rows; the segments count within these rows."""
+        logits_TV = self.product(hidden_TH, self.weight_VH).float()
+        for segment in segments:
+            if segment.adapter is not None:
+                self._add_update(
+                    logits_TV[segment.start : segment.end], hidden_TH[segment.start : segment.end], segment.adapter
+                )
+        return logits_TV
+
+    def _add_update(
+        self, logits_nV: torch.Tensor, hidden_nH: torch.Tensor, adapter: LoraAdapter
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        pair = adapter.views.get(self.path)
+        if pair is None:
+            return None
+        x_nH = hidden_nH.float()
+        return x_nH, add_lora(self.product, logits_nV, x_nH, pair, adapter.scale)
+
+    @torch.no_grad()
+    def run(self, hidden_TH: torch.Tensor, items: Sequence[HeadItem], d_hidden_TH: torch.Tensor | None) -> None:
+        """Fill the outcome of every item; with ``d_hidden_TH``, also the gradients of hidden states and adapters."""
+        single_pass: list[HeadItem] = []
+        for item in items:
+            if item.loss.separable or item.end - item.start <= self.rows_per_group:
+                single_pass.append(item)
+                continue
+            self._score_whole(hidden_TH, item)
+            if d_hidden_TH is not None:
+                single_pass.append(item)
+        for group in self._groups(single_pass):
+            self._run_group(hidden_TH, group, d_hidden_TH)
+
+    def _groups(self, items: Sequence[HeadItem]) -> Iterator[list[_Piece]]:
+        group: list[_Piece] = []
+        num_rows = 0
+        for piece in self._pieces(items):
+            if group and num_rows + piece.end - piece.start > self.rows_per_group:
+                yield group
+                group, num_rows = [], 0
+            group.append(piece)
+            num_rows += piece.end - piece.start
+        if group:
+            yield group
+
+    def _pieces(self, items: Sequence[HeadItem]) -> Iterator[_Piece]:
+        for item in items:
+            length = item.end - item.start
+            for start in range(0, length, self.rows_per_group):
+                yield _Piece(item, start, min(start + self.rows_per_group, length))
+
+    def _score_whole(self, hidden_TH: torch.Tensor, item: HeadItem) -> None:
+        scored: list[torch.Tensor] = []
+        for piece in self._pieces([item]):
+            logits_nV = self.product(hidden_TH[piece.rows], self.weight_VH).float()
+            self._add_update(logits_nV, hidden_TH[piece.rows], item.adapter)
+            scored.append(_target_logprobs(torch.log_softmax(logits_nV, dim=-1), piece))
+        logprobs = torch.cat(scored)
+        loss, item.d_logprobs = _differentiate(item.loss, logprobs, item.inputs)
+        item.logprobs.append(logprobs)
+        item.losses.append(loss)
+
+    def _run_group(self, hidden_TH: torch.Tensor, group: Sequence[_Piece], d_hidden_TH: torch.Tensor | None) -> None:
+        # Pieces of a group need not be neighbours: a long datum scored beforehand leaves a hole.
+        hidden_nH = torch.cat([hidden_TH[piece.rows] for piece in group])
+        logits_nV = self.product(hidden_nH, self.weight_VH).float()
+        spans = _spans(group)
+        inners = [
+            self._add_update(logits_nV[span], hidden_nH[span], piece.item.adapter)
+            for piece, span in zip(group, spans, strict=True)
+        ]
+        logprobs_nV = torch.log_softmax(logits_nV, dim=-1)
+        del logits_nV
+        d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
+        if d_hidden_TH is None:
+            return
+        d_logits_nV = logprobs_nV.exp_()
+        for piece, span, gradient in zip(group, spans, d_logprobs, strict=True):
+            gradient_nK = gradient if gradient.dim() == 2 else gradient[:, None]
+            rows_nV = d_logits_nV[span]
+            rows_nV.mul_(-gradient_nK.sum(dim=1, keepdim=True))
+            rows_nV.scatter_add_(1, piece.targets_nK, gradient_nK)
+        d_rows_nH = self.product(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t()).float()
+        for piece, span, inner in zip(group, spans, inners, strict=True):
+            if inner is not None:
+                x_nH, inner_nR = inner
+                adapter, gradients = piece.item.adapter, piece.item.gradient
+                add_lora_gradient(
+                    self.product,
+                    dy_TO=d_logits_nV[span],
+                    dx_TI=d_rows_nH[span],
+                    x_TI=x_nH,
+                    inner_TR=inner_nR,
+                    weight=adapter.views[self.path],
+                    gradient=None if gradients is None else gradients[self.path],
+                    scale=adapter.scale,
+                )
+            d_hidden_TH[piece.rows] = d_rows_nH[span].to(d_hidden_TH.dtype)
+
+    @staticmethod
+    def _lose(logprobs_nV: torch.Tensor, piece: _Piece) -> torch.Tensor:
+        item = piece.item
+        if item.d_logprobs is not None:
+            return item.d_logprobs[piece.start : piece.end]
+        logprobs = _target_logprobs(logprobs_nV, piece)
+        loss, gradient = _differentiate(item.loss, logprobs, piece.inputs)
+        item.logprobs.append(logprobs)
+        item.losses.append(loss)
+        return gradient
+
+
+def _spans(group: Sequence[_Piece]) -> list[slice]:
+    spans: list[slice] = []
+    offset = 0
+    for piece in group:
+        length = piece.end - piece.start
+        spans.append(slice(offset, offset + length))
+        offset += length
+    return spans
+
+
+def _target_logprobs(logprobs_nV: torch.Tensor, piece: _Piece) -> torch.Tensor:
+    gathered_nK = logprobs_nV.gather(1, piece.targets_nK)
+    return gathered_nK if piece.item.targets.dim() == 2 else gathered_nK[:, 0]
+
+
+def _differentiate(
+    loss: Loss, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.enable_grad():
+        leaf = logprobs.detach().requires_grad_(True)
+        value = loss(leaf, inputs)
+        (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient

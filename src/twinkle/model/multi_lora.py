@@ -1,0 +1,238 @@
+"""One frozen base model that serves many tenants' adapters at once.
+
+Shapes: T packed tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import transformers
+
+from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.loss import Loss
+from twinkle.model.adam import adam_step
+from twinkle.model.determinism import Determinism, measure_determinism, product_for
+from twinkle.model.fused_step import FusedStep
+from twinkle.model.job_run import JobRun, start_runs
+from twinkle.model.loss_head import LossHead
+from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
+from twinkle.model.validation import validate_job
+from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
+from twinkle.module.packed_attention import (
+    ATTENTION_NAME,
+    CausalSpans,
+    PackedAttention,
+    register_packed_attention,
+)
+from twinkle.module.targets import find_targets
+
+MAX_RANK = 256
+TOKENS_PER_PASS = {"cpu": 1024}
+TOKENS_PER_PASS_ACCELERATOR = 8192
+HEAD_BYTES = {"cpu": 128 << 20}
+HEAD_BYTES_ACCELERATOR = 1 << 30
+HEAD_ROWS_RANGE = (32, 4096)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a base model is and what it can take."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_context_length: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    max_rank: int
+
+
+class MultiLoraTransformersModel:
+    """A transformers causal language model, frozen, with a LoRA pool, a packed forward pass and a one-pass loss head.
+
+    Not thread-safe: one pass at a time.
+    """
+
+    def __init__(self, model: Any, *, name: str, tokens_per_pass: int | None = None) -> None:
+        config = model.config.get_text_config()
+        _refuse_unsupported(config)
+        self._model = model.eval().requires_grad_(False)
+        self._decoder = model.base_model
+        unembedding = model.get_output_embeddings()
+        self.device: torch.device = unembedding.weight.device
+        self.determinism: Determinism = measure_determinism(self.device, unembedding.weight.dtype)
+        product = product_for(self.determinism)
+        probe = _Probe(model, self.device)
+        register_packed_attention()
+        model.set_attn_implementation(ATTENTION_NAME)
+        self.pool = LoraPool(model, find_targets(model, unembedding), product=product, max_rank=MAX_RANK)
+        vocab_size = unembedding.weight.shape[0]
+        self._head = LossHead(
+            unembedding.weight,
+            self.pool.unembed_path,
+            product,
+            rows_per_group=_head_rows(self.device, vocab_size),
+        )
+        self.info = ModelInfo(
+            name=name,
+            architecture=type(model).__name__,
+            vocab_size=vocab_size,
+            max_context_length=config.max_position_embeddings,
+            eos_token_ids=_eos_token_ids(model),
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            max_rank=MAX_RANK,
+        )
+        self._step = FusedStep(
+            model.get_input_embeddings(),
+            self._decode,
+            self._head,
+            tokens_per_pass=tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR),
+            device=self.device,
+        )
+        probe.compare(self)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        tokens_per_pass: int | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise."""
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype or (torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16),
+            attn_implementation="sdpa",
+            local_files_only=os.path.exists(path),
+        )
+        return cls(model.to(torch.device(device)), name=name or path, tokens_per_pass=tokens_per_pass)
+
+    @property
+    def config(self) -> Any:
+        """The text config of the base model, as transformers has it."""
+        return self._model.config.get_text_config()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the base weights and of hidden states."""
+        return self._head.weight_VH.dtype
+
+    def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
+        """A fresh adapter for one tenant."""
+        return self.pool.create(config, trainable=trainable)
+
+    def validate(self, job: TrainJob) -> Loss:
+        """Raise ``InvalidInput`` for the first thing wrong with a job; return its loss."""
+        return validate_job(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
+
+    def forward_backward(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome | Exception]:
+        """Run jobs of any adapters fused; one result each, in their order.
+
+        A job that fails yields its exception and leaves its adapter's gradients as they were. On the CPU the bits of a
+        job's result and gradient do not depend on the other jobs (see ``determinism``).
+        """
+        runs = start_runs(jobs, [self._check(job) for job in jobs])
+        self._step.run([run for run in runs if isinstance(run, JobRun)])
+        return [run.commit() if isinstance(run, JobRun) else run for run in runs]
+
+    def _check(self, job: TrainJob) -> Loss | Exception:
+        try:
+            return self.validate(job)
+        except InvalidInput as error:
+            return error
+
+    def optim_step(self, adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
+        """Apply and clear the accumulated gradients of one adapter."""
+        if not adapter.trainable:
+            raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
+        return adam_step(adapter, params)
+
+    @torch.inference_mode()
+    def run_packed(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        segments: Sequence[Segment],
+        attention: PackedAttention,
+    ) -> torch.Tensor:
+        """Hidden states [T, H] of packed tokens, without gradients; ``attention`` is called in every layer."""
+        embeddings_TH = self._model.get_input_embeddings()(token_ids)
+        return self._decode(embeddings_TH, position_ids, segments, attention)
+
+    @torch.inference_mode()
+    def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+        """Float32 logits [T, V] of the given rows; the segments count within these rows."""
+        return self._head.logits(hidden_TH, segments)
+
+    def _decode(
+        self,
+        embeddings_TH: torch.Tensor,
+        positions_T: torch.Tensor,
+        segments: Sequence[Segment],
+        attention: PackedAttention,
+    ) -> torch.Tensor:
+        with self.pool.routed(segments):
+            output = self._decoder(
+                inputs_embeds=embeddings_TH[None],
+                position_ids=positions_T[None],
+                use_cache=False,
+                packed_attention=attention,
+            )
+        hidden_TH: torch.Tensor = output.last_hidden_state[0]
+        return hidden_TH
+
+
+class _Probe:
+    """The logits of the untouched model for a few tokens, to be matched by our own path through it.
+
+    Models that scale or cap their logits, or attend in a way of their own, would otherwise train silently wrong.
+    """
+
+    NUM_TOKENS = 6
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._token_ids = torch.arange(self.NUM_TOKENS, device=device) % model.get_output_embeddings().weight.shape[0]
+        with torch.inference_mode():
+            self._logits_TV = model(input_ids=self._token_ids[None], use_cache=False).logits[0].float()
+
+    def compare(self, model: MultiLoraTransformersModel) -> None:
+        """Raise ``ConfigError`` when the packed path computes something else."""
+        positions_T = torch.arange(self.NUM_TOKENS, device=model.device)
+        hidden_TH = model.run_packed(self._token_ids, positions_T, [], CausalSpans([(0, self.NUM_TOKENS)]))
+        difference = (model.logits(hidden_TH, []) - self._logits_TV).abs().max().item()
+        scale = self._logits_TV.abs().max().item()
+        tolerance = 1e-4 if model.dtype == torch.float32 else 5e-2
+        if not difference <= tolerance * max(scale, 1e-6):
+            raise ConfigError(
+                f"{model.info.architecture} does not compute the same logits in packed form (off by {difference:.3g} "
+                f"at a scale of {scale:.3g}); this architecture is not supported"
+            )
+
+
+def _refuse_unsupported(config: Any) -> None:
+    kinds = set(config.to_dict().get("layer_types") or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ConfigError(f"layers of type {', '.join(sorted(kinds - {'full_attention'}))} are not supported yet")
+
+
+def _head_rows(device: torch.device, vocab_size: int) -> int:
+    size_bytes = HEAD_BYTES.get(device.type, HEAD_BYTES_ACCELERATOR)
+    low, high = HEAD_ROWS_RANGE
+    return min(high, max(low, size_bytes // (4 * vocab_size)))
+
+
+def _eos_token_ids(model: Any) -> tuple[int, ...]:
+    configured = model.generation_config.eos_token_id
+    if configured is None:
+        configured = model.config.get_text_config().eos_token_id
+    if configured is None:
+        return ()
+    return tuple(configured) if isinstance(configured, Iterable) else (configured,)

@@ -1,0 +1,58 @@
+"""The nouns of a training step: what comes in, what goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinkle.loss.base import LossConfig
+from twinkle.module.lora import LoraAdapter
+
+
+@dataclass(frozen=True, eq=False)
+class Datum:
+    """One sequence: ``tokens`` (N,) int64, and its loss inputs, dense, (N,) or (N, K).
+
+    The caller shifts: position i predicts ``inputs["target_tokens"][i]``.
+    """
+
+    tokens: np.ndarray
+    inputs: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """One ``forward`` or ``forward_backward`` of one adapter."""
+
+    adapter: LoraAdapter
+    data: tuple[Datum, ...]
+    loss: str
+    loss_config: Mapping[str, float | str] = field(default_factory=dict)
+    backward: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class TrainOutcome:
+    """What a job returns: per datum the target logprobs in the shape of its target tokens, and sums over the job."""
+
+    logprobs: list[np.ndarray]
+    loss: float
+    num_tokens: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamParams:
+    """AdamW with decoupled weight decay; ``grad_clip_norm`` 0 means no clipping."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+__all__ = ["AdamParams", "Datum", "LossConfig", "TrainJob", "TrainOutcome"]

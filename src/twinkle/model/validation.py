@@ -1,0 +1,94 @@
+"""Refusing a job before it runs, naming the field, the limit and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from twinkle.core.errors import InvalidInput
+from twinkle.loss import Loss, create_loss
+from twinkle.model.training import AdamParams, Datum, TrainJob
+
+
+def validate_job(job: TrainJob, *, vocab_size: int, max_context_length: int) -> Loss:
+    """Raise ``InvalidInput`` for the first thing wrong with ``job``; return its loss."""
+    loss = create_loss(job.loss, job.loss_config)
+    if job.backward and not job.adapter.trainable:
+        raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
+    if not job.data:
+        raise InvalidInput("data", "is empty; send at least one datum")
+    for index, datum in enumerate(job.data):
+        _validate_tokens(f"data[{index}].model_input", datum.tokens, vocab_size, max_context_length)
+        _validate_inputs(f"data[{index}].loss_fn_inputs", datum, loss, vocab_size)
+    return loss
+
+
+def validate_adam(params: AdamParams) -> None:
+    """Raise ``InvalidInput`` for a setting no step can be made with."""
+    limits: Mapping[str, tuple[float, float]] = {
+        "learning_rate": (params.learning_rate, math.inf),
+        "beta1": (params.beta1, 1.0),
+        "beta2": (params.beta2, 1.0),
+        "eps": (params.eps, math.inf),
+        "weight_decay": (params.weight_decay, math.inf),
+        "grad_clip_norm": (params.grad_clip_norm, math.inf),
+    }
+    for name, (value, upper) in limits.items():
+        if not (math.isfinite(value) and 0 <= value < upper):
+            bound = "at least 0" if math.isinf(upper) else f"in [0, {upper:g})"
+            raise InvalidInput(f"adam_params.{name}", f"is {value}, must be finite and {bound}")
+
+
+def _validate_tokens(field: str, tokens: np.ndarray, vocab_size: int, max_context_length: int) -> None:
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise InvalidInput(field, f"has shape {tokens.shape} and dtype {tokens.dtype}, must be a list of token ids")
+    if tokens.size == 0:
+        raise InvalidInput(field, "is empty; send at least one token")
+    if tokens.size > max_context_length:
+        raise InvalidInput(
+            field, f"has {tokens.size} tokens, the model's context is {max_context_length}; shorten or split it"
+        )
+    _validate_ids(field, tokens, vocab_size)
+
+
+def _validate_ids(field: str, ids: np.ndarray, vocab_size: int) -> None:
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidInput(
+            field, f"holds the token id {wrong}, the vocabulary is 0 to {vocab_size - 1}; use this model's tokenizer"
+        )
+
+
+def _validate_inputs(field: str, datum: Datum, loss: Loss, vocab_size: int) -> None:
+    required = ("target_tokens", *loss.required_inputs)
+    for name in required:
+        if name not in datum.inputs:
+            raise InvalidInput(f"{field}.{name}", f"is missing; {loss.name} needs {', '.join(required)}")
+    targets = datum.inputs["target_tokens"]
+    _validate_targets(f"{field}.target_tokens", targets, datum, loss, vocab_size)
+    for name in (*loss.required_inputs, *loss.optional_inputs):
+        if name in datum.inputs:
+            _validate_values(f"{field}.{name}", datum.inputs[name], targets.shape)
+
+
+def _validate_targets(field: str, targets: np.ndarray, datum: Datum, loss: Loss, vocab_size: int) -> None:
+    if targets.dtype.kind not in "iu":
+        raise InvalidInput(field, f"has dtype {targets.dtype}, must be int64")
+    num_tokens = datum.tokens.size
+    allowed_dims = (1, 2) if loss.top_k_targets else (1,)
+    if targets.ndim not in allowed_dims or targets.shape[0] != num_tokens or targets.size == 0:
+        expected = f"({num_tokens},) or ({num_tokens}, K)" if loss.top_k_targets else f"({num_tokens},)"
+        raise InvalidInput(field, f"has shape {targets.shape}, must be {expected}, one row for each input token")
+    _validate_ids(field, targets, vocab_size)
+
+
+def _validate_values(field: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
+    if values.shape != shape:
+        raise InvalidInput(field, f"has shape {values.shape}, must be {shape}, like target_tokens")
+    if values.dtype.kind not in "fiub":
+        raise InvalidInput(field, f"has dtype {values.dtype}, must be float32")
+    if not np.isfinite(values).all():
+        raise InvalidInput(field, "holds a value that is not finite")
