@@ -11,7 +11,16 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 _API_KEY = re.compile(r"tml-[A-Za-z0-9_\-]{6,}")
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@/\s]+@")
-_QUIET = ("httpx", "httpcore", "alembic", "asyncio", "filelock", "urllib3")
+_QUIET = (
+    "httpx",
+    "httpcore",
+    "alembic",
+    "asyncio",
+    "filelock",
+    "urllib3",
+    "celery.worker.strategy",
+    "celery.app.trace",
+)
 
 
 def configure_logging(level: str, json: bool) -> None:

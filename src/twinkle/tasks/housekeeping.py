@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import structlog
@@ -100,7 +101,7 @@ def run_housekeeping(settings: Settings) -> int:
     )
     register(app, housekeeping)
     worker = app.Worker(
-        hostname="housekeeping@%h",
+        hostname=f"housekeeping@{socket.gethostname()}",
         pool="threads",
         concurrency=1,
         queues=[HOUSEKEEPING_QUEUE],

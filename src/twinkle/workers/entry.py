@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from twinkle.core.settings import Settings, environment_of
 from twinkle.tasks.app import mesh_queue
@@ -18,7 +19,7 @@ def run_worker(settings: Settings) -> int:
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 
     worker = app.Worker(
-        hostname=f"{settings.mesh}@%h",
+        hostname=f"{settings.mesh}@{socket.gethostname()}",
         pool="prefork",
         concurrency=1,
         queues=[mesh_queue(settings.mesh)],
