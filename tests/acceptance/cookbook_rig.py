@@ -1,0 +1,148 @@
+"""Runs recipes of the Tinker cookbook, unmodified and offline, against a service of ours.
+
+The cookbook gets a virtual environment of its own, since it pins packages that the project does not want, and a
+working directory in which everything it would download lies under the name it asks for.
+
+    python tests/acceptance/cookbook_rig.py URL MODEL_NAME TOKENIZER_FOLDER [RECIPE [ARGUMENT ...]]
+
+runs one recipe (`sl_loop` if none is given) by hand; the key is taken from TINKER_API_KEY.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REQUIREMENTS = Path(__file__).with_name("cookbook-requirements.txt")
+CACHE = REPOSITORY / ".cache" / "cookbook-venv"
+TORCH = "torch==2.13.0"
+RECIPE_TIMEOUT_S = 150.0
+
+NO_ROBOTS = "HuggingFaceH4/no_robots"
+# The cookbook's own smoke tests want at least 1,300 rows.
+NUM_TRAIN_ROWS = 1400
+NUM_TEST_ROWS = 64
+
+SL_LOOP_ARGUMENTS = ("batch_size=8", "max_steps=3", "save_every=2", "lora_rank=8")
+
+
+def cookbook_python(cache: Path = CACHE) -> Path:
+    """Returns the Python of the cookbook's environment; makes it first (a minute or two) when there is none.
+
+    An environment is made again when its requirements have changed, and one that was not finished is not used.
+    """
+    stamp = cache / "requirements.sha256"
+    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + TORCH.encode()).hexdigest()
+    python = cache / "bin" / "python"
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with cache.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return python
+        venv.create(cache, clear=True, with_pip=True)
+        # Torch with its dependencies, whatever its build here needs; the rest exactly as pinned.
+        subprocess.run([python, "-m", "pip", "install", "--quiet", TORCH], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", REQUIREMENTS], check=True)
+        stamp.write_text(wanted)
+    return python
+
+
+def make_offline_data(folder: Path, *, model_name: str, tokenizer_folder: Path) -> Path:
+    """Fills `folder` with what recipes would download, under the relative names they use; returns it.
+
+    Args:
+        folder: The working directory of the recipes to come.
+        model_name: The served name, one that the cookbook knows, such as `Qwen/Qwen3-8B`.
+        tokenizer_folder: A model folder; everything but its weights is copied.
+    """
+    shutil.copytree(
+        tokenizer_folder, folder / model_name, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
+    )
+    data = REPOSITORY / "examples" / "data"
+    chats = [
+        json.loads(line)["messages"]
+        for name in ("self_cognition.jsonl", "arithmetic.jsonl")
+        for line in (data / name).read_text(encoding="utf-8").splitlines()
+    ]
+    for split, num_rows in (("train", NUM_TRAIN_ROWS), ("test", NUM_TEST_ROWS)):
+        rows = [
+            {"prompt_id": f"{split}-{index}", "category": "Chat", "messages": chats[index % len(chats)]}
+            for index in range(num_rows)
+        ]
+        write_rows(folder / NO_ROBOTS / f"{split}.jsonl", rows)
+    return folder
+
+
+def write_rows(path: Path, rows: Sequence[object]) -> None:
+    """Writes JSON Lines, making the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def run_recipe(
+    name: str, args: Sequence[str], *, base_url: str, api_key: str, cwd: Path, timeout_s: float = RECIPE_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m tinker_cookbook.recipes.<name> <args>` in `cwd` and returns how it ended, with its output.
+
+    Args:
+        name: The recipe's module, such as `sl_loop` or `chat_sl.train`.
+        args: Its command line; without `log_path=` it logs under `cwd`.
+        base_url: The service.
+        api_key: A tenant's key.
+        cwd: A folder filled by `make_offline_data`.
+        timeout_s: After this the recipe is killed and `subprocess.TimeoutExpired` raised.
+    """
+    # Only what a recipe needs: nothing of the caller's keys, proxies or Python paths.
+    environment = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    environment |= {
+        "TINKER_BASE_URL": base_url,
+        "TINKER_API_KEY": api_key,
+        "TINKER_COOKBOOK_RUNS_DIR": str(cwd / "runs"),
+        "HOME": str(cwd),
+        "HF_HOME": str(cwd / "hf-home"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return subprocess.run(
+        [cookbook_python(), "-m", f"tinker_cookbook.recipes.{name}", *args],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def read_metrics(log_path: Path) -> list[dict[str, float]]:
+    """Returns what a recipe logged, one dictionary a step."""
+    return [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one recipe by hand; returns its exit code."""
+    base_url, model_name, tokenizer_folder, *rest = arguments
+    name, args = (rest[0], rest[1:]) if rest else ("sl_loop", [*SL_LOOP_ARGUMENTS, f"model_name={model_name}"])
+    with tempfile.TemporaryDirectory(prefix="cookbook-") as scratch:
+        cwd = make_offline_data(Path(scratch), model_name=model_name, tokenizer_folder=Path(tokenizer_folder))
+        done = run_recipe(name, args, base_url=base_url, api_key=os.environ["TINKER_API_KEY"], cwd=cwd)
+    print(done.stdout)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
