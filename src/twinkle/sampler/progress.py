@@ -1,0 +1,141 @@
+"""How far one request has come: its prompt, the continuations that run, those that still wait, those that are done."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from twinkle.sampler.choice import ChoiceRule
+from twinkle.sampler.kv_cache import SequenceCache
+from twinkle.sampler.prompt_scores import PromptScores
+from twinkle.sampler.request import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
+from twinkle.sampler.stops import StopRule
+
+
+@dataclass(eq=False)
+class Continuation:
+    """One sample under way."""
+
+    sample: int
+    cache: SequenceCache
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    topk_ids: list[list[int]] = field(default_factory=list)
+    topk_logprobs: list[list[float]] = field(default_factory=list)
+
+    def finish(self, stop_reason: StopReason, topk: int) -> SampledSequence:
+        """Returns what the caller gets."""
+        num_tokens = len(self.tokens)
+        return SampledSequence(
+            tokens=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            stop_reason=stop_reason,
+            topk=TopLogprobs(
+                np.array(self.topk_ids, dtype=np.int32).reshape(num_tokens, topk),
+                np.array(self.topk_logprobs, dtype=np.float32).reshape(num_tokens, topk),
+            )
+            if topk
+            else None,
+        )
+
+
+class RequestProgress:
+    """One admitted or waiting request.
+
+    The prompt is computed once, into ``prompt_cache``; ``next_logits_V`` (set when it is complete) starts every
+    continuation. Continuations copy the cache and the last one takes it. Whatever is dropped to make room is computed
+    again later, with the same result: nothing in here is drawn from a generator.
+    """
+
+    def __init__(self, request: SampleRequest, stop: StopRule, *, max_length: int, vocab_size: int) -> None:
+        self.request = request
+        self.stop = stop
+        self.rule = ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
+        room = max_length - len(request.prompt)
+        self.max_tokens = room if request.max_tokens is None else min(room, request.max_tokens)
+        self.scores = PromptScores(request, vocab_size)
+        self.waiting = deque(range(request.num_samples))
+        self.running: dict[int, Continuation] = {}
+        self.finished: dict[int, SampledSequence] = {}
+        self.prompt_cache: SequenceCache | None = None
+        self.num_computed = 0
+        self.next_logits_V: torch.Tensor | None = None
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether its prompt is being computed: it then holds one slot."""
+        return self.prompt_cache is not None and self.next_logits_V is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sample is finished."""
+        return len(self.finished) == self.request.num_samples
+
+    @property
+    def num_slots(self) -> int:
+        """Slots it holds now."""
+        return len(self.running) + self.is_prefilling
+
+    @property
+    def holds_cache(self) -> bool:
+        """Whether there is anything it could give up."""
+        return bool(self.running) or self.prompt_cache is not None
+
+    @property
+    def num_blocks(self) -> int:
+        """Cache blocks it holds now."""
+        blocks = sum(continuation.cache.blocks for continuation in self.running.values())
+        return blocks if self.prompt_cache is None else blocks + self.prompt_cache.blocks
+
+    def start_prompt(self, cache: SequenceCache) -> None:
+        """Begins to compute the prompt into ``cache``."""
+        self.prompt_cache = cache
+        self.num_computed = 0
+        self.next_logits_V = None
+
+    def start_continuation(self, *, keep_prompt: bool) -> Continuation:
+        """Starts the next waiting sample on a copy of the computed prompt, or on the prompt's own cache."""
+        assert self.prompt_cache is not None
+        cache = self.prompt_cache.fork() if keep_prompt else self.prompt_cache
+        if not keep_prompt:
+            self._drop_prompt()
+        continuation = Continuation(self.waiting.popleft(), cache)
+        self.running[continuation.sample] = continuation
+        return continuation
+
+    def finish(self, continuation: Continuation, stop_reason: StopReason) -> None:
+        """Ends a running sample."""
+        del self.running[continuation.sample]
+        self.finished[continuation.sample] = continuation.finish(stop_reason, self.request.topk_sample_logprobs)
+
+    def finish_without_tokens(self) -> None:
+        """Ends all samples of a request that may not generate anything, once its prompt is computed."""
+        while self.waiting:
+            continuation = self.start_continuation(keep_prompt=len(self.waiting) > 1)
+            self.finish(continuation, "length")
+
+    def drop_last_cache(self) -> SequenceCache:
+        """Gives up the prompt's cache, else that of its last running sample, which then waits and starts anew.
+
+        The prompt goes first: running samples are nearer to their end than those that wait for it.
+        """
+        if self.prompt_cache is not None:
+            cache = self.prompt_cache
+            self._drop_prompt()
+            return cache
+        continuation = self.running.pop(max(self.running))
+        self.waiting.appendleft(continuation.sample)
+        return continuation.cache
+
+    def result(self) -> SampleResult:
+        """Returns the finished samples in order, with the scores of the prompt."""
+        sequences = tuple(self.finished[sample] for sample in range(self.request.num_samples))
+        return self.scores.fill(SampleResult(self.request.key, sequences))
+
+    def _drop_prompt(self) -> None:
+        self.prompt_cache = None
+        self.num_computed = 0
+        self.next_logits_V = None

@@ -1,0 +1,286 @@
+"""The continuous-batching sampler: many requests, many adapters, one packed pass per step.
+
+A state machine that its owner steps, so that sampling and training take turns on one device. Every step packs one token
+of each running continuation and a few chunks of prompts into one row, runs the model once, and chooses tokens. Nothing
+a request gets depends on its company: attention and LoRA work sequence by sequence, prompts are cut at fixed positions,
+and randomness is addressed by (seed, sample, position). Where the model's matrix products have independent rows (see
+``twinkle.model.determinism``) tokens and logprobs are therefore the same bits alone or in any batch.
+
+Shape suffixes: T packed tokens, N rows that need logits, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from twinkle.core.errors import Conflict, OutOfMemory, UserError
+from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.module.lora import LoraAdapter, Segment
+from twinkle.sampler.attention import CachedAttention
+from twinkle.sampler.choice import choose, finite_rows, scaled_logprobs, top_logprobs
+from twinkle.sampler.counter_rng import uniform
+from twinkle.sampler.kv_cache import SequenceCache
+from twinkle.sampler.memory import CacheBudget
+from twinkle.sampler.planning import Work, plan_pass
+from twinkle.sampler.progress import Continuation, RequestProgress
+from twinkle.sampler.request import DecodeText, SampleRequest, SampleResult, check_request
+from twinkle.sampler.stops import stop_rule
+
+Outcome = SampleResult | tuple[str, Exception]
+
+DEFAULT_TOKENS_PER_SLOT = 1024
+DEFAULT_CHUNK_TOKENS = 256
+
+
+class Sampler:
+    """Owned and stepped by one thread, the one that runs the model.
+
+    Args:
+        model: Base model and adapters.
+        slots: Sequences (running continuations and prompts under way) served at once; further ones wait in order.
+        max_length: Prompt and output together; the model's context if omitted.
+        kv_tokens: Tokens that the caches of all sequences may hold together.
+        prefill_tokens_per_step: About how many prompt tokens a step computes, so that decoding never stalls for long.
+        chunk_tokens: Where prompts are cut. Results are the same bits only for the same value.
+        decode_text: The tokenizer's decode, needed for stop strings.
+    """
+
+    def __init__(
+        self,
+        model: MultiLoraTransformersModel,
+        *,
+        slots: int,
+        max_length: int | None = None,
+        kv_tokens: int | None = None,
+        prefill_tokens_per_step: int = 2 * DEFAULT_CHUNK_TOKENS,
+        chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+        decode_text: DecodeText | None = None,
+    ) -> None:
+        context = model.info.max_context_length
+        self._model = model
+        self._slots = slots
+        self._max_length = context if max_length is None else min(max_length, context)
+        if kv_tokens is None:
+            kv_tokens = max(slots * DEFAULT_TOKENS_PER_SLOT, self._max_length + DEFAULT_TOKENS_PER_SLOT)
+        self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length)
+        self._prefill_tokens = prefill_tokens_per_step
+        self._chunk_tokens = chunk_tokens
+        self._decode_text = decode_text
+        self._waiting: deque[RequestProgress] = deque()
+        self._active: list[RequestProgress] = []  # in order of arrival: the older one has the right to memory
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._active)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests added and not yet ended."""
+        return len(self._waiting) + len(self._active)
+
+    def add(self, request: SampleRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            InvalidInput: A field is outside its limits.
+            Conflict: A request with this key has not ended yet.
+        """
+        check_request(
+            request,
+            vocab_size=self._model.info.vocab_size,
+            max_length=self._max_length,
+            can_decode=self._decode_text is not None,
+        )
+        if any(progress.request.key == request.key for progress in (*self._waiting, *self._active)):
+            raise Conflict(f"sample request {request.key} is already under way", key=request.key)
+        stop = stop_rule(request, eos_token_ids=self._model.info.eos_token_ids, decode_text=self._decode_text)
+        self._waiting.append(
+            RequestProgress(request, stop, max_length=self._max_length, vocab_size=self._model.info.vocab_size)
+        )
+
+    def cancel(self, key: str) -> None:
+        """Forgets a request and frees what it holds; one that has ended already, or never was, is no error."""
+        self._waiting = deque(progress for progress in self._waiting if progress.request.key != key)
+        self._active = [progress for progress in self._active if progress.request.key != key]
+
+    @torch.inference_mode()
+    def step(self) -> list[Outcome]:
+        """Runs one packed pass over everything active; returns the requests that ended with it, each in its own way.
+
+        Raises:
+            OutOfMemory: The device has no room for the pass. No sequence has moved: cancel something, or step again.
+        """
+        failures: dict[str, Exception] = {}
+        self._start_prompts()
+        works = plan_pass(
+            self._active, self._budget, prefill_tokens=self._prefill_tokens, chunk_tokens=self._chunk_tokens
+        )
+        if works:
+            try:
+                self._run_pass(works, failures)
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemory(f"a sampling pass over {len(works)} sequences did not fit the device") from error
+        self._start_continuations(failures)
+        return self._collect(failures)
+
+    def _start_prompts(self) -> None:
+        """Gives prompts a slot and memory, the oldest first; the first that does not fit holds back those behind it."""
+        for progress in self._active:
+            if progress.waiting and progress.prompt_cache is None and not self._start_prompt(progress):
+                return
+        while self._waiting and self._start_prompt(self._waiting[0]):
+            self._active.append(self._waiting.popleft())
+
+    def _start_prompt(self, progress: RequestProgress) -> bool:
+        num_tokens = len(progress.request.prompt)
+        # A spare block for each running sequence: what starts now should not have to give way at once.
+        spare = sum(len(other.running) for other in self._active)
+        if self._free_slots <= 0 or not self._budget.fits(num_tokens, self._active, spare_blocks=spare):
+            return False
+        cache = SequenceCache()
+        cache.reserve(num_tokens)
+        progress.start_prompt(cache)
+        return True
+
+    @property
+    def _free_slots(self) -> int:
+        return self._slots - sum(progress.num_slots for progress in self._active)
+
+    def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> None:
+        device = self._model.device
+        token_ids_T = torch.tensor([token for work in works for token in work.token_ids], device=device)
+        position_ids_T = torch.tensor([p for work in works for p in range(work.piece.start, work.end)], device=device)
+        segments, last_rows = [], []
+        row = 0
+        for work in works:
+            segments.append(Segment(work.progress.request.adapter, row, row + work.piece.num_tokens))
+            row += work.piece.num_tokens
+            last_rows.append(row - 1)
+        attention = CachedAttention([work.piece for work in works], device)
+        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, segments, attention)
+
+        for work, segment in zip(works, segments, strict=True):
+            if work.continuation is None:
+                self._score_prompt(work, hidden_TH[segment.start : segment.end], failures)
+        choosing = [(work, last) for work, last in zip(works, last_rows, strict=True) if work.needs_logits]
+        if choosing:
+            logits_NV = self._logits(
+                hidden_TH[[last for _, last in choosing]], [work.progress.request.adapter for work, _ in choosing]
+            )
+            self._take_logits([work for work, _ in choosing], logits_NV, failures)
+        for work in works:
+            if work.continuation is None:
+                work.progress.num_computed = work.end
+
+    def _logits(self, hidden_NH: torch.Tensor, adapters: Sequence[LoraAdapter | None]) -> torch.Tensor:
+        segments = [Segment(adapter, row, row + 1) for row, adapter in enumerate(adapters)]
+        return self._model.logits(hidden_NH, segments)
+
+    def _score_prompt(self, work: Work, hidden_TH: torch.Tensor, failures: dict[str, Exception]) -> None:
+        request = work.progress.request
+
+        def logits_of(rows: slice) -> torch.Tensor:
+            rows_NH = hidden_TH[rows]
+            return self._model.logits(rows_NH, [Segment(request.adapter, 0, rows_NH.shape[0])])
+
+        if not work.progress.scores.score(work.piece.start, work.piece.num_tokens, logits_of):
+            failures[request.key] = _not_finite(request)
+
+    def _take_logits(self, works: list[Work], logits_NV: torch.Tensor, failures: dict[str, Exception]) -> None:
+        running = [(row, work) for row, work in enumerate(works) if work.continuation is not None]
+        if running:
+            rows_NV = logits_NV if len(running) == len(works) else logits_NV[[row for row, _ in running]]
+            self._append_tokens(
+                [(work.progress, work.continuation) for _, work in running if work.continuation is not None],
+                rows_NV,
+                failures,
+            )
+        for row, work in enumerate(works):
+            if work.continuation is None:
+                work.progress.next_logits_V = logits_NV[row].clone()
+
+    def _start_continuations(self, failures: dict[str, Exception]) -> None:
+        """Starts samples whose prompt is computed, as far as slots and memory go, and chooses their first tokens."""
+        started: list[tuple[RequestProgress, Continuation]] = []
+        rows: list[torch.Tensor] = []
+        for progress in self._active:
+            if progress.next_logits_V is not None and progress.max_tokens == 0:
+                progress.finish_without_tokens()
+            while progress.next_logits_V is not None and self._free_slots > 0:
+                logits_V = progress.next_logits_V
+                fits = self._budget.fits(len(progress.request.prompt), self._active)
+                keep_prompt = len(progress.waiting) > 1 and fits
+                if len(progress.waiting) > 1 and not fits and progress.running:
+                    break
+                started.append((progress, progress.start_continuation(keep_prompt=keep_prompt)))
+                rows.append(logits_V)
+        if started:
+            self._append_tokens(started, torch.stack(rows), failures)
+
+    def _append_tokens(
+        self,
+        targets: Sequence[tuple[RequestProgress, Continuation]],
+        logits_NV: torch.Tensor,
+        failures: dict[str, Exception],
+    ) -> None:
+        """Chooses one token for each target from its row; ends the continuations that it completes."""
+        rules = [progress.rule for progress, _ in targets]
+        uniforms = [
+            uniform(progress.request.seed, continuation.sample, len(continuation.tokens))
+            for progress, continuation in targets
+        ]
+        logprobs_NV = scaled_logprobs(logits_NV, rules)
+        finite = finite_rows(logprobs_NV)
+        tokens_N = choose(logprobs_NV, rules, uniforms)
+        chosen_N = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0].tolist()
+        for row, (token, logprob) in enumerate(zip(tokens_N.tolist(), chosen_N, strict=True)):
+            progress, continuation = targets[row]
+            if not finite[row]:
+                failures[progress.request.key] = _not_finite(progress.request)
+                continue
+            continuation.tokens.append(token)
+            continuation.logprobs.append(logprob)
+            if progress.request.topk_sample_logprobs:
+                ids_1K, values_1K = top_logprobs(logprobs_NV[row : row + 1], progress.request.topk_sample_logprobs)
+                continuation.topk_ids += ids_1K.tolist()
+                continuation.topk_logprobs += values_1K.tolist()
+            self._end_if_complete(progress, continuation, failures)
+
+    def _end_if_complete(
+        self, progress: RequestProgress, continuation: Continuation, failures: dict[str, Exception]
+    ) -> None:
+        try:
+            stopped = progress.stop.matches(continuation.tokens)
+        except Exception as error:  # noqa: BLE001 - the tokenizer is not ours; its failure is this request's alone
+            failures[progress.request.key] = error
+            return
+        if stopped:
+            progress.finish(continuation, "stop")
+        elif len(continuation.tokens) >= progress.max_tokens:
+            progress.finish(continuation, "length")
+
+    def _collect(self, failures: dict[str, Exception]) -> list[Outcome]:
+        outcomes: list[Outcome] = list(failures.items())
+        going_on: list[RequestProgress] = []
+        for progress in self._active:
+            if progress.request.key in failures:
+                continue
+            if progress.is_done:
+                outcomes.append(progress.result())
+            else:
+                going_on.append(progress)
+        self._active = going_on
+        return outcomes
+
+
+def _not_finite(request: SampleRequest) -> UserError:
+    whose = "the base model" if request.adapter is None else "the adapter"
+    return UserError(
+        f"sample request {request.key}: {whose} gave NaN or infinite logits for this prompt; if it diverged in "
+        "training, load an earlier checkpoint or train with a lower learning rate",
+        key=request.key,
+    )
