@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.errors import ConfigError
 
+_CLIENT_VARIABLES = {"TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN", "TWINKLE_MODEL_ID"}
+
 
 class Settings(BaseSettings):
     """One tree for every process; each reads what it needs."""
@@ -103,7 +105,7 @@ def load_settings(**overrides: object) -> Settings:
     Raises:
         ConfigError: A value is wrong, or a ``TWINKLE_*`` variable is unknown (with the nearest known name).
     """
-    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields}
+    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | _CLIENT_VARIABLES
     for name in os.environ:
         if name.startswith("TWINKLE_") and name not in known and not name.startswith("TWINKLE_TEST_"):
             near = difflib.get_close_matches(name, known, n=1)
