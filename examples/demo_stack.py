@@ -68,18 +68,22 @@ class Stack:
         self.stop()
 
     def wait_until_ready(self) -> None:
-        """Blocks until the API answers; raises DemoError when the service ends or does not answer in time."""
+        """Blocks until the API answers and a worker has the model loaded.
+
+        Raises:
+            DemoError: The service ended, or is not ready in time.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             self.check_alive()
             try:
-                # Any answer but "not yet" will do: a service may ask for a key even here.
-                if httpx.get(f"{self.url}/api/v1/healthz", timeout=2.0).status_code < 500:
+                # 503 until the worker has loaded the model; healthz would only say that the API listens.
+                if httpx.get(f"{self.url}/api/v1/readyz", timeout=2.0).status_code < 500:
                     return
             except httpx.TransportError:
                 pass  # not listening yet
             time.sleep(POLL_S)
-        raise DemoError(f"the service did not answer within {READY_TIMEOUT_S:.0f} s{self._log_end()}")
+        raise DemoError(f"the service was not ready within {READY_TIMEOUT_S:.0f} s{self._log_end()}")
 
     def check_alive(self) -> None:
         """Raises DemoError, with the end of the log, when the service has ended by itself."""
