@@ -1,7 +1,7 @@
 """Children that do not outlive their parent, not even when it is killed with SIGKILL.
 
-Linux lets a process ask for a signal at its parent's death. Nothing like it exists on macOS: there, a parent that is
-killed leaves its children behind.
+Linux lets a process ask for a signal at its parent's death: certain, from the first instruction on, and for direct
+children only. ``guard`` covers the rest.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 
-SUPPORTED = sys.platform == "linux"
-
 
 def dies_with(parent_pid: int) -> Callable[[], None] | None:
     """What a child runs between fork and exec so that it dies with ``parent_pid``; ``None`` where it cannot be had.
 
     The kernel ties the signal to the *thread* that forks: call it for children started by the main thread.
     """
-    if not SUPPORTED:
+    if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 

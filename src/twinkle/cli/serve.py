@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from contextlib import closing
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -14,9 +15,9 @@ from twinkle.cli.console import say
 from twinkle.cli.home import kept_password, logs_of, make_home
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.lock import sole_owner
-from twinkle.cli.parent_death import SUPPORTED as CHILDREN_DIE_WITH_US
 from twinkle.cli.service import Service
 from twinkle.cli.stack import parse_meshes, plan_stack
+from twinkle.cli.supervisor import Guard
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
@@ -45,7 +46,8 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
             settings = settings.model_copy(update={"redis_url": SecretStr(broker.url)})
         _announce(settings, broker, _first_key(settings), with_flower=with_flower)
         stack = plan_stack(settings, plans, broker, with_flower=with_flower)
-        asyncio.run(Service(settings, plans, stack, started=started).run())
+        with closing(Guard()) as guard:
+            asyncio.run(Service(settings, plans, stack, guard, started=started).run())
     return 0
 
 
@@ -102,5 +104,3 @@ def _announce(settings: Settings, broker: Broker | None, first_key: str | None, 
     say(f"  home     {settings.home}")
     say(f"  logs     {logs_of(settings.home)}")
     say(f"  broker   {'your own, from TWINKLE_REDIS_URL' if broker is None else broker.kind}")
-    if not CHILDREN_DIE_WITH_US:
-        say("  note     if this process is killed with SIGKILL, its children stay: only Linux can end them with it")

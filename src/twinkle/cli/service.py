@@ -11,7 +11,7 @@ import httpx
 from twinkle.cli.broker import answers
 from twinkle.cli.console import say
 from twinkle.cli.stack import MeshPlan, Stack
-from twinkle.cli.supervisor import Child, Fall
+from twinkle.cli.supervisor import Child, Fall, Guard
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
@@ -29,14 +29,16 @@ _UNSPECIFIED_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class Service:
     """The running stack."""
 
-    def __init__(self, settings: Settings, meshes: list[MeshPlan], stack: Stack, *, started: float) -> None:
+    def __init__(
+        self, settings: Settings, meshes: list[MeshPlan], stack: Stack, guard: Guard, *, started: float
+    ) -> None:
         """Start nothing yet. ``started`` is the monotonic time from which readiness is counted."""
         self._settings = settings
         self._mesh_names = {mesh.name for mesh in meshes}
         self._started = started
-        self._api = Child(stack.api, say, self._on_fall)
-        self._workers = [Child(spec, say, self._on_fall) for spec in stack.workers]
-        self._broker = None if stack.broker is None else Child(stack.broker, say, self._on_fall)
+        self._api = Child(stack.api, guard, say, self._on_fall)
+        self._workers = [Child(spec, guard, say, self._on_fall) for spec in stack.workers]
+        self._broker = None if stack.broker is None else Child(stack.broker, guard, say, self._on_fall)
         self._meshes = Meshes(Database(settings.resolved_database_url), SystemClock())
         self._is_ready = False
         self._refusal: Fall | None = None

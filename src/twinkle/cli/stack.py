@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from twinkle.cli.broker import Broker
 from twinkle.cli.home import logs_of
 from twinkle.cli.supervisor import ChildSpec
 from twinkle.core.errors import ConfigError
-from twinkle.core.settings import Settings
+from twinkle.core.settings import Settings, environment_of
 
 _MESH = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,62})=(?P<device>[a-z]+(:\d+)?)")
 _DEFAULT_MESH = "default=cpu"
@@ -62,7 +60,7 @@ def parse_meshes(texts: list[str]) -> list[MeshPlan]:
 
 def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None, *, with_flower: bool) -> Stack:
     """Lay out the processes. ``broker`` is ``None`` when the settings name one that is already there."""
-    env = environment_of(settings)
+    env = {**_inherited(), **environment_of(settings)}
     home = settings.home
     workers = [
         _command(home, f"worker-{mesh.name}", ("worker", "--mesh", mesh.name, "--device", mesh.device), env, _DRAIN_S)
@@ -80,24 +78,19 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
 
 def broker_spec(home: Path, broker: Broker) -> ChildSpec:
     """How the broker runs. It needs none of our settings."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
     return ChildSpec(
         name="broker",
         argv=broker.argv,
-        env={**env, "PYTHONUNBUFFERED": "1"},
+        env=_inherited(),
         log=logs_of(home) / "broker.log",
         stop_timeout_s=_BROKER_STOP_S,
     )
 
 
-def environment_of(settings: Settings) -> dict[str, str]:
-    """This process's environment with every chosen setting in it, so that a child reads the same ones."""
+def _inherited() -> dict[str, str]:
+    """This process's environment without the settings, which every child gets explicitly."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
-    for field in settings.model_fields_set:
-        value = settings.__dict__[field]
-        env[f"TWINKLE_{field.upper()}"] = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-    env["PYTHONUNBUFFERED"] = "1"
-    return env
+    return {**env, "PYTHONUNBUFFERED": "1"}
 
 
 def _command(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ _LONGEST_PAUSE_S = 30.0
 _FORGIVEN_AFTER_S = 60.0
 _LOG_BYTES = 20 * 2**20
 _LAST_WORDS_BYTES = 4096
+_GUARD = Path(__file__).with_name("guard.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,35 @@ class Fall:
         return f"{self.name} ended with {how} after {self.lived_s:.1f} s{words}"
 
 
+class Guard:
+    """Our end of the process that ends the children's groups if we are killed (``guard.py``)."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARD)], stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def add(self, group: int) -> None:
+        """Put a process group into its care."""
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """Take a group that has ended out of its care: its number may be used again."""
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        """Let it go; it kills whatever is still in its care."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+
+
 @dataclass
 class Child:
     """One process that is restarted whenever it ends, until told to stop.
@@ -79,6 +111,7 @@ class Child:
     """
 
     spec: ChildSpec
+    guard: Guard
     say: Say
     on_fall: Callable[[Fall], None] = lambda fall: None
     num_restarts: int = 0
@@ -94,7 +127,7 @@ class Child:
 
     async def start(self) -> None:
         """Start it and begin to watch."""
-        self._process = await _spawn(self.spec)
+        self._process = await self._spawn()
         self._watch = asyncio.create_task(self._keep_alive(self._process), name=f"watch {self.spec.name}")
 
     async def stop(self, hurry: asyncio.Event) -> None:
@@ -121,6 +154,7 @@ class Child:
             exit_code = await process.wait()
             self._process = None
             kill_group(process.pid)
+            self.guard.remove(process.pid)
             if self._stopping.is_set():
                 return
             fall = Fall(
@@ -135,7 +169,7 @@ class Child:
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             except TimeoutError:
-                process = await _spawn(self.spec)
+                process = await self._spawn()
                 self._process = process
                 self.num_restarts += 1
             else:
@@ -143,20 +177,22 @@ class Child:
             if self._stopping.is_set():  # asked to stop while it was being spawned
                 _signal_process(process, signal.SIGTERM)
 
-
-async def _spawn(spec: ChildSpec) -> Process:
-    if spec.log.exists() and spec.log.stat().st_size > _LOG_BYTES:
-        spec.log.replace(spec.log.with_suffix(".log.1"))
-    with spec.log.open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            *spec.argv,
-            env=dict(spec.env),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=dies_with(os.getpid()),
-        )
+    async def _spawn(self) -> Process:
+        log_path = self.spec.log
+        if log_path.exists() and log_path.stat().st_size > _LOG_BYTES:
+            log_path.replace(log_path.with_suffix(".log.1"))
+        with log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self.spec.argv,
+                env=dict(self.spec.env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=dies_with(os.getpid()),
+            )
+        self.guard.add(process.pid)
+        return process
 
 
 def _signal_process(process: Process, number: signal.Signals) -> None:
