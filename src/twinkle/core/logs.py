@@ -11,8 +11,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 _API_KEY = re.compile(r"tml-[A-Za-z0-9_\-]{6,}")
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@/\s]+@")
-_LIBRARIES = ("httpx", "httpcore", "alembic", "asyncio", "filelock", "urllib3")
-_QUIET = (*_LIBRARIES, "celery.worker.strategy", "celery.app.trace")
+_QUIET = (
     "httpx",
     "httpcore",
     "alembic",
