@@ -228,20 +228,25 @@ class Sampler:
         failures: dict[str, Exception],
     ) -> None:
         """Chooses one token for each target from its row; ends the continuations that it completes."""
+        logprobs_NV = scaled_logprobs(logits_NV, [progress.rule for progress, _ in targets])
+        finite = finite_rows(logprobs_NV)
+        if not all(finite):
+            failures.update(
+                (progress.request.key, _not_finite(progress.request))
+                for (progress, _), good in zip(targets, finite, strict=True)
+                if not good
+            )
+            targets = [target for target, good in zip(targets, finite, strict=True) if good]
+            logprobs_NV = logprobs_NV[torch.tensor(finite, device=logprobs_NV.device)]
         rules = [progress.rule for progress, _ in targets]
         uniforms = [
             uniform(progress.request.seed, continuation.sample, len(continuation.tokens))
             for progress, continuation in targets
         ]
-        logprobs_NV = scaled_logprobs(logits_NV, rules)
-        finite = finite_rows(logprobs_NV)
         tokens_N = choose(logprobs_NV, rules, uniforms)
         chosen_N = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0].tolist()
         for row, (token, logprob) in enumerate(zip(tokens_N.tolist(), chosen_N, strict=True)):
             progress, continuation = targets[row]
-            if not finite[row]:
-                failures[progress.request.key] = _not_finite(progress.request)
-                continue
             continuation.tokens.append(token)
             continuation.logprobs.append(logprob)
             if progress.request.topk_sample_logprobs:

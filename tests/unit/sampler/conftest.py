@@ -1,0 +1,92 @@
+"""A tiny real model with adapters that matter, and a loop around the sampler."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import transformers
+
+from twinkle.model.determinism import prepare_environment
+from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.module.lora import LoraAdapter, LoraConfig
+from twinkle.sampler import Sampler, SampleRequest, SampleResult
+
+prepare_environment()
+torch.set_num_threads(1)
+
+VOCAB_SIZE = 211
+CONTEXT = 160
+
+Outcomes = dict[str, SampleResult | Exception]
+RunRequests = Callable[..., Outcomes]
+
+
+@pytest.fixture(scope="session")
+def hf_model() -> transformers.PreTrainedModel:
+    """The untouched model, as the reference."""
+    return _make_hf_model()
+
+
+@pytest.fixture(scope="session")
+def sampled_model() -> MultiLoraTransformersModel:
+    """The same weights in the engine."""
+    return MultiLoraTransformersModel(_make_hf_model(), name="tiny")
+
+
+@pytest.fixture(scope="session")
+def adapters(sampled_model: MultiLoraTransformersModel) -> list[LoraAdapter]:
+    """Adapters of different ranks whose B is not zero, the first without LoRA on the output head."""
+    made = []
+    for seed, rank in enumerate((2, 4, 8)):
+        config = LoraConfig(rank=rank, seed=seed, train_unembed=seed > 0)
+        adapter = sampled_model.create_adapter(config, trainable=False)
+        generator = torch.Generator().manual_seed(seed)
+        for pair in adapter.views.values():
+            pair.b.copy_(torch.randn(pair.b.shape, generator=generator) * 0.02)
+        adapter.publish()
+        made.append(adapter)
+    return made
+
+
+@pytest.fixture(scope="session")
+def run_requests(sampled_model: MultiLoraTransformersModel) -> RunRequests:
+    """Steps a fresh sampler until all requests have ended."""
+
+    def run(requests: Sequence[SampleRequest], **options: object) -> Outcomes:
+        sampler = Sampler(sampled_model, **{"slots": 32, **options})  # type: ignore[arg-type]
+        for request in requests:
+            sampler.add(request)
+        return run_to_end(sampler)
+
+    return run
+
+
+def run_to_end(sampler: Sampler, *, max_steps: int = 5000) -> Outcomes:
+    ended: Outcomes = {}
+    for _ in range(max_steps):
+        if not sampler.has_work:
+            return ended
+        for outcome in sampler.step():
+            key, value = outcome if isinstance(outcome, tuple) else (outcome.key, outcome)
+            assert key not in ended
+            ended[key] = value
+    raise AssertionError(f"still at work after {max_steps} steps")
+
+
+def _make_hf_model() -> transformers.PreTrainedModel:
+    torch.manual_seed(3)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=[2, 5],
+        initializer_range=0.15,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+    )
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
