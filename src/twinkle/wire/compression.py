@@ -29,6 +29,15 @@ def decompress(raw: bytes, limit_bytes: int) -> bytes:
     return opened
 
 
+def decompress_prefix(raw: bytes, size_bytes: int) -> bytes:
+    """The first ``size_bytes`` at most of a frame that may be cut off; empty when it is broken from the start."""
+    reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(raw)
+    try:
+        return reader.read(size_bytes)
+    except zstandard.ZstdError:
+        return b""
+
+
 def _decompress_stream(raw: bytes, limit_bytes: int) -> bytes:
     stream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
     pieces: list[bytes] = []

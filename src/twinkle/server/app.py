@@ -1,0 +1,135 @@
+"""The API as an ASGI app. Everything it needs is opened when it starts and closed when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+from sqlalchemy import Engine
+
+from twinkle.core.clock import Clock, SystemClock
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
+from twinkle.scheduler.completions import CompletionListener
+from twinkle.server import health
+from twinkle.server.auth import Keys
+from twinkle.server.body import Bodies, ByteBudget
+from twinkle.server.errors import install_error_answers
+from twinkle.server.futures import Futures
+from twinkle.server.mesh_board import MeshBoard
+from twinkle.server.quota import SampleQuota
+from twinkle.server.state import ServerState
+from twinkle.server.submit import Submitter
+from twinkle.server.threads import Threads
+from twinkle.server.tinker import router as tinker_router
+from twinkle.storage import schema
+from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.catalog import Catalog
+from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.directory import Directory
+from twinkle.storage.journal import Journal
+from twinkle.storage.meshes import Meshes
+from twinkle.tasks.app import make_app
+from twinkle.tasks.nudge import Nudger
+
+_SQL_THREADS = 8
+_OBJECT_THREADS = 8
+
+_log = structlog.get_logger()
+
+
+def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
+    """The app for one set of settings; it opens nothing before its lifespan begins.
+
+    Raises:
+        ConfigError: There is no broker to nudge the workers through.
+    """
+    if not settings.redis_url.get_secret_value():
+        raise ConfigError("TWINKLE_REDIS_URL: the API needs a broker; `twinkle serve` starts one by itself")
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            app.state.server = await _open(settings, clock or SystemClock(), stack)
+            _log.info("api.started", host=settings.host, port=settings.port)
+            yield
+        _log.info("api.stopped")
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    install_error_answers(app)
+    app.include_router(health.router)
+    app.include_router(tinker_router)
+    return app
+
+
+async def _open(settings: Settings, clock: Clock, stack: AsyncExitStack) -> ServerState:
+    """Build the parts from the bottom up; the stack closes them from the top down."""
+    sql = _threads("sql", _SQL_THREADS, stack)
+    object_io = _threads("objects", _OBJECT_THREADS, stack)
+    engine = await sql.run(_open_database, settings)
+    stack.push_async_callback(asyncio.to_thread, engine.dispose)
+    database = Database(settings.resolved_database_url)
+    journal = Journal(database, clock)
+    blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
+    submitter = Submitter(
+        journal,
+        blobs,
+        _start_nudger(settings, stack),
+        blob_threads=object_io,
+        inline_bytes=settings.inline_payload_bytes,
+        max_pending=settings.max_pending_submissions,
+        timeout_s=settings.submit_timeout_s,
+    )
+    submitter.start()
+    stack.push_async_callback(submitter.stop)
+    futures = Futures(journal)
+    futures.start()
+    stack.push_async_callback(futures.stop)
+    listener = CompletionListener(settings.redis_url.get_secret_value(), futures.notify)
+    listener.start()
+    stack.push_async_callback(asyncio.to_thread, listener.stop)
+    directory = Directory(engine, clock)
+    return ServerState(
+        settings=settings,
+        clock=clock,
+        directory=directory,
+        catalog=Catalog(database, engine, clock),
+        blobs=blobs,
+        sql=sql,
+        object_io=object_io,
+        keys=Keys(directory, clock, sql),
+        bodies=Bodies(
+            max_bytes=settings.max_body_bytes,
+            budget=ByteBudget(settings.max_body_bytes_in_flight),
+            threads=object_io,
+            inline_bytes=settings.inline_payload_bytes,
+        ),
+        meshes=MeshBoard(Meshes(database, clock), clock, sql),
+        submitter=submitter,
+        futures=futures,
+        samples=SampleQuota(journal, clock, sql, max_open=settings.max_outstanding_samples),
+    )
+
+
+def _threads(name: str, size: int, stack: AsyncExitStack) -> Threads:
+    threads = Threads(name, size)
+    stack.push_async_callback(asyncio.to_thread, threads.stop)
+    return threads
+
+
+def _start_nudger(settings: Settings, stack: AsyncExitStack) -> Nudger:
+    nudger = Nudger(make_app(settings), settings.redis_url.get_secret_value())
+    nudger.start()
+    stack.push_async_callback(asyncio.to_thread, nudger.stop)
+    return nudger
+
+
+def _open_database(settings: Settings) -> Engine:
+    if not settings.database_url:
+        settings.home.mkdir(parents=True, exist_ok=True)
+    engine = sql_engine(settings.resolved_database_url)
+    schema.upgrade(engine)
+    return engine

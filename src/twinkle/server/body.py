@@ -1,0 +1,172 @@
+"""Request bodies, read within bounds: of one body, of all bodies held at once, and of time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from twinkle.core.errors import InvalidInput, Overloaded, TooLarge, TransientError, UserError
+from twinkle.server.threads import Threads
+from twinkle.wire.compression import decompress, decompress_prefix
+
+_READ_TIMEOUT_S = 120.0
+# Enough to find the address of a training request that is not read further.
+_PREFIX_BYTES = 64 * 1024
+# A refused body is still read on (a client in the middle of sending would not see the answer), but not for ever.
+_MAX_DRAINED_BODIES = 16
+_IDENTITY = {"", "identity"}
+
+
+class BodyTimedOut(TransientError):
+    """A client stopped sending in the middle of its request."""
+
+    code = "body_timeout"
+
+
+@dataclass(frozen=True)
+class Body:
+    """What arrived, decompressed. With a ``refusal``, ``data`` is only the beginning."""
+
+    data: bytes
+    refusal: UserError | None = None
+    refused_digest: str = ""
+    """Tells a resend of a refused body from a different one."""
+
+    def complete(self) -> bytes:
+        """All of it.
+
+        Raises:
+            TooLarge: It was over the limit.
+            InvalidInput: It could not be decompressed.
+        """
+        if self.refusal is not None:
+            raise self.refusal
+        return self.data
+
+
+class ByteBudget:
+    """Counts the bytes that are held, up to a limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held now."""
+        return self._held_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """Hold more.
+
+        Raises:
+            Overloaded: That would be too much.
+        """
+        if self._held_bytes + num_bytes > self._limit_bytes:
+            raise Overloaded("the server holds too many request bodies right now; send it again in a moment")
+        self._held_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Hold less."""
+        self._held_bytes -= num_bytes
+
+
+class Bodies:
+    """Reads bodies and keeps the account of what is held of them."""
+
+    def __init__(self, *, max_bytes: int, budget: ByteBudget, threads: Threads, inline_bytes: int) -> None:
+        """Take limits.
+
+        Args:
+            max_bytes: Of one body, after decompression.
+            budget: For all of them together.
+            threads: Where large ones are decompressed and hashed.
+            inline_bytes: Up to this size that is done at once.
+        """
+        self._max_bytes = max_bytes
+        self._budget = budget
+        self._threads = threads
+        self._inline_bytes = inline_bytes
+
+    @asynccontextmanager
+    async def receive(self, request: Request) -> AsyncIterator[Body]:
+        """Read a body; it counts as held until the end of the block.
+
+        Raises:
+            Overloaded: Too many bytes are held already.
+            BodyTimedOut: The client stopped sending.
+        """
+        held = _Held(self._budget)
+        try:
+            raw, is_whole = await self._read_in_time(request, held)
+            encoding = request.headers.get("content-encoding", "").strip().lower()
+            if is_whole and encoding in _IDENTITY:
+                body = Body(raw)
+            elif len(raw) <= self._inline_bytes:
+                body = self._open(raw, is_whole, encoding)
+            else:
+                body = await self._threads.run(self._open, raw, is_whole, encoding)
+            held.take(max(len(body.data) - len(raw), 0))
+            yield body
+        finally:
+            held.release()
+
+    async def read(self, request: Request) -> bytes:
+        """A whole body that is soon done with; raises what :meth:`receive` and :meth:`Body.complete` raise."""
+        async with self.receive(request) as body:
+            return body.complete()
+
+    async def _read_in_time(self, request: Request, held: _Held) -> tuple[bytes, bool]:
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                return await self._read(request, held)
+        except TimeoutError:
+            raise BodyTimedOut(f"the request's body did not arrive within {_READ_TIMEOUT_S:.0f} s") from None
+
+    async def _read(self, request: Request, held: _Held) -> tuple[bytes, bool]:
+        pieces: list[bytes] = []
+        size_bytes = 0
+        async for piece in request.stream():
+            size_bytes += len(piece)
+            if size_bytes <= self._max_bytes:
+                held.take(len(piece))
+                pieces.append(piece)
+            elif size_bytes > self._max_bytes * _MAX_DRAINED_BODIES:
+                break
+        return b"".join(pieces), size_bytes <= self._max_bytes
+
+    def _open(self, raw: bytes, is_whole: bool, encoding: str) -> Body:
+        refusal: UserError = TooLarge(f"the request body has more than {self._max_bytes} bytes; send smaller chunks")
+        beginning = raw[:_PREFIX_BYTES]
+        if encoding == "zstd":
+            beginning = decompress_prefix(raw, _PREFIX_BYTES)
+            if is_whole:
+                try:
+                    return Body(decompress(raw, self._max_bytes))
+                except (TooLarge, InvalidInput) as error:
+                    refusal = error
+        elif encoding not in _IDENTITY:
+            beginning = b""
+            refusal = InvalidInput("content-encoding", f"{encoding!r} is not understood here; send zstd or none")
+        return Body(beginning, refusal, hashlib.sha256(raw).hexdigest())
+
+
+class _Held:
+    """The bytes one request holds."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        self._budget.take(num_bytes)
+        self._num_bytes += num_bytes
+
+    def release(self) -> None:
+        self._budget.give_back(self._num_bytes)
+        self._num_bytes = 0

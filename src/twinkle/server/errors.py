@@ -1,0 +1,120 @@
+"""The one table from our errors to HTTP, and the form every refusal has: ``{"detail": ..., "code": ...}``.
+
+Always a JSON body with its length: the Tinker SDK takes an empty or chunked 400 for an outage and retries for minutes.
+Never 409, which it retries too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Mapping
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from twinkle.core.errors import (
+    Conflict,
+    Expired,
+    InvalidInput,
+    MeshUnavailable,
+    NotFound,
+    Overloaded,
+    StorageUnavailable,
+    TooLarge,
+    TransientError,
+    TwinkleError,
+    Unauthenticated,
+    UserError,
+)
+from twinkle.core.ids import new_id
+
+JSON = "application/json"
+
+_STATUS: dict[type[TwinkleError], int] = {
+    Unauthenticated: 401,
+    InvalidInput: 400,
+    NotFound: 404,
+    Conflict: 400,
+    TooLarge: 413,
+    Expired: 410,
+    UserError: 400,
+    Overloaded: 429,
+    MeshUnavailable: 503,
+    StorageUnavailable: 503,
+    TransientError: 503,
+    TwinkleError: 500,
+}
+# What these say names hosts and folders of ours: it goes to the log, this to the client.
+_PUBLIC_TEXT: dict[type[TwinkleError], str] = {
+    StorageUnavailable: "the server's storage does not answer right now; nothing was accepted, send it again",
+}
+_CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 422: "invalid_input"}
+_RETRY_AFTER_S = 1
+# The SDK polls a future again at once after a 5xx, without limit.
+_HOT_LOOP_PATH = "/retrieve_future"
+_HOT_LOOP_PAUSE_S = 1.0
+
+_log = structlog.get_logger()
+
+
+def refusal(status: int, detail: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as the client sees it."""
+    body = orjson.dumps({"detail": detail, "code": code})
+    return Response(body, status_code=status, media_type=JSON, headers=dict(headers or {}))
+
+
+def install_error_answers(app: FastAPI) -> None:
+    """Make every error of the app answer in the one form."""
+    app.add_exception_handler(TwinkleError, _answer_ours)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_parameter)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_unexpected)
+
+
+async def _answer_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TwinkleError)
+    status = _nearest(_STATUS, error)
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(error.retry_after_s)
+    elif error.retryable:
+        headers["Retry-After"] = str(_RETRY_AFTER_S)
+    if status >= 500:
+        _log.warning("request.failed", path=request.url.path, code=error.code, error=error.message)
+        await _slow_down(request)
+    detail = next((_PUBLIC_TEXT[kind] for kind in type(error).__mro__ if kind in _PUBLIC_TEXT), error.message)
+    return refusal(status, detail, error.code, headers)
+
+
+async def _answer_invalid_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:]) or "request"
+    return refusal(422, f"{field}: {first['msg']}", InvalidInput.code)
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"no route {request.method} {request.url.path}" if error.status_code == 404 else str(error.detail)
+    return refusal(error.status_code, detail, _CODE_OF_STATUS.get(error.status_code, "http"), error.headers)
+
+
+async def _answer_unexpected(request: Request, error: Exception) -> Response:
+    error_id = new_id()
+    trace = "".join(traceback.format_exception(error))
+    _log.error("request.crashed", error_id=error_id, path=request.url.path, trace=trace)
+    await _slow_down(request)
+    return refusal(500, f"unexpected error {error_id}; the server's log has the details under this id", "internal")
+
+
+async def _slow_down(request: Request) -> None:
+    if request.url.path.endswith(_HOT_LOOP_PATH):
+        await asyncio.sleep(_HOT_LOOP_PAUSE_S)
+
+
+def _nearest(table: Mapping[type[TwinkleError], int], error: TwinkleError) -> int:
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)

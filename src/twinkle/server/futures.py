@@ -1,0 +1,144 @@
+"""Long polls: a waiter is registered first, the journal is read second, so no completion falls between the two.
+
+One listener, one query per batch for all waiters, one sweep as safety net.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from twinkle.core.errors import NotFound, StorageUnavailable
+from twinkle.server.threads import Threads
+from twinkle.storage.journal import Journal, OwnedStatus
+
+_SWEEP_S = 1.0
+_MAX_IDS_PER_QUERY = 500
+
+_log = structlog.get_logger()
+
+
+class _Waiter:
+    """One held poll."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.status: OwnedStatus | None = None
+        self.was_read = False
+
+    def see(self, status: OwnedStatus | None) -> None:
+        """Take note of what the journal says; a future that is final, missing or somebody else's ends the wait."""
+        self.was_read = True
+        self.status = status if status is not None and status.tenant == self.tenant else None
+        if self.status is None or self.status.status.state.is_final:
+            self.settle()
+
+    def settle(self) -> None:
+        if not self.settled.done():
+            self.settled.set_result(None)
+
+
+class Futures:
+    """Everyone who waits for an outcome. Lives on one event loop; only :meth:`notify` is for other threads."""
+
+    def __init__(self, journal: Journal, *, sweep_s: float = _SWEEP_S) -> None:
+        self._journal = journal
+        self._sweep_s = sweep_s
+        self._reader = Threads("futures", 1)
+        self._waiters: dict[str, set[_Waiter]] = {}
+        self._unread: set[str] = set()
+        self._to_read = asyncio.Event()
+        self._released = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to read and to sweep. Call it on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._sweep_forever())]
+
+    async def stop(self) -> None:
+        """End; nobody may wait any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        await asyncio.to_thread(self._reader.stop)
+
+    def release(self) -> None:
+        """Let all held polls go, and those to come: the server is about to stop."""
+        self._released = True
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.settle()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many polls are held."""
+        return sum(len(waiters) for waiters in self._waiters.values())
+
+    def notify(self, request_ids: list[str]) -> None:
+        """Hear that these futures may be done. Callable from any thread, also when the loop is about to end."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._want, request_ids)
+
+    async def wait(self, request_id: str, tenant: str, timeout_s: float) -> OwnedStatus:
+        """The future's status: final, or the latest one when the time is up.
+
+        Raises:
+            NotFound: There is no such future, or it is another tenant's.
+            StorageUnavailable: The journal could not be read in all this time.
+        """
+        waiter = _Waiter(tenant)
+        self._waiters.setdefault(request_id, set()).add(waiter)
+        self._want([request_id])
+        if self._released:
+            waiter.settle()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter.settled
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters[request_id].discard(waiter)
+            if not self._waiters[request_id]:
+                del self._waiters[request_id]
+        if not waiter.was_read:
+            raise StorageUnavailable("the journal could not be read")
+        if waiter.status is None:
+            raise NotFound(f"no future {request_id!r}")
+        return waiter.status
+
+    def _want(self, request_ids: Iterable[str]) -> None:
+        self._unread.update(request_id for request_id in request_ids if request_id in self._waiters)
+        if self._unread:
+            self._to_read.set()
+
+    async def _read_forever(self) -> None:
+        while True:
+            await self._to_read.wait()
+            self._to_read.clear()
+            wanted, self._unread = list(self._unread), set()
+            for start in range(0, len(wanted), _MAX_IDS_PER_QUERY):
+                await self._look(wanted[start : start + _MAX_IDS_PER_QUERY])
+
+    async def _look(self, request_ids: Sequence[str]) -> None:
+        query = asyncio.create_task(self._reader.run(self._journal.statuses, request_ids))
+        await asyncio.wait([query])
+        error = query.exception()
+        if error is not None:
+            _log.warning(
+                "futures.read_failed", error=repr(error), waiting=len(request_ids), next="the sweep asks again"
+            )
+            return
+        statuses = query.result()
+        for request_id in request_ids:
+            for waiter in self._waiters.get(request_id, ()):
+                waiter.see(statuses.get(request_id))
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_s)
+            self._want(tuple(self._waiters))

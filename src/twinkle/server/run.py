@@ -1,0 +1,66 @@
+"""The API as a process: uvicorn, set up for thousands of held polls and a quick, clean end."""
+
+from __future__ import annotations
+
+import resource
+import socket
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from twinkle.core.settings import Settings
+from twinkle.server.app import create_app
+from twinkle.server.state import state_of
+
+_KEEP_ALIVE_S = 75
+_GRACEFUL_SHUTDOWN_S = 5
+_BACKLOG = 4096
+
+_log = structlog.get_logger()
+
+
+class ApiServer(uvicorn.Server):
+    """A server that lets its held polls go before it waits for the open requests to end."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S,
+            )
+        )
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer the held polls, then end as uvicorn does."""
+        state_of(self._app).futures.release()
+        await super().shutdown(sockets)
+
+
+def serve_api(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Blocks.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+    _allow_many_sockets()
+    ApiServer(create_app(settings), settings).run()
+
+
+def _allow_many_sockets() -> None:
+    """Every held poll is an open socket, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _log.debug("api.open_files", before=soft, now=hard)

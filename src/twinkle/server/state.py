@@ -1,0 +1,59 @@
+"""What every route may use: made once when the app starts, given to routes as a dependency."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, FastAPI, Request
+
+from twinkle.core.clock import Clock
+from twinkle.core.settings import Settings
+from twinkle.server.auth import Keys
+from twinkle.server.body import Bodies
+from twinkle.server.futures import Futures
+from twinkle.server.mesh_board import MeshBoard
+from twinkle.server.quota import SampleQuota
+from twinkle.server.submit import Submitter
+from twinkle.server.threads import Threads
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.catalog import Catalog
+from twinkle.storage.directory import Directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """The API's parts. What blocks is called through ``sql`` (databases) or ``object_io`` (blobs)."""
+
+    settings: Settings
+    clock: Clock
+    directory: Directory
+    catalog: Catalog
+    blobs: BlobStore
+    sql: Threads
+    object_io: Threads
+    keys: Keys
+    bodies: Bodies
+    meshes: MeshBoard
+    submitter: Submitter
+    futures: Futures
+    samples: SampleQuota
+
+
+def state_of(app: FastAPI) -> ServerState:
+    """The state of an app that has started."""
+    return cast(ServerState, app.state.server)
+
+
+async def _server(request: Request) -> ServerState:
+    return cast(ServerState, request.app.state.server)
+
+
+async def _tenant(request: Request) -> str:
+    server = cast(ServerState, request.app.state.server)
+    return await server.keys.tenant_of(request.headers.get("x-api-key"))
+
+
+Server = Annotated[ServerState, Depends(_server)]
+Tenant = Annotated[str, Depends(_tenant)]
+"""The id of the tenant whose key came with the request; 401 without one."""

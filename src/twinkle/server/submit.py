@@ -1,0 +1,185 @@
+"""The one write path: large payload into the object store, operation into the journal, then the mesh is nudged.
+
+Whatever arrives while a transaction runs shares the next one. An answer is given after the commit, never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
+from twinkle.core.operation import Accepted, Submission
+from twinkle.server.threads import Threads
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.journal import Journal
+from twinkle.storage.payloads import write_payload
+from twinkle.storage.records import NewLane
+from twinkle.tasks.nudge import Nudger
+
+_MAX_BATCH = 256
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 2.0
+
+T = TypeVar("T")
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    submission: Submission
+    answer: asyncio.Future[Accepted]
+    deadline: float
+
+
+class Submitter:
+    """Brings operations into the journal. Lives on one event loop and writes from one thread."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        blobs: BlobStore,
+        nudger: Nudger,
+        *,
+        blob_threads: Threads,
+        inline_bytes: int,
+        max_pending: int,
+        timeout_s: float,
+    ) -> None:
+        self._journal = journal
+        self._blobs = blobs
+        self._nudger = nudger
+        self._blob_threads = blob_threads
+        self._inline_bytes = inline_bytes
+        self._max_pending = max_pending
+        self._timeout_s = timeout_s
+        self._writer = Threads("append", 1)
+        self._waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._num_pending = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write. Call it on the event loop."""
+        self._task = asyncio.create_task(self._write_forever(), name="submit")
+
+    async def stop(self) -> None:
+        """Finish the running transaction and end."""
+        assert self._task is not None, "stop() follows start()"
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await asyncio.to_thread(self._writer.stop)
+
+    async def submit(self, submission: Submission) -> Accepted:
+        """Accept an operation; its payload is given inline, whatever its size. Returns after the commit.
+
+        Raises:
+            NotFound: There is no such lane, or it is another tenant's.
+            Conflict: The number was used for a different request.
+            InvalidInput: The number is out of all proportion.
+            Overloaded: Too many submissions wait already.
+            StorageUnavailable: The journal or the object store did not answer in time; nothing was accepted.
+        """
+        with _Place(self):
+            stored = await self._store_payload(submission)
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[Accepted] = loop.create_future()
+            self._waiting.append(_Waiting(stored, answer, loop.time() + self._timeout_s))
+            self._arrived.set()
+            return await answer
+
+    async def open_lane(self, lane: NewLane, submission: Submission | None = None) -> Accepted | None:
+        """Create an adapter or a sampling session with its first operation; raises as :meth:`submit` does."""
+        with _Place(self):
+            stored = None if submission is None else await self._store_payload(submission)
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            accepted = await self._write_until(partial(self._journal.open_lane, lane, stored), deadline)
+        if accepted is not None and accepted.is_new:
+            self._nudger.ring(accepted.mesh)
+        return accepted
+
+    def take_place(self) -> None:
+        """Count one more pending submission; ``Overloaded`` when there are too many."""
+        if self._num_pending >= self._max_pending:
+            raise Overloaded(f"{self._num_pending} operations wait for the journal already; send it again in a moment")
+        self._num_pending += 1
+
+    def leave_place(self) -> None:
+        """Count one pending submission less."""
+        self._num_pending -= 1
+
+    async def _store_payload(self, submission: Submission) -> Submission:
+        data = submission.payload.inline
+        if data is None or len(data) <= self._inline_bytes:
+            return submission
+        payload = await self._blob_threads.run(write_payload, self._blobs, data, inline_bytes=self._inline_bytes)
+        return replace(submission, payload=payload)
+
+    async def _write_forever(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                size = min(len(self._waiting), _MAX_BATCH)
+                await self._append([self._waiting.popleft() for _ in range(size)])
+
+    async def _append(self, batch: list[_Waiting]) -> None:
+        submissions = [waiting.submission for waiting in batch]
+        deadline = min(waiting.deadline for waiting in batch)
+        attempt = asyncio.create_task(self._write_until(partial(self._journal.append, submissions), deadline))
+        await asyncio.wait([attempt])
+        error = attempt.exception()
+        if error is None:
+            self._answer(batch, attempt.result())
+        elif len(batch) > 1 and not isinstance(error, StorageUnavailable):
+            # One of them cannot be written at all: its neighbours must not suffer for it.
+            for waiting in batch:
+                await self._append([waiting])
+        else:
+            for waiting in batch:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(error)
+
+    def _answer(self, batch: list[_Waiting], answers: list[Accepted | UserError]) -> None:
+        for mesh in {answer.mesh for answer in answers if isinstance(answer, Accepted) and answer.is_new}:
+            self._nudger.ring(mesh)
+        for waiting, answer in zip(batch, answers, strict=True):
+            if waiting.answer.done():
+                continue
+            if isinstance(answer, UserError):
+                waiting.answer.set_exception(answer)
+            else:
+                waiting.answer.set_result(answer)
+
+    async def _write_until(self, write: Callable[[], T], deadline: float) -> T:
+        """Try a transaction again while the database does not answer, until the deadline on the loop's clock."""
+        delay_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return await self._writer.run(write)
+            except StorageUnavailable as error:
+                if asyncio.get_running_loop().time() + delay_s > deadline:
+                    raise
+                _log.warning("submit.storage_unavailable", error=error.message, retry_s=delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LAST_RETRY_S)
+
+
+class _Place:
+    """One pending submission, counted for as long as the block runs."""
+
+    def __init__(self, submitter: Submitter) -> None:
+        self._submitter = submitter
+
+    def __enter__(self) -> None:
+        self._submitter.take_place()
+
+    def __exit__(self, *_: object) -> None:
+        self._submitter.leave_place()

@@ -1,0 +1,126 @@
+"""Checkpoints: listed, described, published, given a time to live, deleted."""
+
+from __future__ import annotations
+
+import structlog
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.adapter import Checkpoint
+from twinkle.core.errors import StorageUnavailable
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
+from twinkle.server.tinker.sessions import MAX_PAGE, Limit, Offset
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.checkpoints import (
+    CheckpointInfo,
+    CheckpointsResponse,
+    Cursor,
+    SetTtlRequest,
+    WeightsInfoRequest,
+    WeightsInfoResponse,
+)
+from twinkle.wire.paths import SCHEME, parse_checkpoint_path
+
+_CHECKPOINT = "/training_runs/{run_id}/checkpoints/{segment}/{name}"
+
+_log = structlog.get_logger()
+
+router = APIRouter()
+
+
+def describe(checkpoint: Checkpoint) -> CheckpointInfo:
+    """A checkpoint as its owner sees it."""
+    return CheckpointInfo(
+        checkpoint_id=f"{checkpoint.kind.segment}/{checkpoint.name}",
+        checkpoint_type=checkpoint.kind.value,
+        time=moment(checkpoint.created_at),
+        tinker_path=checkpoint.path,
+        size_bytes=checkpoint.size_bytes,
+        public=checkpoint.public,
+        user_metadata=checkpoint.user_metadata,
+        expires_at=None if checkpoint.expires_at is None else moment(checkpoint.expires_at),
+    )
+
+
+@router.get("/checkpoints")
+async def list_checkpoints(server: Server, tenant: Tenant, limit: Limit = 100, offset: Offset = 0) -> Response:
+    """All of the tenant's checkpoints, newest first."""
+    page, total = await server.sql.run(server.catalog.checkpoints, tenant, limit=limit, offset=offset)
+    cursor = Cursor(offset=offset, limit=limit, total_count=total)
+    return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
+
+
+@router.get("/training_runs/{run_id}/checkpoints")
+async def list_checkpoints_of_run(
+    run_id: str, server: Server, tenant: Tenant, limit: Limit = MAX_PAGE, offset: Offset = 0
+) -> Response:
+    """A training run's checkpoints, newest first."""
+    await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
+    page, total = await server.sql.run(
+        server.catalog.checkpoints, tenant, limit=limit, offset=offset, adapter_id=run_id
+    )
+    cursor = Cursor(offset=offset, limit=limit, total_count=total)
+    return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
+
+
+@router.post("/weights_info")
+async def weights_info(request: Request, server: Server, tenant: Tenant) -> Response:
+    """What a client must know to load a checkpoint."""
+    body = parse_body(WeightsInfoRequest, await server.bodies.read(request))
+    checkpoint = await server.sql.run(server.catalog.checkpoint, body.tinker_path, tenant=tenant)
+    config = checkpoint.config
+    return answer(
+        WeightsInfoResponse(
+            base_model=config.base_model,
+            is_lora=True,
+            lora_rank=config.rank,
+            train_unembed=config.train_unembed,
+            train_mlp=config.train_mlp,
+            train_attn=config.train_attn,
+        )
+    )
+
+
+@router.delete(_CHECKPOINT)
+async def delete_checkpoint(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
+    """Unlist a checkpoint for ever, then remove its files."""
+    path = _path(run_id, segment, name)
+    keys = await server.sql.run(server.catalog.delete_checkpoint, tenant, path)
+    await _remove_files(server, path, keys)
+    return Response(status_code=NO_CONTENT)
+
+
+@router.post(_CHECKPOINT + "/publish")
+async def publish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
+    """Let every tenant read a checkpoint. Twice is harmless: the 409 of the original makes its client hang."""
+    await server.sql.run(server.catalog.set_public, tenant, _path(run_id, segment, name), public=True)
+    return Response(status_code=NO_CONTENT)
+
+
+@router.delete(_CHECKPOINT + "/publish")
+async def unpublish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
+    """Keep a checkpoint to its owner again."""
+    await server.sql.run(server.catalog.set_public, tenant, _path(run_id, segment, name), public=False)
+    return Response(status_code=NO_CONTENT)
+
+
+@router.put(_CHECKPOINT + "/ttl")
+async def set_ttl(run_id: str, segment: str, name: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """Change how long a checkpoint lives from now on; null keeps it for ever."""
+    body = parse_body(SetTtlRequest, await server.bodies.read(request))
+    expires_at = None if body.ttl_seconds is None else server.clock.now() + body.ttl_seconds
+    await server.sql.run(server.catalog.set_expiry, tenant, _path(run_id, segment, name), expires_at)
+    return Response(status_code=NO_CONTENT)
+
+
+def _path(run_id: str, segment: str, name: str) -> str:
+    return str(parse_checkpoint_path(f"{SCHEME}{run_id}/{segment}/{name}"))
+
+
+async def _remove_files(server: ServerState, path: str, keys: list[str]) -> None:
+    """The row is gone, so a file that stays behind is an orphan, which housekeeping sweeps."""
+    try:
+        for key in keys:
+            await server.object_io.run(server.blobs.delete, key)
+    except StorageUnavailable as error:
+        _log.warning("checkpoint.files_left", path=path, error=error.message, next="the orphan sweep removes them")

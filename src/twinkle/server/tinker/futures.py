@@ -1,0 +1,62 @@
+"""``retrieve_future``: the long poll for an operation's outcome."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.errors import Expired, NotFound, StorageUnavailable
+from twinkle.core.operation import FutureStatus
+from twinkle.server.errors import JSON
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import answer
+from twinkle.storage.payloads import read_payload
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.futures import FailedResponse, PendingResponse, RetrieveFutureRequest
+
+_NOT_READY = 408
+_PROTOBUF = "application/x-protobuf"
+# A client asks again at once after a 408.
+_STORAGE_PAUSE_S = 1.0
+_STORAGE_AWAY = "the server's storage does not answer right now; accepted operations are kept"
+
+router = APIRouter()
+
+
+@router.post("/retrieve_future")
+async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> Response:
+    """The outcome when it is there, else 408 after the poll's time. Outcomes can be read again and again."""
+    body = parse_body(RetrieveFutureRequest, await server.bodies.read(request))
+    try:
+        owned = await server.futures.wait(body.request_id, tenant, server.settings.long_poll_s)
+        if not owned.status.state.is_final:
+            reason = await server.meshes.why_waiting(owned.mesh)
+            return answer(_pending(reason), status=_NOT_READY)
+        return await _outcome(server, owned.status)
+    except NotFound:
+        # The SDK submits a sample again after a 410 and gives up on everything else after a 404.
+        if request.headers.get("x-tinker-request-type") == "Sample":
+            raise Expired(f"no future {body.request_id!r}") from None
+        raise
+    except StorageUnavailable:
+        await asyncio.sleep(_STORAGE_PAUSE_S)
+        return answer(_pending(_STORAGE_AWAY), status=_NOT_READY)
+
+
+def _pending(reason: str | None) -> PendingResponse:
+    return PendingResponse(queue_state="paused_capacity" if reason else "active", queue_state_reason=reason)
+
+
+async def _outcome(server: ServerState, status: FutureStatus) -> Response:
+    if status.expired:
+        kept_h = server.settings.result_ttl_s / 3600
+        raise Expired(f"the result of {status.request_id} was kept for {kept_h:g} h and is gone")
+    if status.failure is not None:
+        return answer(FailedResponse(error=status.failure.message, category=status.failure.category.value))
+    assert status.result is not None, "a final future has a result or a failure"
+    if status.result.inline is not None:
+        data = status.result.inline
+    else:
+        data = await server.object_io.run(read_payload, server.blobs, status.result)
+    return Response(data, media_type=_PROTOBUF if status.kind.answers_protobuf else JSON)

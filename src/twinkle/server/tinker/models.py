@@ -1,0 +1,150 @@
+"""The birth of an adapter: from a base model, or from a checkpoint. Its first operation has number 0."""
+
+from __future__ import annotations
+
+import secrets
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind
+from twinkle.core.errors import InvalidInput
+from twinkle.core.operation import OperationKind, Payload, Submission
+from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import answer, ticket
+from twinkle.storage.meshes import MeshStatus
+from twinkle.storage.records import NewAdapter
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.training import (
+    CreateModelRequest,
+    GetInfoRequest,
+    GetInfoResponse,
+    LoadWeightsRequest,
+    LoraConfig,
+    ModelData,
+    OptimizerConfig,
+)
+from twinkle.wire.digest import body_digest
+from twinkle.wire.paths import ModelId
+
+# PyTorch takes seeds of 64 bits with a sign.
+_SEED_BITS = 63
+
+router = APIRouter()
+
+
+@router.post("/create_model")
+async def create_model(request: Request, server: Server, tenant: Tenant) -> Response:
+    """A new adapter on a base model. A resend gets the same one, also when its seed was drawn here."""
+    body = parse_body(CreateModelRequest, await server.bodies.read(request))
+    await server.sql.run(server.directory.session, tenant, body.session_id)
+    _check_optimizer(body.optimizer_config)
+    _check_targets(body.lora_config)
+    mesh = choose_mesh(await server.meshes.all(fresh=True), body.base_model)
+    _check_rank(body.lora_config.rank, mesh)
+    lora = body.lora_config
+    config = AdapterConfig(
+        base_model=body.base_model,
+        rank=lora.rank,
+        seed=secrets.randbits(_SEED_BITS) if lora.seed is None else lora.seed,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+    )
+    adapter = NewAdapter(
+        id=str(ModelId(body.session_id, body.model_seq_id)),
+        tenant=tenant,
+        session=body.session_id,
+        mesh=mesh.name,
+        config=config,
+        optimizer=body.optimizer_config.model_dump(exclude_none=True),
+        user_metadata=body.user_metadata,
+        created_at=server.clock.now(),
+    )
+    payload = config.model_dump_json().encode()
+    return await _open(server, adapter, OperationKind.CREATE_MODEL, payload, body_digest(body))
+
+
+async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWeightsRequest) -> Response:
+    """A new adapter that begins as a checkpoint: its shape is the checkpoint's, whatever the client remembers of it."""
+    assert body.session_id is not None and body.model_seq_id is not None, "the address of a create-via-load"
+    await server.sql.run(server.directory.session, tenant, body.session_id)
+    optimizer = body.optimizer_config or OptimizerConfig()
+    _check_optimizer(optimizer)
+    checkpoint = await server.sql.run(server.catalog.checkpoint, body.path, tenant=tenant)
+    _check_origin(checkpoint, body)
+    mesh = choose_mesh(await server.meshes.all(fresh=True), checkpoint.config.base_model)
+    _check_rank(checkpoint.config.rank, mesh)
+    adapter = NewAdapter(
+        id=str(ModelId(body.session_id, body.model_seq_id)),
+        tenant=tenant,
+        session=body.session_id,
+        mesh=mesh.name,
+        config=checkpoint.config,
+        optimizer=optimizer.model_dump(exclude_none=True),
+        user_metadata=body.user_metadata,
+        created_at=server.clock.now(),
+    )
+    payload = orjson.dumps({"path": body.path, "optimizer": body.optimizer})
+    return await _open(server, adapter, OperationKind.LOAD_WEIGHTS, payload, body_digest(body))
+
+
+@router.post("/get_info")
+async def get_info(request: Request, server: Server, tenant: Tenant) -> Response:
+    """What an adapter is, at once and without a future."""
+    body = parse_body(GetInfoRequest, await server.bodies.read(request))
+    adapter = await server.sql.run(server.catalog.adapter, body.model_id, tenant=tenant)
+    mesh = await server.meshes.find(adapter.mesh)
+    capabilities = None if mesh is None else mesh.capabilities
+    model = ModelData(
+        model_name=adapter.config.base_model,
+        arch=capabilities.architecture if capabilities else None,
+        tokenizer_id=capabilities.tokenizer_path if capabilities else None,
+    )
+    return answer(
+        GetInfoResponse(
+            model_data=model,
+            model_id=adapter.id,
+            lora_rank=adapter.config.rank,
+            model_name=adapter.config.base_model,
+        )
+    )
+
+
+async def _open(server: ServerState, adapter: NewAdapter, kind: OperationKind, payload: bytes, digest: str) -> Response:
+    submission = Submission(
+        tenant=adapter.tenant,
+        lane=adapter.id,
+        seq=0,
+        kind=kind,
+        digest=digest,
+        payload=Payload(inline=payload),
+    )
+    accepted = await server.submitter.open_lane(adapter, submission)
+    assert accepted is not None, "a lane opened with an operation answers with its ticket"
+    return ticket(accepted, model_id=adapter.id)
+
+
+def _check_optimizer(optimizer: OptimizerConfig) -> None:
+    if not optimizer.is_supported:
+        raise InvalidInput("optimizer_config.type", f"{optimizer.type!r} is not offered here; use 'adamw'")
+
+
+def _check_targets(lora: LoraConfig) -> None:
+    if not (lora.train_attn or lora.train_mlp or lora.train_unembed):
+        raise InvalidInput("lora_config", "at least one of train_attn, train_mlp and train_unembed must be true")
+
+
+def _check_rank(rank: int, mesh: MeshStatus) -> None:
+    assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
+    if rank > mesh.capabilities.max_rank:
+        raise InvalidInput("lora_config.rank", f"must be at most {mesh.capabilities.max_rank} here, not {rank}")
+
+
+def _check_origin(checkpoint: Checkpoint, body: LoadWeightsRequest) -> None:
+    base_model = checkpoint.config.base_model
+    if body.base_model is not None and body.base_model != base_model:
+        raise InvalidInput("base_model", f"{body.path} was trained on {base_model!r}, not on {body.base_model!r}")
+    if body.optimizer and checkpoint.kind is not CheckpointKind.TRAINING:
+        raise InvalidInput("optimizer", f"{body.path} has no optimizer state; load a path with /weights/ in it")

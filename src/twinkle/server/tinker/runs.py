@@ -1,0 +1,53 @@
+"""Training runs: the adapters as their owner finds them again."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from twinkle.core.adapter import CheckpointKind
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import answer, moment
+from twinkle.server.tinker.checkpoints import describe
+from twinkle.server.tinker.sessions import Limit, Offset
+from twinkle.storage.catalog import Adapter
+from twinkle.wire.bodies.checkpoints import Cursor, TrainingRun, TrainingRunsResponse
+
+router = APIRouter()
+
+
+@router.get("/training_runs")
+async def list_runs(server: Server, tenant: Tenant, limit: Limit = 20, offset: Offset = 0) -> Response:
+    """The tenant's training runs, newest first."""
+    page, total = await server.sql.run(server.catalog.adapters, tenant, limit=limit, offset=offset)
+    runs = await server.sql.run(_describe_all, server, tenant, page)
+    cursor = Cursor(offset=offset, limit=limit, total_count=total)
+    return answer(TrainingRunsResponse(training_runs=runs, cursor=cursor))
+
+
+@router.get("/training_runs/{run_id}")
+async def show_run(run_id: str, server: Server, tenant: Tenant) -> Response:
+    """One training run."""
+    run = await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
+    return answer((await server.sql.run(_describe_all, server, tenant, [run]))[0])
+
+
+def _describe_all(server: ServerState, tenant: str, runs: list[Adapter]) -> list[TrainingRun]:
+    owner = server.directory.tenant_name(tenant)
+    return [_describe(server, owner, run) for run in runs]
+
+
+def _describe(server: ServerState, owner: str, run: Adapter) -> TrainingRun:
+    catalog = server.catalog
+    training = catalog.latest_checkpoint(run.id, CheckpointKind.TRAINING)
+    sampler = catalog.latest_checkpoint(run.id, CheckpointKind.SAMPLER)
+    return TrainingRun(
+        training_run_id=run.id,
+        base_model=run.config.base_model,
+        model_owner=owner,
+        is_lora=True,
+        lora_rank=run.config.rank,
+        last_request_time=moment(catalog.last_request_at(run.id) or run.created_at),
+        last_checkpoint=None if training is None else describe(training),
+        last_sampler_checkpoint=None if sampler is None else describe(sampler),
+        user_metadata=run.user_metadata,
+    )

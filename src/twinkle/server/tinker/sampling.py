@@ -1,0 +1,129 @@
+"""Sampling sessions and samples. Samples have numbers too, but no order: a bad one may simply be refused."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.errors import Conflict, InvalidInput
+from twinkle.core.operation import OperationKind, Payload, Submission
+from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import answer, canonical_json
+from twinkle.storage.catalog import SamplingSession
+from twinkle.storage.records import NewSamplingSession
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.futures import FutureResponse
+from twinkle.wire.bodies.sampling import CreateSamplingSessionRequest, CreateSamplingSessionResponse, SamplerResponse
+from twinkle.wire.digest import body_digest
+from twinkle.wire.paths import SamplingSessionId
+from twinkle.wire.sampling import SampleRequest, parse_sample
+
+_SEED_BITS = 63
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSample:
+    """A sample's request, ready to be submitted."""
+
+    lane: str
+    seq: int
+    num_samples: int
+    num_tokens: int
+    digest: str
+    payload: bytes
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
+    """A place to sample from: a base model, or a checkpoint of either kind."""
+    body = parse_body(CreateSamplingSessionRequest, await server.bodies.read(request))
+    await server.sql.run(server.directory.session, tenant, body.session_id)
+    base_model = await _base_model(server, tenant, body)
+    mesh = choose_mesh(await server.meshes.all(), base_model)
+    session = NewSamplingSession(
+        id=str(SamplingSessionId(body.session_id, body.sampling_session_seq_id)),
+        tenant=tenant,
+        session=body.session_id,
+        mesh=mesh.name,
+        base_model=base_model,
+        model_path=body.model_path,
+        checkpoint=body.model_path,
+    )
+    await server.submitter.open_lane(session)
+    _check_same(await server.sql.run(server.catalog.sampling_session, session.id, tenant=tenant), session)
+    return answer(CreateSamplingSessionResponse(sampling_session_id=session.id))
+
+
+@router.get("/samplers/{sampler_id}")
+async def show_sampler(sampler_id: str, server: Server, tenant: Tenant) -> Response:
+    """What a sampling session samples from."""
+    session = await server.sql.run(server.catalog.sampling_session, sampler_id, tenant=tenant)
+    return answer(SamplerResponse(sampler_id=session.id, base_model=session.base_model, model_path=session.model_path))
+
+
+@router.post("/asample")
+async def asample(request: Request, server: Server, tenant: Tenant) -> Response:
+    """Draw samples of one prompt."""
+    async with server.bodies.receive(request) as body:
+        raw = body.complete()
+        if len(raw) <= server.settings.inline_payload_bytes:
+            sample = _read_sample(raw)
+        else:
+            sample = await server.object_io.run(_read_sample, raw)
+        await server.samples.take(tenant)
+        submission = Submission(
+            tenant=tenant,
+            lane=sample.lane,
+            seq=sample.seq,
+            kind=OperationKind.SAMPLE,
+            digest=sample.digest,
+            payload=Payload(inline=sample.payload),
+            num_tokens=sample.num_tokens,
+        )
+        accepted = await server.submitter.submit(submission)
+    sequence_ids = [f"{accepted.request_id}:{i}" for i in range(sample.num_samples)]
+    return answer(FutureResponse(request_id=accepted.request_id, sample_sequence_ids=sequence_ids))
+
+
+def _read_sample(raw: bytes) -> ReadSample:
+    """Reads and judges a body and makes its seed definite; the fingerprint is of what the client sent."""
+    body = parse_sample(raw)
+    if body.sampling_session_id is None or body.seq_id is None:
+        raise InvalidInput("sampling_session_id", "is missing; create a sampling session first")
+    params = body.sampling_params
+    return ReadSample(
+        lane=body.sampling_session_id,
+        seq=body.seq_id,
+        num_samples=body.num_samples,
+        num_tokens=len(body.prompt_tokens()) + body.num_samples * (params.max_tokens or 0),
+        digest=body_digest(body),
+        payload=canonical_json(_with_seed(body)),
+    )
+
+
+def _with_seed(body: SampleRequest) -> SampleRequest:
+    if body.sampling_params.seed is not None:
+        return body
+    params = body.sampling_params.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
+    return body.model_copy(update={"sampling_params": params})
+
+
+async def _base_model(server: ServerState, tenant: str, body: CreateSamplingSessionRequest) -> str:
+    if body.model_path is None:
+        assert body.base_model is not None, "the body names one of the two"
+        return body.base_model
+    checkpoint = await server.sql.run(server.catalog.checkpoint, body.model_path, tenant=tenant)
+    base_model = checkpoint.config.base_model
+    if body.base_model is not None and body.base_model != base_model:
+        raise InvalidInput("base_model", f"{body.model_path} belongs to {base_model!r}, not to {body.base_model!r}")
+    return base_model
+
+
+def _check_same(existing: SamplingSession, wanted: NewSamplingSession) -> None:
+    if (existing.base_model, existing.checkpoint) != (wanted.base_model, wanted.checkpoint):
+        raise Conflict(f"sampling session {wanted.id} already samples from something else; use the next number")

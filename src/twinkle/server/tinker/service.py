@@ -1,0 +1,52 @@
+"""What a client asks before anything else: how to behave, and what is served here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from twinkle.server.state import Server, Tenant
+from twinkle.server.tinker.answers import answer
+from twinkle.wire.bodies.session import (
+    CapabilitiesResponse,
+    ClientConfigResponse,
+    ClientDynamicConfigResponse,
+    SupportedModel,
+    TelemetryResponse,
+)
+
+router = APIRouter()
+
+
+@router.post("/client/config")
+async def client_config(_: Tenant) -> Response:
+    """Flags for a client's lifetime: the SDK's own defaults, and protobuf for those from before 0.25."""
+    return answer(ClientConfigResponse(proto_write_fwdbwd=True, fwd_via_fwdbwd=True))
+
+
+@router.post("/client/dynamic_config")
+async def client_dynamic_config(_: Tenant) -> Response:
+    """Flags a client asks for again every few minutes."""
+    return answer(ClientDynamicConfigResponse())
+
+
+@router.post("/telemetry")
+async def telemetry(request: Request, server: Server, _: Tenant) -> Response:
+    """Taken and dropped: what a client does is its own affair."""
+    await server.bodies.read(request)
+    return answer(TelemetryResponse())
+
+
+@router.get("/get_server_capabilities")
+async def get_server_capabilities(server: Server, _: Tenant) -> Response:
+    """The base models of all meshes, whether their workers live just now or not."""
+    models = {
+        capabilities.base_model: SupportedModel(
+            model_name=capabilities.base_model,
+            max_context_length=capabilities.max_context_length,
+            trainable=True,
+            sampleable=True,
+        )
+        for mesh in await server.meshes.all()
+        if (capabilities := mesh.capabilities) is not None
+    }
+    return answer(CapabilitiesResponse(supported_models=[models[name] for name in sorted(models)]))

@@ -1,0 +1,102 @@
+"""Sessions: one client's presence."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from twinkle.core.errors import Expired
+from twinkle.server.state import Server, Tenant
+from twinkle.server.tinker.answers import NO_CONTENT, answer
+from twinkle.storage.directory import NewSession
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.session import (
+    CreateSessionRequest,
+    CreateSessionResponse,
+    FinishSessionRequest,
+    SessionHeartbeatRequest,
+    SessionHeartbeatResponse,
+    SessionProjectRequest,
+    SessionResponse,
+    SessionsResponse,
+)
+
+MAX_PAGE = 1000
+MAX_IDEMPOTENCY_KEY_LENGTH = 256
+_MAX_RUNS_SHOWN = 10_000
+
+Limit = Annotated[int, Query(ge=0, le=MAX_PAGE)]
+Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
+
+router = APIRouter()
+
+
+@router.post("/create_session")
+async def create_session(request: Request, server: Server, tenant: Tenant) -> Response:
+    """A new session; the same idempotency key gets the same one."""
+    body = parse_body(CreateSessionRequest, await server.bodies.read(request))
+    key = request.headers.get("x-idempotency-key")
+    new = NewSession(
+        tags=body.tags,
+        user_metadata=body.user_metadata,
+        project_id=body.project_id,
+        display_name=body.display_name,
+        sdk_version=body.sdk_version,
+        idempotency_key=key[:MAX_IDEMPOTENCY_KEY_LENGTH] if key else None,
+    )
+    session_id = await server.sql.run(server.directory.open_session, tenant, new)
+    return answer(CreateSessionResponse(session_id=session_id))
+
+
+@router.post("/session_heartbeat")
+async def session_heartbeat(request: Request, server: Server, tenant: Tenant) -> Response:
+    """A sign of life; 410 ends the client's heartbeats."""
+    body = parse_body(SessionHeartbeatRequest, await server.bodies.read(request))
+    if not await server.sql.run(server.directory.heartbeat, tenant, body.session_id):
+        raise Expired(f"session {body.session_id} was finished")
+    return answer(SessionHeartbeatResponse())
+
+
+@router.post("/sessions/{session_id}/finish")
+async def finish_session(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """How a client ended; the first report wins."""
+    body = parse_body(FinishSessionRequest, await server.bodies.read(request))
+    await server.sql.run(
+        server.directory.finish_session, tenant, session_id, reason=body.reason.type, detail=body.detail
+    )
+    return Response(status_code=NO_CONTENT)
+
+
+@router.put("/sessions/{session_id}/project")
+async def set_project(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """Put a session into a project."""
+    body = parse_body(SessionProjectRequest, await server.bodies.read(request))
+    await server.sql.run(server.directory.set_project, tenant, session_id, body.project_id)
+    return Response(status_code=NO_CONTENT)
+
+
+@router.get("/sessions")
+async def list_sessions(server: Server, tenant: Tenant, limit: Limit = 20, offset: Offset = 0) -> Response:
+    """The tenant's sessions, newest first."""
+    ids = await server.sql.run(server.directory.sessions, tenant, limit=limit, offset=offset)
+    return answer(SessionsResponse(sessions=ids))
+
+
+@router.get("/sessions/{session_id}")
+async def show_session(session_id: str, server: Server, tenant: Tenant) -> Response:
+    """One session and what came of it."""
+    row = await server.sql.run(server.directory.session, tenant, session_id)
+    runs, _ = await server.sql.run(
+        server.catalog.adapters, tenant, limit=_MAX_RUNS_SHOWN, offset=0, session_id=session_id
+    )
+    samplers = await server.sql.run(server.catalog.sampling_sessions_of, session_id)
+    return answer(
+        SessionResponse(
+            training_run_ids=[run.id for run in runs],
+            sampler_ids=samplers,
+            user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
+            display_name=row.display_name,
+        )
+    )

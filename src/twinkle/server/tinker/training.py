@@ -1,0 +1,184 @@
+"""The numbered operations of an adapter.
+
+A number is used up as soon as the client has sent it. So what is wrong with a body whose number can be read becomes
+the reason of a future that fails in its turn; a 4xx would leave a hole that the adapter's later operations wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.errors import InvalidInput, UserError
+from twinkle.core.operation import OperationKind, Payload, Submission
+from twinkle.server.body import Body
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import canonical_json, ticket
+from twinkle.server.tinker.models import create_from_checkpoint
+from twinkle.wire.bodies.base import RequestBody, parse_body
+from twinkle.wire.bodies.training import (
+    LoadWeightsRequest,
+    OptimStepRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+    peek_operation,
+)
+from twinkle.wire.digest import EPHEMERAL_SAVE_IGNORES, body_digest
+from twinkle.wire.paths import parse_checkpoint_path, validate_name
+from twinkle.wire.training import (
+    EnvelopeKey,
+    ForwardBackwardEnvelope,
+    canonical_digest,
+    parse_envelope,
+    peek_envelope,
+)
+
+_BYTES_PER_TOKEN = 4
+# The journal keeps no secrets.
+_NOT_KEPT = frozenset({"weights_access_token"})
+
+BodyT = TypeVar("BodyT", bound=RequestBody)
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered:
+    """A numbered operation as far as it could be read."""
+
+    key: EnvelopeKey
+    kind: OperationKind
+    digest: str
+    payload: bytes = b""
+    num_tokens: int = 0
+    rejection: str | None = None
+
+
+@router.post("/forward_backward")
+async def forward_backward(request: Request, server: Server, tenant: Tenant) -> Response:
+    """A batch of datums, forward only or with gradients. The tensors are the worker's to judge."""
+    async with server.bodies.receive(request) as body:
+        if len(body.data) <= server.settings.inline_payload_bytes:
+            operation = _read_forward_backward(body)
+        else:
+            operation = await server.object_io.run(_read_forward_backward, body)
+        return await _accept(server, tenant, operation)
+
+
+@router.post("/optim_step")
+async def optim_step(request: Request, server: Server, tenant: Tenant) -> Response:
+    """Apply the accumulated gradients."""
+    raw = await server.bodies.read(request)
+    return await _accept(server, tenant, _read_json(raw, OptimStepRequest, OperationKind.OPTIM_STEP, _judge_optimizer))
+
+
+@router.post("/save_weights")
+async def save_weights(request: Request, server: Server, tenant: Tenant) -> Response:
+    """Write a training checkpoint."""
+    raw = await server.bodies.read(request)
+    return await _accept(server, tenant, _read_json(raw, SaveWeightsRequest, OperationKind.SAVE_WEIGHTS, _judge_name))
+
+
+@router.post("/save_weights_for_sampler")
+async def save_weights_for_sampler(request: Request, server: Server, tenant: Tenant) -> Response:
+    """Write weights for sampling: named, or behind a sampling session."""
+    raw = await server.bodies.read(request)
+    kind = OperationKind.SAVE_WEIGHTS_FOR_SAMPLER
+    return await _accept(server, tenant, _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name))
+
+
+@router.post("/load_weights")
+async def load_weights(request: Request, server: Server, tenant: Tenant) -> Response:
+    """Load a checkpoint into an adapter, or make a new adapter of it."""
+    raw = await server.bodies.read(request)
+    if peek_operation(raw) is None:
+        body = parse_body(LoadWeightsRequest, raw)
+        if body.creates_model:
+            return await create_from_checkpoint(server, tenant, body)
+    return await _accept(server, tenant, _read_json(raw, LoadWeightsRequest, OperationKind.LOAD_WEIGHTS, _judge_path))
+
+
+async def _accept(server: ServerState, tenant: str, operation: Numbered) -> Response:
+    submission = Submission(
+        tenant=tenant,
+        lane=operation.key.model_id,
+        seq=operation.key.seq_id,
+        kind=operation.kind,
+        digest=operation.digest,
+        payload=Payload(inline=operation.payload),
+        num_tokens=operation.num_tokens,
+        rejection=operation.rejection,
+    )
+    return ticket(await server.submitter.submit(submission), model_id=operation.key.model_id)
+
+
+def _read_forward_backward(body: Body) -> Numbered:
+    """Reads the address, the size and the fingerprint.
+
+    Raises:
+        UserError: Not even the address could be read.
+    """
+    refusal = body.refusal
+    if refusal is None:
+        try:
+            return _numbered(parse_envelope(body.data), body.data)
+        except InvalidInput as error:
+            refusal = error
+    key = peek_envelope(body.data)
+    if key is None:
+        raise refusal
+    digest = body.refused_digest or hashlib.sha256(body.data).hexdigest()
+    return Numbered(key=key, kind=OperationKind.FORWARD_BACKWARD, digest=digest, rejection=refusal.message)
+
+
+def _numbered(envelope: ForwardBackwardEnvelope, raw: bytes) -> Numbered:
+    return Numbered(
+        key=EnvelopeKey(envelope.model_id, envelope.seq_id),
+        kind=OperationKind.FORWARD if envelope.forward_only else OperationKind.FORWARD_BACKWARD,
+        digest=canonical_digest(envelope.message),
+        payload=raw,
+        num_tokens=_count_tokens(envelope),
+    )
+
+
+def _count_tokens(envelope: ForwardBackwardEnvelope) -> int:
+    num_bytes = sum(len(chunk.encoded_text.tokens) for datum in envelope.message.data for chunk in datum.model_input)
+    return num_bytes // _BYTES_PER_TOKEN
+
+
+def _read_json(raw: bytes, body_class: type[BodyT], kind: OperationKind, judge: Callable[[BodyT], None]) -> Numbered:
+    """Reads a body; what is wrong with it becomes the rejection when the number is known.
+
+    Raises:
+        UserError: Not even the number could be read.
+    """
+    key = peek_operation(raw)
+    try:
+        body = parse_body(body_class, raw)
+        judge(body)
+    except UserError as error:
+        if key is None:
+            raise
+        return Numbered(key=key, kind=kind, digest=hashlib.sha256(raw).hexdigest(), rejection=error.message)
+    assert key is not None, "a body that could be read has an address"
+    digest = body_digest(body, ignore=EPHEMERAL_SAVE_IGNORES)
+    return Numbered(key=key, kind=kind, digest=digest, payload=canonical_json(body, exclude=_NOT_KEPT))
+
+
+def _judge_optimizer(body: OptimStepRequest) -> None:
+    if body.optimizer_params is not None:
+        kind = body.optimizer_params.type
+        raise InvalidInput("optimizer_params.type", f"{kind!r} is not offered here; send adam_params")
+
+
+def _judge_name(body: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> None:
+    if body.path is not None:
+        validate_name(body.path)
+
+
+def _judge_path(body: LoadWeightsRequest) -> None:
+    parse_checkpoint_path(body.path)
