@@ -1,0 +1,169 @@
+"""The command line from outside: light, clear about errors, careful with keys."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import structlog
+
+from twinkle.cli import main
+from twinkle.core.clock import SystemClock
+from twinkle.core.lease import ProcessIdentity
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.directory import Directory
+from twinkle.storage.meshes import Meshes
+
+COMMANDS = ["serve", "server", "worker", "housekeeping", "flower", "keys", "status", "version"]
+HEAVY = ["torch", "sqlalchemy", "celery", "tinker", "transformers", "fastapi", "redis", "pydantic", "numpy"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Twinkle = Callable[..., Done]
+
+
+@pytest.fixture
+def twinkle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Twinkle]:
+    """Runs a command in this process: a process of its own would spend seconds on imports."""
+    for name in [name for name in os.environ if name.startswith("TWINKLE_")]:
+        monkeypatch.delenv(name)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def run(*arguments: str, **variables: str) -> Done:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["twinkle", *arguments])
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as end:
+                main()
+        said = capsys.readouterr()
+        return Done(int(end.value.code or 0), said.out, said.err)
+
+    yield run
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, json; sys.argv = ['twinkle', '--help']; from twinkle.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    for command in COMMANDS:
+        assert f"  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(twinkle: Twinkle, command: str) -> None:
+    done = twinkle(command, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+def test_a_new_key_stands_alone_on_the_last_line_opens_its_tenant_and_is_stored_as_a_hash(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "twinkle.cli", "keys", "create", "--tenant", "alice", "--home", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    key = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", key)
+    directory = Directory(sql_engine(f"sqlite:///{tmp_path}/journal.db"), SystemClock())
+    tenant = directory.tenant_of(key)
+    assert tenant is not None
+    assert directory.tenant_name(tenant) == "alice"
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert key.encode() not in stored
+
+
+def test_keys_are_listed_without_the_keys(twinkle: Twinkle, tmp_path: Path) -> None:
+    key = twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path)).stdout.splitlines()[-1]
+    twinkle("keys", "create", "--tenant", "bob", "--home", str(tmp_path))
+    as_json = twinkle("keys", "list", "--home", str(tmp_path), "--json")
+    table = twinkle("keys", "list", "--home", str(tmp_path))
+    assert [row["tenant"] for row in json.loads(as_json.stdout)] == ["alice", "bob"]
+    assert "alice" in table.stdout
+    assert "\x1b[" not in table.stdout
+    assert key not in as_json.stdout + table.stdout
+
+
+def test_status_tells_a_live_mesh_from_one_without_worker(twinkle: Twinkle, tmp_path: Path) -> None:
+    assert "no mesh" in twinkle("status", "--home", str(tmp_path)).stdout
+    meshes = Meshes(Database(f"sqlite:///{tmp_path}/journal.db"), SystemClock())
+    lease = meshes.acquire("first", ProcessIdentity.current(), lease_s=60)
+    gone = meshes.acquire("second", ProcessIdentity.current(), lease_s=60)
+    assert lease is not None
+    assert gone is not None
+    meshes.release(gone)
+    capabilities = MeshCapabilities(
+        base_model="tiny",
+        architecture="qwen3",
+        vocab_size=1,
+        max_context_length=1,
+        max_rank=1,
+        device="cpu",
+        determinism="none",
+    )
+    meshes.publish(lease, capabilities)
+    rows = json.loads(twinkle("status", "--home", str(tmp_path), "--json").stdout)
+    assert [(row["name"], row["alive"], row["base_model"]) for row in rows] == [
+        ("first", True, "tiny"),
+        ("second", False, None),
+    ]
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_name_and_no_traceback(
+    twinkle: Twinkle, tmp_path: Path
+) -> None:
+    done = twinkle("status", "--home", str(tmp_path), TWINKLE_DATABSE_URL="sqlite:///x")
+    assert done.returncode == 2
+    assert done.stderr == "twinkle: unknown setting TWINKLE_DATABSE_URL; did you mean TWINKLE_DATABASE_URL?\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "--model is missing"),
+        (["serve", "--model", "./nowhere"], "no such folder"),
+        (["serve", "--model", "m", "--mesh", "cpu"], "expected NAME=DEVICE"),
+        (["serve", "--model", "m", "--mesh", "a=cpu", "--mesh", "a=cpu"], "one mesh only"),
+        (["flower"], "TWINKLE_FLOWER_PASSWORD is missing"),
+    ],
+)
+def test_a_wrong_flag_gets_one_clear_line(twinkle: Twinkle, arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = twinkle(*arguments, TWINKLE_HOME=str(tmp_path / "home"))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_database_that_does_not_answer_is_worth_another_try(twinkle: Twinkle) -> None:
+    done = twinkle("keys", "list", TWINKLE_DATABASE_URL="postgresql://nobody@127.0.0.1:9/none")
+    assert done.returncode == 75
+    assert "did not answer" in done.stderr
+    assert "Traceback" not in done.stderr
