@@ -149,7 +149,7 @@ class MeshWorker(Generic[State]):
     def _sample_once(self, lease: Lease) -> bool:
         claims: list[Claim] = []
         if self._samples.room > 0:
-            claims = self._journal.claim_samples(lease, self._samples.room, is_idle=self._samples.is_idle)
+            claims = self._journal.claim_samples(lease, self._samples.room, under_way=self._samples.under_way)
             self._reporter.started(claims)
         fit, poisonous = self._separate_poison(claims)
         execution = Execution(outcomes=poisonous)

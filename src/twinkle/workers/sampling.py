@@ -60,6 +60,11 @@ class SampleDesk(Generic[State]):
         return max(self._slots - len(self._under_way), 0)
 
     @property
+    def under_way(self) -> list[str]:
+        """The futures it works on."""
+        return list(self._under_way)
+
+    @property
     def is_idle(self) -> bool:
         """Whether no sample is under way."""
         return not self._under_way

@@ -1,0 +1,272 @@
+"""The engine on transformers: the training library's model and sampler behind the worker's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
+from twinkle.checkpoint_engine.snapshot import restore, snapshot
+from twinkle.core.adapter import AdapterConfig
+from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.settings import Settings
+from twinkle.model.determinism import prepare_environment
+from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
+from twinkle.module.lora import LoraAdapter, LoraConfig
+from twinkle.sampler.request import DecodeText, TopLogprobs
+from twinkle.sampler.request import SampleRequest as SamplerRequest
+from twinkle.sampler.request import SampleResult as SamplerResult
+from twinkle.sampler.sampler import Sampler
+from twinkle.wire.bodies.training import AdamParams as WireAdamParams
+from twinkle.wire.sample_result import (
+    PromptAltTokens,
+    SampledSequence,
+    SampleResult,
+    TopkLogprobs,
+    encode_sample_response,
+)
+from twinkle.wire.sampling import SampleRequest
+from twinkle.wire.tensors import Array, CellBudget, Csr, densify
+from twinkle.wire.training import ForwardBackwardResult
+from twinkle.workers.engine import Pass, SampleOutput
+
+_MAX_TARGET_CELLS = 1 << 24
+
+
+@dataclass
+class TransformersEngine:
+    """One frozen base model, its adapters, and one sampler on the same weights."""
+
+    model: MultiLoraTransformersModel
+    sampler: Sampler
+    capabilities: MeshCapabilities
+
+    def __post_init__(self) -> None:
+        self._targets: dict[str, Array | Csr | None] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> TransformersEngine:
+        """Load the base model that the settings name.
+
+        Raises:
+            ConfigError: No model was named, or it cannot be loaded.
+        """
+        if not settings.model:
+            raise ConfigError("TWINKLE_MODEL: a worker needs the path or id of a base model")
+        prepare_environment()
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        model = MultiLoraTransformersModel.from_pretrained(
+            settings.model, device=settings.device, tokens_per_pass=settings.tokens_per_pass or None
+        )
+        tokenizer = _load_tokenizer(settings.model)
+        capabilities = MeshCapabilities(
+            base_model=settings.resolved_model_name,
+            architecture=model.info.architecture,
+            vocab_size=model.info.vocab_size,
+            max_context_length=model.info.max_context_length,
+            max_rank=min(settings.max_rank, model.info.max_rank),
+            device=settings.device,
+            determinism=model.determinism,
+            tokenizer_path=_readable_tokenizer_path(settings.model),
+        )
+        sampler = Sampler(
+            model,
+            slots=settings.sample_slots,
+            decode_text=None if tokenizer is None else _decoder_of(tokenizer),
+        )
+        return cls(model=model, sampler=sampler, capabilities=capabilities)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def create(self, config: AdapterConfig) -> LoraAdapter:
+        """A fresh trainable adapter, wholly determined by ``config``."""
+        return self.model.create_adapter(_lora_config(config), trainable=True)
+
+    def run_passes(self, passes: Sequence[Pass[LoraAdapter]]) -> list[ForwardBackwardResult | Exception]:
+        """Run all passes fused; see :class:`twinkle.workers.engine.Engine`."""
+        outcomes = self.model.forward_backward([_train_job(item) for item in passes])
+        return [outcome if isinstance(outcome, Exception) else _wire_result(outcome) for outcome in outcomes]
+
+    def optim_step(self, state: LoraAdapter, params: WireAdamParams) -> dict[str, float]:
+        """One AdamW step on the adapter's flat buffer."""
+        return self.model.optim_step(state, AdamParams(**params.model_dump()))
+
+    def has_gradients(self, state: LoraAdapter) -> bool:
+        """Whether gradients have been accumulated since the last step."""
+        return state.has_gradients
+
+    def clear_gradients(self, state: LoraAdapter) -> None:
+        """Forget the accumulated gradients."""
+        state.clear_gradients()
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def export(self, state: LoraAdapter, *, with_optimizer: bool) -> dict[str, bytes]:
+        """PEFT files, and the optimizer's state beside them."""
+        return export_adapter(state, self.capabilities.base_model, with_optimizer=with_optimizer)
+
+    def load(
+        self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool
+    ) -> LoraAdapter:
+        """An adapter from PEFT files that fit ``config``."""
+        adapter = import_adapter(self.model, files, with_optimizer=with_optimizer, trainable=trainable)
+        if adapter.config.rank != config.rank:
+            raise InvalidInput("path", f"its rank is {adapter.config.rank}, this adapter's is {config.rank}")
+        return adapter
+
+    def snapshot(self, state: LoraAdapter) -> bytes:
+        """Parameters, moments and step count."""
+        return snapshot(state, self.model.determinism)
+
+    def restore(self, data: bytes) -> LoraAdapter:
+        """What ``snapshot`` wrote."""
+        return restore(self.model, data)
+
+    # -- sampling -----------------------------------------------------------------------------------------------------
+
+    def add_sample(self, request_id: str, state: LoraAdapter | None, request: SampleRequest) -> None:
+        """Hand a sample to the sampler."""
+        params = request.sampling_params
+        assert params.seed is not None, "the API makes every seed definite"
+        targets = request.targets()
+        self.sampler.add(
+            SamplerRequest(
+                key=request_id,
+                adapter=state,
+                prompt=tuple(request.prompt_tokens()),
+                seed=params.seed,
+                num_samples=request.num_samples,
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                stop_token_ids=None if params.stops_at_end_of_text else frozenset(params.stop_tokens),
+                stop_strings=tuple(params.stop_strings),
+                prompt_logprobs=bool(request.prompt_logprobs),
+                prompt_logprobs_last_n=request.prompt_logprobs_last_n,
+                topk_prompt_logprobs=request.topk_prompt_logprobs,
+                topk_sample_logprobs=request.topk_sample_logprobs,
+                target_prompt_logprobs=None if targets is None else _dense(targets),
+                prompt_alt_tokens_k=request.prompt_alt_tokens_k,
+            )
+        )
+        self._targets[request_id] = targets
+
+    def step_samples(self) -> list[SampleOutput]:
+        """One prefill or decode step over everything under way."""
+        outputs = []
+        for ended in self.sampler.step():
+            if isinstance(ended, SamplerResult):
+                outputs.append(self._output_of(ended))
+            else:
+                key, error = ended
+                self._targets.pop(key)
+                outputs.append(SampleOutput(request_id=key, error=error))
+        return outputs
+
+    @property
+    def num_samples_under_way(self) -> int:
+        """Samples added and not yet returned."""
+        return len(self._targets)
+
+    def drop_samples(self) -> None:
+        """Cancel everything under way."""
+        for key in list(self._targets):
+            self.sampler.cancel(key)
+        self._targets.clear()
+
+    def _output_of(self, result: SamplerResult) -> SampleOutput:
+        targets = self._targets.pop(result.key)
+        alternatives = result.prompt_alt_tokens
+        wire = SampleResult(
+            sequences=tuple(
+                SampledSequence(
+                    tokens=sequence.tokens,
+                    logprobs=sequence.logprobs,
+                    stop_reason=sequence.stop_reason,
+                    topk=_wire_topk(sequence.topk),
+                )
+                for sequence in result.sequences
+            ),
+            prompt_logprobs=result.prompt_logprobs,
+            topk_prompt_logprobs=_wire_topk(result.topk_prompt_logprobs),
+            target_prompt_logprobs=_in_layout_of(targets, result.target_prompt_logprobs),
+            prompt_alt_tokens=None
+            if alternatives is None
+            else PromptAltTokens(alternatives.token_ids, alternatives.logprobs),
+        )
+        num_tokens = sum(len(sequence.tokens) for sequence in result.sequences)
+        return SampleOutput(request_id=result.key, result=encode_sample_response(wire), num_tokens=num_tokens)
+
+
+def _lora_config(config: AdapterConfig) -> LoraConfig:
+    return LoraConfig(
+        rank=config.rank,
+        alpha=config.alpha,
+        train_attn=config.train_attn,
+        train_mlp=config.train_mlp,
+        train_unembed=config.train_unembed,
+        seed=config.seed,
+    )
+
+
+def _train_job(item: Pass[LoraAdapter]) -> TrainJob:
+    body = item.body
+    return TrainJob(
+        adapter=item.state,
+        data=tuple(Datum(tokens=datum.tokens, inputs=datum.inputs) for datum in body.data),
+        loss=body.loss_fn,
+        loss_config=body.loss_fn_config,
+        backward=not body.forward_only,
+    )
+
+
+def _wire_result(outcome: TrainOutcome) -> ForwardBackwardResult:
+    metrics = {"loss:sum": outcome.loss, "num_tokens:sum": float(outcome.num_tokens)}
+    return ForwardBackwardResult(tuple(outcome.logprobs), metrics)
+
+
+def _wire_topk(topk: TopLogprobs | None) -> TopkLogprobs | None:
+    return None if topk is None else TopkLogprobs(topk.token_ids, topk.logprobs)
+
+
+def _dense(targets: Array | Csr) -> Array:
+    return densify(targets, field="target_prompt_logprobs", budget=CellBudget(_MAX_TARGET_CELLS))
+
+
+def _in_layout_of(targets: Array | Csr | None, logprobs: Array | None) -> Array | Csr | None:
+    """Scores in the layout the targets came in: sparse for sparse."""
+    if logprobs is None or not isinstance(targets, Csr):
+        return logprobs
+    rows = np.repeat(np.arange(targets.shape[0]), np.diff(targets.crow_indices))
+    values = logprobs[rows, targets.col_indices]
+    return Csr(values, targets.crow_indices, targets.col_indices, targets.shape)
+
+
+def _load_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside the model, if there is one: without it, stop strings cannot be matched."""
+    if Path(model).is_dir() and not (Path(model) / "tokenizer_config.json").exists():
+        return None
+    return AutoTokenizer.from_pretrained(model)
+
+
+def _decoder_of(tokenizer: PreTrainedTokenizerBase) -> DecodeText:
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids)))
+
+    return decode
+
+
+def _readable_tokenizer_path(model: str) -> str | None:
+    """Where a client on the same machine finds the tokenizer. The SDK cuts paths of fewer than three slashes."""
+    folder = Path(model).absolute()
+    is_usable = (folder / "tokenizer.json").exists() and str(folder).count("/") >= 3
+    return str(folder) if is_usable else None

@@ -1,0 +1,23 @@
+"""Fixtures of the acceptance tests: whole services, real models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from twinkle.hub.tiny import make_tiny_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with random weights, and a tokenizer trained on the shipped text."""
+    texts = [path.read_text() for path in sorted(EXAMPLES.glob("*.jsonl"))]
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "some" / "tiny", texts=texts, hidden_size=32, layers=2, vocab_size=400
+    )

@@ -1,0 +1,135 @@
+"""A whole service as a child process, as an operator runs it, with the means to look into it and to break it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+import tinker
+
+from twinkle.core.lease import ProcessIdentity
+
+T = TypeVar("T")
+
+TWINKLE = (sys.executable, "-m", "twinkle.cli")
+READY_S = 90.0
+STOP_S = 45.0
+
+
+class Served:
+    """``twinkle serve`` on a home of its own. A context manager: whatever happens, nothing is left running."""
+
+    def __init__(
+        self, home: Path, *, model: str, model_name: str = "", flags: tuple[str, ...] = (), **settings: str
+    ) -> None:
+        self.home = home
+        self._command = [*TWINKLE, "serve", "--model", model, "--home", str(home), "--port", "0", *flags]
+        if model_name:
+            self._command += ["--model-name", model_name]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
+        self._environment = {**clean, "PYTHONUNBUFFERED": "1", "TWINKLE_LEASE_S": "4", **settings}
+        self._log = home.parent / f"{home.name}-serve.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(self.logs())
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until every worker has its model."""
+        self.home.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+            )
+        self.url = wait_for(self._printed_url, within_s=READY_S, what="the URL")
+        wait_for(self._is_ready, within_s=READY_S, what="readiness")
+
+    def stop(self) -> None:
+        """SIGTERM, and time to drain."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the service did not stop within {STOP_S} s\n{self.logs()}") from None
+
+    def create_key(self, tenant: str) -> str:
+        """A new key, made on the command line."""
+        command = [*TWINKLE, "keys", "create", "--tenant", tenant, "--home", str(self.home)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=self._environment)
+        return done.stdout.split()[-1]
+
+    def client(self, tenant: str) -> tinker.ServiceClient:
+        """The official SDK, logged in as ``tenant``."""
+        return tinker.ServiceClient(base_url=self.url, api_key=self.create_key(tenant))
+
+    def query(self, sql: str, *parameters: object) -> list[tuple]:
+        """Look into the journal, beside the service."""
+        with sqlite3.connect(self.home / "journal.db", timeout=10) as connection:
+            return connection.execute(sql, parameters).fetchall()
+
+    def engine_pid(self, mesh: str = "default") -> int:
+        """The process that holds the mesh's lease and its device."""
+        holder = wait_for(lambda: self._holder(mesh), within_s=READY_S, what="a lease holder")
+        return holder.pid
+
+    def kill_engine(self, mesh: str = "default") -> None:
+        """SIGKILL to the process that owns the device."""
+        os.kill(self.engine_pid(mesh), signal.SIGKILL)
+
+    def logs(self) -> str:
+        """What everybody has said, for a failed test."""
+        files = sorted((self.home / "logs").glob("*.log"))
+        tails = (f"--- {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in files)
+        return "\n".join([self._log.read_text(errors="replace"), *tails])
+
+    def _holder(self, mesh: str) -> ProcessIdentity | None:
+        rows = self.query("SELECT owner FROM mesh WHERE name = ?", mesh)
+        holder = ProcessIdentity.parse(rows[0][0]) if rows and rows[0][0] else None
+        return None if holder is None or holder.is_known_dead() else holder
+
+    def _printed_url(self) -> str:
+        assert self._process is not None
+        text = self._log.read_text(errors="replace")
+        assert self._process.poll() is None, text
+        words = [word for word in text.split() if word.startswith("http://")]
+        return words[0] if words else ""
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.logs()
+        try:
+            return httpx.get(f"{self.url}/api/v1/readyz", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def wait_for(look: Callable[[], T], *, within_s: float, what: str) -> T:
+    """Poll until ``look`` gives something true."""
+    ends_at = time.monotonic() + within_s
+    while not (seen := look()):
+        assert time.monotonic() < ends_at, f"{what}: not within {within_s} s"
+        time.sleep(0.05)
+    return seen
