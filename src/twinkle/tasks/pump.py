@@ -15,4 +15,4 @@ def register_pump(app: Celery, pump: Callable[[], None]) -> None:
     The message is acknowledged before the work (it says nothing that the journal does not), carries no payload and
     leaves no result.
     """
-    app.task(name=PUMP, acks_late=False, ignore_result=True)(pump)
+    app.task(name=PUMP, shared=False, acks_late=False, ignore_result=True)(pump)
