@@ -12,6 +12,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 _API_KEY = re.compile(r"tml-[A-Za-z0-9_\-]{6,}")
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@/\s]+@")
 _QUIET = (
+    "celery.beat",
     "httpx",
     "httpcore",
     "alembic",
