@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from served import Served
 
 from twinkle.hub.tiny import make_tiny_model
 
@@ -21,3 +24,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(
         tmp_path_factory.mktemp("models") / "some" / "tiny", texts=texts, hidden_size=32, layers=2, vocab_size=400
     )
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
+    """One embedded stack with Flower, shared by every test that does not break it."""
+    flags = ("--flower", "--flower-port", "0")
+    with Served(
+        tmp_path_factory.mktemp("shared") / "home", model=str(tiny_model), model_name="tiny", flags=flags
+    ) as it:
+        yield it

@@ -1,0 +1,164 @@
+"""``twinkle serve`` as an operator meets it: starts, tells, mends itself, ends, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from served import TWINKLE, Served, wait_for
+
+from twinkle.cli.broker import answers
+
+BACK_WITHIN_S = 30.0
+GONE_WITHIN_S = 15.0
+
+
+class Stack:
+    """A running service with its console and its processes in view."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.home = served.home
+
+    @property
+    def supervisor(self) -> psutil.Process:
+        return psutil.Process(int((self.home / "serve.lock").read_text()))
+
+    def console(self) -> str:
+        return (self.home.parent / f"{self.home.name}-serve.log").read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        return [self.supervisor, *self.supervisor.children(recursive=True)]
+
+    def children(self, word: str) -> list[psutil.Process]:
+        return [child for child in self.supervisor.children() if word in " ".join(child.cmdline())]
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.served.url}/api/v1/healthz", timeout=2).is_success
+        except httpx.TransportError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One service for all tests that leave it as they found it: it takes seconds to start."""
+    flags = ("--engine", "null", "--flower", "--flower-port", "0")
+    with Served(tmp_path_factory.mktemp("serve") / "home", model="null", flags=flags) as served:
+        yield Stack(served)
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def test_it_tells_where_everything_is_and_keeps_its_secrets_off_every_command_line(served: Stack) -> None:
+    wait_for(lambda: "ready in" in served.console(), within_s=BACK_WITHIN_S, what="the word ready")
+    console = served.console()
+    key = re.search(r"API key +(tml-\S+)", console)
+    assert key is not None
+    answer = httpx.get(f"{served.served.url}/api/v1/get_server_capabilities", headers={"X-API-Key": key[1]})
+    assert answer.is_success, answer.text
+    assert f"password in {served.home / 'flower-password'}" in console
+    secrets = [
+        key[1],
+        (served.home / "flower-password").read_text().strip(),
+        re.split(r"[:@]", (served.home / "broker-url").read_text())[2],
+    ]
+    spoken = [" ".join(process.cmdline()) for process in served.processes()]
+    logged = [path.read_text() for path in (served.home / "logs").glob("*.log")]
+    assert len(spoken) >= 6
+    for secret in secrets:
+        assert not any(secret in text for text in spoken + logged)
+
+
+def test_flower_shows_nothing_of_the_work_without_the_password(served: Stack) -> None:
+    found = re.search(r"Flower +(http://\S+)", served.console())
+    assert found is not None
+    url, password = found[1], (served.home / "flower-password").read_text().strip()
+
+    def status(path: str, auth: tuple[str, str] | None = None) -> int:
+        try:
+            return httpx.get(url + path, auth=auth).status_code
+        except httpx.TransportError:
+            return 0
+
+    wait_for(lambda: status("/healthcheck") == 200, within_s=BACK_WITHIN_S, what="Flower")
+    for path in ("/", "/tasks", "/workers", "/broker", "/api/tasks", "/api/workers", "/tasks/datatable?draw=1"):
+        assert status(path) == 401, path
+        assert status(path, ("twinkle", "wrong")) == 401, path
+    assert status("/tasks", ("twinkle", password)) == 200
+    workers = wait_for(
+        lambda: httpx.get(f"{url}/api/workers?refresh=1", auth=("twinkle", password)).json(),
+        within_s=BACK_WITHIN_S,
+        what="workers in Flower",
+    )
+    assert any(name.startswith("default@") for name in workers)
+    # What Flower 2.2 leaves open, as documented: no tenant, adapter or key may show up there.
+    assert status("/metrics") == 200
+    # Read-only: nobody sends tasks or stops workers from here.
+    shutdown = httpx.post(f"{url}/api/worker/shutdown/{next(iter(workers))}", auth=("twinkle", password))
+    assert shutdown.status_code in (403, 405)
+
+
+def test_killed_parts_come_back_by_themselves_and_it_is_said(served: Stack) -> None:
+    (broker,) = served.children("redis")
+    (api,) = served.children("twinkle.cli server")
+    api.send_signal(signal.SIGKILL)
+    broker.send_signal(signal.SIGKILL)
+    wait_for(lambda: are_gone([api, broker]), within_s=GONE_WITHIN_S, what="their end")
+    wait_for(served.is_healthy, within_s=BACK_WITHIN_S, what="the API's return")
+    url = (served.home / "broker-url").read_text().strip()
+    wait_for(lambda: answers(url), within_s=BACK_WITHIN_S, what="the broker's return")
+    assert "api ended with SIGKILL" in served.console()
+    assert "broker ended with SIGKILL" in served.console()
+
+
+def test_a_second_serve_on_the_same_home_is_refused_with_the_pid_of_the_first(served: Stack) -> None:
+    command = [*TWINKLE, "serve", "--model", "null", "--home", str(served.home), "--port", "0"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == 2
+    assert f"(pid {served.supervisor.pid})" in second.stderr
+    assert served.is_healthy()
+
+
+def test_it_leaves_no_process_behind_however_it_ends_and_the_home_goes_on(tmp_path: Path) -> None:
+    with Served(tmp_path / "home", model="null", flags=("--engine", "null")) as service:
+        stack = Stack(service)
+        key = re.search(r"API key +(tml-\S+)", stack.console())
+        assert key is not None
+
+        everybody = stack.processes()
+        assert len(everybody) >= 6
+        os.kill(stack.supervisor.pid, signal.SIGKILL)
+        wait_for(lambda: are_gone(everybody), within_s=GONE_WITHIN_S, what="the end of all after SIGKILL")
+
+        service.stop()
+        service.start()
+        assert "API key" not in stack.console()
+        answer = httpx.get(f"{service.url}/api/v1/get_server_capabilities", headers={"X-API-Key": key[1]})
+        assert answer.is_success
+
+        everybody = stack.processes()
+        service.stop()
+        assert are_gone(everybody)
+        assert "stopped after" in stack.console()
+
+
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [*TWINKLE, "serve", "--model", "null", "--home", str(tmp_path / "home"), "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another --port" in done.stderr
