@@ -185,14 +185,23 @@ def keys_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def status(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+def status(
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+    alive: Annotated[
+        str | None, typer.Option(metavar="MESH", help="Only answer, by the exit code, whether this mesh has a worker.")
+    ] = None,
+) -> None:
     """Show the meshes, their adapters and what waits for them.
 
     twinkle status --home .twinkle
     """
-    from twinkle.cli.status import show_status
+    from twinkle.cli.status import is_alive, show_status
 
-    show_status(_settings(home=home), as_json=as_json)
+    settings = _settings(home=home)
+    if alive is not None:
+        raise SystemExit(0 if is_alive(settings, alive) else 1)
+    show_status(settings, as_json=as_json)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from twinkle.cli.broker import Broker, free_port, prepare_broker
 from twinkle.cli.console import say
-from twinkle.cli.home import kept_password, logs_of, make_home
+from twinkle.cli.home import kept_password, logs_of, make_home, write_secret
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.lock import sole_owner
 from twinkle.cli.service import Service
@@ -63,8 +63,10 @@ def _settle(settings: Settings, home: Path, *, with_flower: bool) -> Settings:
     chosen: dict[str, object] = {"home": home, "port": _listening_port(settings.host, settings.port, "--port")}
     if with_flower:
         chosen["flower_port"] = _listening_port(settings.flower_host, settings.flower_port, "--flower-port")
-        if not settings.flower_password.get_secret_value():
-            chosen["flower_password"] = SecretStr(kept_password(home / FLOWER_PASSWORD_FILE))
+        password_file = home / FLOWER_PASSWORD_FILE
+        if given := settings.flower_password.get_secret_value():
+            write_secret(password_file, given + "\n")
+        chosen["flower_password"] = SecretStr(kept_password(password_file))
     return settings.model_copy(update=chosen)
 
 

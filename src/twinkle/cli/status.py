@@ -16,8 +16,7 @@ from twinkle.storage.database import Database
 
 def show_status(settings: Settings, *, as_json: bool) -> None:
     """Print one row a mesh."""
-    with opened_journal(settings):
-        meshes = census(Database(settings.resolved_database_url), SystemClock())
+    meshes = _census(settings)
     if as_json:
         say(json.dumps([asdict(mesh) for mesh in meshes]))
     elif not meshes:
@@ -25,6 +24,16 @@ def show_status(settings: Settings, *, as_json: bool) -> None:
     else:
         columns = ("mesh", "state", "model", "device", "adapters", "queued", "running", "oldest waits")
         print_table(columns, [_row(mesh) for mesh in meshes])
+
+
+def is_alive(settings: Settings, mesh: str) -> bool:
+    """Whether a mesh has a live worker."""
+    return any(row.name == mesh and row.alive for row in _census(settings))
+
+
+def _census(settings: Settings) -> list[MeshCensus]:
+    with opened_journal(settings):
+        return census(Database(settings.resolved_database_url), SystemClock())
 
 
 def _row(mesh: MeshCensus) -> tuple[str, ...]:

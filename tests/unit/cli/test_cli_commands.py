@@ -135,6 +135,10 @@ def test_status_tells_a_live_mesh_from_one_without_worker(twinkle: Twinkle, tmp_
         ("first", True, "tiny"),
         ("second", False, None),
     ]
+    codes = [
+        twinkle("status", "--home", str(tmp_path), "--alive", name).returncode for name in ("first", "second", "x")
+    ]
+    assert codes == [0, 1, 1]
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name_and_no_traceback(

@@ -1,0 +1,63 @@
+# A fresh machine needs Python 3.11 or newer, make, and one of: `make demo`, `make test`.
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+TORCH  := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check soak bench clean
+
+help:
+	@echo "make demo    install, start everything, train two tenants at once on a tiny model (minutes)"
+	@echo "make test    install, check and test everything that CI does"
+	@echo "make check   lint, format, types, layering"
+	@echo "make soak    the long fault and load tests"
+	@echo "make bench   the benchmarks"
+	@echo "make venv    only the virtual environment, in $(VENV)"
+	@echo "make clean   remove what was made"
+
+# The interpreter. torch comes first and alone: a later package that merely asks for "torch" would otherwise make pip
+# choose the newest build, with gigabytes of CUDA libraries.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.worker: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[worker]" "tinker==$(TINKER)"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[dev]"
+	@touch $@ $(VENV)/.worker
+
+# What pyproject.toml pins for the tests is what the demo trains through.
+TINKER := $(shell sed -n 's/.*"tinker==\([^"]*\)".*/\1/p' pyproject.toml)
+
+venv: $(VENV)/.dev
+
+demo: $(VENV)/.worker
+	$(BIN)/python examples/demo.py
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest -m "not soak and not gpu and not cookbook"
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -m soak --timeout=3600
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/queue_overhead.py
+	$(BIN)/python benchmarks/step_overhead.py
+
+clean:
+	rm -rf $(VENV) .demo .twinkle build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
