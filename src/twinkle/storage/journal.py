@@ -7,7 +7,7 @@ two batches could lock each other out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
@@ -90,9 +90,11 @@ class Journal:
         """
         with self.database.transaction() as transaction:
             lane.insert(transaction)
+            lanes = lock_lanes(transaction, [lane.id])
+            if lanes[lane.id].tenant != lane.tenant:
+                raise NotFound(f"no adapter or sampling session {lane.id!r}")
             if submission is None:
                 return None
-            lanes = lock_lanes(transaction, [submission.lane])
             answer = self._append_one(transaction, lanes, submission)
         if isinstance(answer, UserError):
             raise answer
@@ -160,11 +162,17 @@ class Journal:
             chosen = choose([_head_of(row) for row in rows])
             return self._start(transaction, lease, [request_id_of(head.lane, head.seq) for head in chosen])
 
-    def claim_samples(self, lease: Lease, limit: int, *, is_idle: bool) -> list[Claim]:
-        """Hand the longest-waiting samples to the lease holder; those of an earlier holder count as waiting.
+    def claim_samples(self, lease: Lease, limit: int, *, under_way: Collection[str]) -> list[Claim]:
+        """Hand the longest-waiting samples to the lease holder; one that nobody works on counts as waiting.
 
         A sample that was under way when a worker died is handed out alone, and only to an idle holder: were it the
         cause, its companions would be blamed with it.
+
+        Args:
+            lease: The caller's lease.
+            limit: How many at most.
+            under_way: The samples the caller works on. Any other that runs was claimed by a holder that is gone, or by
+                this one in a transaction whose answer it never saw.
 
         Raises:
             LeaseLost: Another epoch holds the mesh.
@@ -173,22 +181,22 @@ class Journal:
             _check_lease(transaction, lease)
             rows = transaction.execute(
                 "SELECT request_id, attempts FROM operation"
-                " WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running') AND claim_epoch < ?"
+                " WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
                 " AND not_before <= ? ORDER BY accepted_at LIMIT ?",
-                (lease.mesh, lease.epoch, self._clock.now(), limit),
+                (lease.mesh, self._clock.now(), limit + len(under_way)),
             ).fetchall()
-            suspects = [row[0] for row in rows if row[1] > 0]
+            waiting = [row for row in rows if row[0] not in under_way][:limit]
+            suspects = [row[0] for row in waiting if row[1] > 0]
             if not suspects:
-                return self._start(transaction, lease, [row[0] for row in rows])
-            return self._start(transaction, lease, suspects[:1] if is_idle else [])
+                return self._start(transaction, lease, [row[0] for row in waiting])
+            return self._start(transaction, lease, [] if under_way else suspects[:1])
 
     def _start(self, transaction: Transaction, lease: Lease, request_ids: list[str]) -> list[Claim]:
         if not request_ids:
             return []
-        marks = ", ".join("?" * len(request_ids))
         rows = transaction.execute(
             "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
-            f" WHERE request_id IN ({marks}) AND state IN ('queued', 'running')"
+            f" WHERE request_id IN ({_marks(request_ids)}) AND state IN ('queued', 'running')"
             " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, attempts, num_tokens, accepted_at,"
             " rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)",
             (lease.epoch, self._clock.now(), *request_ids),
@@ -229,10 +237,12 @@ class Journal:
         """
         if not request_ids:
             return
-        marks = ", ".join("?" * len(request_ids))
         not_before = self._clock.now() + delay_s
+        marks = _marks(request_ids)
         with self.database.transaction() as transaction:
             _check_lease(transaction, lease)
+            lanes = transaction.execute(f"SELECT lane FROM operation WHERE request_id IN ({marks})", request_ids)
+            lock_lanes(transaction, (row[0] for row in lanes.fetchall()))
             rows = transaction.execute(
                 "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?, not_before = ?"
                 f" WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
@@ -245,7 +255,7 @@ class Journal:
 
     def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
         """The futures that exist among ``request_ids``, in one query."""
-        marks = ", ".join("?" * len(request_ids))
+        marks = _marks(request_ids)
         rows = self.database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
         return {row[0]: _status_of(row) for row in rows}
 
@@ -262,8 +272,8 @@ class Journal:
         rows = self.database.read(
             "SELECT mesh FROM lane WHERE head_kind IS NOT NULL AND not_before <= ? GROUP BY mesh"
             " UNION SELECT mesh FROM operation WHERE kind = 'sample' AND state IN ('queued', 'running')"
-            " AND claim_epoch = 0 GROUP BY mesh",
-            (self._clock.now(),),
+            " AND claim_epoch = 0 AND not_before <= ? GROUP BY mesh",
+            (self._clock.now(), self._clock.now()),
         )
         return [row[0] for row in rows]
 
@@ -320,13 +330,17 @@ class LockedLane:
 def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, LockedLane]:
     """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
     ordered_ids = sorted(set(ids))
-    marks = ", ".join("?" * len(ordered_ids))
     rows = transaction.execute(
         "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq FROM lane"
-        f" WHERE id IN ({marks}) ORDER BY id FOR UPDATE",
+        f" WHERE id IN ({_marks(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
     return {row[0]: LockedLane(*row) for row in rows}
+
+
+def _marks(values: Collection[object]) -> str:
+    """The inside of an ``IN (...)``; of nothing it is ``NULL``, which nothing equals, since ``IN ()`` is an error."""
+    return ", ".join("?" * len(values)) or "NULL"
 
 
 def _answer_resend(

@@ -14,6 +14,16 @@ from twinkle.storage.database import Transaction
 class NewLane(Protocol):
     """Something with a lane that does not exist yet."""
 
+    @property
+    def id(self) -> str:
+        """The lane's id."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is to be."""
+        ...
+
     def insert(self, transaction: Transaction) -> None:
         """Insert it unless it exists."""
         ...

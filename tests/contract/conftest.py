@@ -1,0 +1,121 @@
+"""A furnished journal on each database, and each object store, empty."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import psycopg
+import pytest
+from harness.clock import HandClock
+from harness.journal import Bench
+from moto.server import ThreadedMotoServer
+
+from twinkle.core.lease import Lease
+from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore
+from twinkle.storage.database import sql_engine
+from twinkle.storage.schema import upgrade
+
+_BUCKET = "twinkle-tests"
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres_url(make_database_url: Callable[[str], str], postgres_server_url: str) -> str:
+    """A PostgreSQL database with the current schema, to be copied and never touched."""
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        # No test cuts the power.
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    return _upgraded(make_database_url("postgres"))
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite_url(make_database_url: Callable[[str], str]) -> str:
+    """A SQLite database with the current schema, to be copied and never touched."""
+    return _upgraded(make_database_url("sqlite"))
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str, postgres_server_url: str) -> Iterator[str]:
+    """A new PostgreSQL database with the current schema."""
+    name = f"test_{uuid.uuid4().hex}"
+    template = migrated_postgres_url.partition("?")[0].rpartition("/")[2]
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+    yield migrated_postgres_url.replace(template, name)
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite_url: str, tmp_path: Path) -> str:
+    """A new SQLite database with the current schema."""
+    path = tmp_path / "journal.db"
+    shutil.copy(migrated_sqlite_url.removeprefix("sqlite:///"), path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Both databases, one after the other, each new and with the current schema."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def bench(database_url: str, clock: HandClock) -> Iterator[Bench]:
+    bench = Bench(database_url, clock)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def lease(bench: Bench) -> Lease:
+    return bench.lease()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 server with an empty bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **credentials)
+    client.create_bucket(Bucket=_BUCKET)
+    yield endpoint
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty folder of the S3 server's bucket, with the environment in which it is found."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    return f"s3://{_BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["folder", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    """Both object stores, one after the other, each empty."""
+    if request.param == "folder":
+        return FolderStore(tmp_path / "objects")
+    return ObjectStore(request.getfixturevalue("s3_url"))
+
+
+def _upgraded(url: str) -> str:
+    engine = sql_engine(url)
+    upgrade(engine)
+    engine.dispose()
+    return url

@@ -1,0 +1,338 @@
+"""How the journal hands operations out, takes outcomes in, and fences off whoever has lost the mesh."""
+
+from __future__ import annotations
+
+import pytest
+from harness.clock import HandClock
+from harness.journal import Bench, done, everything, failed, new_sampler, submission
+
+from twinkle.core.errors import LeaseLost
+from twinkle.core.lease import Lease
+from twinkle.core.operation import OperationKind, OperationState
+from twinkle.storage.journal import Head
+from twinkle.storage.records import Records
+
+
+def test_only_the_head_of_each_lane_is_offered(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a", "b")
+    bench.append(*(submission(lane, seq) for lane in "ab" for seq in (1, 2, 3)), submission("b", 5))
+
+    offered: list[Head] = []
+    bench.journal.claim(lease, lambda heads: offered.extend(heads) or [], 256)
+
+    assert sorted((head.lane, head.seq) for head in offered) == [("a", 1), ("b", 1)]
+
+
+def test_a_commit_moves_the_head_on_to_the_next_number_and_stops_before_a_gap(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 1), submission("a", 2, OperationKind.OPTIM_STEP), submission("a", 4))
+    heads = []
+    while claims := bench.claim(lease):
+        bench.journal.commit(lease, [done(claim) for claim in claims])
+        heads.append((bench.lane("a").head_seq, bench.lane("a").head_kind))
+
+    assert heads == [(2, "optim_step"), (3, None)]
+
+
+def test_the_lane_that_has_had_least_is_offered_first(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a", "b", "c")
+    bench.append(*(submission(lane, seq) for lane in "abc" for seq in (1, 2)))
+    costs = {"a": 100, "b": 1, "c": 10}
+    claims = bench.claim(lease)
+    bench.journal.commit(lease, [done(claim, num_tokens=costs[claim.lane]) for claim in claims])
+
+    assert [claim.lane for claim in bench.claim(lease)] == ["b", "c", "a"]
+
+
+def test_being_new_is_no_head_start(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "old")
+    bench.append(*(submission("old", seq) for seq in (1, 2)))
+    bench.journal.commit(lease, [done(claim, num_tokens=1000) for claim in bench.claim(lease)])
+    bench.adapter("new")
+
+    assert [claim.lane for claim in bench.claim(lease)] == ["new", "old"]
+    rows = dict(bench.rows("SELECT id, vtime FROM lane"))
+    assert rows["new"] == rows["old"]
+
+
+def test_claims_come_in_the_order_they_were_chosen_and_unchosen_heads_stay(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a", "b", "c")
+    bench.append(*(submission(lane, 1) for lane in "abc"))
+
+    claims = bench.journal.claim(lease, lambda heads: [heads[2], heads[0]], 256)
+
+    assert [claim.lane for claim in claims] == ["c", "a"]
+    assert bench.status("b", 1).state is OperationState.QUEUED
+
+
+def test_a_claim_carries_what_was_submitted(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 1, body=b"\x00body", num_tokens=17, rejection="rank: too large"))
+
+    (claim,) = bench.claim(lease)
+
+    assert (claim.payload.inline, claim.num_tokens, claim.rejection) == (b"\x00body", 17, "rank: too large")
+    assert (claim.attempt, claim.tenant, claim.failed_window_seq) == (1, "t0", None)
+
+
+def test_another_meshes_lanes_are_not_offered(bench: Bench, lease: Lease) -> None:
+    other = bench.lease("b", mesh="mesh1")
+    bench.adapter("a")
+
+    assert bench.claim(other) == []
+    assert bench.journal.ready_meshes() == ["mesh0"]
+
+
+@pytest.fixture
+def zombie(bench: Bench, lease: Lease) -> Lease:
+    """A lease that was good until somebody else took the mesh, with an operation of ``a`` and a sample in its hands."""
+    bench.created(lease, "a")
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(submission("a", 1), submission("s", 0, OperationKind.SAMPLE))
+    return lease
+
+
+def test_who_has_lost_the_mesh_can_do_nothing_and_leaves_no_trace(bench: Bench, zombie: Lease) -> None:
+    (claim,) = bench.claim(zombie)
+    (sample,) = bench.journal.claim_samples(zombie, 8, under_way=[])
+    bench.lease("successor")
+    before = bench.rows("SELECT * FROM operation ORDER BY request_id"), bench.rows("SELECT * FROM lane ORDER BY id")
+
+    with pytest.raises(LeaseLost):
+        bench.claim(zombie)
+    with pytest.raises(LeaseLost):
+        bench.journal.claim_samples(zombie, 8, under_way=[])
+    with pytest.raises(LeaseLost):
+        bench.journal.commit(zombie, [done(claim, b"late")], Records(sampling_sessions=[new_sampler("late")]))
+    with pytest.raises(LeaseLost):
+        bench.journal.commit(zombie, [done(sample, b"late")])
+    with pytest.raises(LeaseLost):
+        bench.journal.give_back(zombie, [claim.request_id])
+
+    after = bench.rows("SELECT * FROM operation ORDER BY request_id"), bench.rows("SELECT * FROM lane ORDER BY id")
+    assert after == before
+    assert bench.rows("SELECT id FROM sampling_session") == [("s",)]
+
+
+def test_the_successor_takes_what_the_zombie_held_and_its_outcome_stands(bench: Bench, zombie: Lease) -> None:
+    (old,) = bench.claim(zombie)
+    successor = bench.lease("successor")
+
+    (claim,) = bench.claim(successor)
+    bench.journal.commit(successor, [done(claim, b"mine")])
+    with pytest.raises(LeaseLost):
+        bench.journal.commit(zombie, [done(old, b"late")])
+
+    assert claim.attempt == 2
+    assert bench.status("a", 1).result.inline == b"mine"
+    assert bench.lane("a").head_seq == 2
+
+
+def test_an_epoch_cannot_commit_what_an_earlier_epoch_of_the_same_process_claimed(bench: Bench, zombie: Lease) -> None:
+    (claim,) = bench.claim(zombie)
+    again = bench.lease("a")
+
+    with pytest.raises(LeaseLost):
+        bench.journal.commit(again, [done(claim)])
+
+    assert bench.status("a", 1).state is OperationState.RUNNING
+
+
+def test_the_same_epoch_by_another_owner_is_no_lease(bench: Bench, zombie: Lease) -> None:
+    forged = Lease(mesh=zombie.mesh, owner="somebody|else|1|1", epoch=zombie.epoch, expires_at=zombie.expires_at)
+
+    with pytest.raises(LeaseLost):
+        bench.claim(forged)
+
+
+def test_an_outcome_is_recorded_once(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 1))
+    (claim,) = bench.claim(lease)
+    bench.journal.commit(lease, [done(claim, b"first")])
+
+    with pytest.raises(LeaseLost):
+        bench.journal.commit(lease, [done(claim, b"second")])
+
+    assert bench.status("a", 1).result.inline == b"first"
+    assert bench.lane("a").head_seq == 2
+
+
+def test_a_batch_is_committed_whole_or_not_at_all(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a", "b")
+    bench.append(submission("a", 1), submission("b", 1))
+    one, other = bench.claim(lease)
+    bench.journal.commit(lease, [done(other)])
+
+    with pytest.raises(LeaseLost):
+        bench.journal.commit(lease, [done(one), done(other)], Records(sampling_sessions=[new_sampler("late")]))
+
+    assert bench.status(one.lane, 1).state is OperationState.RUNNING
+    assert bench.lane(one.lane).head_seq == 1
+    assert bench.rows("SELECT id FROM sampling_session") == []
+
+
+def test_nothing_to_commit_is_not_an_error(bench: Bench, lease: Lease) -> None:
+    bench.journal.commit(lease, [])
+    bench.journal.give_back(lease, [])
+
+
+def test_what_is_given_back_waits_its_delay_and_its_lane_with_it(bench: Bench, lease: Lease, clock: HandClock) -> None:
+    bench.created(lease, "a", "b")
+    bench.append(submission("a", 1), submission("a", 2), submission("b", 1))
+    claims = {claim.lane: claim for claim in bench.claim(lease)}
+    bench.journal.commit(lease, [done(claims["b"])])
+
+    bench.journal.give_back(lease, ["a:req:1"], delay_s=10)
+
+    assert bench.claim(lease) == [] and bench.journal.ready_meshes() == []
+    clock.move(10)
+    assert bench.journal.ready_meshes() == ["mesh0"]
+    (claim,) = bench.claim(lease)
+    assert (claim.seq, claim.attempt) == (1, 2)
+    bench.journal.commit(lease, [done(claim)])
+    assert [claim.seq for claim in bench.claim(lease)] == [2]
+
+
+def test_a_blameless_attempt_does_not_count(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 1))
+    bench.claim(lease)
+    bench.journal.give_back(lease, ["a:req:1"], is_blameless=True)
+
+    (claim,) = bench.claim(lease)
+
+    assert claim.attempt == 1
+
+
+def test_giving_back_what_one_does_not_hold_changes_nothing(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a", "b")
+    bench.append(submission("a", 1), submission("b", 1))
+    claims = {claim.lane: claim for claim in bench.claim(lease)}
+    bench.journal.commit(lease, [done(claims["a"])])
+
+    bench.journal.give_back(lease, ["a:req:1", "x:req:9"], delay_s=100)
+
+    assert bench.status("a", 1).state is OperationState.DONE
+    assert bench.rows("SELECT id FROM lane WHERE not_before > 0") == []
+
+
+def test_a_delay_ends_with_the_operation_it_was_for(bench: Bench, lease: Lease, clock: HandClock) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 1), submission("a", 2))
+    bench.claim(lease)
+    bench.journal.give_back(lease, ["a:req:1"], delay_s=10)
+    clock.move(10)
+    (claim,) = bench.claim(lease)
+    bench.journal.commit(lease, [failed(claim)])
+
+    assert [claim.seq for claim in bench.claim(lease)] == [2]
+
+
+def test_samples_are_handed_out_longest_waiting_first_and_never_twice(
+    bench: Bench, lease: Lease, clock: HandClock
+) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    for seq in (5, 0, 9):
+        bench.append(submission("s", seq, OperationKind.SAMPLE))
+        clock.move(1)
+
+    first = bench.journal.claim_samples(lease, 2, under_way=[])
+    rest = bench.journal.claim_samples(lease, 2, under_way=[claim.request_id for claim in first])
+
+    assert [claim.seq for claim in first] == [5, 0]
+    assert [claim.seq for claim in rest] == [9]
+
+
+def test_samples_finish_in_any_order_and_move_no_lane(bench: Bench, lease: Lease) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in (3, 1)))
+    claims = bench.journal.claim_samples(lease, 8, under_way=[])
+
+    bench.journal.commit(lease, [done(claims[1])])
+    bench.journal.commit(lease, [failed(claims[0])])
+
+    assert bench.lane("s").head_seq == 0 and bench.lane("s").head_kind is None
+    assert bench.journal.num_open_samples("t0") == 0
+    assert bench.journal.ready_meshes() == []
+
+
+def test_samples_a_dead_worker_held_come_back_one_by_one_and_only_to_an_idle_holder(bench: Bench, lease: Lease) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in range(3)))
+    bench.journal.claim_samples(lease, 2, under_way=[])
+    successor = bench.lease("successor")
+
+    alone = bench.journal.claim_samples(successor, 8, under_way=[])
+    while_busy = bench.journal.claim_samples(successor, 8, under_way=[alone[0].request_id])
+    bench.journal.commit(successor, [done(alone[0])])
+    second = bench.journal.claim_samples(successor, 8, under_way=[])
+    bench.journal.commit(successor, [done(second[0])])
+    fresh = bench.journal.claim_samples(successor, 8, under_way=[])
+
+    assert len(alone) == len(second) == 1
+    assert while_busy == []
+    assert {alone[0].attempt, second[0].attempt} == {2}
+    assert [claim.attempt for claim in fresh] == [1]
+
+
+def test_a_sample_the_holder_claimed_and_lost_sight_of_is_handed_out_again(bench: Bench, lease: Lease) -> None:
+    """The claim was committed but its answer never reached the worker: nobody would ever run it."""
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(submission("s", 0, OperationKind.SAMPLE))
+    bench.journal.claim_samples(lease, 8, under_way=[])
+
+    (again,) = bench.journal.claim_samples(lease, 8, under_way=[])
+
+    assert (again.request_id, again.attempt) == ("s:req:0", 2)
+
+
+def test_an_operation_the_holder_claimed_and_lost_sight_of_is_offered_again_as_a_suspect(
+    bench: Bench, lease: Lease
+) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 1))
+    bench.claim(lease)
+
+    offered: list[Head] = []
+    bench.journal.claim(lease, lambda heads: offered.extend(heads) or heads, 256)
+
+    assert [head.attempts for head in offered] == [1]
+
+
+def test_a_sample_given_back_waits_its_delay(bench: Bench, lease: Lease, clock: HandClock) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(submission("s", 0, OperationKind.SAMPLE))
+    bench.journal.claim_samples(lease, 8, under_way=[])
+    bench.journal.give_back(lease, ["s:req:0"], delay_s=10)
+
+    assert bench.journal.claim_samples(lease, 8, under_way=[]) == []
+    assert bench.journal.ready_meshes() == []
+    clock.move(10)
+    assert bench.journal.ready_meshes() == ["mesh0"]
+    assert len(bench.journal.claim_samples(lease, 8, under_way=[])) == 1
+
+
+def test_a_limit_bounds_what_is_offered(bench: Bench, lease: Lease) -> None:
+    for adapter in "abcde":
+        bench.adapter(adapter)
+
+    assert len(bench.journal.claim(lease, everything, 3)) == 3
+
+
+def test_history_holds_the_finished_operations_in_between_with_how_they_ended(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "a")
+    bench.append(*(submission("a", seq) for seq in (1, 2, 3, 4)))
+    for seq in (1, 2, 3):
+        (claim,) = bench.claim(lease)
+        bench.journal.commit(lease, [failed(claim) if seq == 2 else done(claim)])
+
+    past = bench.journal.history("a", after_seq=0, before_seq=9)
+
+    assert [(operation.seq, operation.succeeded, operation.error_code) for operation in past] == [
+        (1, True, None),
+        (2, False, "invalid_input"),
+        (3, True, None),
+    ]
+    assert past[0].payload.inline == b"a 1 forward_backward"
+    assert [operation.seq for operation in bench.journal.history("a", after_seq=1, before_seq=3)] == [2]

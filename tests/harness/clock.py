@@ -1,0 +1,19 @@
+"""Time that passes when a test says so."""
+
+from __future__ import annotations
+
+
+class HandClock:
+    """A clock that stands still; sleeping moves it."""
+
+    def __init__(self, start: float = 1_000_000.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def move(self, seconds: float) -> None:
+        self._now += seconds

