@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -154,31 +155,24 @@ class Sampler:
         device = self._model.device
         token_ids_T = torch.tensor([token for work in works for token in work.token_ids], device=device)
         position_ids_T = torch.tensor([p for work in works for p in range(work.piece.start, work.end)], device=device)
-        segments, last_rows = [], []
-        row = 0
-        for work in works:
-            segments.append(Segment(work.progress.request.adapter, row, row + work.piece.num_tokens))
-            row += work.piece.num_tokens
-            last_rows.append(row - 1)
+        owners = [(work.progress.request.adapter, work.piece.num_tokens) for work in works]
+        ends = list(accumulate(num_tokens for _, num_tokens in owners))
         attention = CachedAttention([work.piece for work in works], device)
-        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, segments, attention)
+        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, _segments(owners), attention)
 
-        for work, segment in zip(works, segments, strict=True):
+        for work, end in zip(works, ends, strict=True):
             if work.continuation is None:
-                self._score_prompt(work, hidden_TH[segment.start : segment.end], failures)
-        choosing = [(work, last) for work, last in zip(works, last_rows, strict=True) if work.needs_logits]
+                self._score_prompt(work, hidden_TH[end - work.piece.num_tokens : end], failures)
+        choosing = [(work, end - 1) for work, end in zip(works, ends, strict=True) if work.needs_logits]
         if choosing:
-            logits_NV = self._logits(
-                hidden_TH[[last for _, last in choosing]], [work.progress.request.adapter for work, _ in choosing]
+            logits_NV = self._model.logits(
+                hidden_TH[[last for _, last in choosing]],
+                _segments([(work.progress.request.adapter, 1) for work, _ in choosing]),
             )
             self._take_logits([work for work, _ in choosing], logits_NV, failures)
         for work in works:
             if work.continuation is None:
                 work.progress.num_computed = work.end
-
-    def _logits(self, hidden_NH: torch.Tensor, adapters: Sequence[LoraAdapter | None]) -> torch.Tensor:
-        segments = [Segment(adapter, row, row + 1) for row, adapter in enumerate(adapters)]
-        return self._model.logits(hidden_NH, segments)
 
     def _score_prompt(self, work: Work, hidden_TH: torch.Tensor, failures: dict[str, Exception]) -> None:
         request = work.progress.request
@@ -280,6 +274,21 @@ class Sampler:
                 going_on.append(progress)
         self._active = going_on
         return outcomes
+
+
+def _segments(owners: Sequence[tuple[LoraAdapter | None, int]]) -> list[Segment]:
+    """Packs runs of rows in order; neighbours with the same adapter share a segment.
+
+    Sharing costs no bits: the rows of the model's products are independent, within an adapter as across adapters.
+    """
+    segments: list[Segment] = []
+    end = 0
+    for adapter, num_rows in owners:
+        shared = bool(segments) and segments[-1].adapter is adapter
+        start = segments.pop().start if shared else end
+        end += num_rows
+        segments.append(Segment(adapter, start, end))
+    return segments
 
 
 def _not_finite(request: SampleRequest) -> UserError:
