@@ -31,6 +31,7 @@ from twinkle.hub.tiny import make_tiny_model
 
 REFRESH_S = 0.2
 PLAIN_LINE_EVERY_S = 10.0
+STALL_TIMEOUT_S = 120.0
 EXIT_INTERRUPTED = 130
 
 
@@ -126,7 +127,13 @@ def show_progress(console: Console, runs: Sequence[TenantRun], stack: Stack) -> 
 
 
 def until_done(runs: Sequence[TenantRun], stack: Stack) -> Iterator[bool]:
-    """Yields False every moment while tenants are busy and True once at the end."""
+    """Yields False every moment while tenants are busy and True once at the end.
+
+    Raises:
+        DemoError: A tenant failed, the service ended, or nothing moved for a long time.
+    """
+    seen: list[tuple[str, int]] = []
+    moved = time.monotonic()
     while True:
         for run in runs:
             if run.error is not None:
@@ -135,6 +142,11 @@ def until_done(runs: Sequence[TenantRun], stack: Stack) -> Iterator[bool]:
             yield True
             return
         stack.check_alive()
+        if (now := [(run.phase, len(run.losses)) for run in runs]) != seen:
+            seen, moved = now, time.monotonic()
+        elif time.monotonic() - moved > STALL_TIMEOUT_S:
+            where = "; ".join(plain_progress(run) for run in runs)
+            raise DemoError(f"nothing moved for {STALL_TIMEOUT_S:.0f} s ({where}); see the logs in {stack.home}")
         yield False
         time.sleep(REFRESH_S)
 
