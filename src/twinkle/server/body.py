@@ -132,11 +132,11 @@ class Bodies:
         pieces: list[bytes] = []
         size_bytes = 0
         async for piece in request.stream():
+            kept = piece[: max(self._max_bytes - size_bytes, 0)]
+            held.take(len(kept))
+            pieces.append(kept)
             size_bytes += len(piece)
-            if size_bytes <= self._max_bytes:
-                held.take(len(piece))
-                pieces.append(piece)
-            elif size_bytes > self._max_bytes * _MAX_DRAINED_BODIES:
+            if size_bytes > self._max_bytes * _MAX_DRAINED_BODIES:
                 break
         return b"".join(pieces), size_bytes <= self._max_bytes
 

@@ -1,0 +1,174 @@
+"""Our own twin of a mesh worker: it claims, answers and commits through the journal, but computes nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
+from twinkle.core.clock import SystemClock
+from twinkle.core.lease import Lease, ProcessIdentity
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
+from twinkle.core.settings import Settings
+from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.catalog import Catalog
+from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.journal import Journal
+from twinkle.storage.meshes import Meshes
+from twinkle.storage.payloads import read_payload, write_payload
+from twinkle.storage.records import NewSamplingSession, Records
+from twinkle.wire.sample_result import SampledSequence, SampleResult, encode_sample_response
+from twinkle.wire.sampling import parse_sample
+from twinkle.wire.training import decode_data, encode_forward_backward_output
+
+BASE_MODEL = "tiny/one"
+CAPABILITIES = MeshCapabilities(
+    base_model=BASE_MODEL,
+    architecture="Qwen3ForCausalLM",
+    vocab_size=1000,
+    max_context_length=2048,
+    max_rank=64,
+    device="cpu",
+    determinism="none",
+    tokenizer_path="/srv/models/tiny/one",
+)
+_POLL_S = 0.005
+
+
+class FakeWorker:
+    """Claims, answers and commits as a mesh worker does, but computes nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        clock = SystemClock()
+        database = Database(settings.resolved_database_url)
+        self._clock = clock
+        self.journal = Journal(database, clock)
+        self.catalog = Catalog(database, sql_engine(settings.resolved_database_url), clock)
+        self._meshes = Meshes(database, clock)
+        self._blobs = open_blob_store(settings.resolved_object_store)
+        self._publisher = CompletionPublisher(settings.redis_url.get_secret_value())
+        self.executed: list[Claim] = []
+        self._lease: Lease | None = None
+        self._may_run = threading.Event()
+        self._may_run.set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fake-worker", daemon=True)
+
+    def register(self) -> None:
+        lease = self._meshes.acquire("default", ProcessIdentity.current(), lease_s=3600)
+        assert lease is not None
+        self._meshes.publish(lease, CAPABILITIES)
+        self._lease = lease
+
+    def release(self) -> None:
+        assert self._lease is not None
+        self._meshes.release(self._lease)
+
+    def start(self) -> None:
+        self.register()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._may_run.clear()
+        try:
+            yield
+        finally:
+            self._may_run.set()
+
+    def payload(self, claim: Claim) -> bytes:
+        return read_payload(self._blobs, claim.payload)
+
+    def executed_of(self, lane: str) -> list[Claim]:
+        return [claim for claim in self.executed if claim.lane == lane]
+
+    def _run(self) -> None:
+        assert self._lease is not None
+        while not self._stopping.wait(_POLL_S):
+            if not self._may_run.is_set():
+                continue
+            claims = self.journal.claim(self._lease, lambda heads: heads, 16)
+            claims += self.journal.claim_samples(self._lease, 16, under_way=())
+            if claims:
+                records = Records()
+                outcomes = [self._answer(claim, records) for claim in claims]
+                self.journal.commit(self._lease, outcomes, records)
+                self.executed += claims
+                self._publisher.publish([outcome.request_id for outcome in outcomes])
+
+    def _answer(self, claim: Claim, records: Records) -> Outcome:
+        if claim.rejection is not None:
+            failure = Failure(message=claim.rejection, category=FailureCategory.USER, code="user")
+            return Outcome(
+                request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure
+            )
+        result = self._result(claim, records)
+        payload = write_payload(self._blobs, result, inline_bytes=self._settings.inline_payload_bytes)
+        return Outcome(request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, result=payload)
+
+    def _result(self, claim: Claim, records: Records) -> bytes:
+        payload = self.payload(claim)
+        if claim.kind in {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}:
+            body = decode_data(payload)
+            logprobs = [np.full(len(datum.tokens), -1.0, dtype=np.float32) for datum in body.data]
+            return encode_forward_backward_output(logprobs, {"loss:sum": float(claim.seq)})
+        if claim.kind is OperationKind.SAMPLE:
+            return self._sample(payload)
+        body = json.loads(payload)
+        if claim.kind is OperationKind.OPTIM_STEP:
+            return b'{"metrics":{"seq":%d}}' % claim.seq
+        if claim.kind in {OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER}:
+            return json.dumps(self._save(claim, body, records)).encode()
+        return json.dumps({"model_id": claim.lane, "path": body.get("path")}).encode()
+
+    def _sample(self, payload: bytes) -> bytes:
+        request = parse_sample(payload)
+        length = request.sampling_params.max_tokens or 1
+        tokens, logprobs = np.arange(length, dtype=np.int32), np.full(length, -1.0, dtype=np.float32)
+        sequence = SampledSequence(tokens, logprobs, "length")
+        return encode_sample_response(SampleResult((sequence,) * request.num_samples))
+
+    def _save(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:
+        training = claim.kind is OperationKind.SAVE_WEIGHTS
+        kind = CheckpointKind.TRAINING if training else CheckpointKind.SAMPLER
+        name = str(body.get("path", f"ephemeral-{claim.seq}"))
+        path = f"tinker://{claim.lane}/{kind.segment}/{name}"
+        key = f"checkpoints/{claim.lane}/{kind.segment}/{name}/adapter"
+        self._blobs.put(key, b"weights")
+        adapter = self.catalog.adapter(claim.lane)
+        checkpoint = Checkpoint(
+            path=path,
+            tenant=claim.tenant,
+            adapter=claim.lane,
+            kind=kind,
+            name=name,
+            seq=claim.seq,
+            config=adapter.config,
+            files={"adapter": StoredFile(key=key, size_bytes=7, sha256="0")},
+            created_at=self._clock.now(),
+            listed="path" in body,
+        )
+        records.checkpoints.append(checkpoint)
+        if "path" in body:
+            return {"path": path}
+        session = NewSamplingSession(
+            id=f"{adapter.session}:sample:{body['sampling_session_seq_id']}",
+            tenant=claim.tenant,
+            session=adapter.session,
+            mesh=adapter.mesh,
+            base_model=adapter.config.base_model,
+            checkpoint=path,
+        )
+        records.sampling_sessions.append(session)
+        return {"sampling_session_id": session.id}

@@ -1,0 +1,49 @@
+"""Where a new adapter goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinkle.core.errors import InvalidInput, MeshUnavailable
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.scheduler.placement import choose_mesh
+from twinkle.storage.meshes import MeshStatus
+
+
+def _mesh(name: str, base_model: str | None = "a", *, alive: bool = True, num_adapters: int = 0) -> MeshStatus:
+    capabilities = None
+    if base_model is not None:
+        capabilities = MeshCapabilities(
+            base_model=base_model,
+            architecture="x",
+            vocab_size=10,
+            max_context_length=10,
+            max_rank=8,
+            device="cpu",
+            determinism="none",
+        )
+    return MeshStatus(name=name, capabilities=capabilities, epoch=1, alive=alive, num_adapters=num_adapters)
+
+
+def test_the_emptiest_mesh_of_the_model_is_chosen() -> None:
+    meshes = [_mesh("m0", num_adapters=3), _mesh("m1", num_adapters=1), _mesh("m2", "b"), _mesh("m3", None)]
+
+    assert choose_mesh(meshes, "a").name == "m1"
+
+
+def test_a_live_mesh_comes_before_an_empty_one() -> None:
+    assert choose_mesh([_mesh("m0", alive=False), _mesh("m1", num_adapters=9)], "a").name == "m1"
+
+
+def test_a_dead_mesh_is_better_than_none() -> None:
+    assert choose_mesh([_mesh("m0", alive=False)], "a").name == "m0"
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match=r"base_model: 'c' is not served here; this server serves: a, b"):
+        choose_mesh([_mesh("m0", "b"), _mesh("m1"), _mesh("m2")], "c")
+
+
+def test_before_the_first_worker_has_started_the_caller_shall_wait() -> None:
+    with pytest.raises(MeshUnavailable):
+        choose_mesh([_mesh("m0", None)], "a")

@@ -1,0 +1,79 @@
+"""Long polls: patience, wake-ups, and honesty about why nothing moves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import httpx
+
+from harness.calls import optim_step, retrieve
+
+if TYPE_CHECKING:
+    from conftest import Api, ServeApi
+
+
+def test_a_poll_ends_with_408_and_the_next_one_brings_the_result(api: Api, http: httpx.Client, model_id: str) -> None:
+    with api.worker.paused():
+        ticket = http.post("/optim_step", json=optim_step(model_id, 1)).json()["request_id"]
+        waiting = http.post("/retrieve_future", json={"request_id": ticket})
+
+    assert waiting.status_code == 408
+    assert waiting.json() == {"queue_state": "active"}
+    assert retrieve(http, ticket).json() == {"metrics": {"seq": 1}}
+
+
+def test_all_polls_of_one_future_are_answered(api: Api, key: str, http: httpx.Client, model_id: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        with api.worker.paused():
+            ticket = http.post("/optim_step", json=optim_step(model_id, 1)).json()["request_id"]
+            polls = [pool.submit(lambda: retrieve(api.http(key), ticket).json()) for _ in range(8)]
+        answers = [poll.result() for poll in polls]
+
+    assert answers == [{"metrics": {"seq": 1}}] * 8
+
+
+def test_a_poll_says_when_no_worker_is_there(serve_api: ServeApi, make_database_url: Callable[[str], str]) -> None:
+    with serve_api(make_database_url("sqlite"), long_poll_s=0.1) as served:
+        not_ready = httpx.get(f"{served.url}/api/v1/readyz")
+        client = served.http(served.new_key())
+        session_id = client.post("/create_session", json={}).json()["session_id"]
+        body = {"session_id": session_id, "model_seq_id": 0, "base_model": "tiny/one"}
+        too_early = client.post("/create_model", json=body)
+        served.worker.register()
+        served.worker.release()
+        ticket = client.post("/create_model", json=body).json()
+
+        waiting = client.post("/retrieve_future", json={"request_id": ticket["request_id"]})
+
+    assert (too_early.status_code, too_early.json()["code"]) == (503, "mesh_unavailable")
+    assert too_early.headers["retry-after"] == "1"
+    assert not_ready.status_code == 503
+    assert not_ready.json()["reasons"] == ["no worker has said yet what it serves"]
+    assert waiting.status_code == 408
+    assert waiting.json()["queue_state"] == "paused_capacity"
+    assert "no worker of mesh 'default' is running" in waiting.json()["queue_state_reason"]
+
+
+def test_a_stopping_server_lets_its_polls_go(serve_api: ServeApi, make_database_url: Callable[[str], str]) -> None:
+    answers: list[httpx.Response] = []
+    with serve_api(make_database_url("sqlite"), long_poll_s=30) as served:
+        served.worker.register()
+        client = served.http(served.new_key())
+        session_id = client.post("/create_session", json={}).json()["session_id"]
+        body = {"session_id": session_id, "model_seq_id": 0, "base_model": "tiny/one"}
+        poll = {"request_id": client.post("/create_model", json=body).json()["request_id"]}
+        thread = threading.Thread(target=lambda: answers.append(client.post("/retrieve_future", json=poll)))
+        thread.start()
+        deadline = time.monotonic() + 10
+        while served.state().futures.num_waiting == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        started = time.monotonic()
+    thread.join(timeout=5)
+
+    assert time.monotonic() - started < 4
+    assert [answer.status_code for answer in answers] == [408]

@@ -1,0 +1,114 @@
+"""Waiting for outcomes: no completion is missed, and an absent database is not the client's problem."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from twinkle.core.errors import NotFound, StorageUnavailable
+from twinkle.core.operation import FutureStatus, OperationKind, OperationState, Payload
+from twinkle.server.futures import Futures
+from twinkle.storage.journal import Journal, OwnedStatus
+
+
+class MemoryJournal:
+    """Futures in a dictionary; counts the queries."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, OwnedStatus] = {}
+        self.queries: list[int] = []
+        self.is_away = False
+
+    def put(self, request_id: str, state: OperationState, tenant: str = "t") -> None:
+        status = FutureStatus(
+            request_id=request_id,
+            kind=OperationKind.OPTIM_STEP,
+            state=state,
+            lane="l",
+            seq=1,
+            attempt=1,
+            result=Payload(inline=b"{}") if state is OperationState.DONE else None,
+            failure=None,
+        )
+        self.rows[request_id] = OwnedStatus(tenant=tenant, mesh="m", status=status)
+
+    def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
+        self.queries.append(len(request_ids))
+        if self.is_away:
+            raise StorageUnavailable("away")
+        return {request_id: self.rows[request_id] for request_id in request_ids if request_id in self.rows}
+
+
+@asynccontextmanager
+async def _futures(journal: MemoryJournal, sweep_s: float = 60.0) -> AsyncIterator[Futures]:
+    futures = Futures(cast(Journal, journal), sweep_s=sweep_s)
+    futures.start()
+    yield futures
+    assert futures.num_waiting == 0
+    await futures.stop()
+
+
+async def test_a_notice_wakes_exactly_those_who_wait_for_it() -> None:
+    journal = MemoryJournal()
+    for number in range(20):
+        journal.put(f"r{number}", OperationState.QUEUED)
+    async with _futures(journal) as futures:
+        polls = [asyncio.create_task(futures.wait(f"r{number}", "t", 10)) for number in range(20)]
+        await asyncio.sleep(0.05)
+        journal.put("r3", OperationState.DONE)
+        queries_before = len(journal.queries)
+        await asyncio.to_thread(futures.notify, ["r3", "nobody's"])
+        owned = await polls[3]
+        others = [poll.done() for poll in polls]
+        futures.release()
+        await asyncio.gather(*polls)
+
+    assert owned.status.state is OperationState.DONE
+    assert sum(others) == 1
+    assert journal.queries[queries_before:] == [1]
+    assert len(journal.queries) <= 4
+
+
+async def test_a_lost_notice_is_made_up_for_by_the_sweep() -> None:
+    journal = MemoryJournal()
+    journal.put("r", OperationState.QUEUED)
+    async with _futures(journal, sweep_s=0.02) as futures:
+        poll = asyncio.create_task(futures.wait("r", "t", 10))
+        await asyncio.sleep(0.01)
+        journal.put("r", OperationState.DONE)
+
+        assert (await poll).status.state is OperationState.DONE
+
+
+async def test_time_runs_out_with_the_latest_status() -> None:
+    journal = MemoryJournal()
+    journal.put("r", OperationState.RUNNING)
+    async with _futures(journal) as futures:
+        assert (await futures.wait("r", "t", 0.05)).status.state is OperationState.RUNNING
+
+
+async def test_missing_and_foreign_futures_answer_alike_and_at_once() -> None:
+    journal = MemoryJournal()
+    journal.put("theirs", OperationState.QUEUED, tenant="u")
+    async with _futures(journal) as futures:
+        for request_id in ("theirs", "nobodys"):
+            with pytest.raises(NotFound, match=f"no future '{request_id}'"):
+                await asyncio.wait_for(futures.wait(request_id, "t", 60), 5)
+
+
+async def test_an_absent_database_is_asked_again_until_it_answers() -> None:
+    journal = MemoryJournal()
+    journal.put("r", OperationState.DONE)
+    journal.is_away = True
+    async with _futures(journal, sweep_s=0.02) as futures:
+        with pytest.raises(StorageUnavailable):
+            await futures.wait("r", "t", 0.1)
+        poll = asyncio.create_task(futures.wait("r", "t", 10))
+        await asyncio.sleep(0.05)
+        journal.is_away = False
+
+        assert (await poll).status.state is OperationState.DONE
