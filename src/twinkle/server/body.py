@@ -20,6 +20,8 @@ _PREFIX_BYTES = 64 * 1024
 # A refused body is still read on (a client in the middle of sending would not see the answer), but not for ever.
 _MAX_DRAINED_BODIES = 16
 _IDENTITY = {"", "identity"}
+# Anything but tensors and prompts. These are parsed on the event loop, so they must be quick to parse.
+_MAX_SMALL_BYTES = 2**20
 
 
 class BodyTimedOut(TransientError):
@@ -117,9 +119,12 @@ class Bodies:
             held.release()
 
     async def read(self, request: Request) -> bytes:
-        """A whole body that is soon done with; raises what :meth:`receive` and :meth:`Body.complete` raise."""
+        """A whole body without tensors or prompts; raises what :meth:`receive` and :meth:`Body.complete` raise."""
         async with self.receive(request) as body:
-            return body.complete()
+            data = body.complete()
+            if len(data) > _MAX_SMALL_BYTES:
+                raise TooLarge(f"the request body has more than {_MAX_SMALL_BYTES} bytes")
+            return data
 
     async def _read_in_time(self, request: Request, held: _Held) -> tuple[bytes, bool]:
         try:
@@ -144,7 +149,7 @@ class Bodies:
         refusal: UserError = TooLarge(f"the request body has more than {self._max_bytes} bytes; send smaller chunks")
         beginning = raw[:_PREFIX_BYTES]
         if encoding == "zstd":
-            beginning = decompress_prefix(raw, _PREFIX_BYTES)
+            beginning = decompress_prefix(raw, min(_PREFIX_BYTES, self._max_bytes))
             if is_whole:
                 try:
                     return Body(decompress(raw, self._max_bytes))

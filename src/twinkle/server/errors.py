@@ -15,6 +15,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from twinkle.core.errors import (
     Conflict,
@@ -72,6 +73,7 @@ def install_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(TwinkleError, _answer_ours)
     app.add_exception_handler(RequestValidationError, _answer_invalid_parameter)
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_unexpected)
 
 
@@ -101,6 +103,11 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = f"no route {request.method} {request.url.path}" if error.status_code == 404 else str(error.detail)
     return refusal(error.status_code, detail, _CODE_OF_STATUS.get(error.status_code, "http"), error.headers)
+
+
+async def _answer_nobody(request: Request, _: Exception) -> Response:
+    _log.debug("request.client_left", path=request.url.path)
+    return refusal(400, "the client left before its request was complete", "client_left")
 
 
 async def _answer_unexpected(request: Request, error: Exception) -> Response:

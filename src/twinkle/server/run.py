@@ -9,6 +9,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
 from twinkle.server.state import state_of
@@ -52,10 +53,13 @@ def serve_api(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Blocks.
 
     Raises:
-        ConfigError: A setting is wrong.
+        ConfigError: A setting is wrong, or the app could not start with it.
     """
     _allow_many_sockets()
-    ApiServer(create_app(settings), settings).run()
+    server = ApiServer(create_app(settings), settings)
+    server.run()
+    if not server.started:
+        raise ConfigError("the API did not start; the log says why")
 
 
 def _allow_many_sockets() -> None:

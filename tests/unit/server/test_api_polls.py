@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
-from harness.calls import optim_step, retrieve
+from harness.calls import optim_step, passes, retrieve, send_passes
+from twinkle.core.clock import SystemClock
+from twinkle.storage.database import Database
+from twinkle.storage.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -34,6 +39,31 @@ def test_all_polls_of_one_future_are_answered(api: Api, key: str, http: httpx.Cl
         answers = [poll.result() for poll in polls]
 
     assert answers == [{"metrics": {"seq": 1}}] * 8
+
+
+def test_a_result_that_was_kept_for_its_time_is_gone(api: Api, http: httpx.Client, model_id: str) -> None:
+    ticket = http.post("/optim_step", json=optim_step(model_id, 1)).json()["request_id"]
+    retrieve(http, ticket)
+    Upkeep(Database(api.settings.resolved_database_url), SystemClock()).expire_results(older_than_s=-60)
+
+    gone = http.post("/retrieve_future", json={"request_id": ticket})
+
+    assert (gone.status_code, gone.json()["code"]) == (410, "expired")
+
+
+def test_a_result_whose_blob_cannot_be_read_just_now_is_waited_for(api: Api, http: httpx.Client, model_id: str) -> None:
+    body = passes(model_id, 1, length=3000, token=secrets.randbelow(2**30))
+    ticket = send_passes(http, body).json()["request_id"]
+    assert retrieve(http, ticket).status_code == 200
+    blobs = Path(api.settings.resolved_object_store) / "blobs"
+    hidden = blobs.rename(blobs.with_name("hidden"))
+
+    waiting = http.post("/retrieve_future", json={"request_id": ticket})
+    hidden.rename(blobs)
+
+    assert (waiting.status_code, waiting.json()["queue_state"]) == (408, "paused_capacity")
+    assert str(blobs.parent) not in waiting.text
+    assert retrieve(http, ticket).status_code == 200
 
 
 def test_a_poll_says_when_no_worker_is_there(serve_api: ServeApi, make_database_url: Callable[[str], str]) -> None:

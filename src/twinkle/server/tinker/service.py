@@ -32,8 +32,8 @@ async def client_dynamic_config(_: Tenant) -> Response:
 @router.post("/telemetry")
 async def telemetry(request: Request, server: Server, _: Tenant) -> Response:
     """Taken and dropped: what a client does is its own affair."""
-    await server.bodies.read(request)
-    return answer(TelemetryResponse())
+    async with server.bodies.receive(request):
+        return answer(TelemetryResponse())
 
 
 @router.get("/get_server_capabilities")
