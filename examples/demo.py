@@ -203,7 +203,7 @@ def show_places(console: Console, stack: Stack, *, keep: bool) -> None:
     places = (
         ("API", f"{stack.url}{again}"),
         ("Flower", f"{stack.flower_url}{again}"),
-        ("", f"user and password in {stack.flower_login_file}"),
+        ("", f"user twinkle, password in {stack.flower_password_file}"),
         ("logs", f"{stack.log_file} and {stack.home}"),
         ("client code", "examples/demo_tenants.py, the training loop of this demo"),
         ("how it works", "docs/"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -38,28 +37,21 @@ class Stack:
         self.log_file = home.parent / "serve.log"
         self.url = f"http://127.0.0.1:{free_port()}"
         self.flower_url = f"http://127.0.0.1:{free_port()}"
-        self.flower_login_file = home.parent / "flower-login"
+        self.flower_password_file = home / "flower-password"
         self._model = model
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Stack:
-        password = secrets.token_urlsafe(12)
-        self.flower_login_file.touch(mode=0o600)
-        self.flower_login_file.write_text(f"user: twinkle\npassword: {password}\n")
-        flower = {
-            "TWINKLE_FLOWER_PORT": self.flower_url.rpartition(":")[2],
-            "TWINKLE_FLOWER_USER": "twinkle",
-            "TWINKLE_FLOWER_PASSWORD": password,
-        }
         port = self.url.rpartition(":")[2]
-        command = [*TWINKLE, "serve", "--model", str(self._model), "--home", str(self.home), "--port", port, "--flower"]
+        flower_port = self.flower_url.rpartition(":")[2]
+        command = [*TWINKLE, "serve", "--model", str(self._model), "--home", str(self.home), "--port", port]
+        command += ["--flower", "--flower-port", flower_port]
         with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **flower},
                 start_new_session=True,
             )
         return self

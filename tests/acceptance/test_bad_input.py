@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import tinker
-from served import Served
+
+from harness.served import Served
 
 GOOD = {"target_tokens": [11, 12, 13], "weights": [1.0, 1.0, 1.0]}
 
@@ -115,7 +116,7 @@ def test_an_optim_step_after_a_failed_forward_backward_is_not_applied_and_says_w
 
     with pytest.raises(tinker.RequestFailedError):
         failed.result()
-    with pytest.raises(tinker.RequestFailedError, match="operation 3 .*cleared"):
+    with pytest.raises(tinker.RequestFailedError, match=r"operation 3 .*cleared"):
         stepped.result()
 
     assert run.forward(good, "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == before

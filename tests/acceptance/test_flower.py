@@ -8,7 +8,9 @@ import re
 import httpx
 import pytest
 import tinker
-from served import Served, wait_for
+
+from harness.polling import wait_for
+from harness.served import Served
 
 TOKENS = [201, 202, 203, 204]
 
@@ -40,9 +42,7 @@ def tasks_of(flower: httpx.Client, adapter: str) -> dict[str, dict]:
 def test_every_operation_is_a_task_with_state_runtime_retries_and_whose_it_is(
     flower: httpx.Client, run: tinker.TrainingClient
 ) -> None:
-    tasks = wait_for(
-        lambda: (found := tasks_of(flower, run.model_id)) and len(found) == 4 and found, within_s=15, what="4 tasks"
-    )
+    tasks = wait_for(lambda: (found := tasks_of(flower, run.model_id)) and len(found) == 4 and found, what="4 tasks")
 
     by_seq = {uuid.rpartition(":")[2]: task for uuid, task in tasks.items()}
     assert {seq: (task["name"], task["state"]) for seq, task in by_seq.items()} == {

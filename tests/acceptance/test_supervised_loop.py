@@ -10,8 +10,9 @@ import pytest
 import tinker
 import torch
 from peft import PeftModel
-from served import Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from harness.served import Served
 
 LEARNING = tinker.AdamParams(learning_rate=5e-3)
 

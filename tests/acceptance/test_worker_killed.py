@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import tinker
-from served import Served
+
+from harness.served import Served
 
 NUM_STEPS = 20
 KILL_AFTER = (4, 11)

@@ -7,19 +7,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import boto3
 import psycopg
 import pytest
+
 from harness.clock import HandClock
 from harness.journal import Bench
-from moto.server import ThreadedMotoServer
-
 from twinkle.core.lease import Lease
 from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore
 from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade
-
-_BUCKET = "twinkle-tests"
 
 
 @pytest.fixture(scope="session")
@@ -80,30 +76,6 @@ def bench(database_url: str, clock: HandClock) -> Iterator[Bench]:
 @pytest.fixture
 def lease(bench: Bench) -> Lease:
     return bench.lease()
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """An S3 server with an empty bucket."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **credentials)
-    client.create_bucket(Bucket=_BUCKET)
-    yield endpoint
-    server.stop()
-
-
-@pytest.fixture
-def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty folder of the S3 server's bucket, with the environment in which it is found."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    return f"s3://{_BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -15,8 +15,9 @@ from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionPublisher
 from twinkle.storage.blobs import BlobStore, open_blob_store
-from twinkle.storage.database import Database
+from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal import Journal
+from twinkle.storage.schema import upgrade
 from twinkle.storage.upkeep import Upkeep
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
 from twinkle.tasks.nudge import Nudger
@@ -96,6 +97,7 @@ def run_housekeeping(settings: Settings) -> int:
     """Sweep until SIGTERM; the exit status."""
     configure_logging(settings.log_level, settings.log_json)
     clock = SystemClock()
+    upgrade(sql_engine(settings.resolved_database_url))
     database = Database(settings.resolved_database_url)
     app = make_app(settings)
     redis_url = settings.redis_url.get_secret_value()

@@ -20,6 +20,7 @@ from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
+from twinkle.storage.schema import upgrade
 from twinkle.tasks.app import mesh_queue
 from twinkle.tasks.nudge import PUMP, bell_key
 from twinkle.workers.artifacts import Artifacts
@@ -55,7 +56,9 @@ class MeshProcess:
         database = Database(settings.resolved_database_url)
         engine = build_engine(settings)
         journal = Journal(database, clock)
-        catalog = Catalog(database, sql_engine(settings.resolved_database_url), clock)
+        sql = sql_engine(settings.resolved_database_url)
+        upgrade(sql)
+        catalog = Catalog(database, sql, clock)
         blobs = open_blob_store(settings.resolved_object_store)
         redis_url = settings.redis_url.get_secret_value()
         artifacts = Artifacts(engine=engine, catalog=catalog, blobs=blobs, clock=clock)

@@ -7,21 +7,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import httpx
 import tinker
 
+from harness.polling import wait_for
 from twinkle.core.lease import ProcessIdentity
 
-T = TypeVar("T")
-
 TWINKLE = (sys.executable, "-m", "twinkle.cli")
-READY_S = 90.0
+READY_S = 150.0
 STOP_S = 45.0
 
 
@@ -59,8 +56,8 @@ class Served:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
-        self.url = wait_for(self._printed_url, within_s=READY_S, what="the URL")
-        wait_for(self._is_ready, within_s=READY_S, what="readiness")
+        self.url = wait_for(self._printed_url, what="the URL", deadline_s=READY_S)
+        wait_for(self._is_ready, what="readiness", deadline_s=READY_S)
 
     def stop(self) -> None:
         """SIGTERM, and time to drain."""
@@ -92,7 +89,7 @@ class Served:
 
     def engine_pid(self, mesh: str = "default") -> int:
         """The process that holds the mesh's lease and its device."""
-        holder = wait_for(lambda: self._holder(mesh), within_s=READY_S, what="a lease holder")
+        holder = wait_for(lambda: self._holder(mesh), what="a lease holder", deadline_s=READY_S)
         return holder.pid
 
     def kill_engine(self, mesh: str = "default") -> None:
@@ -124,12 +121,3 @@ class Served:
             return httpx.get(f"{self.url}/api/v1/readyz", timeout=2).status_code == 200
         except httpx.TransportError:
             return False
-
-
-def wait_for(look: Callable[[], T], *, within_s: float, what: str) -> T:
-    """Poll until ``look`` gives something true."""
-    ends_at = time.monotonic() + within_s
-    while not (seen := look()):
-        assert time.monotonic() < ends_at, f"{what}: not within {within_s} s"
-        time.sleep(0.05)
-    return seen
