@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from harness.clock import HandClock
 from harness.journal import Bench, done, failed, submission
-
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 

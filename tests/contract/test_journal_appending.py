@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from harness.clock import HandClock
 from harness.journal import Bench, done, failed, new_adapter, new_sampler, submission
-
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind, OperationState

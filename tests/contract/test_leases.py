@@ -9,9 +9,9 @@ import threading
 from dataclasses import replace
 
 import pytest
+
 from harness.clock import HandClock
 from harness.journal import MESH, Bench, identity
-
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from harness.clock import HandClock
 from harness.journal import CONFIG, Bench, done, new_sampler, submission
-
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.errors import LeaseLost, NotFound
 from twinkle.core.lease import Lease

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from harness.clock import HandClock
 from sqlalchemy import Engine
 from sqlmodel import Session
 
+from harness.clock import HandClock
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import UserError
 from twinkle.core.ids import request_id_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from pathlib import Path, PurePosixPath
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import obstore
@@ -39,7 +40,11 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove it; nothing happens if it is not there."""
+        """Remove it; nothing happens if it is not there.
+
+        Raises:
+            StorageUnavailable: The store did not answer.
+        """
         ...
 
 
@@ -54,6 +59,13 @@ def content_key(data: bytes) -> str:
     """A key that names its content: the same bytes are stored once."""
     digest = hashlib.sha256(data).hexdigest()
     return f"blobs/{digest[:2]}/{digest}"
+
+
+def _checked(key: str) -> str:
+    """The key itself, unless some store would read it as another one or as a way out of its folder."""
+    if "\x00" in key or any(part in {"", ".", ".."} for part in key.split("/")):
+        raise ValueError(f"not a key: {key!r}")
+    return key
 
 
 class FolderStore:
@@ -76,7 +88,8 @@ class FolderStore:
             temporary.rename(path)
             _flush_folder(path.parent)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             raise StorageUnavailable(f"the object store could not write {key}: {error.strerror}") from error
 
     def get(self, key: str) -> bytes:
@@ -90,13 +103,13 @@ class FolderStore:
 
     def delete(self, key: str) -> None:
         """Remove it; see :class:`BlobStore`."""
-        self._path(key).unlink(missing_ok=True)
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageUnavailable(f"the object store could not delete {key}: {error.strerror}") from error
 
     def _path(self, key: str) -> Path:
-        parts = PurePosixPath(key).parts
-        if not parts or ".." in parts or key.startswith("/"):
-            raise ValueError(f"not a key: {key!r}")
-        return self._root.joinpath(*parts)
+        return self._root.joinpath(*_checked(key).split("/"))
 
 
 def _flush_folder(folder: Path) -> None:
@@ -118,14 +131,14 @@ class ObjectStore:
     def put(self, key: str, data: bytes) -> None:
         """Store ``data``; see :class:`BlobStore`."""
         try:
-            obstore.put(self._store, key, data)
+            obstore.put(self._store, _checked(key), data)
         except ObstoreError as error:
             raise StorageUnavailable(f"the object store could not write {key}: {error}") from error
 
     def get(self, key: str) -> bytes:
         """Read everything; see :class:`BlobStore`."""
         try:
-            return bytes(obstore.get(self._store, key).bytes())
+            return bytes(obstore.get(self._store, _checked(key)).bytes())
         except (FileNotFoundError, NotFoundError):
             raise KeyError(key) from None
         except ObstoreError as error:
@@ -134,7 +147,7 @@ class ObjectStore:
     def delete(self, key: str) -> None:
         """Remove it; see :class:`BlobStore`."""
         try:
-            obstore.delete(self._store, key)
+            obstore.delete(self._store, _checked(key))
         except (FileNotFoundError, NotFoundError):
             return
         except ObstoreError as error:

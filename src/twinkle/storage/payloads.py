@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
 from twinkle.storage.blobs import BlobStore, content_key
@@ -12,6 +14,18 @@ def write_payload(blobs: BlobStore, data: bytes, *, inline_bytes: int) -> Payloa
     if len(data) <= inline_bytes:
         return Payload(inline=data)
     key = content_key(data)
+    blobs.put(key, data)
+    return Payload(blob=key)
+
+
+def write_result(blobs: BlobStore, request_id: str, data: bytes, *, inline_bytes: int) -> Payload:
+    """Store an operation's result where its size says.
+
+    A blob is the operation's own, though another's result may have the same bytes: the two expire at different times.
+    """
+    if len(data) <= inline_bytes:
+        return Payload(inline=data)
+    key = f"results/{request_id.replace(':', '/')}/{hashlib.sha256(data).hexdigest()}"
     blobs.put(key, data)
     return Payload(blob=key)
 

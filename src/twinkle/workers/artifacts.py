@@ -57,7 +57,7 @@ class Artifacts(Generic[State]):
                 f"checkpoint {path} exists with other content; save under another name,"
                 " delete it first, or pass overwrite=True",
             )
-        folder = f"checkpoints/{adapter.replace(':', '/')}/{kind.segment}/{name}@{seq}"
+        folder = f"checkpoints/{adapter.replace(':', '/')}/{kind.segment}/{name}/{seq}"
         files = {file: self._store(f"{folder}/{file}", data) for file, data in contents.items()}
         now = self._clock.now()
         return Checkpoint(

@@ -11,7 +11,7 @@ from twinkle.core.errors import UserError
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.payloads import write_payload
+from twinkle.storage.payloads import write_result
 from twinkle.storage.records import Records
 
 _log = structlog.get_logger()
@@ -43,14 +43,18 @@ class Endings:
     max_attempts: int
 
     def succeed(self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int) -> None:
-        """It has a result, in wire form."""
+        """It has a result, in wire form.
+
+        Raises:
+            StorageUnavailable: The result is large and could not be stored.
+        """
         execution.outcomes.append(
             Outcome(
                 request_id=claim.request_id,
                 lane=claim.lane,
                 seq=claim.seq,
                 kind=claim.kind,
-                result=write_payload(self.blobs, result, inline_bytes=self.inline_bytes),
+                result=write_result(self.blobs, claim.request_id, result, inline_bytes=self.inline_bytes),
                 device_s=device_s,
                 num_tokens=num_tokens,
             )

@@ -7,7 +7,7 @@ from typing import Generic
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, LeaseLost, WindowFailed
+from twinkle.core.errors import InvalidInput, LeaseLost, StorageUnavailable, UserError, WindowFailed
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
@@ -96,7 +96,7 @@ class Executor(Generic[State]):
             num_tokens = _num_tokens(item)
             result = encode_forward_backward_output(answer.logprobs, answer.metrics)
             share_s = elapsed_s * num_tokens / total_tokens
-            self._endings.succeed(execution, claim, result, device_s=share_s, num_tokens=num_tokens)
+            self._end_well(execution, claim, result, device_s=share_s, num_tokens=num_tokens)
 
     def _answer_passes(self, passes: list[Pass[State]]) -> Sequence[ForwardBackwardResult | Exception]:
         try:
@@ -122,7 +122,7 @@ class Executor(Generic[State]):
             self._end_badly(execution, claim, error)
             return
         elapsed_s = self._clock.now() - started
-        self._endings.succeed(execution, claim, response.to_json(), device_s=elapsed_s, num_tokens=0)
+        self._end_well(execution, claim, response.to_json(), device_s=elapsed_s, num_tokens=0)
 
     def _answer(self, claim: Claim, payload: bytes, records: Records) -> ResponseBody:
         match claim.kind:
@@ -209,11 +209,17 @@ class Executor(Generic[State]):
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
+    def _end_well(self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int) -> None:
+        """Record its result; when that cannot be stored, the operation has not happened."""
+        try:
+            self._endings.succeed(execution, claim, result, device_s=device_s, num_tokens=num_tokens)
+        except StorageUnavailable as error:
+            self._end_badly(execution, claim, error)
+
     def _end_badly(self, execution: Execution, claim: Claim, error: Exception) -> None:
-        """Fail it or postpone it. Before another attempt the adapter is rebuilt: this one may have touched it."""
-        num_postponed = len(execution.postponed)
+        """Fail it or postpone it. Unless its user is to blame the adapter is rebuilt: it may have been touched."""
         self._endings.fail(execution, claim, error)
-        if len(execution.postponed) > num_postponed:
+        if not isinstance(error, UserError):
             self._residents.forget(claim.lane)
 
 

@@ -59,6 +59,7 @@ class MeshWorker(Generic[State]):
         self._max_tokens = max_tokens
         self._max_attempts = max_attempts
         self._previous_was_light = False
+        self._epoch = 0
         self._working = threading.Lock()
         self._stopping = False
 
@@ -73,6 +74,7 @@ class MeshWorker(Generic[State]):
                 lease = self._keeper.current()
                 if lease is None:
                     return False
+                self._enter(lease)
                 if not self._work_once(lease):
                     return False
             return not self._stopping
@@ -89,6 +91,13 @@ class MeshWorker(Generic[State]):
                     _log.warning("worker.give_back_failed", error=error.message, next="the next holder takes them")
             self._residents.save_all()
             self._reporter.close()
+
+    def _enter(self, lease: Lease) -> None:
+        """Begin a new epoch with nothing: the mesh was not ours in between, and what we held was not ours since."""
+        if lease.epoch != self._epoch:
+            self._residents.forget_all()
+            self._samples.abandon()
+            self._epoch = lease.epoch
 
     def _work_once(self, lease: Lease) -> bool:
         try:
@@ -118,9 +127,15 @@ class MeshWorker(Generic[State]):
         started_at = self._clock.now()
         self._reporter.started(claims)
         fit, poisonous = self._separate_poison(claims)
-        execution = self._executor.execute(fit)
-        execution.outcomes += poisonous
-        self._commit(lease, execution)
+        try:
+            execution = self._executor.execute(fit)
+            execution.outcomes += poisonous
+            _commit_patiently(self._journal, lease, execution, self._clock)
+        except BaseException:
+            # Memory may be ahead of the journal.
+            for claim in claims:
+                self._residents.forget(claim.lane)
+            raise
         for outcome in execution.outcomes:
             self._residents.note_applied(outcome.lane, outcome.seq, outcome.kind)
         self._tell(execution.outcomes, started_at)
@@ -134,15 +149,6 @@ class MeshWorker(Generic[State]):
             max_tokens=self._max_tokens,
             previous_was_light=self._previous_was_light,
         )
-
-    def _commit(self, lease: Lease, execution: Execution) -> None:
-        """Record the outcomes. Memory is ahead of the journal until then: an error must forget the adapters."""
-        try:
-            _commit_patiently(self._journal, lease, execution, self._clock)
-        except BaseException:
-            for outcome in execution.outcomes:
-                self._residents.forget(outcome.lane)
-            raise
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, NotFound
+from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.core.operation import Claim
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
@@ -127,9 +127,12 @@ class SampleDesk(Generic[State]):
             self._endings.fail(execution, under_way.claim, error)
             return
         elapsed_s = self._clock.now() - under_way.started_at
-        self._endings.succeed(
-            execution, under_way.claim, output.result, device_s=elapsed_s, num_tokens=output.num_tokens
-        )
+        try:
+            self._endings.succeed(
+                execution, under_way.claim, output.result, device_s=elapsed_s, num_tokens=output.num_tokens
+            )
+        except StorageUnavailable as error:
+            self._endings.fail(execution, under_way.claim, error)
 
     def _fail_all(self, execution: Execution, error: Exception) -> None:
         for under_way in self._under_way.values():

@@ -1,0 +1,243 @@
+"""A real mesh worker on an engine that computes nothing, with places where a test can make things break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from harness.clock import HandClock
+from harness.journal import MESH, identity
+from twinkle.core.errors import StorageUnavailable
+from twinkle.core.lease import Lease
+from twinkle.core.operation import Claim, Outcome
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.catalog import Catalog
+from twinkle.storage.database import Database
+from twinkle.storage.journal import Head, Journal
+from twinkle.storage.meshes import Meshes
+from twinkle.storage.records import Records
+from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.endings import Endings
+from twinkle.workers.execute import Executor
+from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.null_engine import NullEngine, NullState
+from twinkle.workers.residents import Residents
+from twinkle.workers.run import MeshWorker
+from twinkle.workers.sampling import SampleDesk
+from twinkle.workers.snapshots import Snapshots
+
+CLAIM_S = 0.01
+"""How much time a claim takes on the clock moved by hand, so that a budget is a number of batches."""
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of ours catches this."""
+
+
+class BreakableJournal(Journal):
+    """A journal that does something once, before or after the next commit or claim."""
+
+    def __init__(self, database: Database, clock: HandClock) -> None:
+        super().__init__(database, clock)
+        self._hand_clock = clock
+        self.before_commit: Callable[[], None] | None = None
+        self.after_commit: Callable[[], None] | None = None
+        self.after_claim: Callable[[], None] | None = None
+        self.before_give_back: Callable[[], None] | None = None
+
+    def claim(self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int) -> list[Claim]:
+        self._hand_clock.move(CLAIM_S)
+        claims = super().claim(lease, choose, limit)
+        if claims:
+            self._once("after_claim")
+        return claims
+
+    def commit(self, lease: Lease, outcomes: Sequence[Outcome], records: Records | None = None) -> None:
+        self._once("before_commit")
+        super().commit(lease, outcomes, records)
+        self._once("after_commit")
+
+    def give_back(
+        self, lease: Lease, request_ids: Sequence[str], *, delay_s: float = 0.0, is_blameless: bool = False
+    ) -> None:
+        self._once("before_give_back")
+        super().give_back(lease, request_ids, delay_s=delay_s, is_blameless=is_blameless)
+
+    def _once(self, name: str) -> None:
+        hook: Callable[[], None] | None = getattr(self, name)
+        if hook is not None:
+            setattr(self, name, None)
+            hook()
+
+
+class BreakableBlobs:
+    """An object store that refuses the next so many writes, or reads, below a folder."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._refused: dict[tuple[str, str], int] = {}
+
+    def refuse(self, verb: str, folder: str, times: int) -> None:
+        self._refused[verb, folder] = times
+
+    def heal(self) -> None:
+        self._refused.clear()
+
+    def put(self, key: str, data: bytes) -> None:
+        self._perhaps_refuse("put", key)
+        self._store.put(key, data)
+
+    def get(self, key: str) -> bytes:
+        self._perhaps_refuse("get", key)
+        return self._store.get(key)
+
+    def delete(self, key: str) -> None:
+        self._perhaps_refuse("delete", key)
+        self._store.delete(key)
+
+    def _perhaps_refuse(self, verb: str, key: str) -> None:
+        where = (verb, key.partition("/")[0])
+        if self._refused.get(where, 0) > 0:
+            self._refused[where] -= 1
+            raise StorageUnavailable(f"the object store would not {verb} {key}")
+
+
+class RecordingPublisher:
+    """Remembers what was said to be done."""
+
+    def __init__(self) -> None:
+        self.published: list[str] = []
+
+    def publish(self, request_ids: Sequence[str]) -> None:
+        self.published += request_ids
+
+
+class RecordingReporter:
+    """Remembers what the worker showed of its operations."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def started(self, claims: Iterable[Claim]) -> None:
+        self.events += [("started", claim.request_id) for claim in claims]
+
+    def ended(self, outcomes: Iterable[Outcome], started_at: float) -> None:
+        self.events += [("failed" if outcome.failure else "done", outcome.request_id) for outcome in outcomes]
+
+    def retried(self, claim: Claim, reason: str) -> None:
+        self.events.append(("retried", claim.request_id))
+
+    def close(self) -> None:
+        self.events.append(("closed", ""))
+
+
+class BrokenEngine(NullEngine):
+    """An engine whose next calls fail as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__(base_model="base", max_rank=8)
+        self.pass_errors: list[Exception] = []
+        self.step_errors: list[Exception] = []
+        self.sample_errors: list[BaseException] = []
+        self.batch_sizes: list[int] = []
+
+    def run_passes(self, passes):  # type: ignore[no-untyped-def]
+        self.batch_sizes.append(len(passes))
+        answers = super().run_passes(passes)
+        if self.pass_errors:
+            raise self.pass_errors.pop()
+        return answers
+
+    def optim_step(self, state, params):  # type: ignore[no-untyped-def]
+        metrics = super().optim_step(state, params)
+        if self.step_errors:
+            raise self.step_errors.pop()
+        return metrics
+
+    def step_samples(self):  # type: ignore[no-untyped-def]
+        if self.sample_errors:
+            raise self.sample_errors.pop()
+        return super().step_samples()
+
+
+class WorkerRig:
+    """One worker process, or what stands for one: dropped without a word when it is to have been killed."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        database: Database,
+        catalog: Catalog,
+        blobs: BlobStore,
+        clock: HandClock,
+        max_resident: int = 8,
+        max_attempts: int = 3,
+        snapshot_every_ops: int = 5,
+        inline_bytes: int = 1 << 16,
+        lease_s: float = 15.0,
+    ) -> None:
+        self.engine = BrokenEngine()
+        self.journal = BreakableJournal(database, clock)
+        self.publisher = RecordingPublisher()
+        self.reporter = RecordingReporter()
+        self.clock = clock
+        self.snapshots = Snapshots(catalog=catalog, blobs=blobs, every_ops=snapshot_every_ops, every_s=1e9)
+        self.keeper = LeaseKeeper(
+            meshes=Meshes(database, clock),
+            mesh=MESH,
+            identity=identity(name),
+            capabilities=self.engine.capabilities,
+            lease_s=lease_s,
+        )
+        artifacts = Artifacts[NullState](engine=self.engine, catalog=catalog, blobs=blobs, clock=clock)
+        endings = Endings(blobs=blobs, inline_bytes=inline_bytes, max_attempts=max_attempts)
+        self.residents = Residents[NullState](
+            engine=self.engine,
+            journal=self.journal,
+            catalog=catalog,
+            blobs=blobs,
+            artifacts=artifacts,
+            snapshots=self.snapshots,
+            clock=clock,
+            limit=max_resident,
+        )
+        self.samples = SampleDesk[NullState](
+            engine=self.engine,
+            artifacts=artifacts,
+            catalog=catalog,
+            blobs=blobs,
+            clock=clock,
+            slots=4,
+            max_weights=2,
+            endings=endings,
+        )
+        self.worker = MeshWorker[NullState](
+            journal=self.journal,
+            keeper=self.keeper,
+            executor=Executor(
+                engine=self.engine,
+                residents=self.residents,
+                artifacts=artifacts,
+                catalog=catalog,
+                blobs=blobs,
+                clock=clock,
+                endings=endings,
+            ),
+            residents=self.residents,
+            samples=self.samples,
+            publisher=self.publisher,  # type: ignore[arg-type]
+            reporter=self.reporter,  # type: ignore[arg-type]
+            clock=clock,
+            max_adapters=4,
+            max_tokens=1000,
+            max_attempts=max_attempts,
+        )
+
+    def drain(self, batches: int | None = None) -> None:
+        """Work as a nudged worker does, on so many batches at most; the lease is taken if it is free."""
+        if self.keeper.current() is not None or self.keeper.try_acquire() is not None:
+            self.worker.drain(budget_s=1e9 if batches is None else batches * CLAIM_S)
+
+    def bury(self) -> None:
+        """Let go of the threads of a worker that is to have died; whatever it had queued to write is written."""
+        self.snapshots.close()
