@@ -1,0 +1,189 @@
+"""From ``results/*.json`` to the tables in ``README.md``.
+
+python benchmarks/tables.py [--results DIR] [--print]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+
+Result = Mapping[str, Any]
+
+
+def main() -> None:
+    """Fills the README's marked places, or prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--print", action="store_true", dest="prints", help="print the tables, change no file")
+    arguments = parser.parse_args()
+    texts = {
+        name: render(json.loads(path.read_text()))
+        for name, render in RENDERERS.items()
+        if (path := arguments.results / f"{name}.json").exists()
+    }
+    if arguments.prints:
+        print("\n\n".join(texts.values()))
+    else:
+        README.write_text(filled(README.read_text(), texts))
+
+
+def filled(document: str, texts: Mapping[str, str]) -> str:
+    """Returns the document with each text between its ``<!-- name -->`` and ``<!-- /name -->``.
+
+    Raises:
+        ValueError: A text has no place in the document.
+    """
+    for name, text in texts.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if place.search(document) is None:
+            raise ValueError(f"no place for {name}")
+        document = place.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", document)
+    return document
+
+
+def queue_text(result: Result) -> str:
+    """Returns the queue benchmark's tables."""
+    floor, work = result["floor"], result["workload"]
+    lines = [
+        machine_line(result),
+        "",
+        f"Payload: {work['datums']} datums of {work['tokens_per_datum']} tokens. "
+        f"Median of {work['rounds']} rounds of {work['window_s']:g} s each.",
+        "",
+        *table(
+            ("call that returns at once", "p50 ms", "p95 ms"),
+            [
+                (label, floor[key]["p50_ms"], floor[key]["p95_ms"])
+                for label, key in (
+                    ("`GET healthz`, the SDK's HTTP stack, this server", "http_call_twinkle"),
+                    ("`GET healthz`, the SDK's HTTP stack, empty server", "http_call_nothing"),
+                    ("`get_server_capabilities()` of the SDK, this server", "sdk_call_twinkle"),
+                    ("`get_server_capabilities()` of the SDK, empty server", "sdk_call_nothing"),
+                )
+            ],
+        ),
+        "",
+        *table(
+            (
+                *("adapters", "mode", "client processes", "ops/s", "empty server ops/s", "p50 ms", "p95 ms", "p99 ms"),
+                *("empty p50 ms", "p50 above empty"),
+            ),
+            [_queue_row(served, empty) for served, empty in pairs(result["cells"])],
+        ),
+        "",
+        "CPU milliseconds per operation, by process (of the serial and the deepest pipelined runs):",
+        "",
+        *table(
+            ("adapters", "mode", "client (SDK)", "API", "worker", "broker", "housekeeping", "client, empty server"),
+            [_cpu_row(served, empty) for served, empty in pairs(result["cells"]) if served["steps_in_flight"] != 1],
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def step_text(result: Result) -> str:
+    """Returns the step benchmark's table."""
+    work = result["workload"]
+    lines = [
+        machine_line(result),
+        "",
+        f"{work['datums']} sequences of {work['tokens_per_datum']} tokens, rank {work['rank']}, cross entropy, AdamW, "
+        f"{work['threads']} threads on either side. Medians over {work['rounds']} alternating rounds.",
+        "",
+        *table(
+            ("hidden / layers", "plain PEFT ms", "service ms", "ratio", "range of rounds"),
+            [
+                (
+                    f"{cell['hidden_size']} / {cell['layers']}",
+                    *(cell["peft_ms"], cell["service_ms"], f"{cell['ratio']:.2f}"),
+                    f"{cell['ratio_range'][0]:.2f} to {cell['ratio_range'][1]:.2f}",
+                )
+                for cell in result["cells"]
+            ],
+        ),
+        "",
+        *table(
+            ("hidden / layers", "PEFT forward + backward", "PEFT AdamW", "service to 1st result", "then to 2nd result"),
+            [
+                (
+                    f"{cell['hidden_size']} / {cell['layers']}",
+                    *(cell["parts_ms"]["peft"][part] for part in ("forward_backward", "optim_step")),
+                    *(cell["parts_ms"]["service"][part] for part in ("forward_backward", "optim_step")),
+                )
+                for cell in result["cells"]
+            ],
+        ),
+    ]
+    return "\n".join(lines)
+
+
+RENDERERS: Mapping[str, Callable[[Result], str]] = {"queue_overhead": queue_text, "step_overhead": step_text}
+
+
+def machine_line(result: Result) -> str:
+    """Returns one line on what the numbers were measured on."""
+    machine, load = result["machine"], result["load_average"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, commit {machine['commit']}; "
+        f"load average {load['before']} before, {load['after']} after. {versions}."
+    )
+
+
+def pairs(cells: Iterable[Result]) -> list[tuple[Result, Result]]:
+    """Returns each measurement of the service with that of the empty server under the same load."""
+    by_key = {(cell["server"], cell["adapters"], cell["steps_in_flight"]): cell for cell in cells}
+    return [
+        (cell, by_key["nothing", adapters, steps])
+        for (server, adapters, steps), cell in by_key.items()
+        if server == "twinkle"
+    ]
+
+
+def mode_name(steps_in_flight: int) -> str:
+    """Returns the mode as a reader of the table sees it."""
+    if steps_in_flight == 0:
+        return "serial"
+    return "1 step in flight" if steps_in_flight == 1 else f"{steps_in_flight} steps in flight"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Returns a Markdown table, line by line."""
+    lines = [list(header), ["---"] * len(header), *([str(cell) for cell in row] for row in rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _queue_row(served: Result, empty: Result) -> tuple[object, ...]:
+    ours, floor = served["median"], empty["median"]
+    above_ms = ours["operation"]["p50_ms"] - floor["operation"]["p50_ms"]
+    return (
+        served["adapters"],
+        mode_name(served["steps_in_flight"]),
+        served["client_processes"],
+        *(ours["ops_per_s"], floor["ops_per_s"]),
+        *(ours["operation"][f"p{percent}_ms"] for percent in (50, 95, 99)),
+        floor["operation"]["p50_ms"],
+        f"{above_ms:.1f}",
+    )
+
+
+def _cpu_row(served: Result, empty: Result) -> tuple[object, ...]:
+    used = served["median"]["cpu_ms_per_op"]
+    return (
+        served["adapters"],
+        mode_name(served["steps_in_flight"]),
+        *(used.get(role, 0.0) for role in ("client", "api", "worker", "broker", "housekeeping")),
+        empty["median"]["cpu_ms_per_op"]["client"],
+    )
+
+
+if __name__ == "__main__":
+    main()
