@@ -45,15 +45,16 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     """The app for one set of settings; it opens nothing before its lifespan begins.
 
     Raises:
-        ConfigError: There is no broker to nudge the workers through.
+        ConfigError: There is no broker to nudge the workers through, or the database is of an unknown kind.
     """
     if not settings.redis_url.get_secret_value():
         raise ConfigError("TWINKLE_REDIS_URL: the API needs a broker; `twinkle serve` starts one by itself")
+    database = Database(settings.resolved_database_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            app.state.server = await _open(settings, clock or SystemClock(), stack)
+            app.state.server = await _open(settings, database, clock or SystemClock(), stack)
             _log.info("api.started", host=settings.host, port=settings.port)
             yield
         _log.info("api.stopped")
@@ -65,13 +66,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     return app
 
 
-async def _open(settings: Settings, clock: Clock, stack: AsyncExitStack) -> ServerState:
+async def _open(settings: Settings, database: Database, clock: Clock, stack: AsyncExitStack) -> ServerState:
     """Build the parts from the bottom up; the stack closes them from the top down."""
     sql = _threads("sql", _SQL_THREADS, stack)
     object_io = _threads("objects", _OBJECT_THREADS, stack)
-    engine = await sql.run(_open_database, settings)
+    engine = await sql.run(prepare_database, settings)
     stack.push_async_callback(asyncio.to_thread, engine.dispose)
-    database = Database(settings.resolved_database_url)
     journal = Journal(database, clock)
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
     submitter = Submitter(
@@ -127,7 +127,12 @@ def _start_nudger(settings: Settings, stack: AsyncExitStack) -> Nudger:
     return nudger
 
 
-def _open_database(settings: Settings) -> Engine:
+def prepare_database(settings: Settings) -> Engine:
+    """Bring the database to the current schema, creating the embedded one. Blocks.
+
+    Raises:
+        StorageUnavailable: It does not answer.
+    """
     if not settings.database_url:
         settings.home.mkdir(parents=True, exist_ok=True)
     engine = sql_engine(settings.resolved_database_url)

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.server.app import create_app
+from twinkle.server.app import create_app, prepare_database
 from twinkle.server.state import state_of
 
 _KEEP_ALIVE_S = 75
@@ -54,9 +54,13 @@ def serve_api(settings: Settings) -> None:
 
     Raises:
         ConfigError: A setting is wrong, or the app could not start with it.
+        StorageUnavailable: The database does not answer; worth another start.
     """
     _allow_many_sockets()
-    server = ApiServer(create_app(settings), settings)
+    app = create_app(settings)
+    # Also done as the app starts; here a failure is one clear line instead of a traceback in the log.
+    prepare_database(settings).dispose()
+    server = ApiServer(app, settings)
     server.run()
     if not server.started:
         raise ConfigError("the API did not start; the log says why")
