@@ -1,1 +1,1 @@
-
+"""Adapters as bytes: PEFT files for tenants and tools, snapshots for recovery."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -11,7 +12,8 @@ from twinkle.model.validation import validate_adam
 from twinkle.module.lora import LoraAdapter
 
 NORM_BLOCK = 4096
-UPDATE_BLOCK = 1 << 18
+PARALLEL_GRAIN = 32768
+"""From this many elements a thread on, torch splits an elementwise operation over threads."""
 SMALLEST_EPS = 1e-37
 """Below this, float32 rounds eps to (nearly) nothing."""
 
@@ -38,9 +40,7 @@ def adam_step(adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
     step = adapter.step + 1
     rate = params.learning_rate / (1 - params.beta1**step)
     correction = math.sqrt(1 - params.beta2**step)
-    # Blocks stay in the cache and bound the one temporary.
-    for start in range(0, adapter.params.numel(), UPDATE_BLOCK):
-        block = slice(start, start + UPDATE_BLOCK)
+    for block in _blocks(adapter.params.numel(), torch.get_num_threads()):
         grad, weights = adapter.grad[block], adapter.params[block]
         exp_avg, exp_avg_sq = adapter.exp_avg[block], adapter.exp_avg_sq[block]
         if factor != 1.0:
@@ -58,3 +58,16 @@ def adam_step(adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
     adapter.clear_gradients()
     adapter.publish()
     return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(step)}
+
+
+def _blocks(numel: int, num_threads: int) -> Iterator[slice]:
+    """Cut a buffer so that each thread gets whole grains: the same bits for any number of threads.
+
+    The blocks also stay in the cache and bound the temporaries.
+    """
+    start = 0
+    while start < numel:
+        grains = min(num_threads, (numel - start) // PARALLEL_GRAIN)
+        end = min(numel, start + max(1, grains) * PARALLEL_GRAIN)
+        yield slice(start, end)
+        start = end

@@ -141,11 +141,13 @@ class LossHead:
             for piece, span in zip(group, spans, strict=True)
         ]
         logprobs_nV = torch.log_softmax(logits_nV, dim=-1)
-        del logits_nV
         d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
         if d_hidden_TH is None:
             return
-        d_logits_nV = logprobs_nV.exp_()
+        del logprobs_nV
+        # Not exp(logprobs): that kernel's rounding of a value depends on where in the tensor it lies.
+        d_logits_nV = torch.softmax(logits_nV, dim=-1)
+        del logits_nV
         for piece, span, gradient in zip(group, spans, d_logprobs, strict=True):
             gradient_nK = gradient if gradient.dim() == 2 else gradient[:, None]
             rows_nV = d_logits_nV[span]

@@ -29,6 +29,7 @@ from twinkle.module.packed_attention import (
     PackedAttention,
     register_packed_attention,
 )
+from twinkle.module.rowwise import make_rowwise
 from twinkle.module.targets import find_targets
 
 MAX_RANK = 256
@@ -70,6 +71,8 @@ class MultiLoraTransformersModel:
         probe = _Probe(model, self.device)
         register_packed_attention()
         model.set_attn_implementation(ATTENTION_NAME)
+        if self.device.type == "cpu":
+            make_rowwise(self._decoder, config.max_position_embeddings)
         self.pool = LoraPool(model, find_targets(model, unembedding), product=product, max_rank=MAX_RANK)
         vocab_size = unembedding.weight.shape[0]
         self._head = LossHead(

@@ -72,17 +72,10 @@ def add_lora_gradient(
     """Add one segment's share to ``dx`` and to the gradient of its pair, in place."""
     d_inner_TR = product(dy_TO, weight.b.t())
     if gradient is not None:
-        _add_product_(gradient.b, dy_TO.t(), inner_TR, scale)
-        _add_product_(gradient.a, d_inner_TR.t(), x_TI, scale)
+        product.add_outer_(gradient.b, dy_TO, inner_TR, scale)
+        product.add_outer_(gradient.a, d_inner_TR, x_TI, scale)
     if dx_TI is not None:
         product.add_(dx_TI, d_inner_TR, weight.a.t(), scale)
-
-
-def _add_product_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, scale: float) -> None:
-    if left.dtype == total.dtype:
-        total.addmm_(left, right, alpha=scale)
-    else:
-        total.add_(left @ right, alpha=scale)
 
 
 class _SegmentedLinear(torch.autograd.Function):

@@ -1,8 +1,9 @@
 """Matrix products whose rows do not feel each other.
 
 Fusing tenants into one pass is only exact when the bits of a row of ``x @ W`` depend neither on how many rows there are
-nor on where the row stands. With Intel MKL in its strict mode the plain product has that property; elsewhere the
-product is cut into tiles of one fixed shape, so that the library always takes the same path.
+nor on where the row stands. MKL in its strict mode has that property, on Intel for every shape, on AMD from four rows
+and columns on: smaller products are padded. Elsewhere the product is cut into tiles of one fixed shape, so that the
+library always takes the same path.
 
 Shapes: T tokens, K inputs, N outputs.
 """
@@ -13,6 +14,8 @@ import torch
 from torch.nn import functional
 
 DEFAULT_TILE_ROWS = 64
+MIN_SIDE = 8
+ALIGNMENT_BYTES = 64
 
 
 class RowProduct:
@@ -23,17 +26,37 @@ class RowProduct:
 
     def __call__(self, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_TK @ weight_NK^T + bias_N``."""
-        if self.tile_rows is None:
-            return functional.linear(x_TK, weight_NK, bias_N)
-        y_TN = self._tiled(x_TK, weight_NK, self.tile_rows)
-        return y_TN if bias_N is None else y_TN.add_(bias_N)
+        num_rows, num_outputs = x_TK.shape[0], weight_NK.shape[0]
+        if num_outputs < MIN_SIDE:
+            weight_NK = _pad_rows(weight_NK, MIN_SIDE)
+            bias_N = None if bias_N is None else functional.pad(bias_N, (0, MIN_SIDE - num_outputs))
+        if self.tile_rows is not None:
+            y_TN = self._tiled(x_TK, weight_NK, self.tile_rows)
+            y_TN = y_TN if bias_N is None else y_TN.add_(bias_N)
+        else:
+            y_TN = functional.linear(_pad_rows(x_TK, MIN_SIDE), weight_NK, bias_N)
+        return y_TN[:num_rows, :num_outputs]
 
     def add_(self, y_TN: torch.Tensor, x_TK: torch.Tensor, weight_NK: torch.Tensor, scale: float) -> None:
         """Add ``scale * x_TK @ weight_NK^T`` to ``y_TN`` in place."""
-        if self.tile_rows is None:
+        if self.tile_rows is not None:
+            # Scale and sum apart: done in one operation, the ends of a tensor may round otherwise than its middle.
+            y_TN.add_(self(x_TK, weight_NK).mul_(scale))
+        elif x_TK.shape[0] >= MIN_SIDE:
             y_TN.addmm_(x_TK, weight_NK.t(), alpha=scale)
         else:
-            y_TN.add_(self._tiled(x_TK, weight_NK, self.tile_rows), alpha=scale)
+            padded_TN = _pad_rows(y_TN, MIN_SIDE)
+            padded_TN.addmm_(_pad_rows(x_TK, MIN_SIDE), weight_NK.t(), alpha=scale)
+            y_TN.copy_(padded_TN[: y_TN.shape[0]])
+
+    def add_outer_(self, total_MN: torch.Tensor, left_TM: torch.Tensor, right_TN: torch.Tensor, scale: float) -> None:
+        """Add ``scale * left^T @ right`` to ``total_MN`` in place: a sum over tokens, the same wherever they lie."""
+        if self.tile_rows is not None:
+            left_TM, right_TN = _aligned(left_TM), _aligned(right_TN)
+        if left_TM.dtype == total_MN.dtype:
+            total_MN.addmm_(left_TM.t(), right_TN, alpha=scale)
+        else:
+            total_MN.add_(left_TM.t() @ right_TN, alpha=scale)
 
     @staticmethod
     def _tiled(x_TK: torch.Tensor, weight_NK: torch.Tensor, rows: int) -> torch.Tensor:
@@ -41,11 +64,15 @@ class RowProduct:
         y_TN = x_TK.new_empty(num_tokens, weight_NK.shape[0])
         weight_KN = weight_NK.t()
         for start in range(0, num_tokens, rows):
-            end = start + rows
-            if end <= num_tokens:
-                torch.mm(x_TK[start:end], weight_KN, out=y_TN[start:end])
-            else:
-                padded = x_TK.new_zeros(rows, x_TK.shape[1])
-                padded[: num_tokens - start] = x_TK[start:]
-                y_TN[start:] = (padded @ weight_KN)[: num_tokens - start]
+            tile = x_TK[start : start + rows]
+            y_TN[start : start + rows] = (_aligned(_pad_rows(tile, rows)) @ weight_KN)[: tile.shape[0]]
         return y_TN
+
+
+def _pad_rows(matrix: torch.Tensor, rows: int) -> torch.Tensor:
+    missing = rows - matrix.shape[0]
+    return functional.pad(matrix, (0, 0, 0, missing)) if missing > 0 else matrix
+
+
+def _aligned(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.clone() if matrix.data_ptr() % ALIGNMENT_BYTES else matrix

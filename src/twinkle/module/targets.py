@@ -34,7 +34,7 @@ def find_targets(model: torch.nn.Module, unembedding: torch.nn.Module) -> tuple[
                 raise ConfigError(f"the output head {path} is not a Linear without bias; this model cannot be served")
             targets.append(Target(path, "unembed", module))
         elif isinstance(module, torch.nn.Linear):
-            kind = _kind(path)
+            kind = kind_of(path)
             if kind is not None:
                 targets.append(Target(path, kind, module))
     _refuse_fused_experts(model)
@@ -43,7 +43,8 @@ def find_targets(model: torch.nn.Module, unembedding: torch.nn.Module) -> tuple[
     return tuple(targets)
 
 
-def _kind(path: str) -> TargetKind | None:
+def kind_of(path: str) -> TargetKind | None:
+    """What a Linear of this path belongs to, by the names of the modules around it."""
     *parents, leaf = path.split(".")
     if leaf in ROUTER_NAMES:
         return None

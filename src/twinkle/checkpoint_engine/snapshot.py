@@ -1,0 +1,72 @@
+"""Recovery points of one adapter: the flat buffers and all that its next step depends on, in one blob."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import structlog
+import torch
+
+from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
+from twinkle.core.errors import InvalidInput
+from twinkle.model.determinism import Determinism
+from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.module.lora import LoraAdapter, LoraConfig
+
+SNAPSHOT_VERSION = 1
+HEADER_METADATA = "snapshot"
+FIELD = "snapshot"
+
+log = structlog.get_logger()
+
+
+def snapshot(adapter: LoraAdapter, determinism: Determinism) -> bytes:
+    """Everything needed to go on bit by bit where this trainable adapter stands, open gradients included.
+
+    ``determinism`` is the mode of the model the adapter lives on; ``restore`` warns when it has changed.
+    """
+    if not adapter.trainable:
+        raise InvalidInput(FIELD, "an adapter that is not trained has no state to recover; keep its checkpoint")
+    header = {
+        "version": SNAPSHOT_VERSION,
+        "config": asdict(adapter.config),
+        "step": adapter.step,
+        "determinism": determinism,
+        "torch": torch.__version__,
+        "modules": [shape.path for shape in adapter.layout.shapes],
+        "has_gradients": adapter.has_gradients,
+    }
+    metadata = (HEADER_METADATA, json.dumps(header, sort_keys=True))
+    return write_tensors(_buffers(adapter, has_gradients=adapter.has_gradients), metadata=metadata)
+
+
+def restore(model: MultiLoraTransformersModel, content: bytes) -> LoraAdapter:
+    """The adapter of a snapshot, on the same base model; warns where its next bits may differ from those it had."""
+    try:
+        header = json.loads(read_metadata(FIELD, content)[HEADER_METADATA])
+        config = LoraConfig(**header["config"])
+        version, step, has_gradients = int(header["version"]), int(header["step"]), bool(header["has_gradients"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(FIELD, "is not a snapshot of an adapter") from error
+    if version != SNAPSHOT_VERSION:
+        raise InvalidInput(FIELD, f"has version {version}, this release reads {SNAPSHOT_VERSION}")
+    adapter = model.pool.create_empty(config)
+    if header["modules"] != [shape.path for shape in adapter.layout.shapes]:
+        raise InvalidInput(FIELD, "was taken on another base model")
+    copy_checked(FIELD, read_tensors(FIELD, content), _buffers(adapter, has_gradients=has_gradients))
+    adapter.step = step
+    adapter.has_gradients = has_gradients
+    adapter.publish()
+    here = {"determinism": model.determinism, "torch": torch.__version__}
+    then = {name: header.get(name) for name in here}
+    if then != here:
+        log.warning("adapter.restore.platform_changed", then=then, here=here)
+    return adapter
+
+
+def _buffers(adapter: LoraAdapter, *, has_gradients: bool) -> dict[str, torch.Tensor]:
+    buffers = {"params": adapter.params, "exp_avg": adapter.exp_avg, "exp_avg_sq": adapter.exp_avg_sq}
+    if has_gradients:
+        buffers["grad"] = adapter.grad
+    return buffers
