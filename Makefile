@@ -1,6 +1,6 @@
 # A fresh machine needs Python 3.11 or newer, make, and one of: `make demo`, `make test`.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

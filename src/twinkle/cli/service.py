@@ -10,6 +10,7 @@ import httpx
 
 from twinkle.cli.broker import answers
 from twinkle.cli.console import say
+from twinkle.cli.home import logs_of
 from twinkle.cli.stack import MeshPlan, Stack
 from twinkle.cli.supervisor import Child, Fall, Guard
 from twinkle.core.clock import SystemClock
@@ -23,6 +24,7 @@ HEALTH_PATH = "/api/v1/healthz"
 _BROKER_TIMEOUT_S = 20.0
 _ASK_EVERY_S = 0.1
 _ASK_TIMEOUT_S = 2.0
+_REMIND_EVERY_S = 30.0
 _UNSPECIFIED_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -101,7 +103,12 @@ class Service:
     async def _until_meshes_serve(self, earlier: dict[str, int]) -> None:
         """Wait until each mesh has a worker of this run that said what it can do."""
         waiting = set(self._mesh_names)
+        reminder = time.monotonic() + _REMIND_EVERY_S
         while waiting:
+            if time.monotonic() > reminder:
+                reminder += _REMIND_EVERY_S
+                logs = logs_of(self._settings.home)
+                say(f"no worker yet for {', '.join(sorted(waiting))} after {self._elapsed_s():.0f} s; see {logs}")
             for mesh in await asyncio.to_thread(self._meshes.all):
                 if mesh.name in waiting and _serves(mesh, since_epoch=earlier.get(mesh.name, 0)):
                     waiting.discard(mesh.name)
