@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from served import TWINKLE, Served, wait_for
 
+from harness.served import TWINKLE, Served, wait_for
 from twinkle.cli.broker import answers
 
 BACK_WITHIN_S = 30.0

@@ -1,9 +1,10 @@
 """Runs recipes of the Tinker cookbook, unmodified and offline, against a service of ours.
 
-The cookbook gets a virtual environment of its own, since it pins packages that the project does not want, and a
-working directory in which everything it would download lies under the name it asks for.
+The cookbook gets a virtual environment of its own, laid over the one that runs this: what it needs beyond it (data
+sets, renderers) is nothing the project wants. Its working directory holds everything it would download, under the name
+it asks for.
 
-    python tests/acceptance/cookbook_rig.py URL MODEL_NAME TOKENIZER_FOLDER [RECIPE [ARGUMENT ...]]
+    python tests/harness/cookbook.py URL MODEL_NAME TOKENIZER_FOLDER [RECIPE [ARGUMENT ...]]
 
 runs one recipe (`sl_loop` if none is given) by hand; the key is taken from TINKER_API_KEY.
 """
@@ -17,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from collections.abc import Sequence
@@ -25,8 +27,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = Path(__file__).with_name("cookbook-requirements.txt")
 CACHE = REPOSITORY / ".cache" / "cookbook-venv"
-TORCH = "torch==2.13.0"
 RECIPE_TIMEOUT_S = 150.0
+OWN_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 NO_ROBOTS = "HuggingFaceH4/no_robots"
 # The cookbook's own smoke tests want at least 1,300 rows.
@@ -37,12 +39,13 @@ SL_LOOP_ARGUMENTS = ("batch_size=8", "max_steps=3", "save_every=2", "lora_rank=8
 
 
 def cookbook_python(cache: Path = CACHE) -> Path:
-    """Returns the Python of the cookbook's environment; makes it first (a minute or two) when there is none.
+    """Returns the Python of the cookbook's environment; makes it first (half a minute) when there is none.
 
     An environment is made again when its requirements have changed, and one that was not finished is not used.
     """
     stamp = cache / "requirements.sha256"
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + TORCH.encode()).hexdigest()
+    below = sysconfig.get_path("purelib")
+    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + below.encode()).hexdigest()
     python = cache / "bin" / "python"
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:
@@ -50,8 +53,8 @@ def cookbook_python(cache: Path = CACHE) -> Path:
         if stamp.is_file() and stamp.read_text() == wanted:
             return python
         venv.create(cache, clear=True, with_pip=True)
-        # Torch with its dependencies, whatever its build here needs; the rest exactly as pinned.
-        subprocess.run([python, "-m", "pip", "install", "--quiet", TORCH], check=True)
+        own = subprocess.run([python, "-c", OWN_PACKAGES], check=True, capture_output=True, text=True).stdout.strip()
+        (Path(own) / "below.pth").write_text(f"{below}\n")
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", REQUIREMENTS], check=True)
         stamp.write_text(wanted)
     return python
