@@ -40,6 +40,7 @@ def expected_distribution(rule):
         ChoiceRule(top_p=0.7),
         ChoiceRule(top_p=0.02),
         ChoiceRule(temperature=1.5, top_k=4, top_p=0.8),
+        ChoiceRule(top_k=2, top_p=0.5),
         ChoiceRule(top_k=100),
     ],
     ids=str,
