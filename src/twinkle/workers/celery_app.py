@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from celery import signals
 
+from twinkle.core.errors import ConfigError
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.pump import register_pump
 from twinkle.workers.process import MeshProcess
+from twinkle.workers.refusal import refuse
 
 settings = load_settings()
 app = make_app(settings)
@@ -25,7 +27,11 @@ def _configure_logging(**_: object) -> None:
 
 
 def _start(sender: str, **_: object) -> None:
-    process = MeshProcess(settings, app, hostname=sender)
+    try:
+        process = MeshProcess(settings, app, hostname=sender)
+    except ConfigError as error:
+        refuse(error)
+        raise
     process.start()
     _running.append(process)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 
+from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings, environment_of
 from twinkle.tasks.app import mesh_queue
+from twinkle.workers.refusal import REFUSAL_FILE
 
 
 def run_worker(settings: Settings) -> int:
@@ -14,19 +18,27 @@ def run_worker(settings: Settings) -> int:
 
     The child is a fresh interpreter and reads the settings from the environment, so they are put there first, and the
     application is imported only then.
+
+    Raises:
+        ConfigError: The child cannot build its engine with these settings.
     """
     os.environ.update(environment_of(settings))
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 
-    worker = app.Worker(
-        hostname=f"{settings.mesh}@{socket.gethostname()}",
-        pool="prefork",
-        concurrency=1,
-        queues=[mesh_queue(settings.mesh)],
-        loglevel=settings.log_level,
-        without_gossip=True,
-        without_mingle=True,
-        optimization="fair",
-    )
-    worker.start()
+    with tempfile.NamedTemporaryFile(prefix="twinkle-refusal-") as refusal:
+        os.environ[REFUSAL_FILE] = refusal.name
+        worker = app.Worker(
+            hostname=f"{settings.mesh}@{socket.gethostname()}",
+            pool="prefork",
+            concurrency=1,
+            queues=[mesh_queue(settings.mesh)],
+            loglevel=settings.log_level,
+            without_gossip=True,
+            without_mingle=True,
+            optimization="fair",
+        )
+        worker.start()
+        reason = Path(refusal.name).read_text()
+    if reason:
+        raise ConfigError(reason)
     return int(worker.exitcode or 0)

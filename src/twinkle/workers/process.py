@@ -138,6 +138,8 @@ class MeshProcess:
         """Finish the batch at hand, give back what is under way, snapshot, release the mesh."""
         self._stopping.set()
         self._worker.close()
+        # It may be about to take the lease again, which must not happen after the release.
+        self._sweeper.join()
         self._snapshots.close()
         self._keeper.stop()
         _log.info("worker.stopped", mesh=self.settings.mesh)

@@ -6,8 +6,11 @@ arguments. Never data: no payload, prompt or token is in any event.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import structlog
 from celery import Celery
@@ -16,14 +19,22 @@ from kombu.exceptions import OperationalError
 
 from twinkle.core.operation import Claim, Failure, Outcome
 
+_GATHER_S = 0.1
+_CLOSE_TIMEOUT_S = 5.0
+
+_Event: TypeAlias = tuple[str, dict[str, object]]
+
 _log = structlog.get_logger()
 
 
 class OperationReporter:
-    """Sends the events of one worker. Buffered per batch; a broker that is away costs the events, nothing else."""
+    """Sends the events of one worker from a thread of its own, those of many batches in one message.
+
+    The step loop never waits for the broker; one that is away costs the events, nothing else.
+    """
 
     def __init__(self, app: Celery, hostname: str) -> None:
-        """Connect lazily.
+        """Prepare; nothing is sent before :meth:`start`.
 
         Args:
             app: The application on whose broker the events go.
@@ -32,10 +43,17 @@ class OperationReporter:
         self._app = app
         self._hostname = hostname
         self._dispatcher: EventDispatcher | None = None
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._send_forever, name="report", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
 
     def started(self, claims: Iterable[Claim]) -> None:
         """They were received and have begun."""
-        events: list[tuple[str, dict[str, object]]] = []
+        now = time.time()
         for claim in claims:
             facts = {"tenant": claim.tenant, "adapter": claim.lane, "seq": claim.seq, "attempt": claim.attempt}
             received = {
@@ -46,24 +64,40 @@ class OperationReporter:
                 "retries": claim.attempt - 1,
                 "root_id": claim.request_id,
             }
-            events += [("task-received", received), ("task-started", {"uuid": claim.request_id})]
-        self._send(events)
+            self._events.put(("task-received", {**received, "timestamp": now}))
+            self._events.put(("task-started", {"uuid": claim.request_id, "timestamp": now}))
 
     def ended(self, outcomes: Iterable[Outcome], started_at: float) -> None:
         """Their outcomes are committed."""
-        runtime_s = time.time() - started_at
-        self._send([_event_of(outcome, runtime_s) for outcome in outcomes])
+        now = time.time()
+        for outcome in outcomes:
+            kind, fields = _event_of(outcome, now - started_at)
+            self._events.put((kind, {**fields, "timestamp": now}))
 
     def retried(self, claim: Claim, reason: str) -> None:
         """It will be tried again."""
-        self._send([("task-retried", {"uuid": claim.request_id, "exception": reason, "traceback": ""})])
+        fields = {"uuid": claim.request_id, "exception": reason, "traceback": "", "timestamp": time.time()}
+        self._events.put(("task-retried", fields))
 
     def close(self) -> None:
         """Send what is left and disconnect."""
+        self._closing.set()
+        self._events.put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _send_forever(self) -> None:
+        is_open = True
+        while is_open:
+            gathered = [self._events.get()]
+            self._closing.wait(_GATHER_S)
+            while not self._events.empty():
+                gathered.append(self._events.get())
+            is_open = None not in gathered
+            self._send([event for event in gathered if event is not None])
         if self._dispatcher is not None:
             self._dispatcher.close()
 
-    def _send(self, events: list[tuple[str, dict[str, object]]]) -> None:
+    def _send(self, events: list[_Event]) -> None:
         if not events:
             return
         try:

@@ -63,10 +63,13 @@ class TransformersEngine:
         prepare_environment()
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        model = MultiLoraTransformersModel.from_pretrained(
-            settings.model, device=settings.device, tokens_per_pass=settings.tokens_per_pass or None
-        )
-        tokenizer = _load_tokenizer(settings.model)
+        try:
+            model = MultiLoraTransformersModel.from_pretrained(
+                settings.model, device=settings.device, tokens_per_pass=settings.tokens_per_pass or None
+            )
+            tokenizer = _load_tokenizer(settings.model)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {error}") from error
         capabilities = MeshCapabilities(
             base_model=settings.resolved_model_name,
             architecture=model.info.architecture,
