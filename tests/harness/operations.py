@@ -17,7 +17,7 @@ from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request before it has a number. ``tokens`` are of passes, ``learning_rate`` of steps, ``name`` of checkpoints."""
+    """A request before it has a number: passes have tokens, steps a learning rate, checkpoints a name."""
 
     kind: OperationKind
     tokens: tuple[int, ...] = ()

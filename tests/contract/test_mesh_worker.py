@@ -1,0 +1,352 @@
+"""A mesh worker when something breaks: what ends how, what is tried again, and what never happens twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.clock import HandClock
+from harness.journal import Bench, new_sampler
+from harness.operations import (
+    Request,
+    create,
+    forward_backward,
+    load,
+    optim_step,
+    replayed,
+    sample_body,
+    save,
+)
+from harness.worker import BreakableBlobs, Killed, WorkerRig
+from twinkle.core.errors import OutOfMemory, StorageUnavailable
+from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
+from twinkle.storage.blobs import FolderStore
+
+MakeWorker = Callable[..., WorkerRig]
+
+
+@pytest.fixture
+def bench(sqlite_url: str, clock: HandClock) -> Iterator[Bench]:
+    """One database is enough here: the contract of both is tested next door."""
+    bench = Bench(sqlite_url, clock)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BreakableBlobs:
+    return BreakableBlobs(FolderStore(tmp_path / "objects"))
+
+
+@pytest.fixture
+def make_worker(bench: Bench, store: BreakableBlobs, clock: HandClock) -> Iterator[MakeWorker]:
+    workers: list[WorkerRig] = []
+
+    def make(**options: int) -> WorkerRig:
+        clock.move(1000)
+        name = f"worker{len(workers)}"
+        worker = WorkerRig(name, database=bench.database, catalog=bench.catalog, blobs=store, clock=clock, **options)
+        workers.append(worker)
+        return worker
+
+    yield make
+    for worker in workers:
+        worker.bury()
+
+
+def _submit(bench: Bench, *requests: Request, adapter: str = "a") -> list[Request | None]:
+    """A new adapter and its requests; the whole run."""
+    run = [create(), *requests]
+    bench.adapter(adapter)
+    bench.append(*(request.numbered(adapter, seq) for seq, request in enumerate(run) if seq > 0))
+    return list(run)
+
+
+def _submit_sample(bench: Bench, *numbers: int) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    for number in numbers:
+        payload = Payload(inline=sample_body("s", number))
+        kind = OperationKind.SAMPLE
+        bench.append(Submission(tenant="t0", lane="s", seq=number, kind=kind, digest="d", payload=payload))
+
+
+def _drain_with_pauses(worker: WorkerRig) -> None:
+    for _ in range(20):
+        worker.drain()
+        worker.clock.move(60)
+
+
+def _assert_as_one_by_one(worker: WorkerRig, bench: Bench, run: list[Request | None], adapter: str = "a") -> None:
+    truth, outcomes = replayed(run)
+    for seq, (code, _) in enumerate(outcomes):
+        status = bench.status(adapter, seq)
+        assert status.state.is_final, seq
+        assert (status.failure.code if status.failure else "done") == code, seq
+    state = worker.residents.state_before(adapter, len(run))
+    assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)
+
+
+def test_a_run_without_trouble_ends_as_one_by_one(bench: Bench, make_worker: MakeWorker) -> None:
+    run = _submit(bench, forward_backward(1), optim_step(), save("x"), forward_backward(2), load("x"), optim_step())
+    worker = make_worker()
+
+    worker.drain()
+
+    _assert_as_one_by_one(worker, bench, run)
+    assert sorted(worker.publisher.published) == [f"a:req:{seq}" for seq in range(len(run))]
+
+
+@pytest.mark.parametrize("when", ["after_claim", "before_commit", "after_commit"])
+def test_a_worker_killed_at_any_moment_leaves_nothing_applied_twice(
+    bench: Bench, make_worker: MakeWorker, when: str
+) -> None:
+    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), forward_backward(3), optim_step())
+    for batches in range(len(run)):
+        worker = make_worker(max_attempts=100)
+        worker.drain(batches)
+        setattr(worker.journal, when, _die)
+        with pytest.raises(Killed):
+            worker.drain()
+            raise Killed
+
+    last = make_worker()
+    _drain_with_pauses(last)
+
+    _assert_as_one_by_one(last, bench, run)
+
+
+def test_a_result_that_cannot_be_stored_is_computed_again_and_applied_once(
+    bench: Bench, make_worker: MakeWorker, store: BreakableBlobs
+) -> None:
+    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
+    worker = make_worker(inline_bytes=1, max_attempts=10)
+    store.refuse("put", "results", 5)
+
+    _drain_with_pauses(worker)
+
+    _assert_as_one_by_one(worker, bench, run)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("device lost"), OutOfMemory("device is full")])
+def test_a_device_that_fails_for_a_moment_costs_a_retry_and_nothing_else(
+    bench: Bench, make_worker: MakeWorker, error: Exception
+) -> None:
+    run = _submit(bench, forward_backward(1), forward_backward(2), optim_step(), optim_step())
+    worker = make_worker()
+    worker.engine.pass_errors = [error]
+    worker.engine.step_errors = [error]
+
+    _drain_with_pauses(worker)
+
+    _assert_as_one_by_one(worker, bench, run)
+    assert [name for name, _ in worker.reporter.events].count("retried") == 2
+
+
+def test_a_device_that_keeps_failing_ends_the_operation_and_leaves_the_adapter_as_it_was(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _submit(bench, forward_backward(1), optim_step(), optim_step(0.7))
+    worker = make_worker(max_attempts=2)
+    worker.engine.step_errors = [RuntimeError("secret detail"), RuntimeError("secret detail")]
+
+    _drain_with_pauses(worker)
+
+    failure = bench.status("a", 2).failure
+    assert failure is not None and failure.code == "internal" and "attempt 2 of 2" in failure.message
+    assert "secret" not in failure.message
+    truth, _ = replayed([create(), forward_backward(1), optim_step(0.7)])
+    assert worker.residents.state_before("a", 4).applied == truth.applied
+
+
+def test_an_optim_step_after_a_failed_pass_is_refused_names_it_and_empties_the_gradients(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    run = _submit(
+        bench, forward_backward(1), forward_backward(is_bad=True), optim_step(), forward_backward(2), optim_step()
+    )
+    worker = make_worker()
+
+    worker.drain()
+
+    failure = bench.status("a", 3).failure
+    assert failure is not None and "operation 2 of its accumulation window" in failure.message
+    _assert_as_one_by_one(worker, bench, run)
+
+
+def test_a_replay_empties_the_gradients_where_the_window_had_failed(bench: Bench, make_worker: MakeWorker) -> None:
+    run = _submit(
+        bench, forward_backward(1), forward_backward(is_bad=True), optim_step(), forward_backward(2), optim_step()
+    )
+    make_worker().drain(5)
+
+    successor = make_worker()
+    successor.drain()
+
+    _assert_as_one_by_one(successor, bench, run)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+def test_a_bad_optim_step_leaves_the_adapter_unchanged_and_the_next_is_served(
+    bench: Bench, make_worker: MakeWorker, rate: float
+) -> None:
+    _submit(bench, forward_backward(1))
+    broken = b'{"model_id":"a","seq_id":2,"adam_params":{"learning_rate":%s}}' % (b"null" if rate != rate else b"1e999")
+    payload = Payload(inline=broken)
+    kind = OperationKind.OPTIM_STEP
+    bench.append(Submission(tenant="t0", lane="a", seq=2, kind=kind, digest="d", payload=payload))
+    bench.append(optim_step().numbered("a", 3))
+    worker = make_worker()
+
+    worker.drain()
+
+    failure = bench.status("a", 2).failure
+    assert failure is not None and failure.category == "user" and "learning_rate" in failure.message
+    truth, _ = replayed([create(), forward_backward(1), optim_step()])
+    assert worker.residents.state_before("a", 4).applied == truth.applied
+
+
+def test_an_operation_that_kills_its_worker_ends_and_its_neighbours_are_unharmed(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    poison = _submit(bench, forward_backward(1), adapter="a")
+    healthy = _submit(bench, forward_backward(2), adapter="b")
+    make_worker().drain(1)
+    deaths = 0
+    for _ in range(10):
+        worker = make_worker(max_attempts=3)
+        run_passes = worker.engine.run_passes
+
+        def die_of_it(passes, run_passes=run_passes):  # type: ignore[no-untyped-def]
+            if any(item.body.model_id == "a" for item in passes):
+                raise Killed
+            return run_passes(passes)
+
+        worker.engine.run_passes = die_of_it  # type: ignore[method-assign]
+        try:
+            worker.drain()
+        except Killed:
+            deaths += 1
+
+    assert deaths == 3
+    failure = bench.status("a", len(poison) - 1).failure
+    assert failure is not None and failure.code == "poison"
+    assert bench.status("b", len(healthy) - 1).state is OperationState.DONE
+
+
+def test_passes_of_several_adapters_share_a_step(bench: Bench, make_worker: MakeWorker) -> None:
+    for adapter in "abc":
+        _submit(bench, forward_backward(1), adapter=adapter)
+    worker = make_worker()
+
+    worker.drain()
+
+    assert worker.engine.batch_sizes == [3]
+
+
+def test_what_a_fenced_worker_computed_is_forgotten_also_by_itself(bench: Bench, make_worker: MakeWorker) -> None:
+    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
+    zombie, thief = make_worker(), make_worker()
+    zombie.drain(2)
+
+    def steal() -> None:
+        thief.clock.move(1000)
+        thief.drain(1)
+
+    zombie.journal.before_commit = steal
+    zombie.drain()
+    assert zombie.keeper.current() is None
+
+    zombie.clock.move(1000)
+    _drain_with_pauses(zombie)
+
+    _assert_as_one_by_one(zombie, bench, run)
+    assert set(zombie.publisher.published).isdisjoint(thief.publisher.published)
+
+
+def test_a_commit_whose_answer_was_lost_stands_and_is_not_repeated(bench: Bench, make_worker: MakeWorker) -> None:
+    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
+    worker = make_worker()
+    worker.drain(2)
+    worker.journal.after_commit = _stay_silent
+
+    _drain_with_pauses(worker)
+
+    _assert_as_one_by_one(worker, bench, run)
+
+
+def test_evicted_adapters_come_back_as_they_were(bench: Bench, make_worker: MakeWorker) -> None:
+    requests = [forward_backward(1), optim_step(), forward_backward(2), forward_backward(3), optim_step()]
+    runs = {adapter: _submit(bench, *requests, adapter=adapter) for adapter in "abcde"}
+    worker = make_worker(max_resident=1)
+
+    worker.drain()
+
+    for adapter, run in runs.items():
+        _assert_as_one_by_one(worker, bench, run, adapter)
+
+
+def test_samples_given_up_by_a_closing_worker_are_not_blamed(bench: Bench, make_worker: MakeWorker) -> None:
+    _submit_sample(bench, 0, 1)
+    worker = make_worker()
+    worker.engine.step_samples = list  # type: ignore[method-assign, assignment]
+    worker.clock.move(0)
+    worker.samples.run_slice = lambda execution: None  # type: ignore[method-assign]
+    worker.keeper.try_acquire()
+    worker.worker._sample_once(worker.keeper.current())
+
+    worker.worker.close()
+
+    attempts = bench.rows("SELECT state, attempts FROM operation WHERE kind = 'sample'")
+    assert attempts == [("queued", 0), ("queued", 0)]
+
+
+def test_a_sample_that_could_not_be_given_back_is_tried_again_all_the_same(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _submit_sample(bench, 0)
+    worker = make_worker()
+    worker.engine.sample_errors = [RuntimeError("device lost")]
+    worker.journal.before_give_back = _stay_silent
+
+    _drain_with_pauses(worker)
+
+    assert bench.status("s", 0).state is OperationState.DONE
+
+
+def test_a_name_may_use_all_the_characters_it_is_allowed(bench: Bench, make_worker: MakeWorker) -> None:
+    run = _submit(bench, save("n" * 255), load("n" * 255))
+    worker = make_worker()
+
+    _drain_with_pauses(worker)
+
+    _assert_as_one_by_one(worker, bench, run)
+
+
+def test_the_same_bytes_of_two_results_expire_each_in_its_own_time(
+    bench: Bench, make_worker: MakeWorker, store: BreakableBlobs, clock: HandClock
+) -> None:
+    _submit(bench, forward_backward(1), adapter="a")
+    worker = make_worker(inline_bytes=1)
+    worker.drain()
+    clock.move(5000)
+    _submit(bench, forward_backward(1), adapter="b")
+    worker.drain()
+    clock.move(5000)
+
+    for key in bench.upkeep.expire_results(older_than_s=6000):
+        store.delete(key)
+
+    assert bench.status("a", 1).expired
+    result = bench.status("b", 1).result
+    assert result is not None and result.blob is not None
+    assert store.get(result.blob)
+
+
+def _die() -> None:
+    raise Killed
+
+
+def _stay_silent() -> None:
+    raise StorageUnavailable("the journal's database did not answer")
