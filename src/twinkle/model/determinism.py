@@ -23,9 +23,17 @@ from twinkle.module.row_product import DEFAULT_TILE_ROWS, MIN_SIDE, RowProduct
 Determinism = Literal["mkl-strict", "tiled", "none"]
 
 MKL_MODE_VARIABLE = "MKL_CBWR"
-SELF_TEST_SHAPES = ((64, 96), (256, 688), (2048, 512), (61, 307), (64, 1), (1, 64), (64, 3), (3, 64))
+SELF_TEST_SHAPES = (
+    (64, 96),
+    (256, 688),
+    (2048, 512),
+    (61, 307),
+    (3, 64),
+    (1, 64),
+    *((64, n) for n in (1, 3, 12, 16, 40, 65)),
+)
 SELF_TEST_ROWS = 70
-SELF_TEST_SLICES = ((0, 1), (3, 4), (5, 7), (1, 12), (17, 33), (2, 66), (0, 69))
+SELF_TEST_SLICES = ((0, 1), (3, 4), (5, 7), (1, 12), (0, 13), (17, 33), (0, 31), (3, 51), (2, 66), (0, 69))
 
 
 def prepare_environment() -> str:

@@ -1,9 +1,9 @@
 """Matrix products whose rows do not feel each other.
 
 Fusing tenants into one pass is only exact when the bits of a row of ``x @ W`` depend neither on how many rows there are
-nor on where the row stands. MKL in its strict mode has that property, on Intel for every shape, on AMD from four rows
-and columns on: smaller products are padded. Elsewhere the product is cut into tiles of one fixed shape, so that the
-library always takes the same path.
+nor on where the row stands. MKL in its strict mode has that property, on Intel for every shape, on AMD (with few
+threads) for all but small products: those are padded. Elsewhere the product is cut into tiles of one fixed shape, so
+that the library always takes the same path.
 
 Shapes: T tokens, K inputs, N outputs.
 """
@@ -15,6 +15,10 @@ from torch.nn import functional
 
 DEFAULT_TILE_ROWS = 64
 MIN_SIDE = 8
+MIN_ROWS_THREADED = 16
+"""Measured on AMD with MKL's strict mode: with one thread rows are independent from four rows and columns on; with 2 to
+4 threads, where the columns are few for the threads, only when there are at least as many rows."""
+FEW_COLUMNS_PER_THREAD = 16
 ALIGNMENT_BYTES = 64
 
 
@@ -34,7 +38,7 @@ class RowProduct:
             y_TN = self._tiled(x_TK, weight_NK, self.tile_rows)
             y_TN = y_TN if bias_N is None else y_TN.add_(bias_N)
         else:
-            y_TN = functional.linear(_pad_rows(x_TK, MIN_SIDE), weight_NK, bias_N)
+            y_TN = functional.linear(_pad_rows(x_TK, _min_rows(weight_NK.shape[0])), weight_NK, bias_N)
         return y_TN[:num_rows, :num_outputs]
 
     def add_(self, y_TN: torch.Tensor, x_TK: torch.Tensor, weight_NK: torch.Tensor, scale: float) -> None:
@@ -42,11 +46,13 @@ class RowProduct:
         if self.tile_rows is not None:
             # Scale and sum apart: done in one operation, the ends of a tensor may round otherwise than its middle.
             y_TN.add_(self(x_TK, weight_NK).mul_(scale))
-        elif x_TK.shape[0] >= MIN_SIDE:
+            return
+        min_rows = _min_rows(weight_NK.shape[0])
+        if x_TK.shape[0] >= min_rows:
             y_TN.addmm_(x_TK, weight_NK.t(), alpha=scale)
         else:
-            padded_TN = _pad_rows(y_TN, MIN_SIDE)
-            padded_TN.addmm_(_pad_rows(x_TK, MIN_SIDE), weight_NK.t(), alpha=scale)
+            padded_TN = _pad_rows(y_TN, min_rows)
+            padded_TN.addmm_(_pad_rows(x_TK, min_rows), weight_NK.t(), alpha=scale)
             y_TN.copy_(padded_TN[: y_TN.shape[0]])
 
     def add_outer_(self, total_MN: torch.Tensor, left_TM: torch.Tensor, right_TN: torch.Tensor, scale: float) -> None:
@@ -67,6 +73,13 @@ class RowProduct:
             tile = x_TK[start : start + rows]
             y_TN[start : start + rows] = (_aligned(_pad_rows(tile, rows)) @ weight_KN)[: tile.shape[0]]
         return y_TN
+
+
+def _min_rows(num_columns: int) -> int:
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        return MIN_SIDE
+    return num_columns if MIN_ROWS_THREADED < num_columns <= FEW_COLUMNS_PER_THREAD * num_threads else MIN_ROWS_THREADED
 
 
 def _pad_rows(matrix: torch.Tensor, rows: int) -> torch.Tensor:
