@@ -37,15 +37,17 @@ class CompletionPublisher:
 class CompletionListener:
     """The API's end: a thread that calls back with the ids of each publish."""
 
-    def __init__(self, redis_url: str, callback: Callable[[list[str]], None]) -> None:
+    def __init__(self, redis_url: str, callback: Callable[[list[str]], None], *, channel: str = _CHANNEL) -> None:
         """Prepare; nothing runs before :meth:`start`.
 
         Args:
             redis_url: The broker.
-            callback: Called on the listener's thread; must not block.
+            callback: Called on the listener's thread with the lines of a message; must not block.
+            channel: Whose messages.
         """
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S, health_check_interval=10)
         self._callback = callback
+        self._channel = channel
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 
@@ -68,7 +70,7 @@ class CompletionListener:
 
     def _listen(self) -> None:
         with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:  # type: ignore[no-untyped-call]
-            subscription.subscribe(_CHANNEL)
+            subscription.subscribe(self._channel)
             while not self._stopping.is_set():
                 message = subscription.get_message(timeout=0.5)
                 if message is not None:

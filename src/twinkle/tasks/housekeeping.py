@@ -73,13 +73,14 @@ class Housekeeping:
 
 
 def register(app: Celery, housekeeping: Housekeeping) -> None:
-    """Put the sweeps on the application's beat."""
+    """Put the sweeps on the application's beat. They are no events: one a second would crowd out the operations."""
     for name, every_s, sweep in (
         ("housekeeping.nudge", _NUDGE_EVERY_S, housekeeping.nudge),
         ("housekeeping.sweep", _SWEEP_EVERY_S, housekeeping.sweep),
         ("housekeeping.expire", _EXPIRE_EVERY_S, housekeeping.expire),
     ):
-        app.task(name=name, shared=False, ignore_result=True, throws=(StorageUnavailable,))(_plain(sweep))
+        task = app.task(name=name, shared=False, ignore_result=True, send_events=False, throws=(StorageUnavailable,))
+        task(_plain(sweep))
         options: dict[str, Any] = {"queue": HOUSEKEEPING_QUEUE, "expires": every_s * 2}
         app.conf.beat_schedule[name] = {"task": name, "schedule": every_s, "options": options}
 

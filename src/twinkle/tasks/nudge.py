@@ -11,7 +11,8 @@ from kombu.exceptions import OperationalError
 
 from twinkle.tasks.app import mesh_queue
 
-_BELL_TTL_MS = 10_000
+# A bell that nobody takes down (its worker died) comes down by itself; the sweep works meanwhile.
+_BELL_TTL_MS = 30_000
 _SOCKET_TIMEOUT_S = 5.0
 PUMP = "mesh.pump"
 
@@ -19,8 +20,25 @@ _log = structlog.get_logger()
 
 
 def bell_key(mesh: str) -> str:
-    """The flag that is up while a nudge is under way. The worker takes it down before it looks into the journal."""
+    """The flag that is up while a nudge is under way or the worker is awake.
+
+    The worker takes it down before its last look into the journal, so whatever was written while the bell was up is
+    seen, whether the worker heard of it or not.
+    """
     return f"twinkle.bell.{mesh}"
+
+
+def ring_channel(mesh: str) -> str:
+    """Where rings go while the bell is up: an awake worker hears them without a Celery message."""
+    return f"twinkle.ring.{mesh}"
+
+
+def send_pump(app: Celery, connection: redis.Redis, mesh: str) -> bool:
+    """Raise the bell and send the Celery message of a nudge; false when the bell was up already."""
+    if not connection.set(bell_key(mesh), 1, nx=True, px=_BELL_TTL_MS):
+        return False
+    app.send_task(PUMP, queue=mesh_queue(mesh), shadow=f"{PUMP}[{mesh}]", retry=False)
+    return True
 
 
 class Nudger:
@@ -63,7 +81,7 @@ class Nudger:
 
     def _ring_now(self, mesh: str) -> None:
         try:
-            if self._redis.set(bell_key(mesh), 1, nx=True, px=_BELL_TTL_MS):
-                self._app.send_task(PUMP, queue=mesh_queue(mesh), shadow=f"{PUMP}[{mesh}]", retry=False)
+            if not send_pump(self._app, self._redis, mesh):
+                self._redis.publish(ring_channel(mesh), "")
         except (redis.RedisError, OperationalError) as error:
             _log.warning("nudge.failed", mesh=mesh, error=str(error), next="the sweep nudges again")

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 import structlog
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.completions import CompletionListener, CompletionPublisher
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.schema import upgrade
-from twinkle.tasks.app import mesh_queue
-from twinkle.tasks.nudge import PUMP, bell_key
+from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine
@@ -36,6 +37,8 @@ from twinkle.workers.sampling import SampleDesk
 from twinkle.workers.snapshots import Snapshots
 
 _PUMP_BUDGET_S = 1.0
+# Longer than a training loop needs from one answer to its next request.
+_AWAKE_S = 0.05
 _SOCKET_TIMEOUT_S = 5.0
 _PASS_TOKENS_CLAIMED = 16_384
 
@@ -77,6 +80,7 @@ class MeshProcess:
             capabilities=engine.capabilities,
             lease_s=settings.lease_s,
         )
+        self._reporter = OperationReporter(self.app, self.hostname)
         residents = Residents(
             engine=engine,
             journal=journal,
@@ -111,33 +115,48 @@ class MeshProcess:
                 endings=endings,
             ),
             publisher=CompletionPublisher(redis_url),
-            reporter=OperationReporter(self.app, self.hostname),
+            reporter=self._reporter,
             clock=clock,
             max_adapters=settings.max_adapters_per_step,
             max_tokens=_PASS_TOKENS_CLAIMED,
             max_attempts=settings.max_attempts,
         )
         self._stopping = threading.Event()
+        self._rung = threading.Event()
+        self._bell = CompletionListener(redis_url, lambda _: self._rung.set(), channel=ring_channel(settings.mesh))
         self._sweeper = threading.Thread(target=self._sweep_forever, name="sweep", daemon=True)
 
     def start(self) -> None:
         """Begin to hold the lease and to sweep."""
+        self._reporter.start()
+        self._bell.start()
         self._keeper.start()
         self._sweeper.start()
 
     def pump(self) -> None:
-        """Answer a nudge: take the bell down first, so that whoever comes later rings again; then work."""
+        """Answer a nudge, then stay awake for a moment: whoever rings meanwhile needs no Celery message.
+
+        The bell stays up all the while and comes down before the last look. A pump that has worked for its time hands
+        over to the next one, so that Celery can end the process in between.
+        """
+        ends_at = time.monotonic() + _PUMP_BUDGET_S
         try:
+            while not self._stopping.is_set() and time.monotonic() < ends_at:
+                self._rung.clear()
+                if not self._worker.drain(budget_s=_PUMP_BUDGET_S) and not self._rung.wait(_AWAKE_S):
+                    break
             self._redis.delete(bell_key(self.settings.mesh))
             if self._worker.drain(budget_s=_PUMP_BUDGET_S):
-                self.app.send_task(PUMP, queue=mesh_queue(self.settings.mesh), retry=False)
-        except redis.RedisError as error:
+                send_pump(self.app, self._redis, self.settings.mesh)
+        except (redis.RedisError, OperationalError) as error:
             _log.warning("pump.broker_unavailable", error=str(error), next="the sweep goes on")
 
     def stop(self) -> None:
         """Finish the batch at hand, give back what is under way, snapshot, release the mesh."""
         self._stopping.set()
+        self._rung.set()
         self._worker.close()
+        self._bell.stop()
         # It may be about to take the lease again, which must not happen after the release.
         self._sweeper.join()
         self._snapshots.close()
