@@ -6,10 +6,12 @@ import hashlib
 import os
 import uuid
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 import obstore
+import structlog
 from obstore.exceptions import BaseError as ObstoreError
 from obstore.exceptions import NotFoundError
 from obstore.store import from_url
@@ -17,6 +19,9 @@ from obstore.store import from_url
 from twinkle.core.errors import StorageUnavailable
 
 _TIMEOUT = "60s"
+_RETRY_TIMEOUT = timedelta(seconds=30)
+
+_log = structlog.get_logger()
 
 
 class BlobStore(Protocol):
@@ -121,19 +126,29 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _unavailable(verb: str, key: str, error: Exception) -> StorageUnavailable:
+    """Without what the server said, which is for its operator: a tenant may see this message."""
+    _log.warning("blobs.unavailable", verb=verb, key=key, error=str(error).partition("\n")[0])
+    return StorageUnavailable(f"the object store could not {verb} {key}: {type(error).__name__}")
+
+
 class ObjectStore:
     """A bucket, through obstore."""
 
     def __init__(self, url: str) -> None:
         allow_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-        self._store = from_url(url, client_options={"allow_http": allow_http, "timeout": _TIMEOUT})
+        self._store = from_url(
+            url,
+            client_options={"allow_http": allow_http, "timeout": _TIMEOUT},
+            retry_config={"retry_timeout": _RETRY_TIMEOUT},
+        )
 
     def put(self, key: str, data: bytes) -> None:
         """Store ``data``; see :class:`BlobStore`."""
         try:
             obstore.put(self._store, _checked(key), data)
-        except ObstoreError as error:
-            raise StorageUnavailable(f"the object store could not write {key}: {error}") from error
+        except (ObstoreError, OSError) as error:
+            raise _unavailable("write", key, error) from error
 
     def get(self, key: str) -> bytes:
         """Read everything; see :class:`BlobStore`."""
@@ -141,8 +156,8 @@ class ObjectStore:
             return bytes(obstore.get(self._store, _checked(key)).bytes())
         except (FileNotFoundError, NotFoundError):
             raise KeyError(key) from None
-        except ObstoreError as error:
-            raise StorageUnavailable(f"the object store could not read {key}: {error}") from error
+        except (ObstoreError, OSError) as error:
+            raise _unavailable("read", key, error) from error
 
     def delete(self, key: str) -> None:
         """Remove it; see :class:`BlobStore`."""
@@ -150,5 +165,5 @@ class ObjectStore:
             obstore.delete(self._store, _checked(key))
         except (FileNotFoundError, NotFoundError):
             return
-        except ObstoreError as error:
-            raise StorageUnavailable(f"the object store could not delete {key}: {error}") from error
+        except (ObstoreError, OSError) as error:
+            raise _unavailable("delete", key, error) from error

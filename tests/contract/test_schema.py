@@ -1,0 +1,139 @@
+"""The schema: reached from nothing and from itself, by one process or two, and the same as the tables in the code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlmodel import SQLModel
+
+from harness.journal import Bench, new_sampler, submission
+from twinkle.core.lease import Lease
+from twinkle.core.operation import OperationKind
+from twinkle.storage import tables
+from twinkle.storage.database import sql_engine
+from twinkle.storage.schema import upgrade
+
+_UPGRADE = """
+import sys
+from twinkle.storage.database import sql_engine
+from twinkle.storage.schema import upgrade
+sys.stdin.readline()
+upgrade(sql_engine(sys.argv[1]))
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest, make_database_url: Callable[[str], str]) -> str:
+    return make_database_url(request.param)
+
+
+def _differences(url: str) -> list[object]:
+    assert tables.LaneRow.__tablename__ in SQLModel.metadata.tables
+    engine = sql_engine(url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        found = compare_metadata(context, SQLModel.metadata)
+    engine.dispose()
+    return list(found)
+
+
+def test_upgrading_twice_is_upgrading_once_and_leaves_no_difference_to_the_code(empty_url: str) -> None:
+    engine = sql_engine(empty_url)
+    upgrade(engine)
+    upgrade(engine)
+    engine.dispose()
+
+    assert _differences(empty_url) == []
+
+
+def test_two_processes_may_upgrade_at_once(empty_url: str) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _UPGRADE, empty_url], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert _differences(empty_url) == []
+
+
+# -- the hot statements use their indexes -----------------------------------------------------------------------------
+
+
+_SCANS = ("Seq Scan", "SCAN o\n", "SCAN l\n", "SCAN operation\n", "SCAN lane\n")
+
+
+def _plan(bench: Bench, sql: str, parameters: Sequence[object]) -> str:
+    if not bench.database.is_postgres:
+        return "".join(f"{row[3]}\n" for row in bench.rows(f"EXPLAIN QUERY PLAN {sql}", parameters))
+    return json.dumps(bench.rows(f"EXPLAIN (FORMAT JSON) {sql}", parameters)[0][0])
+
+
+@pytest.fixture
+def crowded(bench: Bench, lease: Lease) -> Bench:
+    """Many lanes with finished operations, few that wait: where a scan would cost what an index does not."""
+    adapters = [f"adapter{number:03d}" for number in range(200)]
+    bench.created(lease, *adapters)
+    bench.journal.open_lane(new_sampler("s"))
+    for seq in range(1, 3):
+        bench.append(*(submission(adapter, seq) for adapter in adapters))
+        bench.run(lease)
+    bench.append(submission("adapter000", 3), *(submission("s", seq, OperationKind.SAMPLE) for seq in range(3)))
+    with bench.database.transaction() as transaction:
+        transaction.execute("ANALYZE")
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("sql", "parameters", "index"),
+    [
+        (
+            "SELECT l.id FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.head_seq"
+            " WHERE l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ? ORDER BY l.vtime, l.id LIMIT ?",
+            ("mesh0", 2e9, 256),
+            "lane_ready",
+        ),
+        (
+            "SELECT request_id, attempts FROM operation WHERE mesh = ? AND kind = 'sample'"
+            " AND state IN ('queued', 'running') AND not_before <= ? ORDER BY accepted_at LIMIT ?",
+            ("mesh0", 2e9, 32),
+            "sample_waiting",
+        ),
+        (
+            "SELECT seq FROM operation WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed')",
+            ("adapter001", 0, 2),
+            "lane",
+        ),
+        ("SELECT id FROM lane WHERE gap_since IS NOT NULL AND gap_since <= ? LIMIT ?", (0.0, 500), "lane_gap"),
+        (
+            "SELECT request_id FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND finished_at <= ?"
+            " LIMIT ?",
+            (0.0, 500),
+            "operation_kept",
+        ),
+        (
+            "SELECT o.request_id FROM operation o JOIN lane l ON l.id = o.lane WHERE o.state = 'queued'"
+            " AND o.state IN ('queued', 'running') AND o.accepted_at <= ? ORDER BY o.accepted_at LIMIT ?",
+            (0.0, 500),
+            "operation_open",
+        ),
+    ],
+    ids=["claim", "claim_samples", "history", "close_gaps", "expire_results", "expire_overdue"],
+)
+def test_hot_statements_use_their_indexes(crowded: Bench, sql: str, parameters: tuple[object, ...], index: str) -> None:
+    plan = _plan(crowded, sql, parameters)
+
+    assert index in plan, plan
+    assert not any(scan in plan for scan in _SCANS), plan
