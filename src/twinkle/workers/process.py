@@ -128,6 +128,11 @@ class MeshProcess:
 
     def start(self) -> None:
         """Begin to hold the lease and to sweep."""
+        try:
+            # A predecessor that died awake has left it up.
+            self._redis.delete(bell_key(self.settings.mesh))
+        except redis.RedisError as error:
+            _log.warning("worker.broker_unavailable", error=str(error), next="the sweep goes on")
         self._reporter.start()
         self._bell.start()
         self._keeper.start()
