@@ -279,6 +279,20 @@ def test_a_commit_whose_answer_was_lost_stands_and_is_not_repeated(bench: Bench,
     _assert_as_one_by_one(worker, bench, run)
 
 
+def test_an_error_nobody_expected_leaves_memory_no_further_than_the_journal(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    run = _submit(bench, forward_backward(1), optim_step())
+    worker = make_worker()
+    for _ in run:
+        worker.journal.before_commit = _go_wrong
+        with pytest.raises(ZeroDivisionError):
+            worker.drain()
+        worker.drain(1)
+
+    _assert_as_one_by_one(worker, bench, run)
+
+
 def test_evicted_adapters_come_back_as_they_were(bench: Bench, make_worker: MakeWorker) -> None:
     requests = [forward_backward(1), optim_step(), forward_backward(2), forward_backward(3), optim_step()]
     runs = {adapter: _submit(bench, *requests, adapter=adapter) for adapter in "abcde"}
@@ -351,3 +365,7 @@ def _die() -> None:
 
 def _stay_silent() -> None:
     raise StorageUnavailable("the journal's database did not answer")
+
+
+def _go_wrong() -> None:
+    raise ZeroDivisionError
