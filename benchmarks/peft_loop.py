@@ -30,6 +30,8 @@ class Step:
     forward_backward_s: float
     optim_step_s: float
     loss: float
+    cpu_s: float = 0.0
+    """Of the process, where the step ran in one."""
 
 
 class PeftLoop:
@@ -76,7 +78,7 @@ def _train(pipe: Connection, folder: Path, batch: PlainBatch, rank: int, threads
     targets_BT = torch.tensor(batch.targets)
 
     def step() -> Step:
-        started = time.perf_counter()
+        started, cpu_before = time.perf_counter(), time.process_time()
         logits_BTV = model(input_ids=inputs_BT, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum")
         loss.backward()
@@ -86,7 +88,11 @@ def _train(pipe: Connection, folder: Path, batch: PlainBatch, rank: int, threads
         optimizer.zero_grad()
         ended = time.perf_counter()
         return Step(
-            seconds=ended - started, forward_backward_s=passed - started, optim_step_s=ended - passed, loss=value
+            seconds=ended - started,
+            forward_backward_s=passed - started,
+            optim_step_s=ended - passed,
+            loss=value,
+            cpu_s=time.process_time() - cpu_before,
         )
 
     while True:

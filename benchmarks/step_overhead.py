@@ -1,6 +1,6 @@
 """What a training step through the service costs, against the same step in plain PEFT in one process.
 
-    python benchmarks/step_overhead.py [--short] [--threads N] [--output FILE]
+    python benchmarks/step_overhead.py [--short] [--threads N ...] [--output FILE]
 
 Same tiny Qwen3 models with random weights, same tokens, rank, loss and optimizer, same number of threads. Both are
 alive all the time and take turns in short rounds, so that a busy machine is busy for both; what counts is the ratio.
@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 import tinker
 
 from machine import load_average, machine_facts
-from measures import rounded
+from measures import median_of, rounded
 from peft_loop import PeftLoop, PlainBatch, Step
 from stack import TwinkleService
 from twinkle.hub.tiny import make_tiny_model
@@ -62,13 +62,14 @@ def main() -> None:
     """Measures, and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="the smallest model, two rounds")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of either side; default: all cores")
+    parser.add_argument("--threads", type=int, nargs="+", help="of either side; default: 1, and all cores")
     parser.add_argument("--output", type=Path, default=RESULTS / "step_overhead.json")
     arguments = parser.parse_args()
     sizes, num_rounds = (SHORT, SHORT_ROUNDS) if arguments.short else (FULL, FULL_ROUNDS)
     logging.getLogger("tinker").setLevel(logging.ERROR)
     load_before = load_average()
-    cells = [measure_size(size, num_rounds=num_rounds, threads=arguments.threads) for size in sizes]
+    counts = arguments.threads or sorted({1, os.cpu_count() or 1})
+    cells = [measure_size(size, num_rounds=num_rounds, threads=count) for count in counts for size in sizes]
     result = {
         "benchmark": "step_overhead",
         "machine": machine_facts(PACKAGES),
@@ -77,7 +78,6 @@ def main() -> None:
             "datums": NUM_DATUMS,
             "tokens_per_datum": TOKENS_PER_DATUM,
             "rank": RANK,
-            "threads": arguments.threads,
             "rounds": num_rounds,
         },
         "cells": cells,
@@ -102,20 +102,22 @@ def measure_size(size: Size, *, num_rounds: int, threads: int) -> dict[str, obje
         adapter = client.create_lora_training_client(base_model="tiny", rank=RANK, seed=0).result()
         check_same_start(peft.run(WARM_UP_STEPS), train(adapter, datums, WARM_UP_STEPS))
         rounds: list[tuple[list[Step], list[Step]]] = []
+        cpu_ms = []
         for number in range(num_rounds):
-            if number % 2 == 0:
-                plain_steps = peft.run(size.steps_per_round)
-                served_steps = train(adapter, datums, size.steps_per_round)
-            else:
-                served_steps = train(adapter, datums, size.steps_per_round)
-                plain_steps = peft.run(size.steps_per_round)
-            rounds.append((plain_steps, served_steps))
-            print(f"hidden {size.hidden_size}, {size.layers} layers, round {number + 1}: {round_summary(*rounds[-1])}")
+            plain_steps = peft.run(size.steps_per_round) if number % 2 == 0 else []
+            before = cpu_by_process(service)
+            served_steps = train(adapter, datums, size.steps_per_round)
+            cpu_ms.append(cpu_ms_per_step(before, cpu_by_process(service), size.steps_per_round))
+            rounds.append((plain_steps or peft.run(size.steps_per_round), served_steps))
+            name = f"hidden {size.hidden_size}, {size.layers} layers, {threads} threads, round {number + 1}"
+            print(f"{name}: {round_summary(*rounds[-1])}", flush=True)
     return {
+        "threads": threads,
         "hidden_size": size.hidden_size,
         "layers": size.layers,
         "vocab_size": vocab_size,
         **size_summary(rounds),
+        "cpu_ms": {"peft": peft_cpu_ms(rounds), "service": median_of(cpu_ms)},
         "rounds": [round_summary(*one_round) for one_round in rounds],
         "load_average": load_average(),
     }
@@ -137,6 +139,22 @@ def train(adapter: tinker.TrainingClient, datums: list[tinker.Datum], num_steps:
             Step(seconds=ended - started, forward_backward_s=passed - started, optim_step_s=ended - passed, loss=loss)
         )
     return steps
+
+
+def cpu_by_process(service: TwinkleService) -> dict[str, float]:
+    """Returns the CPU seconds so far of the service's processes and of this one, the client."""
+    return {"client": time.process_time(), **service.cpu_s()}
+
+
+def cpu_ms_per_step(before: Mapping[str, float], after: Mapping[str, float], num_steps: int) -> dict[str, float]:
+    """Returns what each process used, and their sum, in milliseconds per step."""
+    used = {role: 1000 * (after[role] - before.get(role, 0.0)) / num_steps for role in after}
+    return {role: rounded(value) for role, value in {**used, "all": sum(used.values())}.items()}
+
+
+def peft_cpu_ms(rounds: Sequence[tuple[Sequence[Step], Sequence[Step]]]) -> float:
+    """Returns the median CPU milliseconds of a plain step."""
+    return rounded(1000 * statistics.median(step.cpu_s for plain_round, _ in rounds for step in plain_round))
 
 
 def plain(datums: Sequence[tinker.Datum]) -> PlainBatch:

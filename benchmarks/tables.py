@@ -95,31 +95,23 @@ def step_text(result: Result) -> str:
     lines = [
         machine_line(result),
         "",
-        f"{work['datums']} sequences of {work['tokens_per_datum']} tokens, rank {work['rank']}, cross entropy, AdamW, "
-        f"{work['threads']} threads on either side. Medians over {work['rounds']} alternating rounds.",
+        f"{work['datums']} sequences of {work['tokens_per_datum']} tokens, rank {work['rank']}, cross entropy, AdamW. "
+        f"Medians over {work['rounds']} alternating rounds. Threads are those of torch, on either side.",
         "",
         *table(
-            ("hidden / layers", "plain PEFT ms", "service ms", "ratio", "range of rounds"),
-            [
-                (
-                    f"{cell['hidden_size']} / {cell['layers']}",
-                    *(cell["peft_ms"], cell["service_ms"], f"{cell['ratio']:.2f}"),
-                    f"{cell['ratio_range'][0]:.2f} to {cell['ratio_range'][1]:.2f}",
-                )
-                for cell in result["cells"]
-            ],
+            (
+                *("hidden / layers", "threads", "plain PEFT ms", "service ms", "ratio", "range of rounds"),
+                *("PEFT CPU ms", "service CPU ms", "of it worker", "of it API", "of it client"),
+            ),
+            [_step_row(cell) for cell in result["cells"]],
         ),
         "",
         *table(
-            ("hidden / layers", "PEFT forward + backward", "PEFT AdamW", "service to 1st result", "then to 2nd result"),
-            [
-                (
-                    f"{cell['hidden_size']} / {cell['layers']}",
-                    *(cell["parts_ms"]["peft"][part] for part in ("forward_backward", "optim_step")),
-                    *(cell["parts_ms"]["service"][part] for part in ("forward_backward", "optim_step")),
-                )
-                for cell in result["cells"]
-            ],
+            (
+                *("hidden / layers", "threads", "PEFT forward + backward ms", "PEFT AdamW ms"),
+                *("service to first result ms", "then to second ms"),
+            ),
+            [_parts_row(cell) for cell in result["cells"]],
         ),
     ]
     return "\n".join(lines)
@@ -183,6 +175,26 @@ def _cpu_row(served: Result, empty: Result) -> tuple[object, ...]:
         *(used.get(role, 0.0) for role in ("client", "api", "worker", "broker", "housekeeping")),
         empty["median"]["cpu_ms_per_op"]["client"],
     )
+
+
+def _step_row(cell: Result) -> tuple[object, ...]:
+    low, high = cell["ratio_range"]
+    used = cell["cpu_ms"]["service"]
+    return (
+        *_model_of(cell),
+        *(cell["peft_ms"], cell["service_ms"], f"{cell['ratio']:.2f}", f"{low:.2f} to {high:.2f}"),
+        cell["cpu_ms"]["peft"],
+        *(used[role] for role in ("all", "worker", "api", "client")),
+    )
+
+
+def _parts_row(cell: Result) -> tuple[object, ...]:
+    parts = ("forward_backward", "optim_step")
+    return (*_model_of(cell), *(cell["parts_ms"][side][part] for side in ("peft", "service") for part in parts))
+
+
+def _model_of(cell: Result) -> tuple[object, ...]:
+    return f"{cell['hidden_size']} / {cell['layers']}", cell["threads"]
 
 
 if __name__ == "__main__":
