@@ -1,0 +1,58 @@
+"""What becomes of an operation that did not succeed."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinkle.core import errors
+from twinkle.core.operation import Failure, FailureCategory
+from twinkle.scheduler.retry import Retry, decide
+
+
+def _decide(error: Exception, *, attempt: int = 1, max_attempts: int = 3) -> Failure | Retry:
+    return decide(error, attempt=attempt, max_attempts=max_attempts, incident="1f2e")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InvalidInput("rank", "too large"),
+        errors.NotFound("no such"),
+        errors.WindowFailed("w"),
+        errors.UserError("u"),
+    ],
+)
+def test_what_its_user_can_mend_fails_at_once_with_its_own_words(error: errors.UserError) -> None:
+    assert _decide(error) == Failure(message=error.message, category=FailureCategory.USER, code=error.code)
+
+
+@pytest.mark.parametrize("error", [errors.OutOfMemory("full"), errors.StorageUnavailable("away"), RuntimeError("bug")])
+def test_what_may_pass_is_tried_again_until_the_attempts_are_used_up(error: Exception) -> None:
+    verdicts = [_decide(error, attempt=attempt) for attempt in (1, 2, 3)]
+
+    assert [type(verdict) for verdict in verdicts] == [Retry, Retry, Failure]
+    assert isinstance(verdicts[2], Failure)
+    assert verdicts[2].category is FailureCategory.SERVER
+    assert "attempt 3 of 3" in verdicts[2].message
+
+
+def test_the_pauses_double_up_to_a_limit() -> None:
+    verdicts = [_decide(RuntimeError(), attempt=attempt, max_attempts=99) for attempt in range(1, 12)]
+    delays = [verdict.delay_s for verdict in verdicts if isinstance(verdict, Retry)]
+
+    assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
+
+
+def test_an_unexpected_error_shows_its_user_an_incident_and_nothing_of_itself() -> None:
+    for attempt in (1, 3):
+        verdict = _decide(RuntimeError("/srv/secret tml-key"), attempt=attempt)
+        text = verdict.reason if isinstance(verdict, Retry) else verdict.message
+        assert "incident 1f2e" in text
+        assert "secret" not in text
+
+
+def test_an_error_of_ours_that_is_not_transient_is_not_tried_again() -> None:
+    verdict = _decide(errors.PoisonOperation("it died"))
+
+    assert isinstance(verdict, Failure)
+    assert (verdict.code, verdict.category) == ("poison", FailureCategory.SERVER)
