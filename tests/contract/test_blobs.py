@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from twinkle.core.errors import StorageUnavailable
@@ -34,6 +35,31 @@ def test_a_key_nobody_put_is_missing(blobs: BlobStore, key: str) -> None:
 
     with pytest.raises((KeyError, StorageUnavailable) if key == "a" else KeyError):
         blobs.get(key)
+
+
+def test_a_part_is_read_by_itself(blobs: BlobStore) -> None:
+    data = bytes(range(256)) * 100
+    blobs.put("a/b", data)
+
+    assert blobs.size_bytes("a/b") == len(data)
+    assert blobs.get_range("a/b", 250, 12) == data[250:262]
+    assert blobs.get_range("a/b", len(data) - 3, 100) == data[-3:]
+    with pytest.raises(KeyError):
+        blobs.size_bytes("a/nothing")
+    with pytest.raises(KeyError):
+        blobs.get_range("a/nothing", 0, 1)
+
+
+def test_only_a_store_with_a_door_of_its_own_signs_urls(blobs: BlobStore) -> None:
+    blobs.put("a/b", b"for everybody")
+
+    url = blobs.presigned_url("a/b", 60)
+
+    if isinstance(blobs, FolderStore):
+        assert url is None
+    else:
+        assert url is not None
+        assert httpx.get(url).content == b"for everybody"
 
 
 def test_what_was_deleted_is_missing_and_deleting_again_is_harmless(blobs: BlobStore) -> None:

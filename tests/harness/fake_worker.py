@@ -38,7 +38,14 @@ CAPABILITIES = MeshCapabilities(
     determinism="none",
     tokenizer_path="/srv/models/tiny/one",
 )
+WEIGHTS = bytes(range(256)) * 8
+"""What every checkpoint's one file holds."""
 _POLL_S = 0.005
+_KIND_OF_SAVE = {
+    OperationKind.SAVE_WEIGHTS: CheckpointKind.TRAINING,
+    OperationKind.SAVE_WEIGHTS_FOR_SAMPLER: CheckpointKind.SAMPLER,
+    OperationKind.SAVE_WEIGHTS_EXTERNAL: CheckpointKind.EXTERNAL,
+}
 
 
 class FakeWorker:
@@ -128,7 +135,7 @@ class FakeWorker:
         body = json.loads(payload)
         if claim.kind is OperationKind.OPTIM_STEP:
             return b'{"metrics":{"seq":%d}}' % claim.seq
-        if claim.kind in {OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER}:
+        if claim.kind in _KIND_OF_SAVE:
             return json.dumps(self._save(claim, body, records)).encode()
         return json.dumps({"model_id": claim.lane, "path": body.get("path")}).encode()
 
@@ -140,12 +147,11 @@ class FakeWorker:
         return encode_sample_response(SampleResult((sequence,) * request.num_samples))
 
     def _save(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:
-        training = claim.kind is OperationKind.SAVE_WEIGHTS
-        kind = CheckpointKind.TRAINING if training else CheckpointKind.SAMPLER
+        kind = _KIND_OF_SAVE[claim.kind]
         name = str(body.get("path", f"ephemeral-{claim.seq}"))
         path = f"tinker://{claim.lane}/{kind.segment}/{name}"
-        key = f"checkpoints/{claim.lane}/{kind.segment}/{name}/adapter"
-        self._blobs.put(key, b"weights")
+        key = f"checkpoints/{claim.lane}/{kind.segment}/{name}/{claim.seq}/adapter"
+        self._blobs.put(key, WEIGHTS)
         adapter = self.catalog.adapter(claim.lane)
         checkpoint = Checkpoint(
             path=path,
@@ -155,7 +161,7 @@ class FakeWorker:
             name=name,
             seq=claim.seq,
             config=adapter.config,
-            files={"adapter": StoredFile(key=key, size_bytes=7, sha256="0")},
+            files={"adapter": StoredFile(key=key, size_bytes=len(WEIGHTS), sha256="0")},
             created_at=self._clock.now(),
             listed="path" in body,
         )

@@ -90,6 +90,15 @@ class BreakableBlobs:
         self._perhaps_refuse("get", key)
         return self._store.get(key)
 
+    def size_bytes(self, key: str) -> int:
+        return self._store.size_bytes(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._store.get_range(key, start, length)
+
+    def presigned_url(self, key: str, lifetime_s: float) -> str | None:
+        return self._store.presigned_url(key, lifetime_s)
+
     def delete(self, key: str) -> None:
         self._perhaps_refuse("delete", key)
         self._store.delete(key)

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+ENCRYPTED_SUFFIX = ".age"
+
 
 class AdapterConfig(BaseModel, frozen=True):
     """What ``create_model`` asks for, with the seed made definite so that the start can be rebuilt at any time."""
@@ -21,15 +23,26 @@ class AdapterConfig(BaseModel, frozen=True):
 
 
 class CheckpointKind(StrEnum):
-    """What a checkpoint is for: ``training`` ones carry the optimizer state, ``sampler`` ones only the weights."""
+    """What a checkpoint is for.
+
+    ``training`` ones carry the optimizer state, the others only the weights: ``sampler`` ones to sample from here,
+    ``external`` ones to take away.
+    """
 
     TRAINING = "training"
     SAMPLER = "sampler"
+    EXTERNAL = "external"
 
     @property
-    def segment(self) -> Literal["weights", "sampler_weights"]:
+    def segment(self) -> Literal["weights", "sampler_weights", "external_weights"]:
         """Its place in a ``tinker://run/<segment>/name`` path."""
-        return "weights" if self is CheckpointKind.TRAINING else "sampler_weights"
+        match self:
+            case CheckpointKind.TRAINING:
+                return "weights"
+            case CheckpointKind.SAMPLER:
+                return "sampler_weights"
+            case CheckpointKind.EXTERNAL:
+                return "external_weights"
 
 
 class StoredFile(BaseModel, frozen=True):
@@ -57,6 +70,11 @@ class Checkpoint(BaseModel, frozen=True):
     user_metadata: dict[str, str] | None = None
     listed: bool = True
     """False for the nameless weights behind an ephemeral sampling session."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether only the holder of an age key can read its files."""
+        return any(name.endswith(ENCRYPTED_SUFFIX) for name in self.files)
 
     @property
     def size_bytes(self) -> int:

@@ -5,6 +5,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── InvalidInput                a field is outside its limits (names the field, the limit, what to do)
 │   ├── NotFound                    no such thing, or not yours: both answer alike
 │   ├── Conflict                    the same number was used for a different request
+│   ├── Forbidden                   a download URL that has expired or was tampered with
 │   ├── Unauthenticated             the key is missing, malformed or unknown
 │   ├── TooLarge                    a body over the size limit
 │   ├── Expired                     the result was kept for its time and is gone
@@ -62,6 +63,12 @@ class Conflict(UserError):
     """The same number was used for a different request."""
 
     code = "conflict"
+
+
+class Forbidden(UserError):
+    """A download URL that has expired or was tampered with."""
+
+    code = "forbidden"
 
 
 class Unauthenticated(UserError):

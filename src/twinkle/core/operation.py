@@ -15,6 +15,7 @@ class OperationKind(StrEnum):
     OPTIM_STEP = "optim_step"
     SAVE_WEIGHTS = "save_weights"
     SAVE_WEIGHTS_FOR_SAMPLER = "save_weights_for_sampler"
+    SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
     LOAD_WEIGHTS = "load_weights"
     SAMPLE = "sample"
     GAP = "gap"

@@ -47,6 +47,16 @@ class Settings(BaseSettings):
         gt=0,
         description="how long a submission waits for the journal's database; then it is answered 503",
     )
+    public_url: str = Field(
+        default="", description="the URL under which clients reach the API, in download URLs; default: as they ask"
+    )
+    download_url_secret: SecretStr = Field(
+        default=SecretStr(""), description="signs download URLs, the same for every API; default: made once in home"
+    )
+    download_url_ttl_s: int = Field(default=3600, gt=0, description="how long a download URL works")
+    presign_downloads: bool = Field(
+        default=False, description="let clients download straight from the object store, not through the API"
+    )
 
     # The worker.
     mesh: str = Field(default="default", description="the mesh this worker serves")

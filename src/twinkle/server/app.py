@@ -14,11 +14,12 @@ from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener
-from twinkle.server import health
+from twinkle.server import downloads, health
 from twinkle.server.auth import Keys
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.futures import Futures
+from twinkle.server.links import DownloadLinks, secret_of
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.quota import SampleQuota
 from twinkle.server.state import ServerState
@@ -62,6 +63,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     install_error_answers(app)
     app.include_router(health.router)
+    app.include_router(downloads.router)
     app.include_router(tinker_router)
     return app
 
@@ -111,6 +113,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         submitter=submitter,
         futures=futures,
         samples=SampleQuota(journal, clock, sql, max_open=settings.max_outstanding_samples),
+        links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),
     )
 
 

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from twinkle.core.errors import (
     Conflict,
     Expired,
+    Forbidden,
     InvalidInput,
     MeshUnavailable,
     NotFound,
@@ -37,6 +38,7 @@ JSON = "application/json"
 
 _STATUS: dict[type[TwinkleError], int] = {
     Unauthenticated: 401,
+    Forbidden: 403,
     InvalidInput: 400,
     NotFound: 404,
     Conflict: 400,

@@ -12,6 +12,7 @@ from twinkle.core.settings import Settings
 from twinkle.server.auth import Keys
 from twinkle.server.body import Bodies
 from twinkle.server.futures import Futures
+from twinkle.server.links import DownloadLinks
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.quota import SampleQuota
 from twinkle.server.submit import Submitter
@@ -38,6 +39,7 @@ class ServerState:
     submitter: Submitter
     futures: Futures
     samples: SampleQuota
+    links: DownloadLinks
 
 
 def state_of(app: FastAPI) -> ServerState:

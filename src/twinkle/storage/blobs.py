@@ -14,7 +14,7 @@ import obstore
 import structlog
 from obstore.exceptions import BaseError as ObstoreError
 from obstore.exceptions import NotFoundError
-from obstore.store import from_url
+from obstore.store import AzureStore, GCSStore, S3Store, from_url
 
 from twinkle.core.errors import StorageUnavailable
 
@@ -42,6 +42,18 @@ class BlobStore(Protocol):
             KeyError: There is nothing under this key.
             StorageUnavailable: The store did not answer.
         """
+        ...
+
+    def size_bytes(self, key: str) -> int:
+        """How much there is to read; raises as :meth:`get` does."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read at most ``length`` bytes from ``start`` on; raises as :meth:`get` does."""
+        ...
+
+    def presigned_url(self, key: str, lifetime_s: float) -> str | None:
+        """A URL of the store's own that anybody may read for so long; ``None`` from a store that has no door."""
         ...
 
     def delete(self, key: str) -> None:
@@ -106,6 +118,30 @@ class FolderStore:
         except OSError as error:
             raise StorageUnavailable(f"the object store could not read {key}: {error.strerror}") from error
 
+    def size_bytes(self, key: str) -> int:
+        """How much there is to read; see :class:`BlobStore`."""
+        try:
+            return self._path(key).stat().st_size
+        except FileNotFoundError:
+            raise KeyError(key) from None
+        except OSError as error:
+            raise StorageUnavailable(f"the object store could not read {key}: {error.strerror}") from error
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part; see :class:`BlobStore`."""
+        try:
+            with self._path(key).open("rb") as file:
+                file.seek(start)
+                return file.read(length)
+        except FileNotFoundError:
+            raise KeyError(key) from None
+        except OSError as error:
+            raise StorageUnavailable(f"the object store could not read {key}: {error.strerror}") from error
+
+    def presigned_url(self, key: str, lifetime_s: float) -> str | None:
+        """A folder has no door of its own."""
+        return None
+
     def delete(self, key: str) -> None:
         """Remove it; see :class:`BlobStore`."""
         try:
@@ -158,6 +194,33 @@ class ObjectStore:
             raise KeyError(key) from None
         except (ObstoreError, OSError) as error:
             raise _unavailable("read", key, error) from error
+
+    def size_bytes(self, key: str) -> int:
+        """How much there is to read; see :class:`BlobStore`."""
+        try:
+            return int(obstore.head(self._store, _checked(key))["size"])
+        except (FileNotFoundError, NotFoundError):
+            raise KeyError(key) from None
+        except (ObstoreError, OSError) as error:
+            raise _unavailable("read", key, error) from error
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part; see :class:`BlobStore`."""
+        try:
+            return bytes(obstore.get_range(self._store, _checked(key), start=start, length=length))
+        except (FileNotFoundError, NotFoundError):
+            raise KeyError(key) from None
+        except (ObstoreError, OSError) as error:
+            raise _unavailable("read", key, error) from error
+
+    def presigned_url(self, key: str, lifetime_s: float) -> str | None:
+        """A URL signed with the store's credentials; see :class:`BlobStore`."""
+        if not isinstance(self._store, S3Store | GCSStore | AzureStore):
+            return None
+        try:
+            return str(obstore.sign(self._store, "GET", _checked(key), timedelta(seconds=lifetime_s)))
+        except (ObstoreError, OSError) as error:
+            raise _unavailable("sign", key, error) from error
 
     def delete(self, key: str) -> None:
         """Remove it; see :class:`BlobStore`."""

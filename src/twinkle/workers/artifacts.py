@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Generic
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
@@ -11,6 +12,7 @@ from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
+from twinkle.workers.age import encrypt_files
 from twinkle.workers.engine import Engine, State
 
 
@@ -35,6 +37,7 @@ class Artifacts(Generic[State]):
         ttl_s: float | None,
         user_metadata: dict[str, str] | None,
         listed: bool = True,
+        age_recipients: Sequence[str] = (),
     ) -> Checkpoint:
         """Write an adapter's files; the checkpoint exists once the caller has committed it.
 
@@ -42,12 +45,15 @@ class Artifacts(Generic[State]):
         checkpoint is never half old, half new. Saving the same state under the same name again is the same checkpoint.
 
         Raises:
-            InvalidInput: The name is unusable, or taken by other content and ``overwrite`` is false.
+            InvalidInput: The name is unusable, or taken by other content and ``overwrite`` is false; or the files
+                cannot be encrypted to ``age_recipients``.
         """
         owner = self._catalog.adapter(adapter)
         validate_name(name, field="path")
         path = str(CheckpointPath(adapter, kind.segment, name))
         contents = self._engine.export(state, with_optimizer=kind is CheckpointKind.TRAINING)
+        if age_recipients:
+            contents = encrypt_files(contents, age_recipients)
         existing = self._existing(path)
         if existing is not None and not overwrite:
             if {n: f.sha256 for n, f in existing.files.items()} == {n: _sha256(d) for n, d in contents.items()}:
@@ -99,6 +105,8 @@ class Artifacts(Generic[State]):
             raise InvalidInput(
                 "path", f"{path} is of base model {checkpoint.config.base_model!r}, not {config.base_model!r}"
             )
+        if checkpoint.is_encrypted:
+            raise InvalidInput("path", f"{path} is encrypted to a key that only its owner has; it cannot be loaded")
         if with_optimizer and checkpoint.kind is not CheckpointKind.TRAINING:
             raise InvalidInput("optimizer", f"{path} holds weights only; load it without the optimizer state")
         return self._engine.load(

@@ -18,6 +18,7 @@ from twinkle.wire.bodies.training import (
     CreateModelResponse,
     LoadWeightsResponse,
     OptimStepResponse,
+    SaveWeightsExternalResponse,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
@@ -32,6 +33,7 @@ from twinkle.workers.requests import (
     read_optim_step,
     read_pass,
     read_save,
+    read_save_external,
     read_save_for_sampler,
 )
 from twinkle.workers.residents import Residents
@@ -135,6 +137,8 @@ class Executor(Generic[State]):
                 return self._save(claim, payload, records)
             case OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
                 return self._save_for_sampler(claim, payload, records)
+            case OperationKind.SAVE_WEIGHTS_EXTERNAL:
+                return self._save_external(claim, payload, records)
             case OperationKind.LOAD_WEIGHTS:
                 return self._load(claim, payload)
             case _:
@@ -197,6 +201,22 @@ class Executor(Generic[State]):
             )
         )
         return SaveWeightsForSamplerResponse(sampling_session_id=session_id)
+
+    def _save_external(self, claim: Claim, payload: bytes, records: Records) -> SaveWeightsExternalResponse:
+        request = read_save_external(payload)
+        checkpoint = self._artifacts.save(
+            self._residents.state_before(claim.lane, claim.seq),
+            adapter=claim.lane,
+            seq=claim.seq,
+            kind=CheckpointKind.EXTERNAL,
+            name=request.path,
+            overwrite=False,
+            ttl_s=request.ttl_seconds,
+            user_metadata=None,
+            age_recipients=request.age_encryption_recipients or (),
+        )
+        records.checkpoints.append(checkpoint)
+        return SaveWeightsExternalResponse(path=checkpoint.path, size_bytes=checkpoint.size_bytes)
 
     def _load(self, claim: Claim, payload: bytes) -> LoadWeightsResponse:
         request = read_load(payload)

@@ -6,7 +6,12 @@ from pydantic import BaseModel
 
 from twinkle.core.adapter import AdapterConfig
 from twinkle.wire.bodies.base import parse_body
-from twinkle.wire.bodies.training import OptimStepRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest
+from twinkle.wire.bodies.training import (
+    OptimStepRequest,
+    SaveWeightsExternalRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+)
 from twinkle.wire.sampling import SampleRequest, parse_sample
 from twinkle.wire.training import ForwardBackwardBody, decode_data
 
@@ -46,6 +51,11 @@ def read_save(payload: bytes) -> SaveWeightsRequest:
 def read_save_for_sampler(payload: bytes) -> SaveWeightsForSamplerRequest:
     """Sampler weights to write, named or ephemeral."""
     return parse_body(SaveWeightsForSamplerRequest, payload)
+
+
+def read_save_external(payload: bytes) -> SaveWeightsExternalRequest:
+    """Weights to write for download."""
+    return parse_body(SaveWeightsExternalRequest, payload)
 
 
 def read_sample(payload: bytes) -> SampleRequest:

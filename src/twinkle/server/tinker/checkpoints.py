@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from fastapi import APIRouter, Request, Response
 
-from twinkle.core.adapter import Checkpoint
+from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import StorageUnavailable
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
@@ -15,6 +15,7 @@ from twinkle.wire.bodies.checkpoints import (
     CheckpointInfo,
     CheckpointsResponse,
     Cursor,
+    ExternalWeightsUrlsResponse,
     SetTtlRequest,
     WeightsInfoRequest,
     WeightsInfoResponse,
@@ -111,6 +112,20 @@ async def set_ttl(run_id: str, segment: str, name: str, request: Request, server
     expires_at = None if body.ttl_seconds is None else server.clock.now() + body.ttl_seconds
     await server.sql.run(server.catalog.set_expiry, tenant, _path(run_id, segment, name), expires_at)
     return Response(status_code=NO_CONTENT)
+
+
+@router.get("/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls")
+async def external_weights_urls(run_id: str, name: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """A URL for each file of an external checkpoint, good for a while without a key."""
+    path = _path(run_id, CheckpointKind.EXTERNAL.segment, name)
+    checkpoint = await server.sql.run(server.catalog.checkpoint, path, tenant=tenant)
+    base_url = server.settings.public_url or str(request.base_url)
+    expires_at = int(server.clock.now()) + server.settings.download_url_ttl_s
+    urls = {
+        file: await server.object_io.run(server.links.url_of, stored.key, base_url=base_url, expires_at=expires_at)
+        for file, stored in checkpoint.files.items()
+    }
+    return answer(ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires_at)))
 
 
 def _path(run_id: str, segment: str, name: str) -> str:

@@ -23,6 +23,7 @@ from twinkle.wire.bodies.base import RequestBody, parse_body
 from twinkle.wire.bodies.training import (
     LoadWeightsRequest,
     OptimStepRequest,
+    SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
     peek_operation,
@@ -89,6 +90,14 @@ async def save_weights_for_sampler(request: Request, server: Server, tenant: Ten
     raw = await server.bodies.read(request)
     kind = OperationKind.SAVE_WEIGHTS_FOR_SAMPLER
     return await _accept(server, tenant, _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name))
+
+
+@router.post("/save_weights_external")
+async def save_weights_external(request: Request, server: Server, tenant: Tenant) -> Response:
+    """Write weights as PEFT files for download."""
+    raw = await server.bodies.read(request)
+    kind = OperationKind.SAVE_WEIGHTS_EXTERNAL
+    return await _accept(server, tenant, _read_json(raw, SaveWeightsExternalRequest, kind, _judge_name))
 
 
 @router.post("/load_weights")
@@ -175,7 +184,7 @@ def _judge_optimizer(body: OptimStepRequest) -> None:
         raise InvalidInput("optimizer_params.type", f"{kind!r} is not offered here; send adam_params")
 
 
-def _judge_name(body: SaveWeightsRequest | SaveWeightsForSamplerRequest) -> None:
+def _judge_name(body: SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExternalRequest) -> None:
     if body.path is not None:
         validate_name(body.path)
 
