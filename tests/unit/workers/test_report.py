@@ -1,0 +1,145 @@
+"""Operations in Celery's event stream, as a real receiver sees them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from harness.polling import wait_until
+from harness.servers import RedisServer
+from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome, Payload
+from twinkle.core.settings import Settings
+from twinkle.tasks.app import make_app
+from twinkle.workers.report import OperationReporter
+
+_SECRET = b"the prompt"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A redis-server to be killed."""
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Celery:
+    return make_app(Settings(redis_url=server.url))  # type: ignore[arg-type]
+
+
+class Watcher:
+    """What Flower is to the service: an event receiver that keeps what it sees, until its broker dies."""
+
+    def __init__(self, app: Celery, server: RedisServer) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._app = app
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        wait_until(lambda: _num_subscribers(server), what="the watcher has subscribed")
+
+    def _run(self) -> None:
+        with suppress(redis.RedisError, OSError), self._app.connection_for_read() as connection:
+            receiver = self._app.events.Receiver(connection, handlers={"*": self.events.append})
+            receiver.capture(limit=None, timeout=None, wakeup=False)
+
+    def kinds(self, request_id: str) -> list[str]:
+        return [event["type"] for event in self.events if event.get("uuid") == request_id]
+
+
+def _num_subscribers(server: RedisServer) -> int:
+    with redis.Redis.from_url(server.url) as client:
+        return int(client.pubsub_numpat()) + len(client.pubsub_channels())
+
+
+def _claim(seq: int, *, attempt: int = 1) -> Claim:
+    return Claim(
+        request_id=f"a:req:{seq}",
+        tenant="tenant1",
+        lane="a",
+        seq=seq,
+        kind=OperationKind.FORWARD_BACKWARD,
+        payload=Payload(inline=_SECRET),
+        attempt=attempt,
+        num_tokens=1,
+        accepted_at=0.0,
+        rejection=None,
+        failed_window_seq=None,
+    )
+
+
+def _outcome(claim: Claim, *, fails: bool = False) -> Outcome:
+    failure = Failure(message=_SECRET.decode(), category=FailureCategory.USER, code="invalid_input") if fails else None
+    result = None if fails else Payload(inline=_SECRET)
+    return Outcome(
+        request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, result=result, failure=failure
+    )
+
+
+@pytest.fixture
+def reporter(app: Celery) -> Iterator[OperationReporter]:
+    reporter = OperationReporter(app, "mesh0@host", name_of_tenant=str.title)
+    reporter.start()
+    yield reporter
+    reporter.close()
+
+
+def test_every_operation_is_seen_as_a_task_of_its_own_with_its_facts_and_no_data(
+    server: RedisServer, app: Celery, reporter: OperationReporter
+) -> None:
+    watcher = Watcher(app, server)
+    good, bad, flaky = _claim(1), _claim(2), _claim(3)
+    reporter.started([good, bad, flaky])
+    reporter.ended([_outcome(good), _outcome(bad, fails=True)], started_at=0.0)
+    reporter.retried(flaky, "internal error, incident 1f2e")
+    reporter.started([_claim(3, attempt=2)])
+    wait_until(lambda: len(watcher.kinds("a:req:3")) == 5, what="all events")
+
+    begun = ["task-received", "task-started"]
+    assert watcher.kinds("a:req:1") == [*begun, "task-succeeded"]
+    assert watcher.kinds("a:req:2") == [*begun, "task-failed"]
+    assert watcher.kinds("a:req:3") == [*begun, "task-retried", *begun]
+    first = watcher.events[0]
+    assert (first["name"], first["hostname"], first["retries"]) == ("twinkle.forward_backward", "mesh0@host", 0)
+    assert first["kwargs"] == "{'tenant': 'Tenant1', 'adapter': 'a', 'seq': 1, 'attempt': 1}"
+    (failed,) = [event for event in watcher.events if event["type"] == "task-failed"]
+    assert failed["exception"] == "user: invalid_input"
+    assert _SECRET.decode() not in repr(watcher.events)
+
+
+def test_a_broker_that_dies_costs_events_and_nothing_else(
+    server: RedisServer, app: Celery, reporter: OperationReporter
+) -> None:
+    watcher = Watcher(app, server)
+    reporter.started([_claim(1)])
+    wait_until(lambda: watcher.kinds("a:req:1"), what="the first events")
+    server.kill()
+    for seq in range(2, 5):
+        reporter.started([_claim(seq)])
+    server.start()
+    late = Watcher(app, server)
+
+    def is_seen_again() -> bool:
+        reporter.started([_claim(9)])
+        return bool(late.kinds("a:req:9"))
+
+    wait_until(is_seen_again, what="events after the broker came back", deadline_s=40)
+
+
+def test_what_was_reported_before_the_end_is_still_sent(server: RedisServer, app: Celery) -> None:
+    watcher = Watcher(app, server)
+    reporter = OperationReporter(app, "mesh0@host", name_of_tenant=str.title)
+    reporter.start()
+    reporter.started([_claim(1)])
+
+    reporter.close()
+
+    wait_until(lambda: len(watcher.kinds("a:req:1")) == 2, what="the last events")
