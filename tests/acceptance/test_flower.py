@@ -56,14 +56,15 @@ def test_every_operation_is_a_task_with_state_runtime_retries_and_whose_it_is(
     assert passed["retries"] == 0
     assert run.model_id in passed["kwargs"]
     assert "'seq': 1" in passed["kwargs"]
-    assert "tenant" in passed["kwargs"]
+    assert "'tenant': 'watched'" in passed["kwargs"]
 
 
 def test_a_task_says_whose_it_is_and_holds_no_data(flower: httpx.Client, run: tinker.TrainingClient) -> None:
     for task in tasks_of(flower, run.model_id).values():
         facts = ast.literal_eval(task["kwargs"])
         assert set(facts) == {"tenant", "adapter", "seq", "attempt"}
-        assert task["args"] == f"({run.model_id}, {facts['seq']})"
+        assert facts["tenant"] == "watched"
+        assert task["args"] == f"watched, {run.model_id[:8]}:train:0, {facts['seq']}"
         assert task["result"] in {None, ""}
         assert task["exception"] in {None, "user: invalid_input"}
 

@@ -23,7 +23,8 @@ from twinkle.tasks.app import make_app
 # 4.6 kB a task: the default of 100,000 would be half a gigabyte.
 _MAX_TASKS = 10_000
 # kwargs carry tenant, adapter and seq; there is never data in them.
-_COLUMNS = "name,state,kwargs,runtime,received,retries,worker,uuid"
+# The arguments are the short "tenant, adapter, number"; the keyword arguments, in full, are on each task's own page.
+_COLUMNS = "name,state,args,runtime,received,retries,worker,uuid"
 _INSPECT_TIMEOUT_MS = 2000.0
 
 _log = structlog.get_logger()

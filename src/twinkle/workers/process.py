@@ -20,6 +20,7 @@ from twinkle.scheduler.completions import CompletionListener, CompletionPublishe
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.schema import upgrade
@@ -80,7 +81,7 @@ class MeshProcess:
             capabilities=engine.capabilities,
             lease_s=settings.lease_s,
         )
-        self._reporter = OperationReporter(self.app, self.hostname)
+        self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=Directory(sql, clock).tenant_name)
         residents = Residents(
             engine=engine,
             journal=journal,

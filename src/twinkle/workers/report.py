@@ -1,7 +1,8 @@
 """Operations as tasks in Celery's event stream: what Flower and any other event consumer sees.
 
-An operation is shown under its kind's name, with the future's id as uuid and tenant, adapter, seq and attempt as its
-arguments. Never data: no payload, prompt or token is in any event.
+An operation is shown under its kind's name, with the future's id as uuid, a short "tenant, adapter, number" as its
+arguments, for the eye, and tenant, adapter, seq and attempt in full as its keyword arguments, for a search. Never data:
+no payload, prompt or token is in any event.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import structlog
@@ -17,12 +20,22 @@ from celery import Celery
 from celery.events import EventDispatcher
 from kombu.exceptions import OperationalError
 
+from twinkle.core.errors import TwinkleError
 from twinkle.core.operation import Claim, Failure, Outcome
 
 _GATHER_S = 0.1
 _CLOSE_TIMEOUT_S = 5.0
 
 _Event: TypeAlias = tuple[str, dict[str, object]]
+
+
+@dataclass(frozen=True)
+class _Received:
+    """A claim whose tenant's name is still to be looked up, which the step loop does not wait for."""
+
+    claim: Claim
+    timestamp: float
+
 
 _log = structlog.get_logger()
 
@@ -33,17 +46,19 @@ class OperationReporter:
     The step loop never waits for the broker; one that is away costs the events, nothing else.
     """
 
-    def __init__(self, app: Celery, hostname: str) -> None:
+    def __init__(self, app: Celery, hostname: str, *, name_of_tenant: Callable[[str], str]) -> None:
         """Prepare; nothing is sent before :meth:`start`.
 
         Args:
             app: The application on whose broker the events go.
             hostname: The Celery node name the operations are attributed to.
+            name_of_tenant: From a tenant's id; asked once for each.
         """
         self._app = app
         self._hostname = hostname
+        self._name_of_tenant = cache(name_of_tenant)
         self._dispatcher: EventDispatcher | None = None
-        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event | _Received | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._send_forever, name="report", daemon=True)
 
@@ -55,16 +70,7 @@ class OperationReporter:
         """They were received and have begun."""
         now = time.time()
         for claim in claims:
-            facts = {"tenant": claim.tenant, "adapter": claim.lane, "seq": claim.seq, "attempt": claim.attempt}
-            received = {
-                "uuid": claim.request_id,
-                "name": claim.kind.task_name,
-                "args": f"({claim.lane}, {claim.seq})",
-                "kwargs": repr(facts),
-                "retries": claim.attempt - 1,
-                "root_id": claim.request_id,
-            }
-            self._events.put(("task-received", {**received, "timestamp": now}))
+            self._events.put(_Received(claim, now))
             self._events.put(("task-started", {"uuid": claim.request_id, "timestamp": now}))
 
     def ended(self, outcomes: Iterable[Outcome], started_at: float) -> None:
@@ -97,17 +103,32 @@ class OperationReporter:
         if self._dispatcher is not None:
             self._dispatcher.close()
 
-    def _send(self, events: list[_Event]) -> None:
+    def _send(self, events: list[_Event | _Received]) -> None:
         if not events:
             return
         try:
             dispatcher = self._connected()
-            for kind, fields in events:
+            for event in events:
+                kind, fields = self._describe(event) if isinstance(event, _Received) else event
                 dispatcher.send(kind, **fields)
             dispatcher.flush()
-        except (OperationalError, OSError) as error:
+        except (OperationalError, OSError, TwinkleError) as error:
             self._dispatcher = None
             _log.warning("report.failed", error=str(error), lost_events=len(events))
+
+    def _describe(self, received: _Received) -> _Event:
+        claim = received.claim
+        tenant = self._name_of_tenant(claim.tenant)
+        facts = {"tenant": tenant, "adapter": claim.lane, "seq": claim.seq, "attempt": claim.attempt}
+        return "task-received", {
+            "uuid": claim.request_id,
+            "name": claim.kind.task_name,
+            "args": f"{tenant}, {_short(claim.lane)}, {claim.seq}",
+            "kwargs": repr(facts),
+            "retries": claim.attempt - 1,
+            "root_id": claim.request_id,
+            "timestamp": received.timestamp,
+        }
 
     def _connected(self) -> EventDispatcher:
         if self._dispatcher is None:
@@ -117,6 +138,12 @@ class OperationReporter:
                 connection, hostname=self._hostname, app=self._app, buffer_group={"task"}, buffer_limit=1000
             )
         return self._dispatcher
+
+
+def _short(lane: str) -> str:
+    """The first part of the session's id, and which of its adapters or sampling sessions it is."""
+    session, _, rest = lane.partition(":")
+    return f"{session[:8]}:{rest}"
 
 
 def _event_of(outcome: Outcome, runtime_s: float) -> tuple[str, dict[str, object]]:
