@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import structlog
 import torch
 import transformers
 
@@ -18,6 +19,7 @@ from twinkle.loss import Loss
 from twinkle.model.adam import adam_step
 from twinkle.model.determinism import Determinism, measure_determinism, product_for
 from twinkle.model.fused_step import FusedStep
+from twinkle.model.independence import fusing_keeps_bits
 from twinkle.model.job_run import JobRun, start_runs
 from twinkle.model.loss_head import LossHead
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
@@ -31,6 +33,8 @@ from twinkle.module.packed_attention import (
 )
 from twinkle.module.rowwise import make_rowwise
 from twinkle.module.targets import find_targets
+
+log = structlog.get_logger()
 
 MAX_RANK = 256
 TOKENS_PER_PASS = {"cpu": 1024}
@@ -98,6 +102,9 @@ class MultiLoraTransformersModel:
             device=self.device,
         )
         probe.compare(self)
+        if self.determinism != "none" and not fusing_keeps_bits(self.pool, self.forward_backward, vocab_size):
+            log.warning("model.determinism.not_kept", architecture=self.info.architecture, measured=self.determinism)
+            self.determinism = "none"
 
     @classmethod
     def from_pretrained(

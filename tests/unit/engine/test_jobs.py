@@ -105,6 +105,19 @@ def test_a_failed_job_leaves_the_accumulated_gradient_as_it_was(window_open, mod
     assert adapter.has_gradients is window_open
 
 
+def test_a_gradient_that_overflows_fails_the_job_though_its_loss_is_finite(model, rng, make_datum):
+    adapter = model.create_adapter(LoraConfig(rank=4, alpha=1e6))
+    healthy = make_datum(rng, 3)
+    extreme = changed(make_datum(rng, 3), weights=np.full(3, 5e36, dtype=np.float32))
+    model.forward_backward([TrainJob(adapter, (healthy,), "cross_entropy")])
+    before = adapter.grad.clone()
+
+    [outcome] = model.forward_backward([TrainJob(adapter, (extreme,), "cross_entropy")])
+
+    assert "the gradient is not finite" in str(outcome)
+    assert torch.equal(adapter.grad, before)
+
+
 def test_an_exception_in_a_pass_fails_the_guilty_job_only(model, rng, make_datum, monkeypatch):
     healthy, guilty = model.create_adapter(CONFIG), model.create_adapter(CONFIG)
     ours = TrainJob(healthy, (make_datum(rng, 9), make_datum(rng, 4)), "cross_entropy")
