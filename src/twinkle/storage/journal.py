@@ -7,7 +7,7 @@ two batches could lock each other out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
@@ -27,6 +27,7 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction
+from twinkle.storage.lanes import LockedLane, advance_lane, lock_lanes, marks
 from twinkle.storage.records import NewLane, PastOperation, Records
 
 _STATUS_COLUMNS = (
@@ -196,7 +197,7 @@ class Journal:
             return []
         rows = transaction.execute(
             "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
-            f" WHERE request_id IN ({_marks(request_ids)}) AND state IN ('queued', 'running')"
+            f" WHERE request_id IN ({marks(request_ids)}) AND state IN ('queued', 'running')"
             " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, attempts, num_tokens, accepted_at,"
             " rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)",
             (lease.epoch, self._clock.now(), *request_ids),
@@ -238,7 +239,7 @@ class Journal:
         if not request_ids:
             return
         not_before = self._clock.now() + delay_s
-        marks = _marks(request_ids)
+        marks = marks(request_ids)
         with self.database.transaction() as transaction:
             _check_lease(transaction, lease)
             lanes = transaction.execute(f"SELECT lane FROM operation WHERE request_id IN ({marks})", request_ids)
@@ -255,7 +256,7 @@ class Journal:
 
     def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
         """The futures that exist among ``request_ids``, in one query."""
-        marks = _marks(request_ids)
+        marks = marks(request_ids)
         rows = self.database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
         return {row[0]: _status_of(row) for row in rows}
 
@@ -295,52 +296,6 @@ class Journal:
             )
             for row in rows
         ]
-
-
-@dataclass
-class LockedLane:
-    """A lane's row, locked by the current transaction."""
-
-    id: str
-    tenant: str
-    mesh: str
-    ordered: bool
-    head_seq: int
-    head_kind: str | None
-    max_seq: int
-
-    def note_arrival(self, transaction: Transaction, submission: Submission, now: float) -> None:
-        """Bring the lane's head and gap up to date with a new operation."""
-        self.max_seq = max(self.max_seq, submission.seq)
-        if submission.seq == self.head_seq:
-            self.head_kind = submission.kind.value
-            transaction.execute(
-                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL WHERE id = ?",
-                (self.head_kind, self.max_seq, self.id),
-            )
-        elif self.head_kind is None:
-            transaction.execute(
-                "UPDATE lane SET max_seq = ?, gap_since = COALESCE(gap_since, ?) WHERE id = ?",
-                (self.max_seq, now, self.id),
-            )
-        else:
-            transaction.execute("UPDATE lane SET max_seq = ? WHERE id = ?", (self.max_seq, self.id))
-
-
-def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, LockedLane]:
-    """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
-    ordered_ids = sorted(set(ids))
-    rows = transaction.execute(
-        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq FROM lane"
-        f" WHERE id IN ({_marks(ordered_ids)}) ORDER BY id FOR UPDATE",
-        ordered_ids,
-    ).fetchall()
-    return {row[0]: LockedLane(*row) for row in rows}
-
-
-def _marks(values: Collection[object]) -> str:
-    """The inside of an ``IN (...)``; of nothing it is ``NULL``, which nothing equals, since ``IN ()`` is an error."""
-    return ", ".join("?" * len(values)) or "NULL"
 
 
 def _answer_resend(
@@ -388,48 +343,6 @@ def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, no
     ).rowcount
     if changed != 1:
         raise LeaseLost(f"operation {outcome.request_id} is not in the hands of epoch {lease.epoch}", mesh=lease.mesh)
-
-
-def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None:
-    """Move the head on.
-
-    The window of failed gradients opens at a failed forward_backward and closes at what empties the gradients.
-    """
-    window_parameters: list[int] = []
-    if outcome.kind in {OperationKind.FORWARD_BACKWARD, OperationKind.GAP} and outcome.failure is not None:
-        window, window_parameters = "COALESCE(failed_window_seq, ?)", [outcome.seq]
-    elif _closes_window(outcome):
-        window = "NULL"
-    else:
-        window = "failed_window_seq"
-    next_seq = outcome.seq + 1
-    changed = transaction.execute(
-        "UPDATE lane SET head_seq = ?,"
-        " head_kind = (SELECT o.kind FROM operation o WHERE o.lane = lane.id AND o.seq = ?),"
-        " gap_since = CASE WHEN max_seq >= ? AND NOT EXISTS"
-        " (SELECT 1 FROM operation o WHERE o.lane = lane.id AND o.seq = ?) THEN CAST(? AS DOUBLE PRECISION) END,"
-        f" failed_window_seq = {window}, not_before = 0, vtime = vtime + ? WHERE id = ? AND head_seq = ?",
-        (
-            next_seq,
-            next_seq,
-            next_seq,
-            next_seq,
-            now,
-            *window_parameters,
-            float(max(outcome.num_tokens, 1)),
-            outcome.lane,
-            outcome.seq,
-        ),
-    ).rowcount
-    if changed != 1:
-        raise LeaseLost(f"{outcome.lane} has moved past {outcome.seq}", lane=outcome.lane)
-
-
-def _closes_window(outcome: Outcome) -> bool:
-    """Whether the adapter's gradients are empty afterwards, so that earlier failures no longer count."""
-    if outcome.kind is OperationKind.OPTIM_STEP:
-        return outcome.failure is None or outcome.failure.code == "window_failed"
-    return outcome.kind is OperationKind.LOAD_WEIGHTS and outcome.failure is None
 
 
 def _head_of(row: Row) -> Head:

@@ -8,7 +8,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Failure, FailureCategory, OperationKind, Outcome
 from twinkle.storage.database import Database, Transaction
-from twinkle.storage.journal import advance_lane, lock_lanes
+from twinkle.storage.lanes import advance_lane, lock_lanes
 
 _BATCH = 500
 

@@ -1,0 +1,98 @@
+"""Lanes: the order of one adapter's operations. Their rows are locked before anything about them is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from twinkle.core.errors import LeaseLost
+from twinkle.core.operation import OperationKind, Outcome, Submission
+from twinkle.storage.database import Transaction
+
+
+@dataclass
+class LockedLane:
+    """A lane's row, locked by the current transaction."""
+
+    id: str
+    tenant: str
+    mesh: str
+    ordered: bool
+    head_seq: int
+    head_kind: str | None
+    max_seq: int
+
+    def note_arrival(self, transaction: Transaction, submission: Submission, now: float) -> None:
+        """Bring the lane's head and gap up to date with a new operation."""
+        self.max_seq = max(self.max_seq, submission.seq)
+        if submission.seq == self.head_seq:
+            self.head_kind = submission.kind.value
+            transaction.execute(
+                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL WHERE id = ?",
+                (self.head_kind, self.max_seq, self.id),
+            )
+        elif self.head_kind is None:
+            transaction.execute(
+                "UPDATE lane SET max_seq = ?, gap_since = COALESCE(gap_since, ?) WHERE id = ?",
+                (self.max_seq, now, self.id),
+            )
+        else:
+            transaction.execute("UPDATE lane SET max_seq = ? WHERE id = ?", (self.max_seq, self.id))
+
+
+def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, LockedLane]:
+    """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
+    ordered_ids = sorted(set(ids))
+    rows = transaction.execute(
+        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq FROM lane"
+        f" WHERE id IN ({marks(ordered_ids)}) ORDER BY id FOR UPDATE",
+        ordered_ids,
+    ).fetchall()
+    return {row[0]: LockedLane(*row) for row in rows}
+
+
+def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None:
+    """Move the head on.
+
+    The window of failed gradients opens at a failed forward_backward and closes at what empties the gradients.
+    """
+    window_parameters: list[int] = []
+    if outcome.kind in {OperationKind.FORWARD_BACKWARD, OperationKind.GAP} and outcome.failure is not None:
+        window, window_parameters = "COALESCE(failed_window_seq, ?)", [outcome.seq]
+    elif _closes_window(outcome):
+        window = "NULL"
+    else:
+        window = "failed_window_seq"
+    next_seq = outcome.seq + 1
+    changed = transaction.execute(
+        "UPDATE lane SET head_seq = ?,"
+        " head_kind = (SELECT o.kind FROM operation o WHERE o.lane = lane.id AND o.seq = ?),"
+        " gap_since = CASE WHEN max_seq >= ? AND NOT EXISTS"
+        " (SELECT 1 FROM operation o WHERE o.lane = lane.id AND o.seq = ?) THEN CAST(? AS DOUBLE PRECISION) END,"
+        f" failed_window_seq = {window}, not_before = 0, vtime = vtime + ? WHERE id = ? AND head_seq = ?",
+        (
+            next_seq,
+            next_seq,
+            next_seq,
+            next_seq,
+            now,
+            *window_parameters,
+            float(max(outcome.num_tokens, 1)),
+            outcome.lane,
+            outcome.seq,
+        ),
+    ).rowcount
+    if changed != 1:
+        raise LeaseLost(f"{outcome.lane} has moved past {outcome.seq}", lane=outcome.lane)
+
+
+def _closes_window(outcome: Outcome) -> bool:
+    """Whether the adapter's gradients are empty afterwards, so that earlier failures no longer count."""
+    if outcome.kind is OperationKind.OPTIM_STEP:
+        return outcome.failure is None or outcome.failure.code == "window_failed"
+    return outcome.kind is OperationKind.LOAD_WEIGHTS and outcome.failure is None
+
+
+def marks(values: Collection[object]) -> str:
+    """The inside of an ``IN (...)``; of nothing it is ``NULL``, which nothing equals, since ``IN ()`` is an error."""
+    return ", ".join("?" * len(values)) or "NULL"
