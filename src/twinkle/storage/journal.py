@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Conflict, InvalidInput, LeaseLost, NotFound, UserError
+from twinkle.core.errors import Cancelled, Conflict, InvalidInput, LeaseLost, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import (
@@ -27,7 +27,7 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import LockedLane, advance_lane, lock_lanes, marks
+from twinkle.storage.lanes import LockedLane, advance_lane, lock_lanes, placeholders
 from twinkle.storage.records import NewLane, PastOperation, Records
 
 _STATUS_COLUMNS = (
@@ -115,8 +115,8 @@ class Journal:
         request_id = request_id_of(submission.lane, submission.seq)
         inserted = transaction.execute(
             "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
-            " payload, payload_blob, rejection, num_tokens, device_s, expired, not_before, accepted_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, 0, FALSE, 0, ?)"
+            " payload, payload_blob, rejection, num_tokens, num_prompt_tokens, device_s, expired, not_before,"
+            " accepted_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
             " ON CONFLICT (lane, seq) DO NOTHING",
             (
                 request_id,
@@ -130,6 +130,7 @@ class Journal:
                 submission.payload.blob,
                 submission.rejection,
                 submission.num_tokens,
+                submission.num_prompt_tokens,
                 now,
             ),
         )
@@ -197,7 +198,7 @@ class Journal:
             return []
         rows = transaction.execute(
             "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
-            f" WHERE request_id IN ({marks(request_ids)}) AND state IN ('queued', 'running')"
+            f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
             " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, attempts, num_tokens, accepted_at,"
             " rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)",
             (lease.epoch, self._clock.now(), *request_ids),
@@ -208,6 +209,8 @@ class Journal:
     def commit(self, lease: Lease, outcomes: Sequence[Outcome], records: Records | None = None) -> None:
         """Record outcomes and what they brought into being, all or nothing, under the lease's fence.
 
+        A sample that was cancelled meanwhile stays cancelled.
+
         Raises:
             LeaseLost: Another epoch holds the mesh, or an operation is not in this holder's hands; nothing was written.
         """
@@ -216,9 +219,11 @@ class Journal:
             lock_lanes(transaction, (outcome.lane for outcome in outcomes))
             now = self._clock.now()
             for outcome in outcomes:
-                _record_outcome(transaction, lease, outcome, now)
+                is_news = _record_outcome(transaction, lease, outcome, now)
                 if outcome.kind.is_ordered:
                     advance_lane(transaction, outcome, now)
+                elif is_news:
+                    number_ended_sample(transaction, outcome.lane, outcome.request_id)
             if records is not None:
                 records.insert(transaction, now)
 
@@ -239,7 +244,7 @@ class Journal:
         if not request_ids:
             return
         not_before = self._clock.now() + delay_s
-        marks = marks(request_ids)
+        marks = placeholders(request_ids)
         with self.database.transaction() as transaction:
             _check_lease(transaction, lease)
             lanes = transaction.execute(f"SELECT lane FROM operation WHERE request_id IN ({marks})", request_ids)
@@ -256,9 +261,17 @@ class Journal:
 
     def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
         """The futures that exist among ``request_ids``, in one query."""
-        marks = marks(request_ids)
+        marks = placeholders(request_ids)
         rows = self.database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
         return {row[0]: _status_of(row) for row in rows}
+
+    def cancelled(self, request_ids: Sequence[str]) -> list[str]:
+        """Those among ``request_ids`` that nobody wants any more: what a worker looks up between two slices."""
+        rows = self.database.read(
+            f"SELECT request_id FROM operation WHERE request_id IN ({_marks(request_ids)}) AND error_code = ?",
+            (*request_ids, Cancelled.code),
+        )
+        return [row[0] for row in rows]
 
     def num_open_samples(self, tenant: str) -> int:
         """How many of the tenant's samples wait or run."""
@@ -321,7 +334,8 @@ def _check_lease(transaction: Transaction, lease: Lease) -> None:
         raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
 
 
-def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> None:
+def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> bool:
+    """Whether it was news: the outcome of a cancelled sample is not."""
     failure = outcome.failure
     result = outcome.result
     changed = transaction.execute(
@@ -341,8 +355,25 @@ def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, no
             lease.epoch,
         ),
     ).rowcount
+    if changed == 0 and outcome.kind is OperationKind.SAMPLE and _is_cancelled(transaction, outcome.request_id):
+        return False
     if changed != 1:
         raise LeaseLost(f"operation {outcome.request_id} is not in the hands of epoch {lease.epoch}", mesh=lease.mesh)
+    return True
+
+
+def _is_cancelled(transaction: Transaction, request_id: str) -> bool:
+    row = transaction.execute("SELECT error_code FROM operation WHERE request_id = ?", (request_id,)).fetchone()
+    return row is not None and row[0] == Cancelled.code
+
+
+def number_ended_sample(transaction: Transaction, lane: str, request_id: str) -> None:
+    """Give an ended sample its place among those of its lane, which the transaction has locked."""
+    transaction.execute("UPDATE lane SET num_ended = num_ended + 1 WHERE id = ?", (lane,))
+    transaction.execute(
+        "UPDATE operation SET ended_no = (SELECT num_ended FROM lane WHERE id = ?) WHERE request_id = ?",
+        (lane, request_id),
+    )
 
 
 def _head_of(row: Row) -> Head:

@@ -45,7 +45,7 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
     ordered_ids = sorted(set(ids))
     rows = transaction.execute(
         "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq FROM lane"
-        f" WHERE id IN ({marks(ordered_ids)}) ORDER BY id FOR UPDATE",
+        f" WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
     return {row[0]: LockedLane(*row) for row in rows}
@@ -93,6 +93,6 @@ def _closes_window(outcome: Outcome) -> bool:
     return outcome.kind is OperationKind.LOAD_WEIGHTS and outcome.failure is None
 
 
-def marks(values: Collection[object]) -> str:
+def placeholders(values: Collection[object]) -> str:
     """The inside of an ``IN (...)``; of nothing it is ``NULL``, which nothing equals, since ``IN ()`` is an error."""
     return ", ".join("?" * len(values)) or "NULL"
