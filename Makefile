@@ -14,7 +14,7 @@ help:
 	@echo "make test    install, check and test everything that CI does"
 	@echo "make check   lint, format, types, layering"
 	@echo "make soak    the long fault and load tests"
-	@echo "make bench   the benchmarks"
+	@echo "make bench   the benchmarks, in short"
 	@echo "make venv    only the virtual environment, in $(VENV)"
 	@echo "make clean   remove what was made"
 
@@ -55,8 +55,9 @@ soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout=3600
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/queue_overhead.py
-	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/queue_overhead.py --short --output build/bench/queue_overhead.json
+	$(BIN)/python benchmarks/step_overhead.py --short --output build/bench/step_overhead.json
+	$(BIN)/python benchmarks/tables.py --results build/bench --print
 
 clean:
 	rm -rf $(VENV) .demo .twinkle build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
