@@ -76,7 +76,7 @@ def main() -> None:
 
 def measure(plan: Plan) -> dict[str, object]:
     """Runs the whole plan; returns the result file's content."""
-    load_before = load_average()
+    machine, load_before = machine_facts(PACKAGES), load_average()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinkle-bench-")))
         twinkle = stack.enter_context(
@@ -104,7 +104,7 @@ def measure(plan: Plan) -> dict[str, object]:
         cells = measure_cells(plan, contenders)
     return {
         "benchmark": "queue_overhead",
-        "machine": machine_facts(PACKAGES),
+        "machine": machine,
         "load_average": {"before": load_before, "after": load_average()},
         "workload": {
             "datums": NUM_DATUMS,

@@ -67,12 +67,12 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes, num_rounds = (SHORT, SHORT_ROUNDS) if arguments.short else (FULL, FULL_ROUNDS)
     logging.getLogger("tinker").setLevel(logging.ERROR)
-    load_before = load_average()
+    machine, load_before = machine_facts(PACKAGES), load_average()
     counts = arguments.threads or sorted({1, os.cpu_count() or 1})
     cells = [measure_size(size, num_rounds=num_rounds, threads=count) for count in counts for size in sizes]
     result = {
         "benchmark": "step_overhead",
-        "machine": machine_facts(PACKAGES),
+        "machine": machine,
         "load_average": {"before": load_before, "after": load_average()},
         "workload": {
             "datums": NUM_DATUMS,
