@@ -44,5 +44,8 @@ def _job(pool: LoraPool, number: int, vocab_size: int) -> TrainJob:
     adapter.publish()
     rng = np.random.default_rng(number)
     length = LENGTHS[number]
-    inputs = {"target_tokens": rng.integers(0, vocab_size, length), "weights": np.ones(length, dtype=np.float32)}
+    inputs: dict[str, np.ndarray] = {
+        "target_tokens": rng.integers(0, vocab_size, length),
+        "weights": np.ones(length, dtype=np.float32),
+    }
     return TrainJob(adapter, (Datum(rng.integers(0, vocab_size, length), inputs),), "cross_entropy")
