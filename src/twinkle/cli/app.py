@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
 from twinkle.core.errors import TwinkleError
 
 if TYPE_CHECKING:
     from twinkle.core.settings import Settings
 
-EXIT_ERROR = 2
-EXIT_TRY_AGAIN = 75
 
 HomeFlag = Annotated[Path | None, typer.Option(help="Folder of the embedded stack.  [default: .twinkle]")]
 ModelFlag = Annotated[str | None, typer.Option(help="Path or id of the frozen base model.")]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twinkle.cli.app import EXIT_ERROR
+from twinkle.cli.exit_codes import EXIT_ERROR
 from twinkle.cli.parent_death import dies_with
 
 Say = Callable[[str], None]
