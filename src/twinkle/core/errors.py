@@ -8,6 +8,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── Forbidden                   a download URL that has expired or was tampered with
 │   ├── Unauthenticated             the key is missing, malformed or unknown
 │   ├── TooLarge                    a body over the size limit
+│   ├── Cancelled                   a sample its client no longer wants
 │   ├── Expired                     the result was kept for its time and is gone
 │   └── WindowFailed                an optim_step whose accumulation window holds a failed forward_backward
 ├── TransientError                  retried with back-off
@@ -81,6 +82,12 @@ class TooLarge(UserError):
     """A request body over the size limit."""
 
     code = "too_large"
+
+
+class Cancelled(UserError):
+    """A sample its client no longer wants."""
+
+    code = "cancelled"
 
 
 class Expired(UserError):

@@ -73,7 +73,8 @@ class Submission:
 
     ``lane`` is the adapter's id for ordered operations and the sampling session's id for samples; ``digest`` tells a
     resend from a different request with the same number. ``rejection`` is the user-visible reason why the operation
-    will fail when its turn comes: its number is consumed all the same, so the run goes on.
+    will fail when its turn comes: its number is consumed all the same, so the run goes on. ``num_tokens`` is what it
+    may come to, for fairness; ``num_prompt_tokens`` is a sample's prompt alone, for the account.
     """
 
     tenant: str
@@ -83,6 +84,7 @@ class Submission:
     digest: str
     payload: Payload
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
     rejection: str | None = None
 
 

@@ -35,6 +35,10 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="request body after decompression")
     inline_payload_bytes: int = Field(default=64 * 2**10, gt=0, description="larger payloads and results become blobs")
     long_poll_s: float = Field(default=20.0, gt=0, le=30, description="how long retrieve_future holds a poll")
+    poll_samples_together: bool = Field(
+        default=False,
+        description="tell clients to hold one poll for all samples of a sampling client, not one for each",
+    )
     max_outstanding_samples: int = Field(default=4000, gt=0, description="per tenant; more is answered 429")
     max_body_bytes_in_flight: int = Field(
         default=2**30, gt=0, description="request bodies held at once, of everybody; more is answered 429"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
@@ -19,6 +19,7 @@ from twinkle.server.auth import Keys
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.futures import Futures
+from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks, secret_of
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.quota import SampleQuota
@@ -33,6 +34,7 @@ from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
+from twinkle.storage.samples import SampleJournal
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import Nudger
 
@@ -90,9 +92,9 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     futures = Futures(journal)
     futures.start()
     stack.push_async_callback(futures.stop)
-    listener = CompletionListener(settings.redis_url.get_secret_value(), futures.notify)
-    listener.start()
-    stack.push_async_callback(asyncio.to_thread, listener.stop)
+    sample_journal = SampleJournal(database, clock)
+    lane_polls = LanePolls(sample_journal, sql)
+    _start_listener(settings, stack, futures.notify, lane_polls.notify)
     directory = Directory(engine, clock)
     return ServerState(
         settings=settings,
@@ -113,6 +115,8 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         submitter=submitter,
         futures=futures,
         samples=SampleQuota(journal, clock, sql, max_open=settings.max_outstanding_samples),
+        sample_journal=sample_journal,
+        lane_polls=lane_polls,
         links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),
     )
 
@@ -121,6 +125,16 @@ def _threads(name: str, size: int, stack: AsyncExitStack) -> Threads:
     threads = Threads(name, size)
     stack.push_async_callback(asyncio.to_thread, threads.stop)
     return threads
+
+
+def _start_listener(settings: Settings, stack: AsyncExitStack, *callbacks: Callable[[list[str]], None]) -> None:
+    def tell(request_ids: list[str]) -> None:
+        for callback in callbacks:
+            callback(request_ids)
+
+    listener = CompletionListener(settings.redis_url.get_secret_value(), tell)
+    listener.start()
+    stack.push_async_callback(asyncio.to_thread, listener.stop)
 
 
 def _start_nudger(settings: Settings, stack: AsyncExitStack) -> Nudger:

@@ -12,6 +12,7 @@ from twinkle.core.settings import Settings
 from twinkle.server.auth import Keys
 from twinkle.server.body import Bodies
 from twinkle.server.futures import Futures
+from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.quota import SampleQuota
@@ -20,6 +21,7 @@ from twinkle.server.threads import Threads
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.directory import Directory
+from twinkle.storage.samples import SampleJournal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class ServerState:
     submitter: Submitter
     futures: Futures
     samples: SampleQuota
+    sample_journal: SampleJournal
+    lane_polls: LanePolls
     links: DownloadLinks
 
 

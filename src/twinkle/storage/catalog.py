@@ -100,7 +100,7 @@ class Catalog:
             row = session.get(SamplingSessionRow, sampling_session_id)
             if row is None or (tenant is not None and row.tenant != tenant):
                 raise NotFound(f"no sampling session {sampling_session_id!r}")
-            return SamplingSession(**row.model_dump())
+            return SamplingSession(**row.model_dump(exclude={"num_clients"}))
 
     def sampling_sessions_of(self, session_id: str) -> list[str]:
         """The ids of a session's sampling sessions."""

@@ -27,7 +27,7 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import LockedLane, advance_lane, lock_lanes, placeholders
+from twinkle.storage.lanes import LockedLane, advance_lane, lock_lanes, number_ended_sample, placeholders
 from twinkle.storage.records import NewLane, PastOperation, Records
 
 _STATUS_COLUMNS = (
@@ -268,7 +268,7 @@ class Journal:
     def cancelled(self, request_ids: Sequence[str]) -> list[str]:
         """Those among ``request_ids`` that nobody wants any more: what a worker looks up between two slices."""
         rows = self.database.read(
-            f"SELECT request_id FROM operation WHERE request_id IN ({_marks(request_ids)}) AND error_code = ?",
+            f"SELECT request_id FROM operation WHERE request_id IN ({placeholders(request_ids)}) AND error_code = ?",
             (*request_ids, Cancelled.code),
         )
         return [row[0] for row in rows]
@@ -365,15 +365,6 @@ def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, no
 def _is_cancelled(transaction: Transaction, request_id: str) -> bool:
     row = transaction.execute("SELECT error_code FROM operation WHERE request_id = ?", (request_id,)).fetchone()
     return row is not None and row[0] == Cancelled.code
-
-
-def number_ended_sample(transaction: Transaction, lane: str, request_id: str) -> None:
-    """Give an ended sample its place among those of its lane, which the transaction has locked."""
-    transaction.execute("UPDATE lane SET num_ended = num_ended + 1 WHERE id = ?", (lane,))
-    transaction.execute(
-        "UPDATE operation SET ended_no = (SELECT num_ended FROM lane WHERE id = ?) WHERE request_id = ?",
-        (lane, request_id),
-    )
 
 
 def _head_of(row: Row) -> Head:

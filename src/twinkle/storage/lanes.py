@@ -86,6 +86,15 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None
         raise LeaseLost(f"{outcome.lane} has moved past {outcome.seq}", lane=outcome.lane)
 
 
+def number_ended_sample(transaction: Transaction, lane: str, request_id: str) -> None:
+    """Give an ended sample its place among those of its lane, which the transaction has locked."""
+    transaction.execute("UPDATE lane SET num_ended = num_ended + 1 WHERE id = ?", (lane,))
+    transaction.execute(
+        "UPDATE operation SET ended_no = (SELECT num_ended FROM lane WHERE id = ?) WHERE request_id = ?",
+        (lane, request_id),
+    )
+
+
 def _closes_window(outcome: Outcome) -> bool:
     """Whether the adapter's gradients are empty afterwards, so that earlier failures no longer count."""
     if outcome.kind is OperationKind.OPTIM_STEP:

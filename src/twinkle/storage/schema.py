@@ -11,8 +11,8 @@ from sqlalchemy import Engine, text
 _LOCK_KEY = 7_462_118_020
 
 
-def upgrade(engine: Engine) -> None:
-    """Apply the missing migrations. Several processes may call it at once; one does the work."""
+def upgrade(engine: Engine, *, revision: str = "head") -> None:
+    """Apply the missing migrations up to ``revision``. Several processes may call it at once; one does the work."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     with engine.connect() as connection:
@@ -21,5 +21,5 @@ def upgrade(engine: Engine) -> None:
         else:
             connection.exec_driver_sql("BEGIN EXCLUSIVE")
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
         connection.commit()

@@ -66,7 +66,8 @@ class LaneRow(SQLModel, table=True):
     """The order of one adapter's operations (or the numbering of one sampling session's samples).
 
     ``head_seq`` is the next number to execute; ``head_kind`` is set exactly while that operation is in the journal,
-    so the partial index below holds the lanes that can run and nothing else.
+    so the partial index below holds the lanes that can run and nothing else. ``num_ended`` counts the samples of an
+    unordered lane that have ended, and numbers them.
     """
 
     __tablename__ = "lane"
@@ -96,6 +97,7 @@ class LaneRow(SQLModel, table=True):
     failed_window_seq: int | None = None
     not_before: float = Field(default=0.0, sa_type=Float)
     vtime: float = Field(default=0.0, sa_type=Float)
+    num_ended: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
 
 
 class AdapterRow(SQLModel, table=True):
@@ -122,6 +124,7 @@ class SamplingSessionRow(SQLModel, table=True):
     base_model: str
     model_path: str | None = None
     checkpoint: str | None = None
+    num_clients: int = Field(default=1, sa_column_kwargs={"server_default": text("1")})
 
 
 class OperationRow(SQLModel, table=True):
@@ -149,12 +152,26 @@ class OperationRow(SQLModel, table=True):
             sqlite_where=text("finished_at IS NOT NULL AND NOT expired"),
             postgresql_where=text("finished_at IS NOT NULL AND NOT expired"),
         ),
+        Index(
+            "sample_ended",
+            "lane",
+            "ended_no",
+            sqlite_where=text("ended_no IS NOT NULL"),
+            postgresql_where=text("ended_no IS NOT NULL"),
+        ),
+        Index(
+            "operation_used",
+            "tenant",
+            "finished_at",
+            sqlite_where=text("state = 'done'"),
+            postgresql_where=text("state = 'done'"),
+        ),
     )
     request_id: str = Field(primary_key=True)
     tenant: str
     lane: str = Field(foreign_key="lane.id")
     mesh: str
-    seq: int
+    seq: int = Field(sa_type=BigInteger)
     kind: str
     digest: str
     state: str
@@ -170,15 +187,21 @@ class OperationRow(SQLModel, table=True):
     error_code: str | None = None
     rejection: str | None = Field(default=None, sa_type=Text)
     num_tokens: int = Field(default=0, sa_type=BigInteger)
+    num_prompt_tokens: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
     device_s: float = Field(default=0.0, sa_type=Float)
     expired: bool = False
     accepted_at: float = Field(sa_type=Float)
     started_at: float | None = Field(default=None, sa_type=Float)
     finished_at: float | None = Field(default=None, sa_type=Float)
+    ended_no: int | None = Field(default=None, sa_type=BigInteger)
+    """A sample's place among those of its lane that have ended: given under the lane's lock, so none is seen late."""
 
 
 class CheckpointRow(SQLModel, table=True):
-    """A complete and verified checkpoint. A row is the publication: there is none before."""
+    """A complete and verified checkpoint. A row is the publication: there is none before.
+
+    Checkpoints with the same ``files_group`` share their files: one is a copy of the other.
+    """
 
     __tablename__ = "checkpoint"
     __table_args__ = (Index("checkpoint_of_tenant", "tenant", "created_at"),)
@@ -196,6 +219,33 @@ class CheckpointRow(SQLModel, table=True):
     listed: bool = True
     created_at: float = Field(sa_type=Float)
     expires_at: float | None = Field(default=None, sa_type=Float)
+    files_group: str | None = Field(default=None, index=True)
+
+
+class PastCheckpointRow(SQLModel, table=True):
+    """A checkpoint that was deleted or has expired: what its storage came to must still be told."""
+
+    __tablename__ = "past_checkpoint"
+    __table_args__ = (Index("past_checkpoint_of_tenant", "tenant", "ended_at"),)
+    id: int | None = Field(default=None, primary_key=True)
+    path: str
+    tenant: str = Field(foreign_key="tenant.id")
+    adapter: str
+    size_bytes: int = Field(sa_type=BigInteger)
+    created_at: float = Field(sa_type=Float)
+    ended_at: float = Field(sa_type=Float)
+
+
+class AuditRow(SQLModel, table=True):
+    """Something a tenant did that others may have to answer for. Details are JSON, never data nor keys."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index("audit_of_tenant", "tenant", "at"),)
+    id: int | None = Field(default=None, primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    at: float = Field(sa_type=Float)
+    event: str
+    details: str = Field(sa_type=Text)
 
 
 class SnapshotRow(SQLModel, table=True):

@@ -8,7 +8,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Failure, FailureCategory, OperationKind, Outcome
 from twinkle.storage.database import Database, Transaction
-from twinkle.storage.lanes import advance_lane, lock_lanes
+from twinkle.storage.lanes import advance_lane, lock_lanes, number_ended_sample
 
 _BATCH = 500
 
@@ -96,6 +96,8 @@ class Upkeep:
                     )
                     if outcome.kind.is_ordered:
                         advance_lane(transaction, outcome, now)
+                    else:
+                        number_ended_sample(transaction, lane_id, request_id)
                     ended.append(request_id)
         return ended
 

@@ -105,6 +105,10 @@ class Engine(Protocol[State]):
         """Samples added and not yet returned."""
         ...
 
+    def drop_sample(self, request_id: str) -> None:
+        """Forget a sample; one that is not under way is no error."""
+        ...
+
     def drop_samples(self) -> None:
         """Forget every sample under way."""
         ...

@@ -114,6 +114,10 @@ class NullEngine:
         """Samples added and not yet returned."""
         return len(self._samples)
 
+    def drop_sample(self, request_id: str) -> None:
+        """Forget a sample."""
+        self._samples = [sample for sample in self._samples if sample[0] != request_id]
+
     def drop_samples(self) -> None:
         """Forget every sample."""
         self._samples.clear()

@@ -8,7 +8,7 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import LeaseLost, PoisonOperation, StorageUnavailable
+from twinkle.core.errors import Cancelled, LeaseLost, PoisonOperation, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.scheduler.completions import CompletionPublisher
@@ -153,6 +153,7 @@ class MeshWorker(Generic[State]):
     # -- sampling -----------------------------------------------------------------------------------------------------
 
     def _sample_once(self, lease: Lease) -> bool:
+        self._drop_cancelled()
         claims: list[Claim] = []
         if self._samples.room > 0:
             claims = self._journal.claim_samples(lease, self._samples.room, under_way=self._samples.under_way)
@@ -166,6 +167,14 @@ class MeshWorker(Generic[State]):
         self._tell(execution.outcomes, started_at)
         self._give_back(lease, execution)
         return bool(claims) or not self._samples.is_idle
+
+    def _drop_cancelled(self) -> None:
+        """Free what cancelled samples hold. They have their outcome already; only the events are left to send."""
+        if self._samples.is_idle:
+            return
+        dropped = self._samples.drop(self._journal.cancelled(self._samples.under_way))
+        failure = Failure(message=Cancelled.code, category=FailureCategory.USER, code=Cancelled.code)
+        self._reporter.ended([outcome_of_failure(claim, failure) for claim in dropped], self._clock.now())
 
     # -- both ---------------------------------------------------------------------------------------------------------
 

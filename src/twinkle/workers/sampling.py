@@ -93,6 +93,16 @@ class SampleDesk(Generic[State]):
             for output in outputs:
                 self._finish(execution, output)
 
+    def drop(self, request_ids: list[str]) -> list[Claim]:
+        """Stop some samples for ever; the claims of those that were under way."""
+        dropped = []
+        for request_id in request_ids:
+            under_way = self._under_way.pop(request_id, None)
+            if under_way is not None:
+                self._engine.drop_sample(request_id)
+                dropped.append(under_way.claim)
+        return dropped
+
     def abandon(self) -> list[str]:
         """Stop everything under way; the futures that go back to the journal."""
         request_ids = list(self._under_way)

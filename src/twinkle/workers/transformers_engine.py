@@ -180,6 +180,11 @@ class TransformersEngine:
         """Samples added and not yet returned."""
         return len(self._targets)
 
+    def drop_sample(self, request_id: str) -> None:
+        """Cancel one sample."""
+        self.sampler.cancel(request_id)
+        self._targets.pop(request_id, None)
+
     def drop_samples(self) -> None:
         """Cancel everything under way."""
         for key in list(self._targets):

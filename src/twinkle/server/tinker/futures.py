@@ -1,4 +1,4 @@
-"""``retrieve_future``: the long poll for an operation's outcome."""
+"""The long polls: ``retrieve_future`` for one operation's outcome, ``retrieve_futures`` for the samples of a client."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from twinkle.core.errors import Expired, NotFound, StorageUnavailable
 from twinkle.core.operation import FutureStatus
 from twinkle.server.errors import JSON
 from twinkle.server.state import Server, ServerState, Tenant
-from twinkle.server.tinker.answers import answer
+from twinkle.server.tinker.answers import NO_CONTENT, answer
 from twinkle.storage.payloads import read_payload
+from twinkle.storage.samples import EndedSample
 from twinkle.wire.bodies.base import parse_body
-from twinkle.wire.bodies.futures import FailedResponse, PendingResponse, RetrieveFutureRequest
+from twinkle.wire.bodies.futures import (
+    CancelFutureRequest,
+    FailedCompletion,
+    FailedResponse,
+    FinishedCompletion,
+    PendingResponse,
+    RetrieveFutureRequest,
+    RetrieveFuturesRequest,
+    RetrieveFuturesResponse,
+)
 
 _NOT_READY = 408
 _PROTOBUF = "application/x-protobuf"
@@ -42,6 +52,41 @@ async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> R
     except StorageUnavailable:
         await asyncio.sleep(_STORAGE_PAUSE_S)
         return answer(_pending(_STORAGE_AWAY), status=_NOT_READY)
+
+
+@router.post("/retrieve_futures")
+async def retrieve_futures(request: Request, server: Server, tenant: Tenant) -> Response:
+    """What of a sampling client's samples ended after the cursor; waits until there is something. Outcomes are kept."""
+    body = parse_body(RetrieveFuturesRequest, await server.bodies.read(request))
+    lane = body.target.sampling_session_id
+    await server.sql.run(server.catalog.sampling_session, lane, tenant=tenant)
+    longest_s = server.settings.long_poll_s
+    ended = await server.lane_polls.wait(
+        lane,
+        client=body.target.cloned_sampler_id,
+        after=body.prev_cursor,
+        timeout_s=longest_s if body.timeout is None else min(body.timeout, longest_s),
+    )
+    cursor = ended[-1].ended_no if ended else body.prev_cursor
+    return answer(RetrieveFuturesResponse(completions=[_completion(sample) for sample in ended], cursor=cursor))
+
+
+@router.post("/cancel_future")
+async def cancel_future(request: Request, server: Server, tenant: Tenant) -> Response:
+    """End a sample nobody wants any more. One that has ended keeps its outcome."""
+    body = parse_body(CancelFutureRequest, await server.bodies.read(request))
+    if await server.sql.run(server.sample_journal.cancel, body.request_id, tenant):
+        server.futures.notify([body.request_id])
+        server.lane_polls.notify([body.request_id])
+    return Response(status_code=NO_CONTENT)
+
+
+def _completion(sample: EndedSample) -> FinishedCompletion | FailedCompletion:
+    if sample.failed:
+        return FailedCompletion(request_id=sample.request_id)
+    return FinishedCompletion(
+        request_id=sample.request_id, response_payload_uncompressed_size=sample.inline_result_bytes
+    )
 
 
 def _pending(reason: str | None) -> PendingResponse:

@@ -16,7 +16,13 @@ from twinkle.storage.catalog import SamplingSession
 from twinkle.storage.records import NewSamplingSession
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
-from twinkle.wire.bodies.sampling import CreateSamplingSessionRequest, CreateSamplingSessionResponse, SamplerResponse
+from twinkle.wire.bodies.sampling import (
+    CreateSamplingSessionRequest,
+    CreateSamplingSessionResponse,
+    JoinSamplingSessionRequest,
+    JoinSamplingSessionResponse,
+    SamplerResponse,
+)
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import SamplingSessionId
 from twinkle.wire.sampling import SampleRequest, parse_sample
@@ -34,6 +40,7 @@ class ReadSample:
     seq: int
     num_samples: int
     num_tokens: int
+    num_prompt_tokens: int
     digest: str
     payload: bytes
 
@@ -57,6 +64,14 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     await server.submitter.open_lane(session)
     _check_same(await server.sql.run(server.catalog.sampling_session, session.id, tenant=tenant), session)
     return answer(CreateSamplingSessionResponse(sampling_session_id=session.id))
+
+
+@router.post("/join_sampling_session")
+async def join_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
+    """A number for one more client of a sampling session, no other's."""
+    body = parse_body(JoinSamplingSessionRequest, await server.bodies.read(request))
+    number = await server.sql.run(server.sample_journal.join, body.sampling_session_id, tenant)
+    return answer(JoinSamplingSessionResponse(client_counter=number))
 
 
 @router.get("/samplers/{sampler_id}")
@@ -84,6 +99,7 @@ async def asample(request: Request, server: Server, tenant: Tenant) -> Response:
             digest=sample.digest,
             payload=Payload(inline=sample.payload),
             num_tokens=sample.num_tokens,
+            num_prompt_tokens=sample.num_prompt_tokens,
         )
         accepted = await server.submitter.submit(submission)
     sequence_ids = [f"{accepted.request_id}:{i}" for i in range(sample.num_samples)]
@@ -96,11 +112,13 @@ def _read_sample(raw: bytes) -> ReadSample:
     if body.sampling_session_id is None or body.seq_id is None:
         raise InvalidInput("sampling_session_id", "is missing; create a sampling session first")
     params = body.sampling_params
+    num_prompt_tokens = len(body.prompt_tokens())
     return ReadSample(
         lane=body.sampling_session_id,
         seq=body.seq_id,
         num_samples=body.num_samples,
-        num_tokens=len(body.prompt_tokens()) + body.num_samples * (params.max_tokens or 0),
+        num_tokens=num_prompt_tokens + body.num_samples * (params.max_tokens or 0),
+        num_prompt_tokens=num_prompt_tokens,
         digest=body_digest(body),
         payload=canonical_json(_with_seed(body)),
     )

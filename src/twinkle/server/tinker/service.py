@@ -18,15 +18,26 @@ router = APIRouter()
 
 
 @router.post("/client/config")
-async def client_config(_: Tenant) -> Response:
-    """Flags for a client's lifetime: the SDK's own defaults, and protobuf for those from before 0.25."""
-    return answer(ClientConfigResponse(proto_write_fwdbwd=True, fwd_via_fwdbwd=True))
+async def client_config(server: Server, _: Tenant) -> Response:
+    """Flags for a client's lifetime: the SDK's own defaults, and protobuf for those from before 0.25.
+
+    A poll for many samples is told apart by the number of its client, so clones then ask for theirs.
+    """
+    together = True if server.settings.poll_samples_together else None
+    return answer(
+        ClientConfigResponse(
+            proto_write_fwdbwd=True,
+            fwd_via_fwdbwd=True,
+            sample_use_retrieve_futures=together,
+            sample_join_sampling_session=together,
+        )
+    )
 
 
 @router.post("/client/dynamic_config")
 async def client_dynamic_config(_: Tenant) -> Response:
     """Flags a client asks for again every few minutes."""
-    return answer(ClientDynamicConfigResponse())
+    return answer(ClientDynamicConfigResponse(sample_cancel_enabled=True))
 
 
 @router.post("/telemetry")

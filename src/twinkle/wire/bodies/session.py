@@ -24,6 +24,7 @@ class ClientConfigResponse(ResponseBody):
     fwdbwd_max_chunk_bytes_count: int | None = None
     sample_max_concurrent_requests: int | None = None
     sample_use_retrieve_futures: bool | None = None
+    sample_join_sampling_session: bool | None = None
     # Not for the SDK from 0.25 on, which always does so; older ones then send protobuf.
     proto_write_fwdbwd: bool | None = None
     fwd_via_fwdbwd: bool | None = None
