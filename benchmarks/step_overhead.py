@@ -3,7 +3,7 @@
     python benchmarks/step_overhead.py [--short] [--threads N ...] [--output FILE]
 
 Same tiny Qwen3 models with random weights, same tokens, rank, loss and optimizer, same number of threads. Both are
-alive all the time and take turns in short rounds, so that a busy machine is busy for both; what counts is the ratio.
+alive all the time and take turns step by step, so that a busy machine is busy for both; what counts is the ratio.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tinker
 
 from machine import load_average, machine_facts
-from measures import median_of, rounded
+from measures import rounded
 from peft_loop import PeftLoop, PlainBatch, Step
 from stack import TwinkleService
 from twinkle.hub.tiny import make_tiny_model
@@ -42,34 +42,33 @@ LOSS_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model and how many steps of it make a round of a few seconds."""
+    """A model, and how many steps each side makes with it."""
 
     hidden_size: int
     layers: int
-    steps_per_round: int
+    num_steps: int
 
 
 FULL = (
-    Size(hidden_size=128, layers=4, steps_per_round=20),
-    Size(hidden_size=256, layers=4, steps_per_round=12),
-    Size(hidden_size=512, layers=8, steps_per_round=5),
+    Size(hidden_size=128, layers=4, num_steps=100),
+    Size(hidden_size=256, layers=4, num_steps=60),
+    Size(hidden_size=512, layers=8, num_steps=24),
 )
-SHORT = (Size(hidden_size=128, layers=4, steps_per_round=8),)
-FULL_ROUNDS, SHORT_ROUNDS = 5, 2
+SHORT = (Size(hidden_size=128, layers=4, num_steps=16),)
 
 
 def main() -> None:
     """Measures, and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="the smallest model, two rounds")
+    parser.add_argument("--short", action="store_true", help="the smallest model, few steps")
     parser.add_argument("--threads", type=int, nargs="+", help="of either side; default: 1, and all cores")
     parser.add_argument("--output", type=Path, default=RESULTS / "step_overhead.json")
     arguments = parser.parse_args()
-    sizes, num_rounds = (SHORT, SHORT_ROUNDS) if arguments.short else (FULL, FULL_ROUNDS)
+    sizes = SHORT if arguments.short else FULL
     logging.getLogger("tinker").setLevel(logging.ERROR)
     machine, load_before = machine_facts(PACKAGES), load_average()
     counts = arguments.threads or sorted({1, os.cpu_count() or 1})
-    cells = [measure_size(size, num_rounds=num_rounds, threads=count) for count in counts for size in sizes]
+    cells = [measure_size(size, threads=count) for count in counts for size in sizes]
     result = {
         "benchmark": "step_overhead",
         "machine": machine,
@@ -78,7 +77,6 @@ def main() -> None:
             "datums": NUM_DATUMS,
             "tokens_per_datum": TOKENS_PER_DATUM,
             "rank": RANK,
-            "rounds": num_rounds,
         },
         "cells": cells,
     }
@@ -87,7 +85,7 @@ def main() -> None:
     print(f"written to {arguments.output}")
 
 
-def measure_size(size: Size, *, num_rounds: int, threads: int) -> dict[str, object]:
+def measure_size(size: Size, *, threads: int) -> dict[str, object]:
     """Runs both loops on one model, in turns."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinkle-bench-")))
@@ -101,26 +99,24 @@ def measure_size(size: Size, *, num_rounds: int, threads: int) -> dict[str, obje
         client = tinker.ServiceClient(base_url=service.url, api_key=service.create_key())
         adapter = client.create_lora_training_client(base_model="tiny", rank=RANK, seed=0).result()
         check_same_start(peft.run(WARM_UP_STEPS), train(adapter, datums, WARM_UP_STEPS))
-        rounds: list[tuple[list[Step], list[Step]]] = []
-        cpu_ms = []
-        for number in range(num_rounds):
-            plain_steps = peft.run(size.steps_per_round) if number % 2 == 0 else []
-            before = cpu_by_process(service)
-            served_steps = train(adapter, datums, size.steps_per_round)
-            cpu_ms.append(cpu_ms_per_step(before, cpu_by_process(service), size.steps_per_round))
-            rounds.append((plain_steps or peft.run(size.steps_per_round), served_steps))
-            name = f"hidden {size.hidden_size}, {size.layers} layers, {threads} threads, round {number + 1}"
-            print(f"{name}: {round_summary(*rounds[-1])}", flush=True)
-    return {
+        plain_steps: list[Step] = []
+        served_steps: list[Step] = []
+        for number in range(size.num_steps):
+            if number % 2 == 0:
+                plain_steps += peft.run(1)
+            served_steps.append(served_step(service, adapter, datums))
+            if number % 2 == 1:
+                plain_steps += peft.run(1)
+    cell = {
         "threads": threads,
         "hidden_size": size.hidden_size,
         "layers": size.layers,
         "vocab_size": vocab_size,
-        **size_summary(rounds),
-        "cpu_ms": {"peft": peft_cpu_ms(rounds), "service": median_of(cpu_ms)},
-        "rounds": [round_summary(*one_round) for one_round in rounds],
+        **size_summary(plain_steps, served_steps),
         "load_average": load_average(),
     }
+    print(cell, flush=True)
+    return cell
 
 
 def train(adapter: tinker.TrainingClient, datums: list[tinker.Datum], num_steps: int) -> list[Step]:
@@ -141,20 +137,11 @@ def train(adapter: tinker.TrainingClient, datums: list[tinker.Datum], num_steps:
     return steps
 
 
-def cpu_by_process(service: TwinkleService) -> dict[str, float]:
-    """Returns the CPU seconds so far of the service's processes and of this one, the client."""
-    return {"client": time.process_time(), **service.cpu_s()}
-
-
-def cpu_ms_per_step(before: Mapping[str, float], after: Mapping[str, float], num_steps: int) -> dict[str, float]:
-    """Returns what each process used, and their sum, in milliseconds per step."""
-    used = {role: 1000 * (after[role] - before.get(role, 0.0)) / num_steps for role in after}
-    return {role: rounded(value) for role, value in {**used, "all": sum(used.values())}.items()}
-
-
-def peft_cpu_ms(rounds: Sequence[tuple[Sequence[Step], Sequence[Step]]]) -> float:
-    """Returns the median CPU milliseconds of a plain step."""
-    return rounded(1000 * statistics.median(step.cpu_s for plain_round, _ in rounds for step in plain_round))
+def served_step(service: TwinkleService, adapter: tinker.TrainingClient, datums: list[tinker.Datum]) -> Step:
+    """One step through the service, with the CPU time of all its processes and of this one."""
+    before = time.process_time() + sum(service.cpu_s().values())
+    step = train(adapter, datums, 1)[0]
+    return replace(step, cpu_s=time.process_time() + sum(service.cpu_s().values()) - before)
 
 
 def plain(datums: Sequence[tinker.Datum]) -> PlainBatch:
@@ -172,29 +159,29 @@ def check_same_start(plain_steps: Sequence[Step], served_steps: Sequence[Step]) 
         raise RuntimeError(f"the first loss is {got} through the service and {expected} in plain PEFT")
 
 
-def round_summary(plain_steps: Sequence[Step], served_steps: Sequence[Step]) -> dict[str, float]:
-    """Returns the medians of one round in milliseconds, and their ratio."""
-    plain_ms, served_ms = median_ms(plain_steps), median_ms(served_steps)
-    return {"peft_ms": plain_ms, "service_ms": served_ms, "ratio": rounded(served_ms / plain_ms)}
+def size_summary(plain_steps: Sequence[Step], served_steps: Sequence[Step]) -> dict[str, object]:
+    """Returns medians, and the ratio of each step to the one beside it: its median and its quartiles.
 
-
-def size_summary(rounds: Sequence[tuple[Sequence[Step], Sequence[Step]]]) -> dict[str, object]:
-    """Returns the medians over all rounds: of the steps, of their parts, and of the rounds' ratios."""
-    plain_steps = [step for plain_round, _ in rounds for step in plain_round]
-    served_steps = [step for _, served_round in rounds for step in served_round]
-    ratios = [round_summary(*one_round)["ratio"] for one_round in rounds]
+    CPU times are means: the kernel counts those of other processes in ticks of 10 ms.
+    """
+    ratios = [served.seconds / plain.seconds for plain, served in zip(plain_steps, served_steps, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    plain_cpu_ms, served_cpu_ms = mean_cpu_ms(plain_steps), mean_cpu_ms(served_steps)
     return {
-        "peft_ms": median_ms(plain_steps),
-        "service_ms": median_ms(served_steps),
-        "ratio": rounded(statistics.median(ratios)),
-        "ratio_range": [min(ratios), max(ratios)],
+        "steps": len(ratios),
+        "peft_ms": rounded(1000 * statistics.median(step.seconds for step in plain_steps)),
+        "service_ms": rounded(1000 * statistics.median(step.seconds for step in served_steps)),
+        "ratio": rounded(middle),
+        "ratio_quartiles": [rounded(low), rounded(high)],
+        "cpu_ms": {"peft": rounded(plain_cpu_ms), "service": rounded(served_cpu_ms)},
+        "cpu_ratio": rounded(served_cpu_ms / plain_cpu_ms) if plain_cpu_ms else 0.0,
         "parts_ms": {"peft": parts_ms(plain_steps), "service": parts_ms(served_steps)},
     }
 
 
-def median_ms(steps: Sequence[Step]) -> float:
-    """Returns the median step in milliseconds."""
-    return rounded(1000 * statistics.median(step.seconds for step in steps))
+def mean_cpu_ms(steps: Sequence[Step]) -> float:
+    """Returns the mean CPU milliseconds of a step."""
+    return 1000 * statistics.fmean(step.cpu_s for step in steps)
 
 
 def parts_ms(steps: Sequence[Step]) -> dict[str, float]:

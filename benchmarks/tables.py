@@ -96,12 +96,12 @@ def step_text(result: Result) -> str:
         machine_line(result),
         "",
         f"{work['datums']} sequences of {work['tokens_per_datum']} tokens, rank {work['rank']}, cross entropy, AdamW. "
-        f"Medians over {work['rounds']} alternating rounds. Threads are those of torch, on either side.",
+        "Both sides take turns step by step; the ratio is the median over neighbours. Threads are those of torch.",
         "",
         *table(
             (
-                *("hidden / layers", "threads", "plain PEFT ms", "service ms", "ratio", "range of rounds"),
-                *("PEFT CPU ms", "service CPU ms", "of it worker", "of it API", "of it client"),
+                *("hidden / layers", "threads", "steps", "plain PEFT ms", "service ms", "ratio", "quartiles"),
+                *("PEFT CPU ms", "service and client CPU ms", "CPU ratio"),
             ),
             [_step_row(cell) for cell in result["cells"]],
         ),
@@ -178,13 +178,11 @@ def _cpu_row(served: Result, empty: Result) -> tuple[object, ...]:
 
 
 def _step_row(cell: Result) -> tuple[object, ...]:
-    low, high = cell["ratio_range"]
-    used = cell["cpu_ms"]["service"]
+    low, high = cell["ratio_quartiles"]
     return (
         *_model_of(cell),
-        *(cell["peft_ms"], cell["service_ms"], f"{cell['ratio']:.2f}", f"{low:.2f} to {high:.2f}"),
-        cell["cpu_ms"]["peft"],
-        *(used[role] for role in ("all", "worker", "api", "client")),
+        *(cell["steps"], cell["peft_ms"], cell["service_ms"], f"{cell['ratio']:.2f}", f"{low:.2f} to {high:.2f}"),
+        *(cell["cpu_ms"]["peft"], cell["cpu_ms"]["service"], f"{cell['cpu_ratio']:.2f}"),
     )
 
 

@@ -49,16 +49,18 @@ def test_a_batch_has_shifted_targets_and_is_the_same_every_time() -> None:
     assert [datum.model_input.to_ints() for datum in first] == [datum.model_input.to_ints() for datum in second]
 
 
-def test_the_ratio_is_that_of_the_medians_of_a_round() -> None:
+def test_the_ratio_is_that_of_neighbouring_steps_not_of_the_medians() -> None:
     step, peft = importlib.import_module("step_overhead"), importlib.import_module("peft_loop")
 
     def steps(*seconds: float) -> list[object]:
-        return [peft.Step(seconds=s, forward_backward_s=s, optim_step_s=0.0, loss=1.0) for s in seconds]
+        return [peft.Step(seconds=s, forward_backward_s=s, optim_step_s=0.0, loss=1.0, cpu_s=s) for s in seconds]
 
-    summary = step.size_summary([(steps(0.1, 0.2, 0.9), steps(0.3, 0.3, 0.3)), (steps(0.1), steps(0.2))])
+    # The machine becomes slower by and by, for both.
+    summary = step.size_summary(steps(0.1, 0.2, 0.4, 0.8), steps(0.15, 0.3, 0.6, 1.2))
 
-    assert summary["ratio"] == 1.75
-    assert summary["ratio_range"] == [1.5, 2.0]
+    assert summary["ratio"] == 1.5
+    assert summary["ratio_quartiles"] == [1.5, 1.5]
+    assert summary["cpu_ratio"] == 1.5
 
 
 def test_two_loops_that_start_apart_are_not_compared() -> None:
