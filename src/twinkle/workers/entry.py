@@ -12,6 +12,9 @@ from twinkle.core.settings import Settings, environment_of
 from twinkle.tasks.app import mesh_queue
 from twinkle.workers.refusal import REFUSAL_FILE
 
+# Without these glibc maps and unmaps memory for every large tensor. Set before the child starts: it reads them once.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967295", "MALLOC_TRIM_THRESHOLD_": "4294967295"}
+
 
 def run_worker(settings: Settings) -> int:
     """Serve one mesh until SIGTERM; the exit status.
@@ -22,7 +25,7 @@ def run_worker(settings: Settings) -> int:
     Raises:
         ConfigError: The child cannot build its engine with these settings.
     """
-    os.environ.update(environment_of(settings))
+    os.environ.update({**_ALLOCATOR, **os.environ, **environment_of(settings)})
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 
     with tempfile.NamedTemporaryFile(prefix="twinkle-refusal-") as refusal:
