@@ -16,7 +16,7 @@ from harness.journal import Bench, new_sampler, submission
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.storage import tables
-from twinkle.storage.database import sql_engine
+from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.schema import upgrade
 
 _UPGRADE = """
@@ -66,6 +66,35 @@ def test_two_processes_may_upgrade_at_once(empty_url: str) -> None:
     errors = [process.communicate(timeout=60)[1] for process in processes]
 
     assert [process.returncode for process in processes] == [0, 0], errors
+    assert _differences(empty_url) == []
+
+
+def test_a_journal_of_the_first_schema_is_brought_along_with_what_it_holds(empty_url: str) -> None:
+    engine = sql_engine(empty_url)
+    upgrade(engine, revision="0001")
+    database = Database(empty_url)
+    with database.transaction() as transaction:
+        transaction.execute("INSERT INTO tenant (id, name, weight, created_at) VALUES ('t', 't', 1, 0)")
+        transaction.execute(
+            "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
+            " VALUES ('s', 't', 'm', FALSE, 0, -1, 0, 0)"
+        )
+        transaction.execute(
+            "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
+            " num_tokens, device_s, expired, accepted_at, not_before, result)"
+            " VALUES ('s:req:0', 't', 's', 'm', 0, 'sample', '', 'done', 1, 1, 5, 0, FALSE, 0, 0, ?)",
+            (b"kept",),
+        )
+    database.close()
+
+    upgrade(engine)
+
+    assert database.read("SELECT request_id, result, num_prompt_tokens, ended_no FROM operation") == [
+        ("s:req:0", b"kept", 0, None)
+    ]
+    assert database.read("SELECT num_ended FROM lane") == [(0,)]
+    database.close()
+    engine.dispose()
     assert _differences(empty_url) == []
 
 
@@ -129,8 +158,14 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
             (0.0, 500),
             "operation_open",
         ),
+        (
+            "SELECT request_id FROM operation WHERE lane = ? AND ended_no > ? AND seq >= ? AND seq < ?"
+            " ORDER BY ended_no LIMIT ?",
+            ("s", 0, 0, 10**9, 1000),
+            "sample_ended",
+        ),
     ],
-    ids=["claim", "claim_samples", "history", "close_gaps", "expire_results", "expire_overdue"],
+    ids=["claim", "claim_samples", "history", "close_gaps", "expire_results", "expire_overdue", "ended_samples"],
 )
 def test_hot_statements_use_their_indexes(crowded: Bench, sql: str, parameters: tuple[object, ...], index: str) -> None:
     plan = _plan(crowded, sql, parameters)

@@ -15,10 +15,11 @@ _DONE = sa.text("state = 'done'")
 
 
 def upgrade() -> None:
-    with op.batch_alter_table("lane") as batch_op:
-        batch_op.add_column(sa.Column("num_ended", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
-    with op.batch_alter_table("sampling_session") as batch_op:
-        batch_op.add_column(sa.Column("num_clients", sa.Integer(), server_default=sa.text("1"), nullable=False))
+    # Not in batch mode: SQLite would drop and rebuild tables that others refer to.
+    op.add_column("lane", sa.Column("num_ended", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
+    op.add_column(
+        "sampling_session", sa.Column("num_clients", sa.Integer(), server_default=sa.text("1"), nullable=False)
+    )
     with op.batch_alter_table("operation") as batch_op:
         # A cloned sampling client counts from a thousand million times its number on.
         batch_op.alter_column("seq", existing_type=sa.Integer(), type_=sa.BigInteger(), existing_nullable=False)
@@ -32,9 +33,8 @@ def upgrade() -> None:
     op.create_index(
         "operation_used", "operation", ["tenant", "finished_at"], sqlite_where=_DONE, postgresql_where=_DONE
     )
-    with op.batch_alter_table("checkpoint") as batch_op:
-        batch_op.add_column(sa.Column("files_group", sa.String(), nullable=True))
-        batch_op.create_index(batch_op.f("ix_checkpoint_files_group"), ["files_group"])
+    op.add_column("checkpoint", sa.Column("files_group", sa.String(), nullable=True))
+    op.create_index(op.f("ix_checkpoint_files_group"), "checkpoint", ["files_group"])
     _create_tables()
 
 

@@ -1,0 +1,122 @@
+"""Cancelling against a worker that is at work on the sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.clock import HandClock
+from harness.journal import Bench, new_sampler, submission
+from harness.operations import sample_body
+from harness.worker import WorkerRig
+from twinkle.core.errors import InvalidInput, NotFound
+from twinkle.core.ids import request_id_of
+from twinkle.core.operation import OperationKind, OperationState
+from twinkle.storage.blobs import FolderStore
+from twinkle.storage.samples import SampleJournal
+
+SAMPLER = "session-t0:sample:0"
+
+
+@pytest.fixture
+def samples(bench: Bench) -> SampleJournal:
+    return SampleJournal(bench.database, bench.clock)
+
+
+@pytest.fixture
+def rig(bench: Bench, clock: HandClock, tmp_path: Path):  # type: ignore[no-untyped-def]
+    rig = WorkerRig("a", database=bench.database, catalog=bench.catalog, blobs=FolderStore(tmp_path), clock=clock)
+    yield rig
+    rig.bury()
+
+
+def _queue(bench: Bench, count: int) -> list[str]:
+    bench.journal.open_lane(new_sampler(SAMPLER))
+    bench.append(*(submission(SAMPLER, n, OperationKind.SAMPLE, body=sample_body(SAMPLER, n)) for n in range(count)))
+    return [request_id_of(SAMPLER, seq) for seq in range(count)]
+
+
+def _never_finish(rig: WorkerRig) -> None:
+    def step() -> list[object]:
+        rig.clock.move(1.0)
+        return []
+
+    rig.engine.step_samples = step  # type: ignore[method-assign]
+
+
+def test_a_running_sample_is_dropped_at_the_workers_next_look(
+    bench: Bench, rig: WorkerRig, samples: SampleJournal
+) -> None:
+    unwanted, wanted = _queue(bench, 2)
+    finish = rig.engine.step_samples
+    _never_finish(rig)
+    rig.drain(1)
+    assert bench.status(SAMPLER, 0).state is OperationState.RUNNING
+
+    assert samples.cancel(unwanted, "t0")
+    assert not samples.cancel(unwanted, "t0")
+    rig.drain(1)
+
+    assert rig.samples.under_way == [wanted]
+    assert rig.engine.num_samples_under_way == 1
+    assert ("failed", unwanted) in rig.reporter.events
+    rig.engine.step_samples = finish  # type: ignore[method-assign]
+    rig.drain()
+    failure = bench.status(SAMPLER, 0).failure
+    assert failure is not None
+    assert failure.code == "cancelled"
+    assert bench.status(SAMPLER, 1).state is OperationState.DONE
+
+
+def test_a_sample_cancelled_just_before_its_commit_stays_cancelled(
+    bench: Bench, rig: WorkerRig, samples: SampleJournal
+) -> None:
+    unwanted, wanted = _queue(bench, 2)
+    rig.journal.before_commit = lambda: samples.cancel(unwanted, "t0")
+
+    rig.drain()
+
+    failure = bench.status(SAMPLER, 0).failure
+    assert failure is not None
+    assert failure.code == "cancelled"
+    assert bench.status(SAMPLER, 1).state is OperationState.DONE
+    ended = samples.ended(SAMPLER, client=0, after=0, limit=10)
+    assert [(sample.request_id, sample.ended_no, sample.failed) for sample in ended] == [
+        (unwanted, 1, True),
+        (wanted, 2, False),
+    ]
+
+
+def test_a_sample_whose_worker_died_is_not_handed_out_again_once_cancelled(
+    bench: Bench, rig: WorkerRig, samples: SampleJournal
+) -> None:
+    (unwanted,) = _queue(bench, 1)
+    _never_finish(rig)
+    rig.drain(1)
+    samples.cancel(unwanted, "t0")
+
+    lease = bench.lease("b")
+
+    assert bench.journal.claim_samples(lease, 4, under_way=()) == []
+    assert bench.journal.num_open_samples("t0") == 0
+
+
+def test_what_cannot_be_cancelled(bench: Bench, samples: SampleJournal) -> None:
+    bench.adapter("a")
+    (sample,) = _queue(bench, 1)
+
+    with pytest.raises(InvalidInput, match="cannot be cancelled"):
+        samples.cancel(request_id_of("a", 0), "t0")
+    with pytest.raises(NotFound):
+        samples.cancel(sample, "t1")
+    assert bench.status(SAMPLER, 0).state is OperationState.QUEUED
+
+
+def test_an_overdue_sample_is_among_those_that_ended(bench: Bench, samples: SampleJournal) -> None:
+    (overdue,) = _queue(bench, 1)
+    bench.clock.move(100.0)
+
+    bench.upkeep.expire_overdue(deadline_s=10.0)
+
+    assert [sample.request_id for sample in samples.ended(SAMPLER, client=0, after=0, limit=10)] == [overdue]
