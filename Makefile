@@ -49,7 +49,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -m "not soak and not gpu and not cookbook"
+	$(BIN)/python -m pytest -m "not soak and not gpu"
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout=3600
