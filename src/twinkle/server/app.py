@@ -30,6 +30,7 @@ from twinkle.server.tinker import router as tinker_router
 from twinkle.storage import schema
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.catalog import Catalog
+from twinkle.storage.copies import Copies
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
@@ -115,6 +116,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         submitter=submitter,
         futures=futures,
         samples=SampleQuota(journal, clock, sql, max_open=settings.max_outstanding_samples),
+        copies=Copies(database, clock),
         sample_journal=sample_journal,
         lane_polls=lane_polls,
         links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),

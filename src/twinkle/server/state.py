@@ -20,6 +20,7 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
+from twinkle.storage.copies import Copies
 from twinkle.storage.directory import Directory
 from twinkle.storage.samples import SampleJournal
 
@@ -41,6 +42,7 @@ class ServerState:
     submitter: Submitter
     futures: Futures
     samples: SampleQuota
+    copies: Copies
     sample_journal: SampleJournal
     lane_polls: LanePolls
     links: DownloadLinks

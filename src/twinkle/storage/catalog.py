@@ -11,6 +11,7 @@ from sqlmodel import Session, col, func, or_, select
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
+from twinkle.storage.copies import remove_checkpoints
 from twinkle.storage.database import Database
 from twinkle.storage.tables import AdapterRow, CheckpointRow, SamplingSessionRow
 
@@ -178,12 +179,13 @@ class Catalog:
         Raises:
             NotFound: It does not exist or is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = self._own_checkpoint(session, tenant, path)
-            keys = [file.key for file in _checkpoint_of(row).files.values()]
-            session.delete(row)
-            session.commit()
-            return keys
+        with self._database.transaction() as transaction:
+            removed, keys = remove_checkpoints(
+                transaction, "path = ? AND tenant = ?", (path, tenant), now=self._clock.now()
+            )
+        if not removed:
+            raise NotFound(f"no checkpoint {path!r}")
+        return keys
 
     def latest_snapshot(self, adapter_id: str) -> Snapshot | None:
         """The adapter's newest recovery point."""

@@ -44,7 +44,7 @@ class NewAdapter:
 
     def insert(self, transaction: Transaction) -> None:
         """Insert the lane and the adapter unless they exist."""
-        _insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=True)
+        insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=True)
         transaction.execute(
             "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, user_metadata, created_at)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
@@ -75,7 +75,7 @@ class NewSamplingSession:
 
     def insert(self, transaction: Transaction) -> None:
         """Insert the lane and the sampling session unless they exist."""
-        _insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False)
+        insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False)
         transaction.execute(
             "INSERT INTO sampling_session (id, tenant, session, base_model, model_path, checkpoint)"
             " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
@@ -83,7 +83,7 @@ class NewSamplingSession:
         )
 
 
-def _insert_lane(transaction: Transaction, lane: str, tenant: str, mesh: str, *, ordered: bool) -> None:
+def insert_lane(transaction: Transaction, lane: str, tenant: str, mesh: str, *, ordered: bool) -> None:
     """A new lane starts at the virtual time of the busiest waiting ones, not at zero: being new is no head start."""
     transaction.execute(
         "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
@@ -116,7 +116,7 @@ def _publish(transaction: Transaction, checkpoint: Checkpoint, now: float) -> No
         " public, listed, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, FALSE, ?, ?, ?)"
         " ON CONFLICT (path) DO UPDATE SET seq = excluded.seq, files = excluded.files, config = excluded.config,"
         " size_bytes = excluded.size_bytes, user_metadata = excluded.user_metadata,"
-        " created_at = excluded.created_at, expires_at = excluded.expires_at",
+        " created_at = excluded.created_at, expires_at = excluded.expires_at, files_group = NULL",
         (
             checkpoint.path,
             checkpoint.tenant,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Failure, FailureCategory, OperationKind, Outcome
+from twinkle.storage.copies import remove_checkpoints
 from twinkle.storage.database import Database, Transaction
 from twinkle.storage.lanes import advance_lane, lock_lanes, number_ended_sample
 
@@ -117,10 +116,8 @@ class Upkeep:
         return [row[0] for row in rows if row[0] is not None]
 
     def expire_checkpoints(self) -> list[str]:
-        """Remove checkpoints whose time has come; the keys of their files."""
+        """Remove checkpoints whose time has come; the keys of their files, but for those a copy still needs."""
+        now = self._clock.now()
         with self._database.transaction() as transaction:
-            rows = transaction.execute(
-                "DELETE FROM checkpoint WHERE expires_at IS NOT NULL AND expires_at <= ? RETURNING files",
-                (self._clock.now(),),
-            ).fetchall()
-        return [file["key"] for row in rows for file in json.loads(row[0]).values()]
+            _, keys = remove_checkpoints(transaction, "expires_at IS NOT NULL AND expires_at <= ?", (now,), now=now)
+        return keys
