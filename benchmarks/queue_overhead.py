@@ -27,7 +27,7 @@ from pyqwest.httpx import AsyncPyqwestTransport
 from machine import load_average, machine_facts
 from measures import latency_summary, median_of, rounded
 from sdk_load import LoadPool, Observed
-from stack import ChildServer, NothingServer, TwinkleService
+from stack import ChildServer, NothingServer, TwinkleService, end_in_order_on_sigterm
 from workload import BASE_MODEL, NUM_DATUMS, RANK, TOKENS_PER_DATUM
 
 RESULTS = Path(__file__).parent / "results"
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="one round of fewer, shorter windows")
     parser.add_argument("--output", type=Path, default=RESULTS / "queue_overhead.json")
     arguments = parser.parse_args()
+    end_in_order_on_sigterm()
     result = measure(SHORT if arguments.short else FULL)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -157,6 +157,11 @@ class NothingServer(ChildServer):
         return "/api/v1/healthz"
 
 
+def end_in_order_on_sigterm() -> None:
+    """Make SIGTERM leave all blocks on its way out, so that no server stays behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def tree_cpu_s(process: psutil.Process) -> float:
     """Returns the CPU seconds of a process and everything below it; those that have just ended do not count."""
     total = 0.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import statistics
 import tempfile
 import time
@@ -25,7 +24,7 @@ import tinker
 from machine import load_average, machine_facts
 from measures import rounded
 from peft_loop import PeftLoop, PlainBatch, Step
-from stack import TwinkleService
+from stack import TwinkleService, end_in_order_on_sigterm
 from twinkle.hub.tiny import make_tiny_model
 from workload import adam_params, make_batch
 
@@ -61,14 +60,15 @@ def main() -> None:
     """Measures, and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="the smallest model, few steps")
-    parser.add_argument("--threads", type=int, nargs="+", help="of either side; default: 1, and all cores")
+    # More than one wants an idle machine: threads that wait for a preempted one would be all that is measured.
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of torch, on either side")
     parser.add_argument("--output", type=Path, default=RESULTS / "step_overhead.json")
     arguments = parser.parse_args()
+    end_in_order_on_sigterm()
     sizes = SHORT if arguments.short else FULL
     logging.getLogger("tinker").setLevel(logging.ERROR)
     machine, load_before = machine_facts(PACKAGES), load_average()
-    counts = arguments.threads or sorted({1, os.cpu_count() or 1})
-    cells = [measure_size(size, threads=count) for count in counts for size in sizes]
+    cells = [measure_size(size, threads=threads) for threads in arguments.threads for size in sizes]
     result = {
         "benchmark": "step_overhead",
         "machine": machine,
