@@ -40,6 +40,8 @@ CAPABILITIES = MeshCapabilities(
 )
 WEIGHTS = bytes(range(256)) * 8
 """What every checkpoint's one file holds."""
+DEVICE_S = 0.25
+"""What every operation is charged for."""
 _POLL_S = 0.005
 _KIND_OF_SAVE = {
     OperationKind.SAVE_WEIGHTS: CheckpointKind.TRAINING,
@@ -122,7 +124,22 @@ class FakeWorker:
             )
         result = self._result(claim, records)
         payload = write_payload(self._blobs, result, inline_bytes=self._settings.inline_payload_bytes)
-        return Outcome(request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, result=payload)
+        return Outcome(
+            request_id=claim.request_id,
+            lane=claim.lane,
+            seq=claim.seq,
+            kind=claim.kind,
+            result=payload,
+            num_tokens=self._num_tokens(claim),
+            device_s=DEVICE_S,
+        )
+
+    def _num_tokens(self, claim: Claim) -> int:
+        """What it processed: a sample's prompt is not among it."""
+        if claim.kind is not OperationKind.SAMPLE:
+            return claim.num_tokens
+        request = parse_sample(self.payload(claim))
+        return (request.sampling_params.max_tokens or 1) * request.num_samples
 
     def _result(self, claim: Claim, records: Records) -> bytes:
         payload = self.payload(claim)

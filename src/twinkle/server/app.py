@@ -28,6 +28,7 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.tinker import router as tinker_router
 from twinkle.storage import schema
+from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
@@ -36,6 +37,8 @@ from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.samples import SampleJournal
+from twinkle.storage.session_search import SessionSearch
+from twinkle.storage.usage import Usage
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import Nudger
 
@@ -117,6 +120,9 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         futures=futures,
         samples=SampleQuota(journal, clock, sql, max_open=settings.max_outstanding_samples),
         copies=Copies(database, clock),
+        usage=Usage(database, clock),
+        audit=Audit(database, clock),
+        session_search=SessionSearch(database, engine),
         sample_journal=sample_journal,
         lane_polls=lane_polls,
         links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),

@@ -62,6 +62,10 @@ class Keys:
             raise Unauthenticated("unknown API key")
         return tenant
 
+    def forget(self, key: str) -> None:
+        """Ask about a key again: it was revoked just now."""
+        self._remembered.pop(digest_of_key(key), None)
+
     async def _look_up(self, key: str, digest: str) -> str | None:
         """One query however many requests bring the same key at once."""
         task = self._lookups.get(digest)

@@ -18,11 +18,14 @@ from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.quota import SampleQuota
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
+from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
 from twinkle.storage.directory import Directory
 from twinkle.storage.samples import SampleJournal
+from twinkle.storage.session_search import SessionSearch
+from twinkle.storage.usage import Usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,9 @@ class ServerState:
     futures: Futures
     samples: SampleQuota
     copies: Copies
+    usage: Usage
+    audit: Audit
+    session_search: SessionSearch
     sample_journal: SampleJournal
     lane_polls: LanePolls
     links: DownloadLinks

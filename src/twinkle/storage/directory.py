@@ -43,6 +43,14 @@ class KeyInfo:
     revoked_at: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyOwner:
+    """A key as its holder sees it; the SDK wants a number."""
+
+    number: int
+    name: str
+
+
 class Directory:
     """Who is there."""
 
@@ -104,6 +112,36 @@ class Directory:
                 ApiKeyRow.digest == digest_of_key(key), col(ApiKeyRow.revoked_at).is_(None)
             )
             return session.exec(statement).first()
+
+    def key(self, key: str) -> KeyOwner:
+        """What may be told to whoever holds a key.
+
+        Raises:
+            NotFound: It is unknown, or was revoked.
+        """
+        with Session(self._engine) as session:
+            return _owner_of(self._valid_key(session, key))
+
+    def revoke_key(self, key: str) -> KeyOwner:
+        """Let a key open nothing any more.
+
+        Raises:
+            NotFound: It is unknown, or was revoked.
+        """
+        with Session(self._engine) as session:
+            row = self._valid_key(session, key)
+            row.revoked_at = self._clock.now()
+            owner = _owner_of(row)
+            session.add(row)
+            session.commit()
+            return owner
+
+    def _valid_key(self, session: Session, key: str) -> ApiKeyRow:
+        statement = select(ApiKeyRow).where(ApiKeyRow.digest == digest_of_key(key), col(ApiKeyRow.revoked_at).is_(None))
+        row = session.exec(statement).first()
+        if row is None:
+            raise NotFound("no such API key")
+        return row
 
     def tenant_name(self, tenant: str) -> str:
         """A tenant's name."""
@@ -208,3 +246,7 @@ class Directory:
                 row.finished_at, row.finish_reason, row.finish_detail = self._clock.now(), reason, detail
                 session.add(row)
                 session.commit()
+
+
+def _owner_of(row: ApiKeyRow) -> KeyOwner:
+    return KeyOwner(number=int(row.id[:12], 16), name=row.name)

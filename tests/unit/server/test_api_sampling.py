@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from harness.calls import retrieve
+from harness.polling import wait_for
 from twinkle.wire.sample_result import decode_sample_response
 from twinkle.wire.sampling import parse_sample
 
@@ -111,11 +112,11 @@ def test_too_many_open_samples_are_put_off_not_lost(api: Api, http: httpx.Client
 
 
 def _until_accepted(http: httpx.Client, body: dict[str, object]) -> dict[str, str]:
-    for _ in range(200):
+    def accepted() -> dict[str, str]:
         answer = http.post("/asample", json=body)
-        if answer.status_code == 200:
-            return dict(answer.json())
-    raise AssertionError("the quota never opened again")
+        return dict(answer.json()) if answer.status_code == 200 else {}
+
+    return wait_for(accepted, what="the quota opens again")
 
 
 def test_a_sampling_session_is_made_once(http: httpx.Client, session_id: str, sampler_id: str) -> None:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from twinkle.server.tinker import checkpoints, copies, futures, models, runs, sampling, service, sessions, training
+from twinkle.server.tinker import (
+    account,
+    billing,
+    checkpoints,
+    copies,
+    futures,
+    models,
+    runs,
+    sampling,
+    service,
+    sessions,
+    training,
+)
 
 router = APIRouter(prefix="/api/v1")
 # Routes are tried in this order, and nearly all requests are for the first three.
-for part in (training, futures, sampling, service, sessions, models, checkpoints, copies, runs):
+for part in (training, futures, sampling, service, sessions, models, checkpoints, copies, runs, billing, account):
     router.include_router(part.router)

@@ -87,6 +87,7 @@ async def delete_checkpoint(run_id: str, segment: str, name: str, server: Server
     """Unlist a checkpoint for ever, then remove its files."""
     path = _path(run_id, segment, name)
     keys = await server.sql.run(server.catalog.delete_checkpoint, tenant, path)
+    await _note(server, tenant, "checkpoint_delete", path)
     await _remove_files(server, path, keys)
     return Response(status_code=NO_CONTENT)
 
@@ -94,14 +95,18 @@ async def delete_checkpoint(run_id: str, segment: str, name: str, server: Server
 @router.post(_CHECKPOINT + "/publish")
 async def publish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
     """Let every tenant read a checkpoint. Twice is harmless: the 409 of the original makes its client hang."""
-    await server.sql.run(server.catalog.set_public, tenant, _path(run_id, segment, name), public=True)
+    path = _path(run_id, segment, name)
+    await server.sql.run(server.catalog.set_public, tenant, path, public=True)
+    await _note(server, tenant, "checkpoint_publish", path)
     return Response(status_code=NO_CONTENT)
 
 
 @router.delete(_CHECKPOINT + "/publish")
 async def unpublish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
     """Keep a checkpoint to its owner again."""
-    await server.sql.run(server.catalog.set_public, tenant, _path(run_id, segment, name), public=False)
+    path = _path(run_id, segment, name)
+    await server.sql.run(server.catalog.set_public, tenant, path, public=False)
+    await _note(server, tenant, "checkpoint_unpublish", path)
     return Response(status_code=NO_CONTENT)
 
 
@@ -110,7 +115,9 @@ async def set_ttl(run_id: str, segment: str, name: str, request: Request, server
     """Change how long a checkpoint lives from now on; null keeps it for ever."""
     body = parse_body(SetTtlRequest, await server.bodies.read(request))
     expires_at = None if body.ttl_seconds is None else server.clock.now() + body.ttl_seconds
-    await server.sql.run(server.catalog.set_expiry, tenant, _path(run_id, segment, name), expires_at)
+    path = _path(run_id, segment, name)
+    await server.sql.run(server.catalog.set_expiry, tenant, path, expires_at)
+    await _note(server, tenant, "checkpoint_ttl_set", path, ttl_seconds=str(body.ttl_seconds))
     return Response(status_code=NO_CONTENT)
 
 
@@ -125,11 +132,16 @@ async def external_weights_urls(run_id: str, name: str, request: Request, server
         file: await server.object_io.run(server.links.url_of, stored.key, base_url=base_url, expires_at=expires_at)
         for file, stored in checkpoint.files.items()
     }
+    await _note(server, tenant, "checkpoint_read", path, purpose="download")
     return answer(ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires_at)))
 
 
 def _path(run_id: str, segment: str, name: str) -> str:
     return str(parse_checkpoint_path(f"{SCHEME}{run_id}/{segment}/{name}"))
+
+
+async def _note(server: ServerState, tenant: str, event: str, path: str, **details: str) -> None:
+    await server.sql.run(server.audit.note, tenant, event, tinker_path=path, **details)
 
 
 async def _remove_files(server: ServerState, path: str, keys: list[str]) -> None:

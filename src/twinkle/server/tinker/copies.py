@@ -37,7 +37,9 @@ async def copy_weights(request: Request, server: Server, tenant: Tenant) -> Resp
         adapter=str(ModelId(session_id, body.model_seq_id or 0)),
         expires_at=None if body.ttl_seconds is None else server.clock.now() + body.ttl_seconds,
     )
-    return answer(CopyWeightsResponse(tinker_path=await server.sql.run(server.copies.copy, new)))
+    path = await server.sql.run(server.copies.copy, new)
+    await server.sql.run(server.audit.note, tenant, "checkpoint_copy", tinker_path=path, source=source)
+    return answer(CopyWeightsResponse(tinker_path=path))
 
 
 async def _check_readable(server: ServerState, tenant: str, source: str, *, has_token: bool) -> None:

@@ -1,0 +1,153 @@
+"""The caller's own key, the log of what was done with the account, and the search among its sessions."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
+from twinkle.storage.audit import AuditRecord
+from twinkle.storage.session_search import FoundSession
+from twinkle.wire.bodies.account import (
+    ActiveStatus,
+    ApiKeyDetails,
+    ApiKeyResponse,
+    AuditEntry,
+    AuditResponse,
+    FinishedStatus,
+    FinishReasonInfo,
+    NextCursor,
+    OrganizationDetails,
+    SearchRequest,
+    SearchResponse,
+    SessionSummary,
+    StatusQuery,
+    UserDetails,
+)
+from twinkle.wire.bodies.base import parse_body
+
+NO_PROJECT = "default"
+"""The project of sessions that were put into none: the SDK wants a name."""
+
+Status = ActiveStatus | FinishedStatus | None
+
+router = APIRouter()
+
+
+@router.get("/auth/apikey/me")
+async def show_key(request: Request, server: Server, tenant: Tenant) -> Response:
+    """What may be told of the key that came with the request."""
+    key = await server.sql.run(server.directory.key, request.headers["x-api-key"])
+    owner = await server.sql.run(server.directory.tenant_name, tenant)
+    details = ApiKeyDetails(org_details=OrganizationDetails(name=owner), user_details=UserDetails(email=owner))
+    return answer(ApiKeyResponse(key_id=key.number, name=key.name, details=details))
+
+
+@router.delete("/auth/apikey/me")
+async def revoke_key(request: Request, server: Server, tenant: Tenant) -> Response:
+    """Revoke the key that came with the request, and no other."""
+    key = request.headers["x-api-key"]
+    revoked = await server.sql.run(server.directory.revoke_key, key)
+    server.keys.forget(key)
+    await server.sql.run(server.audit.note, tenant, "apikey_delete", name=revoked.name)
+    return Response(status_code=NO_CONTENT)
+
+
+@router.get("/audit")
+async def audit(
+    server: Server,
+    tenant: Tenant,
+    event_type: Literal["all", "checkpoints", "projects", "teams", "organizations"] = "all",
+    day: date | None = None,
+) -> Response:
+    """What was done in one day, UTC."""
+    of_day = day or moment(server.clock.now()).date()
+    start = datetime(of_day.year, of_day.month, of_day.day, tzinfo=UTC)
+    end = start + timedelta(days=1)
+    records = await server.sql.run(server.audit.entries, tenant, start=start.timestamp(), end=end.timestamp())
+    prefix = "" if event_type == "all" else f"{event_type.removesuffix('s')}_"
+    return answer(AuditResponse(entries=[_entry(record) for record in records if record.event.startswith(prefix)]))
+
+
+@router.post("/sessions/search")
+async def search_sessions(request: Request, server: Server, tenant: Tenant) -> Response:
+    """The tenant's sessions that match, newest first."""
+    body = parse_body(SearchRequest, await server.bodies.read(request))
+    owner = await server.sql.run(server.directory.tenant_name, tenant)
+    if body.owner.type == "user" and owner not in (body.owner.owner_urns or ()):
+        return answer(SearchResponse(sessions=[]))
+    found = await server.sql.run(
+        server.session_search.find,
+        tenant,
+        lambda session: _matches(session, body, _status_of(server, session)),
+        limit=body.limit + 1,
+        after=None if body.cursor is None else body.cursor.last_session_id,
+    )
+    page = found[: body.limit]
+    cursor = None
+    if len(found) > body.limit:
+        cursor = NextCursor(last_created_at=moment(page[-1].created_at), last_session_id=page[-1].id)
+    return answer(
+        SearchResponse(
+            sessions=[_summary(session, owner, _status_of(server, session)) for session in page], next_cursor=cursor
+        )
+    )
+
+
+def _entry(record: AuditRecord) -> AuditEntry:
+    return AuditEntry(
+        timestamp=moment(record.at),
+        event=record.event,
+        event_details=record.details,
+        model_id=record.details.get("training_run"),
+        tinker_path=record.details.get("tinker_path"),
+    )
+
+
+def _matches(session: FoundSession, body: SearchRequest, status: Status) -> bool:
+    if body.session_id is not None or body.display_name is not None:
+        is_it = session.id == body.session_id
+        if not is_it and not _is_named(session, body.display_name):
+            return False
+    if body.project_ids is not None and (session.project_id or NO_PROJECT) not in body.project_ids:
+        return False
+    metadata = session.user_metadata or {}
+    if any(metadata.get(key) != value for key, value in body.user_metadata.items()):
+        return False
+    return body.statuses is None or any(_is_in(status, query) for query in body.statuses)
+
+
+def _is_named(session: FoundSession, words: str | None) -> bool:
+    if words is None or session.display_name is None:
+        return False
+    return all(word in session.display_name.casefold() for word in words.casefold().split())
+
+
+def _is_in(status: Status, query: StatusQuery) -> bool:
+    if status is None or status.type != query.type:
+        return False
+    return isinstance(status, ActiveStatus) or query.reasons is None or status.reason.type in query.reasons
+
+
+def _status_of(server: ServerState, session: FoundSession) -> Status:
+    if session.finished_at is not None:
+        return FinishedStatus(reason=FinishReasonInfo(type=session.finish_reason or ""), detail=session.finish_detail)
+    silent_s = server.clock.now() - session.heartbeat_at
+    return ActiveStatus() if silent_s <= server.settings.session_timeout_s else None
+
+
+def _summary(session: FoundSession, owner: str, status: Status) -> SessionSummary:
+    return SessionSummary(
+        session_id=session.id,
+        created_at=moment(session.created_at),
+        owner=owner,
+        project_id=session.project_id or NO_PROJECT,
+        status=status,
+        checkpoints_count=session.num_checkpoints,
+        display_name=session.display_name,
+        user_metadata=session.user_metadata,
+        checkpoint_storage_bytes=session.checkpoint_bytes,
+    )

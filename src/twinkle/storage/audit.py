@@ -1,0 +1,69 @@
+"""Who did what to which checkpoint or key. Saves and loads are told by the journal, the rest is noted as it happens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from twinkle.core.adapter import CheckpointKind
+from twinkle.core.clock import Clock
+from twinkle.core.operation import OperationKind
+from twinkle.storage.database import Database
+
+_KIND_OF_SAVE = {
+    OperationKind.SAVE_WEIGHTS: CheckpointKind.TRAINING,
+    OperationKind.SAVE_WEIGHTS_FOR_SAMPLER: CheckpointKind.SAMPLER,
+    OperationKind.SAVE_WEIGHTS_EXTERNAL: CheckpointKind.EXTERNAL,
+}
+_KINDS = (*_KIND_OF_SAVE, OperationKind.LOAD_WEIGHTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRecord:
+    """One entry."""
+
+    at: float
+    event: str
+    details: dict[str, str]
+
+
+class Audit:
+    """The audit log."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def note(self, tenant: str, event: str, **details: str) -> None:
+        """Write an entry. ``event`` is ``<resource>_<action>``; details are ids and paths, never data nor keys."""
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                "INSERT INTO audit (tenant, at, event, details) VALUES (?, ?, ?, ?)",
+                (tenant, self._clock.now(), event, json.dumps(details)),
+            )
+
+    def entries(self, tenant: str, *, start: float, end: float) -> list[AuditRecord]:
+        """What a tenant did from ``start`` until before ``end``, the oldest first."""
+        noted = self._database.read(
+            "SELECT at, event, details FROM audit WHERE tenant = ? AND at >= ? AND at < ?", (tenant, start, end)
+        )
+        entries = [AuditRecord(at=at, event=event, details=json.loads(details)) for at, event, details in noted]
+        marks = ", ".join("?" * len(_KINDS))
+        operations = self._database.read(
+            "SELECT finished_at, kind, lane, payload FROM operation WHERE tenant = ? AND state = 'done'"
+            f" AND finished_at >= ? AND finished_at < ? AND kind IN ({marks})",
+            (tenant, start, end, *_KINDS),
+        )
+        entries += [_entry_of(at, OperationKind(kind), lane, payload) for at, kind, lane, payload in operations]
+        return sorted(entries, key=lambda entry: entry.at)
+
+
+def _entry_of(at: float, kind: OperationKind, lane: str, payload: bytes | None) -> AuditRecord:
+    """A save or a load. A sampler's weights without a name have no path."""
+    name = json.loads(payload or b"{}").get("path")
+    if kind is OperationKind.LOAD_WEIGHTS:
+        return AuditRecord(
+            at=at, event="checkpoint_read", details={"tinker_path": name, "training_run": lane, "purpose": "load"}
+        )
+    path = {} if name is None else {"tinker_path": f"tinker://{lane}/{_KIND_OF_SAVE[kind].segment}/{name}"}
+    return AuditRecord(at=at, event="checkpoint_create", details={**path, "training_run": lane})

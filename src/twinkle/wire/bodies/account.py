@@ -1,0 +1,138 @@
+"""Bodies about the caller: the key, the audit log, the search among sessions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AwareDatetime, Field
+
+from twinkle.wire.bodies.base import Identifier, RequestBody, ResponseBody, Text
+
+FinishType: TypeAlias = Literal["success", "errored", "interrupted"]
+
+
+class OrganizationDetails(ResponseBody):
+    """The tenant."""
+
+    name: str
+
+
+class UserDetails(ResponseBody):
+    """The tenant again: nobody has an address here."""
+
+    email: str
+
+
+class ApiKeyDetails(ResponseBody):
+    """Whom a key belongs to."""
+
+    org_details: OrganizationDetails
+    user_details: UserDetails
+
+
+class ApiKeyResponse(ResponseBody):
+    """``GET auth/apikey/me``."""
+
+    key_id: int
+    name: str
+    note: str = ""
+    details: ApiKeyDetails
+
+
+class AuditEntry(ResponseBody):
+    """Something that happened; ``event`` is ``<resource>_<action>``."""
+
+    timestamp: datetime
+    event: str
+    event_details: dict[str, str]
+    model_id: str | None = None
+    tinker_path: str | None = None
+
+
+class AuditResponse(ResponseBody):
+    """``GET audit``."""
+
+    entries: list[AuditEntry]
+
+
+class SearchOwner(RequestBody):
+    """Whose sessions; whatever is asked, only the caller's are found."""
+
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: list[Text] | None = None
+
+
+class StatusQuery(RequestBody):
+    """How a session ended, or that it has not."""
+
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[FinishType] | None = None
+
+
+class SearchCursor(RequestBody):
+    """Where the next page starts."""
+
+    last_created_at: Annotated[AwareDatetime, Field(strict=False)]
+    last_session_id: Identifier
+
+
+class SearchRequest(RequestBody):
+    """``POST sessions/search``. A session matches either its id or its name, and everything else that is given."""
+
+    session_id: Identifier | None = None
+    display_name: Text | None = None
+    project_ids: list[Text] | None = None
+    user_metadata: dict[Text, Text] = Field(default={})
+    owner: SearchOwner = SearchOwner()
+    statuses: list[StatusQuery] | None = None
+    limit: int = Field(default=50, ge=1, le=200)
+    cursor: SearchCursor | None = None
+
+
+class ActiveStatus(ResponseBody):
+    """Its client gives signs of life."""
+
+    type: Literal["active"] = "active"
+
+
+class FinishReasonInfo(ResponseBody):
+    """What its client said at the end."""
+
+    type: str
+
+
+class FinishedStatus(ResponseBody):
+    """Its client said goodbye."""
+
+    reason: FinishReasonInfo
+    detail: str | None = None
+    type: Literal["client_finished"] = "client_finished"
+
+
+class SessionSummary(ResponseBody):
+    """A session that was found; without a status it has lapsed."""
+
+    session_id: str
+    created_at: datetime
+    owner: str
+    project_id: str
+    status: ActiveStatus | FinishedStatus | None = None
+    checkpoints_count: int
+    display_name: str | None = None
+    user_metadata: dict[str, str] | None = None
+    checkpoint_storage_bytes: int
+
+
+class NextCursor(ResponseBody):
+    """What the next request brings as ``cursor``."""
+
+    last_created_at: datetime
+    last_session_id: str
+
+
+class SearchResponse(ResponseBody):
+    """One page, newest first."""
+
+    sessions: list[SessionSummary]
+    next_cursor: NextCursor | None = None
