@@ -14,7 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from harness.served import TWINKLE, Served, wait_for
+from harness.polling import wait_for
+from harness.served import TWINKLE, Served
 from twinkle.cli.broker import answers
 
 BACK_WITHIN_S = 30.0
@@ -61,7 +62,7 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_it_tells_where_everything_is_and_keeps_its_secrets_off_every_command_line(served: Stack) -> None:
-    wait_for(lambda: "ready in" in served.console(), within_s=BACK_WITHIN_S, what="the word ready")
+    wait_for(lambda: "ready in" in served.console(), deadline_s=BACK_WITHIN_S, what="the word ready")
     console = served.console()
     key = re.search(r"API key +(tml-\S+)", console)
     assert key is not None
@@ -91,14 +92,14 @@ def test_flower_shows_nothing_of_the_work_without_the_password(served: Stack) ->
         except httpx.TransportError:
             return 0
 
-    wait_for(lambda: status("/healthcheck") == 200, within_s=BACK_WITHIN_S, what="Flower")
+    wait_for(lambda: status("/healthcheck") == 200, deadline_s=BACK_WITHIN_S, what="Flower")
     for path in ("/", "/tasks", "/workers", "/broker", "/api/tasks", "/api/workers", "/tasks/datatable?draw=1"):
         assert status(path) == 401, path
         assert status(path, ("twinkle", "wrong")) == 401, path
     assert status("/tasks", ("twinkle", password)) == 200
     workers = wait_for(
         lambda: httpx.get(f"{url}/api/workers?refresh=1", auth=("twinkle", password)).json(),
-        within_s=BACK_WITHIN_S,
+        deadline_s=BACK_WITHIN_S,
         what="workers in Flower",
     )
     assert any(name.startswith("default@") for name in workers)
@@ -114,10 +115,10 @@ def test_killed_parts_come_back_by_themselves_and_it_is_said(served: Stack) -> N
     (api,) = served.children("twinkle.cli server")
     api.send_signal(signal.SIGKILL)
     broker.send_signal(signal.SIGKILL)
-    wait_for(lambda: are_gone([api, broker]), within_s=GONE_WITHIN_S, what="their end")
-    wait_for(served.is_healthy, within_s=BACK_WITHIN_S, what="the API's return")
+    wait_for(lambda: are_gone([api, broker]), deadline_s=GONE_WITHIN_S, what="their end")
+    wait_for(served.is_healthy, deadline_s=BACK_WITHIN_S, what="the API's return")
     url = (served.home / "broker-url").read_text().strip()
-    wait_for(lambda: answers(url), within_s=BACK_WITHIN_S, what="the broker's return")
+    wait_for(lambda: answers(url), deadline_s=BACK_WITHIN_S, what="the broker's return")
     assert "api ended with SIGKILL" in served.console()
     assert "broker ended with SIGKILL" in served.console()
 
@@ -139,7 +140,7 @@ def test_it_leaves_no_process_behind_however_it_ends_and_the_home_goes_on(tmp_pa
         everybody = stack.processes()
         assert len(everybody) >= 6
         os.kill(stack.supervisor.pid, signal.SIGKILL)
-        wait_for(lambda: are_gone(everybody), within_s=GONE_WITHIN_S, what="the end of all after SIGKILL")
+        wait_for(lambda: are_gone(everybody), deadline_s=GONE_WITHIN_S, what="the end of all after SIGKILL")
 
         service.stop()
         service.start()

@@ -89,7 +89,7 @@ def test_importance_sampling_follows_its_formula(
     run = trained[0]
     now = logprobs(run, batch)[0]
     old = [value - 0.1 for value in now]
-    advantages = [0.5 - index % 2 for index in range(len(now))]
+    advantages = [0.75 - index % 2 for index in range(len(now))]
     targets = batch[0].loss_fn_inputs["target_tokens"].tolist()
     datum = tinker.Datum(
         model_input=batch[0].model_input,

@@ -92,7 +92,7 @@ async def test_a_killed_child_comes_back_and_it_is_said(tmp_path: Path, guard: G
 async def test_the_last_words_of_a_child_are_repeated(tmp_path: Path, guard: Guard) -> None:
     said: list[str] = []
     falls: list[Fall] = []
-    code = "import sys; print('working'); sys.exit('twinkle: no such model')"
+    code = "import sys; print('working', flush=True); sys.exit('twinkle: no such model')"
     child = Child(spec(tmp_path, code), guard, said.append, falls.append)
     await child.start()
     await until(lambda: said)
