@@ -1,0 +1,7 @@
+"""How much better than expected a sampled answer was."""
+
+from twinkle.advantage.base import Advantage, Scale
+from twinkle.advantage.grpo import GRPOAdvantage
+from twinkle.advantage.rloo import RLOOAdvantage
+
+__all__ = ["Advantage", "GRPOAdvantage", "RLOOAdvantage", "Scale"]
