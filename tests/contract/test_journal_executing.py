@@ -44,15 +44,19 @@ def test_the_lane_that_has_had_least_is_offered_first(bench: Bench, lease: Lease
     assert [claim.lane for claim in bench.claim(lease)] == ["b", "c", "a"]
 
 
-def test_being_new_is_no_head_start(bench: Bench, lease: Lease) -> None:
-    bench.created(lease, "old")
-    bench.append(*(submission("old", seq) for seq in (1, 2)))
-    bench.journal.commit(lease, [done(claim, num_tokens=1000) for claim in bench.claim(lease)])
+def test_neither_being_new_nor_having_idled_is_a_head_start(bench: Bench, lease: Lease) -> None:
+    bench.created(lease, "busy", "idle")
+    bench.append(*(submission("busy", seq) for seq in range(1, 7)))
+    for _ in range(5):
+        bench.journal.commit(lease, [done(claim, num_tokens=1000) for claim in bench.claim(lease)])
+    before_last = dict(bench.rows("SELECT id, vtime FROM lane"))["busy"] - 1000
+
+    bench.append(submission("idle", 1))
     bench.adapter("new")
 
-    assert [claim.lane for claim in bench.claim(lease)] == ["new", "old"]
-    rows = dict(bench.rows("SELECT id, vtime FROM lane"))
-    assert rows["new"] == rows["old"]
+    vtimes = dict(bench.rows("SELECT id, vtime FROM lane"))
+    assert vtimes["idle"] == vtimes["new"] == before_last
+    assert [claim.lane for claim in bench.claim(lease)] == ["idle", "new", "busy"]
 
 
 def test_claims_come_in_the_order_they_were_chosen_and_unchosen_heads_stay(bench: Bench, lease: Lease) -> None:

@@ -156,12 +156,15 @@ class Journal:
         with self.database.transaction() as transaction:
             _check_lease(transaction, lease)
             rows = transaction.execute(
-                "SELECT l.id, l.tenant, l.head_seq, l.head_kind, o.attempts, o.num_tokens"
+                "SELECT l.id, l.tenant, l.head_seq, l.head_kind, o.attempts, o.num_tokens, l.vtime"
                 " FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.head_seq"
                 " WHERE l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ? ORDER BY l.vtime, l.id LIMIT ?",
                 (lease.mesh, self._clock.now(), limit),
             ).fetchall()
             chosen = choose([_head_of(row) for row in rows])
+            if chosen:
+                served = {head.lane for head in chosen}
+                _move_virtual_time(transaction, lease.mesh, min(row[6] for row in rows if row[0] in served))
             return self._start(transaction, lease, [request_id_of(head.lane, head.seq) for head in chosen])
 
     def claim_samples(self, lease: Lease, limit: int, *, under_way: Collection[str]) -> list[Claim]:
@@ -332,6 +335,11 @@ def _check_lease(transaction: Transaction, lease: Lease) -> None:
     if row is None or row[0] != lease.epoch or row[1] != lease.owner:
         held = "nobody" if row is None or row[1] is None else f"epoch {row[0]}"
         raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
+
+
+def _move_virtual_time(transaction: Transaction, mesh: str, vtime: float) -> None:
+    """The mesh's virtual time is the start tag of what it serves, and never runs back (start-time fair queueing)."""
+    transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ? AND vtime < ?", (vtime, mesh, vtime))
 
 
 def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> bool:

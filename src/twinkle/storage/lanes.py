@@ -23,12 +23,17 @@ class LockedLane:
     max_seq: int
 
     def note_arrival(self, transaction: Transaction, submission: Submission, now: float) -> None:
-        """Bring the lane's head and gap up to date with a new operation."""
+        """Bring the lane's head and gap up to date with a new operation.
+
+        A lane that was idle starts at its mesh's virtual time: what it did not use in the meantime is no credit.
+        """
         self.max_seq = max(self.max_seq, submission.seq)
         if submission.seq == self.head_seq:
             self.head_kind = submission.kind.value
             transaction.execute(
-                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL WHERE id = ?",
+                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL, vtime = CASE"
+                " WHEN vtime < (SELECT m.vtime FROM mesh m WHERE m.name = lane.mesh)"
+                " THEN (SELECT m.vtime FROM mesh m WHERE m.name = lane.mesh) ELSE vtime END WHERE id = ?",
                 (self.head_kind, self.max_seq, self.id),
             )
         elif self.head_kind is None:

@@ -84,13 +84,11 @@ class NewSamplingSession:
 
 
 def insert_lane(transaction: Transaction, lane: str, tenant: str, mesh: str, *, ordered: bool) -> None:
-    """A new lane starts at the virtual time of the busiest waiting ones, not at zero: being new is no head start."""
+    """Insert a lane unless it exists. Its first operation brings it to the mesh's virtual time."""
     transaction.execute(
         "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
-        " VALUES (?, ?, ?, ?, 0, -1, 0,"
-        " COALESCE((SELECT MIN(vtime) FROM lane WHERE mesh = ? AND head_kind IS NOT NULL), 0))"
-        " ON CONFLICT (id) DO NOTHING",
-        (lane, tenant, mesh, ordered, mesh),
+        " VALUES (?, ?, ?, ?, 0, -1, 0, 0) ON CONFLICT (id) DO NOTHING",
+        (lane, tenant, mesh, ordered),
     )
 
 

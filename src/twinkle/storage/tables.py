@@ -60,6 +60,7 @@ class MeshRow(SQLModel, table=True):
     owner: str | None = None
     epoch: int = 0
     expires_at: float = Field(default=0.0, sa_type=Float)
+    vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
 
 
 class LaneRow(SQLModel, table=True):
