@@ -31,11 +31,7 @@ class Advantage(ABC):
 
 
 def grouped(rewards: Rewards, num_generations: int) -> torch.Tensor:
-    """Rewards (G, K) in float64; several rewards an answer, (N, F), are summed.
-
-    Double precision, since the mean of equal rewards must be that reward: a rounding error in it, divided by a standard
-    deviation of the same size, would be an advantage of order one.
-    """
+    """Rewards (G, K) in float64; several rewards an answer, (N, F), are summed."""
     rewards_N = torch.as_tensor(rewards, dtype=torch.float64)
     if rewards_N.dim() == 2:
         rewards_N = rewards_N.sum(dim=-1)
@@ -46,6 +42,16 @@ def grouped(rewards: Rewards, num_generations: int) -> torch.Tensor:
             "num_generations", f"is {num_generations}, must divide the number of rewards, which is {len(rewards_N)}"
         )
     return rewards_N.view(-1, num_generations)
+
+
+def centered(rewards_GK: torch.Tensor) -> torch.Tensor:
+    """Rewards minus their group's mean; exactly 0 where all of a group are equal.
+
+    The mean of equal numbers may be off by a rounding error. Divided by a deviation of the same size that would be an
+    advantage of order one, so the first reward is taken off before averaging.
+    """
+    above_first_GK = rewards_GK - rewards_GK[:, :1]
+    return above_first_GK - above_first_GK.mean(dim=1, keepdim=True)
 
 
 def check_scale(scale: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from twinkle.advantage.base import EPSILON, Advantage, Rewards, Scale, check_scale, deviation, grouped
+from twinkle.advantage.base import EPSILON, Advantage, Rewards, Scale, centered, check_scale, deviation, grouped
 
 
 class GRPOAdvantage(Advantage):
@@ -27,16 +27,15 @@ class GRPOAdvantage(Advantage):
         if num_generations == 1:
             if scale == "group":
                 return rewards_GK.flatten().float()
-            baseline = rewards_GK.mean() if len(rewards_GK) else 0.0
-        else:
-            baseline = rewards_GK.mean(dim=1, keepdim=True)
-        return scaled(rewards_GK - baseline, rewards_GK, scale)
+            # Now the batch is the group.
+            return scaled(centered(rewards_GK.t()), rewards_GK, scale)
+        return scaled(centered(rewards_GK), rewards_GK, scale)
 
 
 def scaled(advantages_GK: torch.Tensor, rewards_GK: torch.Tensor, scale: Scale) -> torch.Tensor:
     """Advantages (N,) divided by the rewards' deviation as the scale says."""
     if scale == "group":
-        advantages_GK = advantages_GK / (deviation(rewards_GK, dim=1) + EPSILON)
+        advantages_GK = advantages_GK / (deviation(centered(rewards_GK), dim=1) + EPSILON)
     elif scale == "batch":
         advantages_GK = advantages_GK / (deviation(rewards_GK) + EPSILON)
     return advantages_GK.flatten().float()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from twinkle.advantage.base import Advantage, Rewards, Scale, check_scale, grouped
+from twinkle.advantage.base import Advantage, Rewards, Scale, centered, check_scale, grouped
 from twinkle.advantage.grpo import scaled
 from twinkle.core.errors import InvalidInput
 
@@ -26,6 +26,6 @@ class RLOOAdvantage(Advantage):
         if num_generations < 2:
             raise InvalidInput("num_generations", f"is {num_generations}; leaving one out needs at least 2")
         rewards_GK = grouped(rewards, num_generations)
-        # r - (sum - r) / (K - 1), written so that equal rewards give exactly 0.
-        centered_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
-        return scaled(centered_GK * num_generations / (num_generations - 1), rewards_GK, scale)
+        # r - (sum - r) / (K - 1) is r minus the group's mean, times K / (K - 1).
+        advantages_GK = centered(rewards_GK) * num_generations / (num_generations - 1)
+        return scaled(advantages_GK, rewards_GK, scale)

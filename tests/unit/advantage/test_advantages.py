@@ -52,7 +52,11 @@ def test_equal_rewards_say_nothing(estimate, dtype):
     for reward in (0.1, 0.7, 1 / 3, 1e6 / 7):
         rewards = torch.full((7,), reward, dtype=dtype)
         for scale in ("group", "batch", "none"):
-            assert estimate(rewards, 7, scale).abs().max() < 1e-2 * reward
+            assert not estimate(rewards, 7, scale).any()
+
+
+def test_equal_rewards_of_a_whole_batch_say_nothing_without_groups():
+    assert not GRPOAdvantage()([1 / 3] * 7, 1, "batch").any()
 
 
 def test_a_batch_of_one_answer_says_nothing_and_stays_finite():

@@ -1,0 +1,44 @@
+"""What a metric is: it accumulates batches, is calculated once over all ranks, and starts again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+Results = dict[str, str | float | int]
+Part = TypeVar("Part")
+
+
+class Metric(ABC):
+    """Base of metrics; ``calculate`` is called on every rank of ``process_group`` or on none."""
+
+    def __init__(
+        self, device_mesh: object | None = None, process_group: distributed.ProcessGroup | None = None
+    ) -> None:
+        self.device_mesh = device_mesh
+        self.process_group = process_group
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget what was accumulated."""
+
+    @abstractmethod
+    def accumulate(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, Any], **kwargs: Any) -> None:
+        """Take one batch in; keywords are those of the loss, and a metric ignores those it does not know."""
+
+    @abstractmethod
+    def calculate(self) -> Results:
+        """The values over all ranks since the last reset, and reset."""
+
+    def gather_results(self, parts: list[Part]) -> list[Part]:
+        """The parts of all ranks; without a process group, these."""
+        if self.process_group is None:
+            return parts
+        gathered: list[list[Part]] = [[] for _ in range(distributed.get_world_size(self.process_group))]
+        distributed.all_gather_object(gathered, parts, group=self.process_group)
+        return [part for rank_parts in gathered for part in rank_parts]
