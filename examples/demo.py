@@ -204,7 +204,7 @@ def show_places(console: Console, stack: Stack, *, keep: bool) -> None:
         ("API", f"{stack.url}{again}"),
         ("Flower", f"{stack.flower_url}{again}"),
         ("", f"user twinkle, password in {stack.flower_password_file}"),
-        ("logs", f"{stack.log_file} and {stack.home}"),
+        ("logs", f"{stack.log_file} and {stack.home / 'logs'}"),
         ("client code", "examples/demo_tenants.py, the training loop of this demo"),
         ("how it works", "docs/"),
     )
