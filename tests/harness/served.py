@@ -72,6 +72,12 @@ class Served:
             process.wait()
             raise AssertionError(f"the service did not stop within {STOP_S} s\n{self.logs()}") from None
 
+    @property
+    def pid(self) -> int:
+        """The supervisor's process."""
+        assert self._process is not None
+        return self._process.pid
+
     def create_key(self, tenant: str) -> str:
         """A new key, made on the command line."""
         command = [*TWINKLE, "keys", "create", "--tenant", tenant, "--home", str(self.home)]
