@@ -23,7 +23,7 @@ from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.payloads import read_payload, write_payload
 from twinkle.storage.records import NewSamplingSession, Records
-from twinkle.wire.sample_result import SampledSequence, SampleResult, encode_sample_response
+from twinkle.wire.sample_result import SampledSequence, SampleResult, TopkLogprobs, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.training import decode_data, encode_forward_backward_output
 
@@ -53,8 +53,9 @@ _KIND_OF_SAVE = {
 class FakeWorker:
     """Claims, answers and commits as a mesh worker does, but computes nothing."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, capabilities: MeshCapabilities = CAPABILITIES) -> None:
         self._settings = settings
+        self._capabilities = capabilities
         clock = SystemClock()
         database = Database(settings.resolved_database_url)
         self._clock = clock
@@ -73,7 +74,7 @@ class FakeWorker:
     def register(self) -> None:
         lease = self._meshes.acquire("default", ProcessIdentity.current(), lease_s=3600)
         assert lease is not None
-        self._meshes.publish(lease, CAPABILITIES)
+        self._meshes.publish(lease, self._capabilities)
         self._lease = lease
 
     def release(self) -> None:
@@ -160,7 +161,11 @@ class FakeWorker:
         request = parse_sample(payload)
         length = request.sampling_params.max_tokens or 1
         tokens, logprobs = np.arange(length, dtype=np.int32), np.full(length, -1.0, dtype=np.float32)
-        sequence = SampledSequence(tokens, logprobs, "length")
+        topk = None
+        if request.topk_sample_logprobs:
+            ids = np.tile(np.arange(request.topk_sample_logprobs, dtype=np.int32), (length, 1))
+            topk = TopkLogprobs(ids, np.full(ids.shape, -2.0, dtype=np.float32))
+        sequence = SampledSequence(tokens, logprobs, "length", topk)
         return encode_sample_response(SampleResult((sequence,) * request.num_samples))
 
     def _save(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:

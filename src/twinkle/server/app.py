@@ -22,6 +22,8 @@ from twinkle.server.futures import Futures
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks, secret_of
 from twinkle.server.mesh_board import MeshBoard
+from twinkle.server.model_texts import Texts
+from twinkle.server.openai import router as openai_router
 from twinkle.server.quota import SampleQuota
 from twinkle.server.state import ServerState
 from twinkle.server.submit import Submitter
@@ -71,6 +73,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(health.router)
     app.include_router(downloads.router)
     app.include_router(tinker_router)
+    app.include_router(openai_router)
     return app
 
 
@@ -126,6 +129,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         sample_journal=sample_journal,
         lane_polls=lane_polls,
         links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),
+        texts=Texts(clock),
     )
 
 

@@ -1,5 +1,7 @@
 """The one table from our errors to HTTP, and the form every refusal has: ``{"detail": ..., "code": ...}``.
 
+Under ``/v1/`` it is OpenAI's form instead.
+
 Always a JSON body with its length: the Tinker SDK takes an empty or chunked 400 for an outage and retries for minutes.
 Never 409, which it retries too.
 """
@@ -33,6 +35,7 @@ from twinkle.core.errors import (
     UserError,
 )
 from twinkle.core.ids import new_id
+from twinkle.server import openai_refusals
 
 JSON = "application/json"
 
@@ -70,6 +73,22 @@ def refusal(status: int, detail: str, code: str, headers: Mapping[str, str] | No
     return Response(body, status_code=status, media_type=JSON, headers=dict(headers or {}))
 
 
+def _refuse(
+    request: Request,
+    status: int,
+    detail: str,
+    code: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    field: str | None = None,
+) -> Response:
+    """An error in the form that the clients of this path read."""
+    if not request.url.path.startswith(openai_refusals.PREFIX):
+        return refusal(status, detail, code, headers)
+    body = openai_refusals.openai_error(status, detail, code, field)
+    return Response(body, status_code=status, media_type=JSON, headers=dict(headers or {}))
+
+
 def install_error_answers(app: FastAPI) -> None:
     """Make every error of the app answer in the one form."""
     app.add_exception_handler(TwinkleError, _answer_ours)
@@ -91,25 +110,27 @@ async def _answer_ours(request: Request, error: Exception) -> Response:
         _log.warning("request.failed", path=request.url.path, code=error.code, error=error.message)
         await _slow_down(request)
     detail = next((_PUBLIC_TEXT[kind] for kind in type(error).__mro__ if kind in _PUBLIC_TEXT), error.message)
-    return refusal(status, detail, error.code, headers)
+    field = error.field if isinstance(error, InvalidInput) else None
+    return _refuse(request, status, detail, error.code, headers=headers, field=field)
 
 
-async def _answer_invalid_parameter(_: Request, error: Exception) -> Response:
+async def _answer_invalid_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"][1:]) or "request"
-    return refusal(422, f"{field}: {first['msg']}", InvalidInput.code)
+    return _refuse(request, 422, f"{field}: {first['msg']}", InvalidInput.code, field=field)
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = f"no route {request.method} {request.url.path}" if error.status_code == 404 else str(error.detail)
-    return refusal(error.status_code, detail, _CODE_OF_STATUS.get(error.status_code, "http"), error.headers)
+    code = _CODE_OF_STATUS.get(error.status_code, "http")
+    return _refuse(request, error.status_code, detail, code, headers=error.headers)
 
 
 async def _answer_nobody(request: Request, _: Exception) -> Response:
     _log.debug("request.client_left", path=request.url.path)
-    return refusal(400, "the client left before its request was complete", "client_left")
+    return _refuse(request, 400, "the client left before its request was complete", "client_left")
 
 
 async def _answer_unexpected(request: Request, error: Exception) -> Response:
@@ -117,7 +138,8 @@ async def _answer_unexpected(request: Request, error: Exception) -> Response:
     trace = "".join(traceback.format_exception(error))
     _log.error("request.crashed", error_id=error_id, path=request.url.path, trace=trace)
     await _slow_down(request)
-    return refusal(500, f"unexpected error {error_id}; the server's log has the details under this id", "internal")
+    detail = f"unexpected error {error_id}; the server's log has the details under this id"
+    return _refuse(request, 500, detail, "internal")
 
 
 async def _slow_down(request: Request) -> None:

@@ -15,6 +15,7 @@ from twinkle.server.futures import Futures
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.mesh_board import MeshBoard
+from twinkle.server.model_texts import Texts
 from twinkle.server.quota import SampleQuota
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
@@ -52,6 +53,7 @@ class ServerState:
     sample_journal: SampleJournal
     lane_polls: LanePolls
     links: DownloadLinks
+    texts: Texts
 
 
 def state_of(app: FastAPI) -> ServerState:

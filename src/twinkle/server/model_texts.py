@@ -1,0 +1,160 @@
+"""Between text and tokens: the model's own tokenizer and chat template, without torch or transformers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import structlog
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import InvalidInput
+
+_BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+# A character of UTF-8 has at most four bytes, hence at most four tokens.
+_MAX_TOKENS_PER_CHARACTER = 4
+_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+_log = structlog.get_logger()
+
+
+class TextModel:
+    """One model's tokenizer and chat template."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: Template | None, named_tokens: Mapping[str, str], end_texts: Sequence[str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._named_tokens = named_tokens
+        self.end_texts = tuple(end_texts)
+        """The tokens that end a text, as they read."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a plain prompt, with what the tokenizer puts before it."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]) -> list[int]:
+        """The tokens of a conversation up to where the assistant's turn begins.
+
+        Raises:
+            InvalidInput: The model has no chat template, or its template refuses these messages.
+        """
+        if self._template is None:
+            raise InvalidInput("model", "has no chat template; use /v1/completions")
+        values = {**self._named_tokens, **options, "messages": messages, "add_generation_prompt": True}
+        try:
+            text = self._template.render(values)
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without the special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def piece(self, token: int) -> str:
+        """How one token reads; a part of a character reads as a broken one."""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def offsets(self, tokens: Sequence[int]) -> list[int]:
+        """Where in the text each token begins; the parts of one character begin together."""
+        offsets, pending, offset = [], list[int](), 0
+        for token in tokens:
+            offsets.append(offset)
+            pending.append(token)
+            text = self.decode(pending)
+            if not text.endswith(_BROKEN_CHARACTER) or len(pending) >= _MAX_TOKENS_PER_CHARACTER:
+                offset += len(text)
+                pending = []
+        return offsets
+
+
+class Texts:
+    """The tokenizers of the models served, each read once. Callable from any thread; blocks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: dict[str, TextModel] = {}
+        self._lock = threading.Lock()
+
+    def of(self, folder: str | None) -> TextModel | None:
+        """The tokenizer in a folder; ``None`` when this process can read none there."""
+        if folder is None:
+            return None
+        with self._lock:
+            if folder not in self._known:
+                try:
+                    self._known[folder] = _read(Path(folder), self._clock)
+                except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower
+                    _log.warning("openai.no_tokenizer", error=str(error), next="prompts must come as token ids")
+                    return None
+            return self._known[folder]
+
+
+def _read(folder: Path, clock: Clock) -> TextModel:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = _read_json(folder / "tokenizer_config.json")
+    named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
+    ends = [_read_json(folder / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
+    end_ids = [i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int)]
+    end_texts = [text for i in end_ids if (text := tokenizer.id_to_token(i)) is not None]
+    end_texts += [named["eos_token"]] if "eos_token" in named else []
+    source = _template_source(folder, config)
+    template = None if source is None else _environment(clock).from_string(source)
+    return TextModel(tokenizer, template, named, list(dict.fromkeys(end_texts)))
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text())
+    return value if isinstance(value, dict) else {}
+
+
+def _token_text(value: object) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
+    """What chat templates are written for; sandboxed, because a template comes with the model's files."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+
+    def strftime_now(form: str) -> str:
+        return datetime.fromtimestamp(clock.now(), UTC).strftime(form)
+
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)

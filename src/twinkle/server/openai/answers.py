@@ -1,0 +1,142 @@
+"""Results in OpenAI's shapes: choices, logprobs, counts, and server-sent events."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import orjson
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+
+from twinkle.server.errors import JSON
+from twinkle.server.model_texts import TextModel
+from twinkle.server.openai.drawing import Drawing, Drawn
+from twinkle.wire.sample_result import EMPTY_LOGPROB, SampledSequence
+
+JsonObject = dict[str, object]
+
+# What OpenAI writes for a token of probability zero; JSON has no infinity.
+_LOWEST_LOGPROB = -9999.0
+_PIECE = re.compile(r"\s*\S+|\s+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One sample as its reader sees it. ``num_scored`` of its tokens are within the text."""
+
+    index: int
+    text: str
+    finish_reason: str
+    tokens: list[int]
+    logprobs: list[float]
+    topk: list[list[tuple[int, float]]]
+    num_scored: int
+
+    def pieces(self) -> list[str]:
+        """The text in words, for a stream."""
+        return _PIECE.findall(self.text)
+
+
+def choices_of(drawn: Sequence[Drawn], drawings: Sequence[Drawing], text_model: TextModel | None) -> list[Choice]:
+    """All samples of all prompts, in order. Blocks for as long as decoding takes."""
+    sequences = [
+        (sequence, drawing) for one, drawing in zip(drawn, drawings, strict=True) for sequence in one.result.sequences
+    ]
+    return [_choice(i, sequence, drawing.stops, text_model) for i, (sequence, drawing) in enumerate(sequences)]
+
+
+def _choice(index: int, sequence: SampledSequence, stops: Sequence[str], text_model: TextModel | None) -> Choice:
+    tokens = [int(token) for token in sequence.tokens]
+    text, num_scored = "", len(tokens)
+    if text_model is not None:
+        text = text_model.decode(tokens)
+        if sequence.stop_reason == "stop":
+            ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+            text = text[: min(ends, default=len(text))]
+            num_scored = sum(offset < len(text) for offset in text_model.offsets(tokens))
+    topk: list[list[tuple[int, float]]] = [[] for _ in tokens]
+    if sequence.topk is not None:
+        rows = zip(sequence.topk.token_ids.tolist(), sequence.topk.logprobs.tolist(), strict=True)
+        topk = [[cell for cell in zip(ids, scores, strict=True) if cell[1] > EMPTY_LOGPROB] for ids, scores in rows]
+    return Choice(
+        index=index,
+        text=text,
+        finish_reason=sequence.stop_reason,
+        tokens=tokens,
+        logprobs=[_finite(float(logprob)) for logprob in sequence.logprobs],
+        topk=topk,
+        num_scored=num_scored,
+    )
+
+
+def usage_of(drawn: Sequence[Drawn], drawings: Sequence[Drawing]) -> JsonObject:
+    """The counts: each prompt once, however many samples were drawn from it."""
+    prompt = sum(len(drawing.tokens) for drawing in drawings)
+    completion = sum(len(sequence.tokens) for one in drawn for sequence in one.result.sequences)
+    cached = sum(one.result.prompt_cache_hit_tokens for one in drawn)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def completion_logprobs(choice: Choice, text_model: TextModel | None) -> JsonObject:
+    """The ``logprobs`` of ``/v1/completions``: parallel lists. The drawn token is always among the likeliest."""
+    tokens = choice.tokens[: choice.num_scored]
+    likeliest = [
+        {_piece(t, text_model): _finite(score) for t, score in [*choice.topk[i], (token, choice.logprobs[i])]}
+        for i, token in enumerate(tokens)
+    ]
+    return {
+        "tokens": [_piece(token, text_model) for token in tokens],
+        "token_logprobs": choice.logprobs[: choice.num_scored],
+        "top_logprobs": likeliest,
+        "text_offset": [0] * len(tokens) if text_model is None else text_model.offsets(tokens),
+    }
+
+
+def chat_logprobs(choice: Choice, text_model: TextModel) -> JsonObject:
+    """The ``logprobs`` of ``/v1/chat/completions``: one object for each token."""
+    content = [
+        {
+            **_scored(token, choice.logprobs[i], text_model),
+            "top_logprobs": [_scored(t, score, text_model) for t, score in choice.topk[i]],
+        }
+        for i, token in enumerate(choice.tokens[: choice.num_scored])
+    ]
+    return {"content": content, "refusal": None}
+
+
+def json_answer(body: JsonObject) -> Response:
+    """A whole answer."""
+    return Response(orjson.dumps(body), media_type=JSON)
+
+
+def event_stream(events: Iterable[JsonObject]) -> Response:
+    """The events one by one, then ``[DONE]``."""
+
+    def lines() -> Iterator[bytes]:
+        for event in events:
+            yield b"data: " + orjson.dumps(event) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _scored(token: int, logprob: float, text_model: TextModel) -> JsonObject:
+    piece = text_model.piece(token)
+    whole = "\N{REPLACEMENT CHARACTER}" not in piece
+    return {"token": piece, "logprob": _finite(logprob), "bytes": list(piece.encode()) if whole else None}
+
+
+def _piece(token: int, text_model: TextModel | None) -> str:
+    return f"token_id:{token}" if text_model is None else text_model.piece(token)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB

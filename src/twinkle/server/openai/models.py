@@ -1,0 +1,42 @@
+"""``GET /v1/models``: the base models, and the caller's sampler checkpoints."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from twinkle.core.adapter import CheckpointKind
+from twinkle.server.openai.answers import JsonObject, json_answer
+from twinkle.server.openai.callers import Caller
+from twinkle.server.openai.drawing import find_model
+from twinkle.server.state import Server
+
+_MAX_CHECKPOINTS = 1000
+
+router = APIRouter(prefix="/models")
+
+
+@router.get("")
+async def list_models(server: Server, tenant: Caller) -> Response:
+    """What may stand in ``model``; of the checkpoints the newest."""
+    meshes = await server.meshes.all()
+    names = sorted({mesh.capabilities.base_model for mesh in meshes if mesh.capabilities is not None})
+    found, _ = await server.sql.run(server.catalog.checkpoints, tenant, limit=_MAX_CHECKPOINTS, offset=0)
+    checkpoints = [checkpoint for checkpoint in found if checkpoint.kind is CheckpointKind.SAMPLER]
+    data = [_model(name) for name in names]
+    data += [_model(checkpoint.path, created_at=checkpoint.created_at) for checkpoint in checkpoints]
+    return json_answer({"object": "list", "data": data})
+
+
+@router.get("/{name:path}")
+async def show_model(name: str, server: Server, tenant: Caller) -> Response:
+    """One model, if the caller may use it."""
+    model = await find_model(server, tenant, name)
+    created_at = 0.0
+    if model.checkpoint is not None:
+        checkpoint = await server.sql.run(server.catalog.checkpoint, model.checkpoint, tenant=tenant)
+        created_at = checkpoint.created_at
+    return json_answer(_model(name, created_at=created_at))
+
+
+def _model(name: str, *, created_at: float = 0.0) -> JsonObject:
+    return {"id": name, "object": "model", "created": int(created_at), "owned_by": "twinkle"}
