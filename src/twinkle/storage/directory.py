@@ -153,6 +153,9 @@ class Directory:
 
     def open_session(self, tenant: str, new: NewSession) -> str:
         """Create a session; the same idempotency key gets the same session."""
+        existing = self._session_under(tenant, new.idempotency_key)
+        if existing is not None:
+            return existing
         now = self._clock.now()
         row = SessionRow(
             id=new_session_id(),
@@ -172,12 +175,20 @@ class Directory:
                 session.add(row)
                 session.commit()
         except IntegrityError:
-            with Session(self._engine) as session:
-                statement = select(SessionRow.id).where(
-                    SessionRow.tenant == tenant, SessionRow.idempotency_key == new.idempotency_key
-                )
-                return session.exec(statement).one()
+            winner = self._session_under(tenant, new.idempotency_key)
+            if winner is None:
+                raise
+            return winner
         return session_id
+
+    def _session_under(self, tenant: str, idempotency_key: str | None) -> str | None:
+        if idempotency_key is None:
+            return None
+        with Session(self._engine) as session:
+            statement = select(SessionRow.id).where(
+                SessionRow.tenant == tenant, SessionRow.idempotency_key == idempotency_key
+            )
+            return session.exec(statement).first()
 
     def session(self, tenant: str, session_id: str) -> SessionRow:
         """One of the tenant's sessions.

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
+from harness.polling import wait_until
 from twinkle.wire.sampling import parse_sample
 
 if TYPE_CHECKING:
@@ -200,6 +201,23 @@ def test_requests_of_one_tenant_and_model_share_a_sampling_session(
 
     first, second = chat_api[1].executed[-2:]
     assert first.lane == second.lane and first.seq != second.seq
+
+
+def test_samples_of_a_client_that_hung_up_are_cancelled_unless_it_can_ask_again(
+    chat_api: tuple[Api, FakeWorker], chat_key: str, client: openai.OpenAI
+) -> None:
+    api, worker = chat_api
+    tenant = api.state().directory.tenant_of(chat_key)
+    assert tenant is not None
+    hasty = client.with_options(timeout=0.5)
+    with worker.paused():
+        for headers in ({}, {"Idempotency-Key": "later"}):
+            with pytest.raises(openai.APITimeoutError):
+                hasty.completions.create(model=BASE_MODEL, prompt="ab", max_tokens=1, extra_headers=headers)
+        wait_until(lambda: worker.journal.num_open_samples(tenant) == 1, what="the first sample is cancelled")
+
+    headers = {"Idempotency-Key": "later"}
+    assert client.completions.create(model=BASE_MODEL, prompt="ab", max_tokens=1, extra_headers=headers).choices
 
 
 def test_an_idempotency_key_gets_the_same_operation_and_refuses_another_body(client: openai.OpenAI) -> None:
