@@ -117,7 +117,69 @@ def step_text(result: Result) -> str:
     return "\n".join(lines)
 
 
-RENDERERS: Mapping[str, Callable[[Result], str]] = {"queue_overhead": queue_text, "step_overhead": step_text}
+def fusion_text(result: Result) -> str:
+    """Returns the fusion benchmark's tables."""
+    work, memory = result["workload"], result["memory"]
+    lines = [
+        machine_line(result),
+        "",
+        f"hidden {work['hidden_size']}, {work['layers']} layers, vocabulary {work['vocab_size']}, ranks "
+        f"{', '.join(map(str, work['ranks']))} in turn, torch threads {work['threads']}, passes of at most "
+        f"{work['tokens_per_pass']} tokens. Tokens per second of CPU time; ratios are medians over rounds in turns.",
+        *(["", result["note"]] if "note" in result else []),
+        "",
+        *table(
+            (
+                *("tenants", "tokens each", "fused", "switching in PEFT", "one by one", "one tenant", "one in PEFT"),
+                *("× switching in PEFT", "by wall time", "× one by one", "of one tenant", "of one in PEFT"),
+            ),
+            [_fusion_row(cell) for cell in result["cells"]],
+        ),
+        "",
+        *table(
+            ("goal", "at least", "worst", "best", "missed at (tenants x tokens)"),
+            [
+                (goal["what"], f"{goal['goal']:.2f}", f"{goal['worst']:.2f}", f"{goal['best']:.2f}", _missed_at(goal))
+                for goal in result["goals"].values()
+            ],
+        ),
+        "",
+        f"Memory of one more tenant that trains, rank {memory['rank']}: {memory['adapter_mib']} MiB by its buffers, "
+        f"{memory['rss_growth_mib']} MiB by the growth of the process; the base, held once: "
+        f"{memory['base_mib']} MiB.",
+    ]
+    if result["determinism"]:
+        columns = ("tenants", "tokens", "mode", "measured_mode", "tokens_per_cpu_s")
+        lines += [
+            "",
+            *table(
+                ("tenants", "tokens each", "mode asked for", "mode proven", "tokens per CPU second", "of none"),
+                [(*(row[key] for key in columns), f"{row['of_none']:.2f}") for row in result["determinism"]],
+            ),
+        ]
+    if result["processes"]:
+        columns = (
+            *("processes", "threads_each", "fused_threads", "separate_tokens_per_s", "fused_tokens_per_s"),
+            *("separate_rss_mib", "fused_rss_mib"),
+        )
+        lines += [
+            "",
+            *table(
+                (
+                    *("tenants", "threads of each process", "threads fused", "a process each, tokens/s"),
+                    *("fused, tokens/s", "a process each, MiB", "fused, MiB"),
+                ),
+                [tuple(row[key] for key in columns) for row in result["processes"]],
+            ),
+        ]
+    return "\n".join(lines)
+
+
+RENDERERS: Mapping[str, Callable[[Result], str]] = {
+    "queue_overhead": queue_text,
+    "step_overhead": step_text,
+    "fusion": fusion_text,
+}
 
 
 def machine_line(result: Result) -> str:
@@ -189,6 +251,21 @@ def _step_row(cell: Result) -> tuple[object, ...]:
 def _parts_row(cell: Result) -> tuple[object, ...]:
     parts = ("forward_backward", "optim_step")
     return (*_model_of(cell), *(cell["parts_ms"][side][part] for side in ("peft", "service") for part in parts))
+
+
+def _fusion_row(cell: Result) -> tuple[object, ...]:
+    ways = ("fused", "peft_switching", "one_by_one", "limit", "peft_one_adapter")
+    against, by_wall = cell["fused_against"], cell["fused_against_wall"]
+    return (
+        *(cell["tenants"], cell["tokens"]),
+        *(f"{cell['tokens_per_cpu_s'][way]:.0f}" for way in ways),
+        *(f"{against['peft_switching']:.2f}", f"{by_wall['peft_switching']:.2f}"),
+        *(f"{against[way]:.2f}" for way in ("one_by_one", "limit", "peft_one_adapter")),
+    )
+
+
+def _missed_at(goal: Result) -> str:
+    return ", ".join(goal["missed_at"]) or "nowhere"
 
 
 def _model_of(cell: Result) -> tuple[object, ...]:
