@@ -274,3 +274,32 @@ def test_without_a_tokenizer_token_ids_work_and_texts_are_refused_clearly(api: A
         client.completions.create(model=BASE_MODEL, prompt="abc")
     with pytest.raises(openai.BadRequestError, match="send token ids"):
         client.chat.completions.create(model=BASE_MODEL, messages=USER)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"model": "tiny/one"}',
+        b'{"model": "tiny/one", "prompt": [], "messages": 1}',
+        b'{"model": "tiny/one", "prompt": [[]], "messages": [{}]}',
+        b'{"model": "tiny/one", "prompt": [1, ""], "messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+        b'{"model": "tiny/one", "prompt": [-1], "messages": [{"role": "user", "content": "a"}], "n": 0}',
+        b'{"model": "tiny/one", "prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "tiny/one", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "stop": ["\\ud800"]}',
+        b'{"model": "tinker://x", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}',
+        b'{"model": "tiny/one\\u0000", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}',
+    ],
+)
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+def test_no_body_brings_the_server_to_an_unexpected_error(
+    chat_api: tuple[Api, FakeWorker], chat_key: str, route: str, raw: bytes
+) -> None:
+    headers = {"Authorization": f"Bearer {chat_key}"}
+
+    answer = httpx.post(f"{chat_api[0].url}/v1/{route}", content=raw, headers=headers, timeout=30)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
