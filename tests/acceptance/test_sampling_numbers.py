@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def run(served: Served, tiny_model: Path) -> tinker.TrainingClient:
     """A run a few steps from the base model, so that its adapter counts."""
-    run = served.client("numbers").create_lora_training_client(base_model="tiny", rank=8, seed=3)
+    run = served.client("numbers").create_lora_training_client(base_model="tiny", rank=8, seed=3).result()
     tokens = AutoTokenizer.from_pretrained(tiny_model).encode("two and three make five, nine minus four makes five")
     datum = tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens[:-1]),
@@ -55,7 +55,7 @@ def all_logprobs(run: tinker.TrainingClient, tokens: list[int], vocab_size: int)
 def test_sampled_logprobs_are_the_trainers_scaled_by_the_temperature(
     run: tinker.TrainingClient, prompt: list[int], temperature: float
 ) -> None:
-    sampler = run.save_weights_and_get_sampling_client()
+    sampler = run.save_weights_and_get_sampling_client().result()
     asked = tinker.SamplingParams(max_tokens=12, temperature=temperature, seed=7, stop=[])
     sequences = sampler.sample(tinker.ModelInput.from_ints(prompt), 3, asked).result().sequences
 
@@ -69,7 +69,7 @@ def test_sampled_logprobs_are_the_trainers_scaled_by_the_temperature(
 
 
 def test_prompt_logprobs_do_not_know_the_temperature(run: tinker.TrainingClient, prompt: list[int]) -> None:
-    sampler = run.save_weights_and_get_sampling_client()
+    sampler = run.save_weights_and_get_sampling_client().result()
     asked = tinker.SamplingParams(max_tokens=1, temperature=0.25, seed=7)
 
     answer = sampler.sample(tinker.ModelInput.from_ints(prompt), 1, asked, include_prompt_logprobs=True).result()

@@ -23,6 +23,7 @@ import tempfile
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = Path(__file__).with_name("cookbook-requirements.txt")
@@ -31,9 +32,24 @@ RECIPE_TIMEOUT_S = 150.0
 OWN_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 NO_ROBOTS = "HuggingFaceH4/no_robots"
+GSM8K = "openai/gsm8k"
+HH_RLHF = "Anthropic/hh-rlhf"
+CONVERSATIONS = "conversations.jsonl"
 # The cookbook's own smoke tests want at least 1,300 rows.
 NUM_TRAIN_ROWS = 1400
 NUM_TEST_ROWS = 64
+
+# The recipe asks for this configuration by name, which a folder has only when its card names it.
+GSM8K_CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train.jsonl
+  - split: test
+    path: main/test.jsonl
+---
+"""
 
 SL_LOOP_ARGUMENTS = ("batch_size=8", "max_steps=3", "save_every=2", "lora_rank=8")
 
@@ -71,25 +87,47 @@ def make_offline_data(folder: Path, *, model_name: str, tokenizer_folder: Path) 
     shutil.copytree(
         tokenizer_folder, folder / model_name, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
     )
-    data = REPOSITORY / "examples" / "data"
-    chats = [
-        json.loads(line)["messages"]
-        for name in ("self_cognition.jsonl", "arithmetic.jsonl")
-        for line in (data / name).read_text(encoding="utf-8").splitlines()
-    ]
+    identity, arithmetic = (read_chats(f"{name}.jsonl") for name in ("self_cognition", "arithmetic"))
+    chats = [*identity, *arithmetic]
     for split, num_rows in (("train", NUM_TRAIN_ROWS), ("test", NUM_TEST_ROWS)):
         rows = [
             {"prompt_id": f"{split}-{index}", "category": "Chat", "messages": chats[index % len(chats)]}
             for index in range(num_rows)
         ]
         write_rows(folder / NO_ROBOTS / f"{split}.jsonl", rows)
+        write_rows(folder / GSM8K / "main" / f"{split}.jsonl", [as_problem(chat) for chat in arithmetic])
+        write_rows(folder / HH_RLHF / f"{split}.jsonl", [as_comparison(chat) for chat in identity])
+    (folder / GSM8K / "README.md").write_text(GSM8K_CARD, encoding="utf-8")
+    write_rows(folder / CONVERSATIONS, [{"messages": chat} for chat in chats])
     return folder
+
+
+def read_chats(name: str) -> list[list[dict[str, str]]]:
+    """Returns the chats of one of the shipped files, each a list of messages."""
+    return [row["messages"] for row in read_rows(REPOSITORY / "examples" / "data" / name)]
+
+
+def as_problem(chat: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Returns a question of arithmetic with its worked answer, in the layout of GSM8K."""
+    question, answer = chat[0]["content"], chat[1]["content"]
+    return {"question": question, "answer": f"{answer}\n#### {answer.split()[-1].rstrip('.')}"}
+
+
+def as_comparison(chat: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Returns the chat's reply preferred to a reply that says nothing, in the layout of HH-RLHF."""
+    asked = f"\n\nHuman: {chat[-2]['content']}\n\nAssistant: "
+    return {"chosen": f"{asked}{chat[-1]['content']}", "rejected": f"{asked}Who knows?"}
 
 
 def write_rows(path: Path, rows: Sequence[object]) -> None:
     """Writes JSON Lines, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads JSON Lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run_recipe(
@@ -133,7 +171,7 @@ def run_recipe(
 
 def read_metrics(log_path: Path) -> list[dict[str, float]]:
     """Returns what a recipe logged, one dictionary a step."""
-    return [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
+    return read_rows(log_path / "metrics.jsonl")
 
 
 def main(arguments: Sequence[str]) -> int:
