@@ -148,7 +148,9 @@ def test_rl_loop_trains_with_every_loss_it_offers(recipe: Recipe, five_or_six: s
 
 @pytest.mark.soak
 @pytest.mark.parametrize("way", [(), ("max_steps_off_policy=2",)], ids=["in step", "off policy"])
-def test_math_rl_trains_on_what_the_sampler_said(recipe: Recipe, five_or_six: str, way: tuple[str, ...]) -> None:
+def test_math_rl_steps_to_its_end_and_agrees_with_its_sampler(
+    recipe: Recipe, five_or_six: str, way: tuple[str, ...]
+) -> None:
     steps = recipe(
         "math_rl.train",
         "env=arithmetic",
