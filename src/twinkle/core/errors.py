@@ -14,12 +14,10 @@ TwinkleError                        code, retryable, context as attributes
 ├── TransientError                  retried with back-off
 │   ├── OutOfMemory                 retried with smaller micro-batches
 │   ├── StorageUnavailable          the database or the object store did not answer
-│   ├── BrokerUnavailable           the broker did not answer; the journal's sweep takes over
 │   ├── MeshUnavailable             no mesh has said yet what it serves
 │   └── Overloaded                  too much waits already; ask again in ``retry_after_s``
 ├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
 ├── PoisonOperation                 it took its worker down too often; ended with its reason
-├── GapTimedOut                     a sequence number that never arrived
 └── ConfigError                     a setting is wrong; the process does not start
 """
 
@@ -121,12 +119,6 @@ class StorageUnavailable(TransientError):
     code = "storage_unavailable"
 
 
-class BrokerUnavailable(TransientError):
-    """The broker did not answer; the journal's sweep takes over."""
-
-    code = "broker_unavailable"
-
-
 class MeshUnavailable(TransientError):
     """No mesh has said yet what it serves: the workers are still starting."""
 
@@ -153,12 +145,6 @@ class PoisonOperation(TwinkleError):
     """An operation that took its worker down too often."""
 
     code = "poison"
-
-
-class GapTimedOut(TwinkleError):
-    """A sequence number that never arrived."""
-
-    code = "gap"
 
 
 class ConfigError(TwinkleError):

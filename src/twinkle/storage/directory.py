@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import ConfigError, NotFound
+from twinkle.core.errors import NotFound
 from twinkle.core.ids import new_api_key, new_id, new_session_id
 from twinkle.storage.tables import ApiKeyRow, SessionRow, TenantRow
 
@@ -73,23 +73,6 @@ class Directory:
             )
             session.commit()
         return key
-
-    def adopt_key(self, tenant_name: str, key: str) -> None:
-        """Let a key that was made elsewhere (a secret of the deployment) open a tenant's account."""
-        if not key.startswith("tml-"):
-            raise ConfigError("an API key must start with tml-: the Tinker SDK refuses others")
-        now = self._clock.now()
-        with Session(self._engine) as session:
-            if session.exec(select(ApiKeyRow).where(ApiKeyRow.digest == digest_of_key(key))).first() is not None:
-                return
-            tenant = session.exec(select(TenantRow).where(TenantRow.name == tenant_name)).first()
-            if tenant is None:
-                tenant = TenantRow(id=new_id(), name=tenant_name, created_at=now)
-                session.add(tenant)
-                session.flush()
-            row = ApiKeyRow(id=new_id(), digest=digest_of_key(key), tenant=tenant.id, name="adopted", created_at=now)
-            session.add(row)
-            session.commit()
 
     def has_keys(self) -> bool:
         """Whether any key was ever made."""

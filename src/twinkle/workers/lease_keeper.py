@@ -6,7 +6,6 @@ import threading
 
 import structlog
 
-from twinkle.core.clock import Clock
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
@@ -74,17 +73,3 @@ class LeaseKeeper:
                     self.give_up()
             except StorageUnavailable as error:
                 _log.warning("lease.renewal_failed", mesh=self._mesh, error=error.message)
-
-
-def wait_for_lease(keeper: LeaseKeeper, clock: Clock, *, retry_s: float, stopping: threading.Event) -> Lease | None:
-    """Block until the mesh is ours; ``None`` if the worker is told to stop first."""
-    waited = False
-    while not stopping.is_set():
-        lease = keeper.current() or keeper.try_acquire()
-        if lease is not None:
-            return lease
-        if not waited:
-            _log.info("lease.waiting", reason="another worker holds the mesh")
-            waited = True
-        clock.sleep(retry_s)
-    return None

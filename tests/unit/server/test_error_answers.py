@@ -32,9 +32,7 @@ def _client(error: Exception) -> TestClient:
         (errors.Expired("gone"), 410, "expired"),
         (errors.WindowFailed("window"), 400, "window_failed"),
         (errors.Overloaded("full"), 429, "overloaded"),
-        (errors.BrokerUnavailable("away"), 503, "broker_unavailable"),
         (errors.MeshUnavailable("away"), 503, "mesh_unavailable"),
-        (errors.GapTimedOut("gap"), 500, "gap"),
     ],
 )
 def test_every_error_has_its_status_and_says_what_happened(error: errors.TwinkleError, status: int, code: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from twinkle.core.lease import Lease
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.schema import upgrade
-from twinkle.workers.lease_keeper import LeaseKeeper, wait_for_lease
+from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.null_engine import NullEngine
 
 _LEASE_S = 0.06
@@ -104,15 +103,3 @@ def test_a_keeper_that_stops_leaves_the_mesh_free(meshes: WatchedMeshes) -> None
     keeper.stop()
 
     assert _keeper(meshes, "b").try_acquire() is not None
-
-
-def test_waiting_ends_when_the_other_lease_runs_out_or_by_order(meshes: WatchedMeshes, clock: HandClock) -> None:
-    assert _keeper(meshes, "b").try_acquire() is not None
-    waiting = _keeper(meshes, "a")
-    stopped = threading.Event()
-    stopped.set()
-
-    assert wait_for_lease(waiting, clock, retry_s=0.01, stopping=stopped) is None
-    lease = wait_for_lease(waiting, clock, retry_s=0.01, stopping=threading.Event())
-
-    assert lease is not None and lease.epoch == 2
