@@ -3,4 +3,44 @@
 Importing this package is cheap: torch, SQLAlchemy and Celery load only with the part that needs them.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twinkle.infra.device_group import DeviceGroup
+    from twinkle.infra.device_mesh import DeviceMesh
+    from twinkle.infra.placement import get_device_placement
+    from twinkle.infra.platform import Platform
+    from twinkle.infra.runtime import initialize, is_master
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "DeviceGroup",
+    "DeviceMesh",
+    "Platform",
+    "__version__",
+    "get_device_placement",
+    "initialize",
+    "is_master",
+]
+
+_MODULES = {
+    "DeviceGroup": "twinkle.infra.device_group",
+    "DeviceMesh": "twinkle.infra.device_mesh",
+    "Platform": "twinkle.infra.platform",
+    "get_device_placement": "twinkle.infra.placement",
+    "initialize": "twinkle.infra.runtime",
+    "is_master": "twinkle.infra.runtime",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load the module of a public name when it is first asked for."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value

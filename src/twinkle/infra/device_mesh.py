@@ -1,0 +1,200 @@
+"""The layout of a set of ranks: which axes of parallelism there are, and where each rank stands on them.
+
+Pure arithmetic on numbers of ranks, without torch; ``process_group`` turns a layout into torch's own objects.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Self, TypeVar
+
+import numpy as np
+
+from twinkle.core.errors import ConfigError, InvalidInput
+
+AXES = ("pp", "dp", "fsdp", "cp", "tp")
+"""Axes a mesh may have, the outermost first: neighbours on the last one have neighbouring ranks."""
+DATA_AXES = ("dp", "fsdp")
+"""Ranks that differ on these get different data."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceMesh:
+    """Ranks in a grid.
+
+    ``ulysses_size`` and ``ep_size`` are no axes of the grid: such groups are made of ranks of the data axes. Any layout
+    can be described; those that training cannot run yet are refused where they would be used (``require_data_axes``).
+
+    Args:
+        mesh: The rank at each place, each rank once.
+        mesh_dim_names: The axis that each dimension of ``mesh`` stands for.
+        device_type: ``cuda`` or ``cpu``; ``None`` takes what the machine has.
+        ulysses_size: Ranks that share each sequence, head by head.
+        ep_size: Ranks that share the experts of a layer.
+        etp_size: Ranks that share each expert.
+        ep_fsdp_size: Ranks over which the experts' weights are sharded.
+        vpp_size: Stages of the pipeline on each rank.
+        sequence_parallel: Whether activations between tensor-parallel layers are split along the sequence.
+
+    Raises:
+        ConfigError: The grid and its names do not fit together.
+    """
+
+    mesh: np.ndarray
+    mesh_dim_names: tuple[str, ...]
+    device_type: str | None = None
+    ulysses_size: int | None = None
+    ep_size: int | None = None
+    etp_size: int = 1
+    ep_fsdp_size: int | None = None
+    vpp_size: int | None = None
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        mesh, names = np.asarray(self.mesh), tuple(self.mesh_dim_names)
+        object.__setattr__(self, "mesh", mesh)
+        object.__setattr__(self, "mesh_dim_names", names)
+        if mesh.ndim != len(names):
+            raise ConfigError(f"mesh_dim_names: {len(names)} names for {mesh.ndim} dimensions of the mesh")
+        unknown = sorted(set(names) - set(AXES))
+        if unknown or len(set(names)) < len(names):
+            raise ConfigError(f"mesh_dim_names: {names}; each must be one of {', '.join(AXES)} and come once")
+        if mesh.size == 0 or sorted(mesh.ravel().tolist()) != list(range(mesh.size)):
+            raise ConfigError(
+                f"mesh: must hold each of the ranks 0 to {max(mesh.size - 1, 0)} once, got {mesh.tolist()}"
+            )
+        for name in ("ulysses_size", "ep_size"):
+            size = getattr(self, name)
+            if size is not None and (size < 1 or self.data_world_size % size):
+                raise ConfigError(
+                    f"{name}: {size} must divide dp_size * fsdp_size = {self.data_world_size}: its groups are made of"
+                    " these ranks"
+                )
+
+    @classmethod
+    def from_sizes(
+        cls,
+        *,
+        world_size: int = 1,
+        dp_size: int = 1,
+        fsdp_size: int | None = None,
+        tp_size: int | None = None,
+        pp_size: int | None = None,
+        ulysses_size: int | None = None,
+        cp_size: int | None = None,
+        ep_size: int | None = None,
+        etp_size: int = 1,
+        ep_fsdp_size: int | None = None,
+        vpp_size: int | None = None,
+        device_type: str | None = None,
+        sequence_parallel: bool = False,
+    ) -> Self:
+        """A mesh of consecutive ranks. Without ``world_size`` it is as large as the sizes say.
+
+        Raises:
+            ConfigError: A size is not positive, or the sizes do not multiply to ``world_size``.
+        """
+        given = {"pp": pp_size, "dp": dp_size, "fsdp": fsdp_size, "cp": cp_size, "tp": tp_size}
+        sizes = {axis: size for axis, size in given.items() if size is not None}
+        for axis, size in sizes.items():
+            if size < 1:
+                raise ConfigError(f"{axis}_size: is {size}, must be at least 1")
+        product = prod(sizes.values())
+        if world_size not in (1, product):
+            text = " * ".join(f"{axis}_size {size}" for axis, size in sizes.items())
+            raise ConfigError(f"world_size: is {world_size}, but {text} = {product}; make them equal")
+        return cls(
+            mesh=np.arange(product).reshape(tuple(sizes.values())),
+            mesh_dim_names=tuple(sizes),
+            device_type=device_type,
+            ulysses_size=ulysses_size,
+            ep_size=ep_size,
+            etp_size=etp_size,
+            ep_fsdp_size=ep_fsdp_size,
+            vpp_size=vpp_size,
+            sequence_parallel=sequence_parallel,
+        )
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis} {self.size(axis)}" for axis in self.mesh_dim_names)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return int(self.mesh.size)
+
+    def size(self, axis: str) -> int:
+        """How many ranks lie along an axis; 1 for one the mesh does not have."""
+        if axis not in AXES:
+            raise ConfigError(f"axis: {axis!r} is unknown; the axes are {', '.join(AXES)}")
+        return int(self.mesh.shape[self.mesh_dim_names.index(axis)]) if axis in self.mesh_dim_names else 1
+
+    def coordinates(self, rank: int | None = None) -> dict[str, int]:
+        """Where a rank (of this process, if omitted) stands on each axis of the mesh."""
+        rank = current_rank() if rank is None else rank
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank: {rank} is not in this mesh of {self.world_size} ranks ({self})")
+        place = np.argwhere(self.mesh == rank)[0].tolist()
+        return dict(zip(self.mesh_dim_names, place, strict=True))
+
+    def ranks_along(self, axis: str, rank: int | None = None) -> list[int]:
+        """The ranks that differ from this one on ``axis`` alone, itself among them."""
+        place = self.coordinates(rank)
+        if self.size(axis) == 1:
+            return [int(self.mesh[tuple(place.values())])]
+        index = tuple(slice(None) if name == axis else at for name, at in place.items())
+        return [int(other) for other in self.mesh[index]]
+
+    @property
+    def data_world_size(self) -> int:
+        """Into how many parts a batch is cut."""
+        return self.size("dp") * self.size("fsdp")
+
+    def data_rank(self, rank: int | None = None) -> int:
+        """Which part of a batch a rank gets."""
+        place = self.coordinates(rank)
+        return place.get("dp", 0) * self.size("fsdp") + place.get("fsdp", 0)
+
+    def data_slice(self, num_items: int, rank: int | None = None) -> slice:
+        """The part of a batch that a rank gets: contiguous, in the order of data ranks, sizes at most one apart.
+
+        Raises:
+            InvalidInput: There are fewer items than parts.
+        """
+        parts, part = self.data_world_size, self.data_rank(rank)
+        if num_items < parts:
+            raise InvalidInput(
+                "inputs", f"{num_items} rows cannot be spread over {parts} data ranks; send at least {parts}"
+            )
+        return slice(num_items * part // parts, num_items * (part + 1) // parts)
+
+    def slice_data(self, items: Sequence[Item], rank: int | None = None) -> list[Item]:
+        """A rank's part of ``items``; see ``data_slice``."""
+        return list(items[self.data_slice(len(items), rank)])
+
+    def require_data_axes(self, user: str) -> None:
+        """Refuse a layout with more than data parallelism and sharded weights, which is all that can be run yet.
+
+        Raises:
+            ConfigError: Another size is above 1; names it and ``user``.
+        """
+        sizes = {f"{axis}_size": self.size(axis) for axis in AXES if axis not in DATA_AXES}
+        sizes |= {name: getattr(self, name) or 1 for name in ("ulysses_size", "ep_size", "etp_size", "vpp_size")}
+        for name, size in sizes.items():
+            if size > 1:
+                raise ConfigError(f"{name}: is {size}, but {user} runs dp_size and fsdp_size only so far; set it to 1")
+
+
+def current_rank() -> int:
+    """The rank of this process, as torchrun and our own launcher say in the environment; 0 when alone."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def current_world_size() -> int:
+    """How many processes were started together; 1 when alone."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

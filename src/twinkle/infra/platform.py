@@ -1,0 +1,59 @@
+"""The kinds of devices: what torch calls them, how ranks on them talk, how many this machine has."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from twinkle.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """One kind of device.
+
+    ``backend`` is torch.distributed's: on CUDA tensors of the device travel by NCCL, those on the host by gloo.
+    """
+
+    device_type: str
+    backend: str
+    visible_devices_variable: str | None = None
+
+    @classmethod
+    def named(cls, name: str) -> Platform:
+        """The platform of a device type, in any case; ``GPU`` means CUDA.
+
+        Raises:
+            ConfigError: This project runs on no such device.
+        """
+        platform = PLATFORMS.get({"gpu": "cuda"}.get(name.lower(), name.lower()))
+        if platform is None:
+            raise ConfigError(f"device_type: {name!r} is not supported; use {' or '.join(PLATFORMS)}")
+        return platform
+
+    @classmethod
+    def current(cls) -> Platform:
+        """CUDA where there is a device, else the CPU."""
+        return CUDA if CUDA.num_devices() else CPU
+
+    def num_devices(self) -> int:
+        """How many devices of this kind a process can see. The CPU of a machine is one."""
+        if self.device_type == "cpu":
+            return 1
+        import torch  # noqa: PLC0415 - a layout can be described where torch is not installed
+
+        return torch.cuda.device_count()
+
+    def device_of(self, local_rank: int) -> str:
+        """The device of the ``local_rank``-th process on this machine, as torch names it."""
+        return "cpu" if self.device_type == "cpu" else f"{self.device_type}:{local_rank}"
+
+
+CPU = Platform(device_type="cpu", backend="gloo")
+CUDA = Platform(device_type="cuda", backend="cpu:gloo,cuda:nccl", visible_devices_variable="CUDA_VISIBLE_DEVICES")
+PLATFORMS = {platform.device_type: platform for platform in (CUDA, CPU)}
+
+
+def local_rank() -> int:
+    """The number of this process among those of its machine, as torchrun and our own launcher say; 0 when alone."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -1,0 +1,97 @@
+"""What a script says once about the processes it runs in, and what components ask about it later."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import structlog
+import torch
+
+from twinkle.core.errors import ConfigError
+from twinkle.infra.device_group import DeviceGroup, check_groups
+from twinkle.infra.device_mesh import DeviceMesh, current_rank, current_world_size
+from twinkle.infra.platform import Platform
+from twinkle.infra.process_group import join_world
+
+COLLECTIVE_TIMEOUT_S = 600.0
+CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """The answers of ``initialize``."""
+
+    mode: Literal["local"] = "local"
+    seed: int = 42
+    groups: tuple[DeviceGroup, ...] = ()
+    device_mesh: DeviceMesh | None = None
+
+
+_initialized: list[Runtime] = []
+
+
+def initialize(
+    mode: str = "local",
+    *,
+    seed: int = 42,
+    full_determinism: bool = False,
+    groups: Sequence[DeviceGroup] | None = None,
+    global_device_mesh: DeviceMesh | None = None,
+) -> None:
+    """Set up this process for a script. Under torchrun it also meets the other ranks, and blocks until all have come.
+
+    Args:
+        mode: ``local``: components run in this process, under torchrun in step with the same process of every rank.
+        seed: Of Python's, NumPy's and torch's random numbers.
+        full_determinism: Refuse torch operations whose results may differ between runs.
+        groups: The devices that components may name.
+        global_device_mesh: The layout of components that bring none.
+
+    Raises:
+        ConfigError: The mode is unknown or not offered, or the mesh does not fit the processes that were started.
+    """
+    if mode == "ray":
+        raise ConfigError("mode: 'ray' is not offered yet; use mode='local', under torchrun for several devices")
+    if mode != "local":
+        raise ConfigError(f"mode: {mode!r} is unknown; use 'local'")
+    check_groups(groups or ())
+    world_size = current_world_size()
+    if global_device_mesh is not None and global_device_mesh.world_size != world_size:
+        raise ConfigError(
+            f"global_device_mesh: has {global_device_mesh.world_size} ranks ({global_device_mesh}), but {world_size}"
+            f" processes were started; run torchrun --nproc_per_node={global_device_mesh.world_size}"
+        )
+    _seed(seed)
+    if full_determinism:
+        # Read when cuBLAS first starts.
+        os.environ.setdefault(CUBLAS_VARIABLE, ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if world_size > 1:
+        wanted = None if global_device_mesh is None else global_device_mesh.device_type
+        platform = Platform.current() if wanted is None else Platform.named(wanted)
+        join_world(platform, timeout_s=COLLECTIVE_TIMEOUT_S)
+    _initialized[:] = [Runtime(seed=seed, groups=tuple(groups or ()), device_mesh=global_device_mesh)]
+    log.info("runtime.initialized", mode=mode, world_size=world_size, rank=current_rank(), seed=seed)
+
+
+def runtime() -> Runtime:
+    """What ``initialize`` was told; its defaults before that."""
+    return _initialized[0] if _initialized else Runtime()
+
+
+def is_master() -> bool:
+    """Whether this process is the one that prints and saves: rank 0, or alone."""
+    return current_rank() == 0
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
