@@ -20,10 +20,11 @@ from twinkle.model.determinism import prepare_environment
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
+from twinkle.sampler.base import Sampler
 from twinkle.sampler.request import DecodeText, TopLogprobs
 from twinkle.sampler.request import SampleRequest as SamplerRequest
 from twinkle.sampler.request import SampleResult as SamplerResult
-from twinkle.sampler.sampler import Sampler
+from twinkle.sampler.torch_sampler import TorchSampler
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
 from twinkle.wire.sample_result import (
     PromptAltTokens,
@@ -80,7 +81,7 @@ class TransformersEngine:
             determinism=model.determinism,
             tokenizer_path=_readable_tokenizer_path(settings.model),
         )
-        sampler = Sampler(
+        sampler = TorchSampler(
             model,
             slots=settings.sample_slots,
             decode_text=None if tokenizer is None else _decoder_of(tokenizer),

@@ -9,7 +9,7 @@ import transformers
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
-from twinkle.sampler import Sampler, SampleRequest, SampleResult
+from twinkle.sampler import Sampler, SampleRequest, SampleResult, TorchSampler
 
 prepare_environment()
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def run_requests(sampled_model: MultiLoraTransformersModel) -> RunRequests:
     """Steps a fresh sampler until all requests have ended."""
 
     def run(requests: Sequence[SampleRequest], **options: object) -> Outcomes:
-        sampler = Sampler(sampled_model, **{"slots": 32, **options})  # type: ignore[arg-type]
+        sampler = TorchSampler(sampled_model, **{"slots": 32, **options})  # type: ignore[arg-type]
         for request in requests:
             sampler.add(request)
         return run_to_end(sampler)

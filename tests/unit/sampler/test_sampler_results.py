@@ -8,7 +8,7 @@ import torch
 
 from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.model.training import Datum, TrainJob
-from twinkle.sampler import Sampler, SampleRequest, SampleResult
+from twinkle.sampler import SampleRequest, SampleResult, TorchSampler
 
 from .conftest import CONTEXT, VOCAB_SIZE, run_to_end
 
@@ -201,7 +201,7 @@ def test_samples_of_one_request_equal_the_first_of_their_own_and_differ(run_requ
     ],
 )
 def test_a_field_outside_its_limits_is_refused_by_name(sampled_model, fields, field):
-    sampler = Sampler(sampled_model, slots=2)
+    sampler = TorchSampler(sampled_model, slots=2)
     with pytest.raises(InvalidInput) as caught:
         sampler.add(request(**fields))
     assert caught.value.field == field
@@ -209,7 +209,7 @@ def test_a_field_outside_its_limits_is_refused_by_name(sampled_model, fields, fi
 
 
 def test_a_key_is_taken_until_its_request_has_ended(sampled_model):
-    sampler = Sampler(sampled_model, slots=2)
+    sampler = TorchSampler(sampled_model, slots=2)
     sampler.add(request())
     with pytest.raises(Conflict):
         sampler.add(request())

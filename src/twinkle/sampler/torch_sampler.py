@@ -12,32 +12,32 @@ Shape suffixes: T packed tokens, N rows that need logits, H hidden size, V vocab
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
 
+from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import Conflict, OutOfMemory, UserError
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import CachedAttention
+from twinkle.sampler.base import Outcome, Sampler
 from twinkle.sampler.choice import choose, finite_rows, scaled_logprobs, top_logprobs
 from twinkle.sampler.counter_rng import uniform
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.memory import CacheBudget
 from twinkle.sampler.planning import Work, plan_pass
 from twinkle.sampler.progress import Continuation, RequestProgress
-from twinkle.sampler.request import DecodeText, SampleRequest, SampleResult, check_request
+from twinkle.sampler.request import DecodeText, SampleRequest, check_request
 from twinkle.sampler.stops import stop_rule
-
-Outcome = SampleResult | tuple[str, Exception]
 
 DEFAULT_TOKENS_PER_SLOT = 1024
 DEFAULT_CHUNK_TOKENS = 256
 
 
-class Sampler:
-    """Owned and stepped by one thread, the one that runs the model.
+class TorchSampler(Sampler):
+    """Samples with the model that trains, on its very weights.
 
     Args:
         model: Base model and adapters.
@@ -60,6 +60,7 @@ class Sampler:
         chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
         decode_text: DecodeText | None = None,
     ) -> None:
+        super().__init__(decode_text=decode_text)
         context = model.info.max_context_length
         self._model = model
         self._slots = slots
@@ -69,27 +70,21 @@ class Sampler:
         self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length)
         self._prefill_tokens = prefill_tokens_per_step
         self._chunk_tokens = chunk_tokens
-        self._decode_text = decode_text
         self._waiting: deque[RequestProgress] = deque()
         self._active: list[RequestProgress] = []  # in order of arrival: the older one has the right to memory
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """See :class:`Sampler`."""
         return bool(self._waiting or self._active)
 
     @property
     def num_requests(self) -> int:
-        """Requests added and not yet ended."""
+        """See :class:`Sampler`."""
         return len(self._waiting) + len(self._active)
 
     def add(self, request: SampleRequest) -> None:
-        """Queues a request.
-
-        Raises:
-            InvalidInput: A field is outside its limits.
-            Conflict: A request with this key has not ended yet.
-        """
+        """See :class:`Sampler`."""
         check_request(
             request,
             vocab_size=self._model.info.vocab_size,
@@ -104,9 +99,13 @@ class Sampler:
         )
 
     def cancel(self, key: str) -> None:
-        """Forgets a request and frees what it holds; one that has ended already, or never was, is no error."""
+        """See :class:`Sampler`."""
         self._waiting = deque(progress for progress in self._waiting if progress.request.key != key)
         self._active = [progress for progress in self._active if progress.request.key != key]
+
+    def load_adapter(self, files: Mapping[str, bytes]) -> LoraAdapter:
+        """See :class:`Sampler`."""
+        return import_adapter(self._model, files, with_optimizer=False, trainable=False)
 
     @torch.inference_mode()
     def step(self) -> list[Outcome]:

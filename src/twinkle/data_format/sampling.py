@@ -1,0 +1,118 @@
+"""How to sample, and what comes back: the library's plain values, without tensors."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from twinkle.core.errors import InvalidInput
+
+StopReason = Literal["length", "stop", "abort", "error"]
+TokenLogprob = tuple[int, float]
+
+MAX_TOKENS_ALIAS = "max_new_tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How continuations are drawn.
+
+    Raises:
+        InvalidInput: A value is outside its range; names the field.
+    """
+
+    max_tokens: int | None = None
+    """None: until the context ends. 0: only score the prompt."""
+    seed: int | None = None
+    """None: drawn anew for every call."""
+    stop: str | Sequence[str] | Sequence[int] | None = None
+    """None: the model's end-of-text tokens. An empty list: no stop at all."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = -1
+    """-1 or 0: off."""
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    """1: that of each chosen token. k above 1: those of the k likeliest tokens. None: none."""
+    prompt_logprobs: int | None = None
+    """0: that of each prompt token. k: also those of the k likeliest tokens at each place. None: none."""
+    num_samples: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more, or None")
+        _require(
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "temperature",
+            self.temperature,
+            "a finite number, 0 (greedy) or more",
+        )
+        _require(self.top_k >= -1, "top_k", self.top_k, "1 or more, or -1 (off)")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1 (off)")
+        _require(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "above 0; 1 is off",
+        )
+        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "1 or more, or None")
+        _require(
+            self.prompt_logprobs is None or self.prompt_logprobs >= 0,
+            "prompt_logprobs",
+            self.prompt_logprobs,
+            "0 or more, or None",
+        )
+        _require(self.num_samples >= 1, "num_samples", self.num_samples, "1 or more")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Return the params that a mapping describes; ``max_new_tokens`` is another name of ``max_tokens``.
+
+        Raises:
+            InvalidInput: A name is unknown (with the nearest known one), given twice, or its value out of range.
+        """
+        known = [field.name for field in fields(cls)]
+        given = dict(values)
+        if MAX_TOKENS_ALIAS in given:
+            if "max_tokens" in given:
+                raise InvalidInput(MAX_TOKENS_ALIAS, "is another name of max_tokens; send one of them")
+            given["max_tokens"] = given.pop(MAX_TOKENS_ALIAS)
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+                raise InvalidInput("sampling_params", f"has no {name}; {hint}")
+        return cls(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledSequence:
+    """One continuation; what made it stop is part of it."""
+
+    stop_reason: StopReason
+    tokens: list[int]
+    logprobs: list[list[TokenLogprob]] | None = None
+    """For each token (id, logprob) pairs: of the chosen token alone, or of the k likeliest, likeliest first."""
+    decoded: str | None = None
+    """The text of the tokens, if the sampler has a tokenizer."""
+    new_input_feature: dict[str, Any] | None = None
+    """The prompt's row with this continuation appended, ready to be trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleResponse:
+    """All continuations of one prompt, and the scores of the prompt itself."""
+
+    sequences: list[SampledSequence]
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    """One for each prompt token; nothing precedes the first."""
+    topk_prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+
+
+def _require(condition: bool, field: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise InvalidInput(field, f"is {value}; send {wanted}")

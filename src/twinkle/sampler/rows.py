@@ -1,0 +1,128 @@
+"""Between the library's rows and the sampler's requests: a prompt in, the row extended by its continuation out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from twinkle.core.errors import InvalidInput
+from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams, TokenLogprob
+from twinkle.module.lora import LoraAdapter
+from twinkle.sampler.request import DecodeText, SampleRequest, SampleResult, TopLogprobs
+from twinkle.sampler.request import SampledSequence as SampledArrays
+
+Row = Mapping[str, Any] | Sequence[int]
+
+IGNORED_LABEL = -100
+
+
+def request_of(
+    row: Mapping[str, Any], params: SamplingParams, *, key: str, adapter: LoraAdapter | None, seed: int
+) -> SampleRequest:
+    """Returns the request for one row.
+
+    Raises:
+        InvalidInput: A parameter is one that no sampler of ours has, or ``stop`` mixes kinds.
+    """
+    if params.repetition_penalty != 1:
+        raise InvalidInput("repetition_penalty", f"is {params.repetition_penalty}; only 1 (off) is supported")
+    stop_ids, stop_strings = _stops(params.stop)
+    return SampleRequest(
+        key=key,
+        adapter=adapter,
+        prompt=tuple(_token_ids(row)),
+        seed=seed,
+        num_samples=params.num_samples,
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        stop_token_ids=stop_ids,
+        stop_strings=stop_strings,
+        prompt_logprobs=params.prompt_logprobs is not None,
+        topk_prompt_logprobs=params.prompt_logprobs or 0,
+        topk_sample_logprobs=params.logprobs if params.logprobs is not None and params.logprobs > 1 else 0,
+    )
+
+
+def response_of(
+    result: SampleResult, row: Mapping[str, Any], params: SamplingParams, *, decode_text: DecodeText | None
+) -> SampleResponse:
+    """Returns what the caller of ``sample`` gets for one row."""
+    sequences = []
+    for sequence in result.sequences:
+        tokens: list[int] = sequence.tokens.tolist()
+        decoded = None if decode_text is None else decode_text(tokens)
+        sequences.append(
+            SampledSequence(
+                stop_reason=sequence.stop_reason,
+                tokens=tokens,
+                logprobs=_logprobs(sequence, params.logprobs),
+                decoded=decoded,
+                new_input_feature=extended_row(row, tokens, text=decoded),
+            )
+        )
+    scores, topk = result.prompt_logprobs, result.topk_prompt_logprobs
+    return SampleResponse(
+        sequences=sequences,
+        prompt_token_ids=_token_ids(row),
+        prompt_logprobs=None if scores is None else [None, *scores[1:].tolist()],
+        topk_prompt_logprobs=None if topk is None else [None, *_pairs(topk)[1:]],
+    )
+
+
+def extended_row(row: Mapping[str, Any], tokens: Sequence[int], *, text: str | None) -> dict[str, Any]:
+    """Returns the row with a continuation appended, every field of the row kept.
+
+    Labels are shifted: ``labels[i]`` is the target at position i, so the last prompt position has the first new token.
+    """
+    prompt = _token_ids(row)
+    token_ids = [*prompt, *tokens]
+    unshifted = [IGNORED_LABEL] * len(prompt) + list(tokens)
+    extended = {
+        **row,
+        "input_ids": token_ids,
+        "labels": [*unshifted[1:], IGNORED_LABEL],
+        "attention_mask": [1] * len(token_ids),
+        "position_ids": list(range(len(token_ids))),
+        "length": len(token_ids),
+    }
+    if "messages" in row and text is not None:
+        extended["messages"] = [*row["messages"], {"role": "assistant", "content": text}]
+    return extended
+
+
+def _token_ids(row: Mapping[str, Any]) -> list[int]:
+    values = np.asarray(row["input_ids"])
+    if values.ndim != 1 or (values.size and not np.issubdtype(values.dtype, np.integer)):
+        raise InvalidInput("input_ids", f"has shape {values.shape} and type {values.dtype}; send one row of integers")
+    token_ids: list[int] = values.tolist()
+    return token_ids
+
+
+def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[frozenset[int] | None, tuple[str, ...]]:
+    if stop is None:
+        return None, ()
+    values = [stop] if isinstance(stop, str) else list(stop)
+    strings = tuple(value for value in values if isinstance(value, str))
+    token_ids = frozenset(value for value in values if isinstance(value, int))
+    if len(strings) + len([value for value in values if isinstance(value, int)]) != len(values):
+        raise InvalidInput("stop", "holds something that is neither a string nor a token id")
+    return token_ids, strings
+
+
+def _logprobs(sequence: SampledArrays, wanted: int | None) -> list[list[TokenLogprob]] | None:
+    if not wanted:
+        return None
+    if sequence.topk is not None:
+        return _pairs(sequence.topk)
+    return [[pair] for pair in zip(sequence.tokens.tolist(), sequence.logprobs.tolist(), strict=True)]
+
+
+def _pairs(top: TopLogprobs) -> list[list[TokenLogprob]]:
+    return [
+        list(zip(ids, values, strict=True))
+        for ids, values in zip(top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
+    ]
