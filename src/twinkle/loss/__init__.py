@@ -1,10 +1,10 @@
 """Losses, one family per file: those a client can name on the wire, and those of the training library on batches."""
 
-from twinkle.loss.base import Loss, LossConfig
-from twinkle.loss.batch import BatchLoss, LossOutput
-from twinkle.loss.batch_registry import BATCH_LOSSES, create_batch_loss
+from twinkle.loss.base import Loss, LossOutput
 from twinkle.loss.clipped import Cispo, Ppo
 from twinkle.loss.cross_entropy import CrossEntropy
+from twinkle.loss.datum import DatumLoss, LossConfig
+from twinkle.loss.datum_registry import DATUM_LOSSES, create_datum_loss
 from twinkle.loss.dpo import DPOLoss
 from twinkle.loss.dro import Dro
 from twinkle.loss.gkd import GKDLoss
@@ -22,14 +22,13 @@ from twinkle.loss.reference_free import CPOLoss, ORPOLoss, SimPOLoss
 from twinkle.loss.registry import LOSSES, create_loss
 from twinkle.loss.surrogate import Surrogate, differentiate
 
-torch_loss_mapping = BATCH_LOSSES
-"""``BATCH_LOSSES`` under the name scripts import."""
+torch_loss_mapping = LOSSES
+"""``LOSSES`` under the name scripts import."""
 
 __all__ = [
-    "BATCH_LOSSES",
+    "DATUM_LOSSES",
     "LOSSES",
     "BNPOLoss",
-    "BatchLoss",
     "CISPOLoss",
     "CPOLoss",
     "ChunkedCrossEntropyLoss",
@@ -38,6 +37,7 @@ __all__ = [
     "CrossEntropyLoss",
     "DPOLoss",
     "DRGRPOLoss",
+    "DatumLoss",
     "Dro",
     "GKDLoss",
     "GRPOLoss",
@@ -56,7 +56,7 @@ __all__ = [
     "SimPOLoss",
     "StableReinforce",
     "Surrogate",
-    "create_batch_loss",
+    "create_datum_loss",
     "create_loss",
     "differentiate",
     "torch_loss_mapping",

@@ -1,68 +1,98 @@
-"""What a loss is here: a function of one datum's target logprobs, summed over its tokens.
+"""What a loss over a whole batch is: the rows' target logprobs in, one scalar and the divisor of its gradient out.
 
-Shapes: N tokens of a datum, K targets a token.
+The losses a client names on the wire are sums over one datum's tokens (``datum``); these are the training library's,
+which may average over rows, compare pairs of rows or weigh groups of them. ``labels`` are shifted already: the logprob
+at position t is the one of ``labels[t]``.
+
+Shapes: B rows, T positions (padded), V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import Any, ClassVar, TypedDict
 
 import torch
 
 from twinkle.core.errors import InvalidInput
 
-LossConfig = Mapping[str, float | str]
+Tensors = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loss(ABC):
-    """A loss with its settings. The fields of a subclass are the config keys it knows; their values the defaults.
+class LossOutput(TypedDict):
+    """A scalar with its graph, and the count by which the caller divides the gradients it accumulated.
 
-    Every loss is a sum, never a mean: batches may be cut anywhere and gradients of several calls add up.
+    For a loss that is a mean already, the count is 1 a call.
     """
 
-    name: ClassVar[str]
-    required_inputs: ClassVar[tuple[str, ...]]
-    """Inputs beside ``target_tokens``; each has the shape of ``target_tokens``."""
-    optional_inputs: ClassVar[tuple[str, ...]] = ()
-    """Known inputs that may be missing; checked like the required ones when they are there."""
-    separable: ClassVar[bool] = True
-    """Whether the loss of a datum is the sum of the losses of its slices (false: it needs the whole sequence)."""
-    top_k_targets: ClassVar[bool] = False
-    """Whether ``target_tokens`` may be (N, K)."""
+    loss: torch.Tensor
+    num_tokens: int
+
+
+class Loss(ABC):
+    """A callable on a batch: ``inputs`` hold ``labels``, ``outputs`` what the model computed.
+
+    ``outputs`` may hold ``logps`` (B, T), ``logits`` (B, T, V), ``entropies`` (B, T), ``embeddings``; the flags say
+    which of them the loss wants. Keywords are shared by all losses of a loop: each ignores those it does not know.
+    """
+
+    require_logits: ClassVar[bool] = False
+    require_logps: ClassVar[bool] = True
+
+    @property
+    def require_entropy(self) -> bool:
+        """Whether ``outputs["entropies"]`` is needed."""
+        return False
 
     @abstractmethod
-    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The scalar loss of one datum (or of a slice of one, where ``separable``)."""
-
-    @classmethod
-    def from_config(cls, config: LossConfig) -> Self:
-        """Build from ``loss_fn_config``; keys this loss does not know are ignored, as clients send them freely."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{key: _number(key, value) for key, value in config.items() if key in known})
+    def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: Any) -> LossOutput:
+        """The loss of the batch."""
 
 
-def _number(key: str, value: float | str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InvalidInput(f"loss_fn_config.{key}", f"is {value!r}, must be a finite number")
-    return number
+def require(tensors: Tensors, name: str, *, where: str) -> torch.Tensor:
+    """The named tensor, or ``InvalidInput`` that says where it belongs."""
+    value = tensors.get(name)
+    if value is None:
+        raise InvalidInput(f"{where}.{name}", "is missing; this loss needs it")
+    return value
 
 
-def threshold(inputs: Mapping[str, torch.Tensor], key: str, scalar: float) -> torch.Tensor | float:
-    """A clip threshold: the datum's own tensor when it brings one, else the configured number."""
-    return inputs.get(key, scalar)
+def target_logps(inputs: Tensors, outputs: Tensors, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs of the labels (B, T), at least float32 and zero where ignored, and the mask of the trained positions.
+
+    Where the outputs have no ``logps`` they are computed from ``logits``. Ignored positions are overwritten, not
+    multiplied by zero: whatever stands there, NaN included, reaches neither the value nor the gradient.
+    """
+    labels_BT = torch.atleast_2d(require(inputs, "labels", where="inputs"))
+    mask_BT = labels_BT != ignore_index
+    logps_BT = outputs.get("logps")
+    if logps_BT is None:
+        logps_BT = _gather(require(outputs, "logits", where="outputs"), labels_BT, mask_BT)
+    logps_BT = torch.atleast_2d(logps_BT)
+    if logps_BT.shape != labels_BT.shape:
+        raise InvalidInput("outputs.logps", f"has shape {tuple(logps_BT.shape)}, labels {tuple(labels_BT.shape)}")
+    dtype = torch.promote_types(logps_BT.dtype, torch.float32)
+    return logps_BT.to(dtype).masked_fill(~mask_BT, 0.0), mask_BT
 
 
-def clip(ratio: torch.Tensor, low: torch.Tensor | float, high: torch.Tensor | float) -> torch.Tensor:
-    """``ratio`` within ``[low, high]``, where either bound may be a tensor."""
-    low_t = torch.as_tensor(low, dtype=ratio.dtype, device=ratio.device)
-    high_t = torch.as_tensor(high, dtype=ratio.dtype, device=ratio.device)
-    return torch.minimum(torch.maximum(ratio, low_t), high_t)
+def _gather(logits_BTV: torch.Tensor, labels_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
+    logprobs_BTV = torch.log_softmax(logits_BTV.to(dtype), dim=-1)
+    targets_BT1 = labels_BT.masked_fill(~mask_BT, 0).unsqueeze(-1)
+    return logprobs_BTV.gather(-1, targets_BT1).squeeze(-1)
+
+
+def token_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Mean over all trained tokens of the batch; 0 when there is none."""
+    return values_BT.masked_fill(~mask_BT, 0.0).sum() / mask_BT.sum().clamp(min=1)
+
+
+def row_means(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Per row the mean over its trained tokens (B,); 0 for a row without any."""
+    return values_BT.masked_fill(~mask_BT, 0.0).sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)
+
+
+def zero_loss(values: torch.Tensor) -> LossOutput:
+    """Zero with a graph, for a pass that only wants logprobs: ``backward`` works and leaves zero gradients."""
+    return LossOutput(loss=values.flatten()[:0].sum(), num_tokens=1)

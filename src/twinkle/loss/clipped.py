@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from twinkle.loss.base import Loss, clip, threshold
+from twinkle.loss.datum import DatumLoss, clip, threshold
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ppo(Loss):
+class Ppo(DatumLoss):
     """``-sum(min(r * A, clip(r, low, high) * A))``.
 
     Config: ``clip_low_threshold`` 0.8, ``clip_high_threshold`` 1.2 (the Tinker documentation's defaults); a datum may
@@ -35,7 +35,7 @@ class Ppo(Loss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cispo(Loss):
+class Cispo(DatumLoss):
     """``-sum(stop_gradient(clip(r, low, high)) * lp * A)``: clipped tokens keep a gradient.
 
     Config: ``clip_low_threshold`` 0.0, ``clip_high_threshold`` 4.0 (one-sided, as the Tinker documentation has it now);

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from twinkle.loss.base import Loss
+from twinkle.loss.datum import DatumLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(Loss):
+class CrossEntropy(DatumLoss):
     """``-sum(w * lp)``, over K target columns too when there are several.
 
     Weights may be negative or zero: a custom loss of the client comes back as this one with ``w = -dC/dlp``.

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, relu
 
 from twinkle.core.errors import InvalidInput
 from twinkle.loss.alignment import Rows, align
-from twinkle.loss.batch import BatchLoss, LossOutput, Tensors, require, target_logps, token_mean, zero_loss
+from twinkle.loss.base import Loss, LossOutput, Tensors, require, target_logps, token_mean, zero_loss
 
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo", "kto_pair"]
 
@@ -29,7 +29,7 @@ def split_pairs(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rows[0::2], rows[1::2]
 
 
-class DPOLoss(BatchLoss):
+class DPOLoss(Loss):
     """With ``m = (pi_w - ref_w) - (pi_l - ref_l)``, by ``loss_type``, mean over pairs.
 
     - ``sigmoid``: ``-(1 - s) log sigmoid(beta m) - s log sigmoid(-beta m)``, s ``label_smoothing``

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from twinkle.loss.base import Loss
+from twinkle.loss.datum import DatumLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dro(Loss):
+class Dro(DatumLoss):
     """``-sum(lp * A - beta / 2 * (lp - q)^2)``.
 
     Config: ``beta`` 0.05, the value of the Tinker documentation's example; the service's own default is not public, so

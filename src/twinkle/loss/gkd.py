@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss.batch import BatchLoss, LossOutput, Tensors, require
+from twinkle.loss.base import Loss, LossOutput, Tensors, require
 
 LOWEST_LOGPROB = -1e4
 """In place of minus infinity: its ``exp`` is 0 and 0 times it is 0, not NaN."""
@@ -35,7 +35,7 @@ def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p - q)).sum(dim=-1)
 
 
-class GKDLoss(BatchLoss):
+class GKDLoss(Loss):
     """Mean over trained tokens of the generalised Jensen-Shannon divergence of teacher and student (arXiv 2306.13649).
 
     Both distributions are at ``temperature``. With ``topk`` or ``teacher_topk_logprobs``, both are restricted to the

@@ -12,13 +12,13 @@ import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.loss.alignment import Rows, align
-from twinkle.loss.batch import BatchLoss, LossOutput, Tensors, require, row_means, target_logps, token_mean, zero_loss
+from twinkle.loss.base import Loss, LossOutput, Tensors, require, row_means, target_logps, token_mean, zero_loss
 
 MAX_LOG_RATIO = 20.0
 """Bound of every log ratio before ``exp``: a runaway token gives a large number with no gradient, not infinity."""
 
 
-class GRPOLoss(BatchLoss):
+class GRPOLoss(Loss):
     """``-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL - entropy_coef H`` a token.
 
     Mean over a row's tokens, then over rows; a row without trained tokens counts as 0. KL is the estimate

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from twinkle.loss.base import Loss, clip, threshold
+from twinkle.loss.datum import DatumLoss, clip, threshold
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gspo(Loss):
+class Gspo(DatumLoss):
     """PPO's clipped objective with ``s = exp(mean(lp - q))`` over ``sequence_ratio_mask != 0`` in place of r.
 
     Each token's ratio is ``stop_gradient(s) * exp(lp - stop_gradient(lp))``: the value is s, the gradient goes to the

@@ -11,10 +11,10 @@ import torch
 from torch.nn.functional import normalize
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss.batch import BatchLoss, LossOutput, Tensors, require
+from twinkle.loss.base import Loss, LossOutput, Tensors, require
 
 
-class InfonceLoss(BatchLoss):
+class InfonceLoss(Loss):
     """``-log(exp(s(q, d+) / t) / sum over candidates of exp(s / t))``, mean over groups; s a cosine, t temperature.
 
     Rows are groups: a row with label 1 is a query q, the next its positive d+, the others its negatives. Candidates are

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss.batch import BatchLoss, LossOutput, Tensors, require, target_logps
+from twinkle.loss.base import Loss, LossOutput, Tensors, require, target_logps
 
 Reduction = Literal["mean", "sum"]
 
@@ -29,7 +29,7 @@ def _token_nll(logps: torch.Tensor, *, dft: bool) -> torch.Tensor:
     return -logps.detach().exp() * logps if dft else -logps
 
 
-class CrossEntropyLoss(BatchLoss):
+class CrossEntropyLoss(Loss):
     """``-sum(lp)`` over the trained tokens, divided by their number with ``reduction="mean"``."""
 
     def __init__(self, ignore_index: int = -100, reduction: Reduction = "mean", dft: bool = False) -> None:
@@ -45,7 +45,7 @@ class CrossEntropyLoss(BatchLoss):
         return _reduce_tokens(total, int(mask_BT.sum()), self.reduction)
 
 
-class ChunkedCrossEntropyLoss(BatchLoss):
+class ChunkedCrossEntropyLoss(Loss):
     """``CrossEntropyLoss`` from logits, ``chunk_size`` tokens at a time.
 
     The softmax of a chunk is computed again in the backward pass, so that it is never kept for more than one chunk.
@@ -82,7 +82,7 @@ class ChunkedCrossEntropyLoss(BatchLoss):
         return _token_nll(logps_n, dft=self.dft).sum()
 
 
-class LigerFusedLinearCrossEntropyLoss(BatchLoss):
+class LigerFusedLinearCrossEntropyLoss(Loss):
     """Cross entropy with label smoothing and soft-capped logits, under the name scripts know it by.
 
     The fusion with the output projection is the engine's affair (``model.loss_head`` never keeps logits); this class
@@ -121,7 +121,7 @@ class LigerFusedLinearCrossEntropyLoss(BatchLoss):
         return _reduce_tokens(total, len(logits_nV), self.reduction)
 
 
-class MSELoss(BatchLoss):
+class MSELoss(Loss):
     """Mean squared difference of ``outputs["logits"]`` and ``inputs["labels"]``, for models with one output a label."""
 
     require_logits: ClassVar[bool] = True

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from twinkle.loss.base import Loss
+from twinkle.loss.datum import DatumLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportanceSampling(Loss):
+class ImportanceSampling(DatumLoss):
     """``-sum(r * A)`` with ``r = exp(lp - q)``, q the sampler's logprobs. No config. Source: Tinker's documentation."""
 
     name: ClassVar[str] = "importance_sampling"
@@ -25,7 +25,7 @@ class ImportanceSampling(Loss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StableReinforce(Loss):
+class StableReinforce(DatumLoss):
     """``importance_sampling``, plus ``kl_coeff * sum(r - 1 - log r)`` when ``kl_coeff`` is set.
 
     The exact formula of the service this name comes from is not public; this is a documented stand-in, so that recipes

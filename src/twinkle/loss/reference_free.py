@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import logsigmoid
 
-from twinkle.loss.batch import BatchLoss, LossOutput, Tensors, row_means, target_logps, token_mean
+from twinkle.loss.base import Loss, LossOutput, Tensors, row_means, target_logps, token_mean
 from twinkle.loss.dpo import split_pairs
 
 
-class SimPOLoss(BatchLoss):
+class SimPOLoss(Loss):
     """``-log sigmoid(beta (pi_w / |w| - pi_l / |l|) - gamma)``, mean over pairs (arXiv 2405.14734, eq. 6)."""
 
     def __init__(self, beta: float = 2.5, gamma: float = 0.5, ignore_index: int = -100) -> None:
@@ -29,7 +29,7 @@ class SimPOLoss(BatchLoss):
         return LossOutput(loss=-logsigmoid(self.beta * (chosen_P - rejected_P) - self.gamma).mean(), num_tokens=1)
 
 
-class CPOLoss(BatchLoss):
+class CPOLoss(Loss):
     """``-log sigmoid(beta (pi_w - pi_l))``, mean over pairs, plus ``bc_coef`` times the chosen tokens' mean ``-lp``.
 
     Source: arXiv 2401.08417; its likelihood term is per row there, per token here, as common trainers have it.
@@ -48,7 +48,7 @@ class CPOLoss(BatchLoss):
         return LossOutput(loss=preference + self.bc_coef * _chosen_nll(logps_BT, mask_BT), num_tokens=1)
 
 
-class ORPOLoss(BatchLoss):
+class ORPOLoss(Loss):
     """The chosen tokens' mean ``-lp`` plus ``lambda_orpo`` times ``-log sigmoid(logit(p_w) - logit(p_l))``.
 
     ``p = exp(pi / |y|)`` is a row's probability a token; mean over pairs (arXiv 2403.07691, eq. 6 and 7).

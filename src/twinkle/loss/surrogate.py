@@ -17,7 +17,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss.batch import BatchLoss
+from twinkle.loss.base import Loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Surrogate:
 
 
 def differentiate(
-    loss: BatchLoss,
+    loss: Loss,
     logprobs: Sequence[torch.Tensor],
     labels: Sequence[torch.Tensor],
     *,

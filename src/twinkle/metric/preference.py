@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from twinkle.loss.alignment import Rows, align
-from twinkle.loss.batch import target_logps
+from twinkle.loss.base import target_logps
 from twinkle.loss.dpo import split_pairs
 from twinkle.metric.base import Metric, Results
 

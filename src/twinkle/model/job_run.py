@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import UserError
-from twinkle.loss import Loss
+from twinkle.loss import DatumLoss
 from twinkle.model.training import TrainJob, TrainOutcome
 from twinkle.module.adapter import LoraPair
 
@@ -21,7 +21,7 @@ class JobRun:
     is touched before ``commit``, so a job that fails leaves no trace.
     """
 
-    def __init__(self, job: TrainJob, loss: Loss, *, in_place: bool) -> None:
+    def __init__(self, job: TrainJob, loss: DatumLoss, *, in_place: bool) -> None:
         self.job = job
         self.loss = loss
         self.next_datum = 0
@@ -97,7 +97,7 @@ class JobRun:
         adapter.has_gradients = True
 
 
-def start_runs(jobs: Sequence[TrainJob], losses: Sequence[Loss | Exception]) -> list[JobRun | Exception]:
+def start_runs(jobs: Sequence[TrainJob], losses: Sequence[DatumLoss | Exception]) -> list[JobRun | Exception]:
     """A run for each job that passed validation; the first of an adapter with an empty window gathers in place."""
     claimed: set[int] = set()
     runs: list[JobRun | Exception] = []

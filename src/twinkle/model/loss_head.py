@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from twinkle.loss import Loss
+from twinkle.loss import DatumLoss
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.lora import Segment, add_lora, add_lora_gradient
 from twinkle.module.row_product import RowProduct
@@ -29,7 +29,7 @@ class HeadItem:
     end: int
     adapter: LoraAdapter
     gradient: Mapping[str, LoraPair] | None
-    loss: Loss
+    loss: DatumLoss
     targets: torch.Tensor
     inputs: Mapping[str, torch.Tensor]
     logprobs: list[torch.Tensor] = field(default_factory=list)
@@ -198,7 +198,7 @@ def _target_logprobs(logprobs_nV: torch.Tensor, piece: _Piece) -> torch.Tensor:
 
 
 def _differentiate(
-    loss: Loss, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+    loss: DatumLoss, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.enable_grad():
         leaf = logprobs.detach().requires_grad_(True)

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.loss import Loss
+from twinkle.loss import DatumLoss
 from twinkle.model.adam import adam_step
 from twinkle.model.determinism import Determinism, measure_determinism, product_for
 from twinkle.model.fused_step import FusedStep
@@ -139,7 +139,7 @@ class MultiLoraTransformersModel:
         """A fresh adapter for one tenant."""
         return self.pool.create(config, trainable=trainable)
 
-    def validate(self, job: TrainJob) -> Loss:
+    def validate(self, job: TrainJob) -> DatumLoss:
         """Raise ``InvalidInput`` for the first thing wrong with a job; return its loss."""
         return validate_job(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
 
@@ -153,7 +153,7 @@ class MultiLoraTransformersModel:
         self._step.run([run for run in runs if isinstance(run, JobRun)])
         return [run.commit() if isinstance(run, JobRun) else run for run in runs]
 
-    def _check(self, job: TrainJob) -> Loss | Exception:
+    def _check(self, job: TrainJob) -> DatumLoss | Exception:
         try:
             return self.validate(job)
         except InvalidInput as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from twinkle.loss.base import LossConfig
+from twinkle.loss.datum import LossConfig
 from twinkle.module.lora import LoraAdapter
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss import Loss, create_loss
+from twinkle.loss import DatumLoss, create_datum_loss
 from twinkle.model.training import AdamParams, Datum, TrainJob
 
 
-def validate_job(job: TrainJob, *, vocab_size: int, max_context_length: int) -> Loss:
+def validate_job(job: TrainJob, *, vocab_size: int, max_context_length: int) -> DatumLoss:
     """Raise ``InvalidInput`` for the first thing wrong with ``job``; return its loss."""
-    loss = create_loss(job.loss, job.loss_config)
+    loss = create_datum_loss(job.loss, job.loss_config)
     if job.backward and not job.adapter.trainable:
         raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
     if not job.data:
@@ -62,7 +62,7 @@ def _validate_ids(field: str, ids: np.ndarray, vocab_size: int) -> None:
         )
 
 
-def _validate_inputs(field: str, datum: Datum, loss: Loss, vocab_size: int) -> None:
+def _validate_inputs(field: str, datum: Datum, loss: DatumLoss, vocab_size: int) -> None:
     required = ("target_tokens", *loss.required_inputs)
     for name in required:
         if name not in datum.inputs:
@@ -74,7 +74,7 @@ def _validate_inputs(field: str, datum: Datum, loss: Loss, vocab_size: int) -> N
             _validate_values(f"{field}.{name}", datum.inputs[name], targets.shape)
 
 
-def _validate_targets(field: str, targets: np.ndarray, datum: Datum, loss: Loss, vocab_size: int) -> None:
+def _validate_targets(field: str, targets: np.ndarray, datum: Datum, loss: DatumLoss, vocab_size: int) -> None:
     if targets.dtype.kind not in "iu":
         raise InvalidInput(field, f"has dtype {targets.dtype}, must be int64")
     num_tokens = datum.tokens.size

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss import LOSSES, create_loss
+from twinkle.loss import DATUM_LOSSES, create_datum_loss
 
 LENGTH = 9
 
@@ -79,7 +79,7 @@ REFERENCES = [
 def test_the_value_is_the_formula_summed_over_tokens(name, config, reference):
     for seed in range(5):
         lp, inputs = make_inputs(seed)
-        loss = create_loss(name, config)
+        loss = create_datum_loss(name, config)
         value = loss(torch.tensor(lp), {key: torch.tensor(values) for key, values in inputs.items()})
         assert value.item() == pytest.approx(reference(lp, inputs), rel=1e-9)
 
@@ -87,7 +87,7 @@ def test_the_value_is_the_formula_summed_over_tokens(name, config, reference):
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "dro", "stable_reinforce"])
 def test_the_gradient_is_that_of_finite_differences(name):
     lp, inputs = make_inputs(3)
-    loss = create_loss(name, {"kl_coeff": 0.2} if name == "stable_reinforce" else {})
+    loss = create_datum_loss(name, {"kl_coeff": 0.2} if name == "stable_reinforce" else {})
     tensors = {key: torch.tensor(values) for key, values in inputs.items()}
     assert torch.autograd.gradcheck(lambda x: loss(x, tensors), torch.tensor(lp, requires_grad=True))
 
@@ -97,9 +97,9 @@ def test_the_ratio_of_cispo_and_the_sequence_ratio_of_gspo_get_no_gradient():
     tensors = {key: torch.tensor(values) for key, values in inputs.items()}
     leaf = torch.tensor(lp, requires_grad=True)
     ratio = np.exp(lp - inputs["logprobs"])
-    (cispo,) = torch.autograd.grad(create_loss("cispo", {})(leaf, tensors), leaf)
+    (cispo,) = torch.autograd.grad(create_datum_loss("cispo", {})(leaf, tensors), leaf)
     np.testing.assert_allclose(cispo.numpy(), -np.clip(ratio, 0, 4) * inputs["advantages"], rtol=1e-9)
-    wide = create_loss("gspo", {"clip_low_threshold": 0, "clip_high_threshold": 100})
+    wide = create_datum_loss("gspo", {"clip_low_threshold": 0, "clip_high_threshold": 100})
     (gspo,) = torch.autograd.grad(wide(leaf, tensors), leaf)
     mask = inputs["sequence_ratio_mask"] != 0
     s = math.exp((lp - inputs["logprobs"])[mask].mean())
@@ -111,14 +111,14 @@ def test_thresholds_a_datum_brings_override_the_configured_ones(name):
     lp, inputs = make_inputs(2)
     tensors = {key: torch.tensor(values) for key, values in inputs.items()}
     narrow = {"clip_low_threshold": torch.full((LENGTH,), 0.99), "clip_high_threshold": torch.full((LENGTH,), 1.01)}
-    configured = create_loss(name, {"clip_low_threshold": 0.99, "clip_high_threshold": 1.01})
-    brought = create_loss(name, {"clip_low_threshold": 0.1, "clip_high_threshold": 9.0})
+    configured = create_datum_loss(name, {"clip_low_threshold": 0.99, "clip_high_threshold": 1.01})
+    brought = create_datum_loss(name, {"clip_low_threshold": 0.1, "clip_high_threshold": 9.0})
     value = brought(torch.tensor(lp), {**tensors, **{k: v.double() for k, v in narrow.items()}})
     assert value.item() == pytest.approx(configured(torch.tensor(lp), tensors).item(), rel=1e-6)
 
 
 def test_cross_entropy_sums_over_columns_of_targets():
-    loss = create_loss("cross_entropy", {})
+    loss = create_datum_loss("cross_entropy", {})
     lp, weights = torch.randn(4, 3), torch.randn(4, 3)
     torch.testing.assert_close(loss(lp, {"weights": weights}), -(lp * weights).sum())
 
@@ -126,7 +126,7 @@ def test_cross_entropy_sums_over_columns_of_targets():
 def test_losses_that_may_be_sliced_are_sums_of_their_slices():
     lp, inputs = make_inputs(4)
     tensors = {key: torch.tensor(values) for key, values in inputs.items()}
-    for name, kind in LOSSES.items():
+    for name, kind in DATUM_LOSSES.items():
         loss = kind.from_config({})
         parts = sum(
             loss(torch.tensor(lp)[rows], {key: values[rows] for key, values in tensors.items()}).item()
@@ -138,10 +138,10 @@ def test_losses_that_may_be_sliced_are_sums_of_their_slices():
 
 def test_an_unknown_loss_is_refused_with_the_known_ones():
     with pytest.raises(InvalidInput, match=r"loss_fn: 'cross_entropi'.*cispo, cross_entropy, dro"):
-        create_loss("cross_entropi", {})
+        create_datum_loss("cross_entropi", {})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "high"])
 def test_a_threshold_that_is_no_finite_number_is_refused(value):
     with pytest.raises(InvalidInput, match=r"loss_fn_config\.clip_high_threshold"):
-        create_loss("ppo", {"clip_high_threshold": value})
+        create_datum_loss("ppo", {"clip_high_threshold": value})

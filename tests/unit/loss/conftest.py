@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from twinkle.loss import BatchLoss
+from twinkle.loss import Loss
 
 torch.set_num_threads(1)
 IGNORED = -100
@@ -27,18 +27,18 @@ class Batch:
         values = self.logps if values is None else values
         return [row[mask].tolist() for row, mask in zip(values, self.mask, strict=True)]
 
-    def value(self, loss: BatchLoss, **kwargs: object) -> float:
+    def value(self, loss: Loss, **kwargs: object) -> float:
         return float(self.run(loss, self.logps, **kwargs))
 
-    def run(self, loss: BatchLoss, logps: torch.Tensor, **kwargs: object) -> torch.Tensor:
+    def run(self, loss: Loss, logps: torch.Tensor, **kwargs: object) -> torch.Tensor:
         return loss({"labels": self.labels}, {"logps": logps}, **kwargs)["loss"]
 
-    def gradient(self, loss: BatchLoss, **kwargs: object) -> torch.Tensor:
+    def gradient(self, loss: Loss, **kwargs: object) -> torch.Tensor:
         leaf = self.logps.clone().requires_grad_(True)
         (gradient,) = torch.autograd.grad(self.run(loss, leaf, **kwargs), leaf)
         return gradient
 
-    def check_gradient(self, loss: BatchLoss, **kwargs: object) -> bool:
+    def check_gradient(self, loss: Loss, **kwargs: object) -> bool:
         leaf = self.logps.clone().requires_grad_(True)
         return torch.autograd.gradcheck(lambda x: self.run(loss, x, **kwargs), leaf)
 

@@ -5,12 +5,12 @@ import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import (
-    BATCH_LOSSES,
+    LOSSES,
     CrossEntropy,
     DPOLoss,
     GKDLoss,
     GRPOLoss,
-    create_batch_loss,
+    create_loss,
     differentiate,
     torch_loss_mapping,
 )
@@ -75,10 +75,10 @@ def test_labels_of_another_length_are_refused():
 def test_losses_are_found_by_class_name_and_by_short_name():
     for short, kind in torch_loss_mapping.items():
         settings = {"chunk_size": 8} if short == "chunked_cross_entropy" else {}
-        assert type(create_batch_loss(short, **settings)) is kind is BATCH_LOSSES[short]
-        assert type(create_batch_loss(kind.__name__, **settings)) is kind
-    assert create_batch_loss("GRPOLoss", epsilon=0.3).epsilon == 0.3
+        assert type(create_loss(short, **settings)) is kind is LOSSES[short]
+        assert type(create_loss(kind.__name__, **settings)) is kind
+    assert create_loss("GRPOLoss", epsilon=0.3).epsilon == 0.3
     with pytest.raises(InvalidInput, match="loss_cls: 'PPOLoss' is not known; use one of BNPOLoss"):
-        create_batch_loss("PPOLoss")
+        create_loss("PPOLoss")
     with pytest.raises(InvalidInput, match=r"GRPOLoss cannot be built with these settings.*eps"):
-        create_batch_loss("GRPOLoss", eps=0.3)
+        create_loss("GRPOLoss", eps=0.3)

@@ -1,0 +1,68 @@
+"""What a loss is here: a function of one datum's target logprobs, summed over its tokens.
+
+Shapes: N tokens of a datum, K targets a token.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
+
+import torch
+
+from twinkle.core.errors import InvalidInput
+
+LossConfig = Mapping[str, float | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatumLoss(ABC):
+    """A loss with its settings. The fields of a subclass are the config keys it knows; their values the defaults.
+
+    Every loss is a sum, never a mean: batches may be cut anywhere and gradients of several calls add up.
+    """
+
+    name: ClassVar[str]
+    required_inputs: ClassVar[tuple[str, ...]]
+    """Inputs beside ``target_tokens``; each has the shape of ``target_tokens``."""
+    optional_inputs: ClassVar[tuple[str, ...]] = ()
+    """Known inputs that may be missing; checked like the required ones when they are there."""
+    separable: ClassVar[bool] = True
+    """Whether the loss of a datum is the sum of the losses of its slices (false: it needs the whole sequence)."""
+    top_k_targets: ClassVar[bool] = False
+    """Whether ``target_tokens`` may be (N, K)."""
+
+    @abstractmethod
+    def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The scalar loss of one datum (or of a slice of one, where ``separable``)."""
+
+    @classmethod
+    def from_config(cls, config: LossConfig) -> Self:
+        """Build from ``loss_fn_config``; keys this loss does not know are ignored, as clients send them freely."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: _number(key, value) for key, value in config.items() if key in known})
+
+
+def _number(key: str, value: float | str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidInput(f"loss_fn_config.{key}", f"is {value!r}, must be a finite number")
+    return number
+
+
+def threshold(inputs: Mapping[str, torch.Tensor], key: str, scalar: float) -> torch.Tensor | float:
+    """A clip threshold: the datum's own tensor when it brings one, else the configured number."""
+    return inputs.get(key, scalar)
+
+
+def clip(ratio: torch.Tensor, low: torch.Tensor | float, high: torch.Tensor | float) -> torch.Tensor:
+    """``ratio`` within ``[low, high]``, where either bound may be a tensor."""
+    low_t = torch.as_tensor(low, dtype=ratio.dtype, device=ratio.device)
+    high_t = torch.as_tensor(high, dtype=ratio.dtype, device=ratio.device)
+    return torch.minimum(torch.maximum(ratio, low_t), high_t)
