@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import structlog
 import torch
@@ -30,7 +29,7 @@ def snapshot(adapter: LoraAdapter, determinism: Determinism) -> bytes:
         raise InvalidInput(FIELD, "an adapter that is not trained has no state to recover; keep its checkpoint")
     header = {
         "version": SNAPSHOT_VERSION,
-        "config": asdict(adapter.config),
+        "config": adapter.config.to_json(),
         "step": adapter.step,
         "determinism": determinism,
         "torch": torch.__version__,
@@ -45,7 +44,7 @@ def restore(model: MultiLoraTransformersModel, content: bytes) -> LoraAdapter:
     """The adapter of a snapshot, on the same base model; warns where its next bits may differ from those it had."""
     try:
         header = json.loads(read_metadata(FIELD, content)[HEADER_METADATA])
-        config = LoraConfig(**header["config"])
+        config = LoraConfig.from_json(header["config"])
         version, step, has_gradients = int(header["version"]), int(header["step"]), bool(header["has_gradients"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(FIELD, "is not a snapshot of an adapter") from error

@@ -86,7 +86,7 @@ class LossHead:
         if pair is None:
             return None
         x_nH = hidden_nH.float()
-        return x_nH, add_lora(self.product, logits_nV, x_nH, pair, adapter.scale)
+        return x_nH, add_lora(self.product, logits_nV, x_nH, pair, adapter.scales[self.path])
 
     @torch.no_grad()
     def run(self, hidden_TH: torch.Tensor, items: Sequence[HeadItem], d_hidden_TH: torch.Tensor | None) -> None:
@@ -166,7 +166,7 @@ class LossHead:
                     inner_TR=inner_nR,
                     weight=adapter.views[self.path],
                     gradient=None if gradients is None else gradients[self.path],
-                    scale=adapter.scale,
+                    scale=adapter.scales[self.path],
                 )
             d_hidden_TH[piece.rows] = d_rows_nH[span].to(d_hidden_TH.dtype)
 

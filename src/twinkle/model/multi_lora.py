@@ -76,7 +76,7 @@ class MultiLoraTransformersModel:
         register_packed_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         if self.device.type == "cpu":
-            make_rowwise(self._decoder, config.max_position_embeddings)
+            make_rowwise(model, product, config.max_position_embeddings)
         self.pool = LoraPool(model, find_targets(model, unembedding), product=product, max_rank=MAX_RANK)
         vocab_size = unembedding.weight.shape[0]
         self._head = LossHead(

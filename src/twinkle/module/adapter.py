@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -14,9 +14,23 @@ from twinkle.core.errors import InvalidInput
 SEED_LIMIT = 2**63
 
 
+@dataclass(frozen=True)
+class TrainedModule:
+    """One module of an adapter that was made elsewhere, with the rank and alpha it has there."""
+
+    path: str
+    rank: int
+    alpha: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """What a tenant asks for when it creates an adapter; the update is scaled by ``alpha / rank``."""
+    """What a tenant asks for when it creates an adapter.
+
+    The update is scaled by ``alpha / rank``, or by ``alpha / sqrt(rank)`` with ``use_rslora`` (rank-stabilized LoRA,
+    arXiv 2312.03732). ``modules`` lists what an adapter made elsewhere trains; None means all modules of the trained
+    kinds, each with ``rank`` and ``alpha``.
+    """
 
     rank: int
     alpha: float = 32.0
@@ -24,58 +38,104 @@ class LoraConfig:
     train_mlp: bool = True
     train_unembed: bool = True
     seed: int = 0
+    use_rslora: bool = False
+    modules: tuple[TrainedModule, ...] | None = None
 
-    @property
-    def scale(self) -> float:
-        """The factor in front of ``B A``."""
-        return self.alpha / self.rank
+    def scale(self, rank: int, alpha: float) -> float:
+        """The factor in front of ``B A`` of a module."""
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def check(self, max_rank: int) -> None:
         """Raise ``InvalidInput`` when no adapter can be made of this."""
-        if not 1 <= self.rank <= max_rank:
-            raise InvalidInput("lora_config.rank", f"is {self.rank}, must be between 1 and {max_rank}")
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise InvalidInput("lora_config.alpha", f"is {self.alpha}, must be a positive number")
-        if not (self.train_attn or self.train_mlp or self.train_unembed):
+        _check_rank("lora_config", self.rank, self.alpha, max_rank)
+        for module in self.modules or ():
+            _check_rank(f"lora_config.modules[{module.path}]", module.rank, module.alpha, max_rank)
+        if self.modules == () or not (self.train_attn or self.train_mlp or self.train_unembed):
             raise InvalidInput("lora_config", "trains nothing; set train_attn, train_mlp or train_unembed")
         if not -SEED_LIMIT <= self.seed < SEED_LIMIT:
             raise InvalidInput("lora_config.seed", "must fit in 64 bits")
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The config that ``to_json`` wrote.
+
+        Raises:
+            TypeError: A field is missing or unknown.
+        """
+        listed = fields.get("modules")
+        modules = None if listed is None else tuple(TrainedModule(**module) for module in listed)
+        return cls(**{**fields, "modules": modules})
+
+
+def _check_rank(field: str, rank: int, alpha: float, max_rank: int) -> None:
+    if not 1 <= rank <= max_rank:
+        raise InvalidInput(f"{field}.rank", f"is {rank}, must be between 1 and {max_rank}")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise InvalidInput(f"{field}.alpha", f"is {alpha}, must be a positive number")
+
 
 class LoraPair(NamedTuple):
-    """The two matrices of one module: ``a`` [rank, in] and ``b`` [out, rank]."""
+    """The two matrices of one module: ``a`` [rank, in] and ``b`` [out, rank].
+
+    Fused experts have a pair each: ``a`` [experts, rank, in] and ``b`` [experts, out, rank].
+    """
 
     a: torch.Tensor
     b: torch.Tensor
 
+    def expert(self, index: int) -> LoraPair:
+        """The pair of one expert."""
+        return LoraPair(self.a[index], self.b[index])
+
 
 @dataclass(frozen=True)
 class LoraShape:
-    """How large the pair of one module is."""
+    """How large the pair of one module is, and the factor in front of it; ``num_experts`` None means one pair."""
 
     path: str
     in_features: int
     out_features: int
+    rank: int
+    scale: float
+    num_experts: int | None = None
+
+    @property
+    def numel_a(self) -> int:
+        """Elements of ``a``."""
+        return (self.num_experts or 1) * self.rank * self.in_features
+
+    @property
+    def numel_b(self) -> int:
+        """Elements of ``b``."""
+        return (self.num_experts or 1) * self.rank * self.out_features
 
 
 class AdapterLayout:
-    """Where each module's pair lies in the flat buffers of an adapter: A then B, module after module."""
+    """Where each module's pair lies in the flat buffers of an adapter: A then B, module after module.
 
-    def __init__(self, shapes: tuple[LoraShape, ...], rank: int) -> None:
+    ``beside_experts`` are the paths of Linears in the MLPs of a model that has fused experts too.
+    """
+
+    def __init__(self, shapes: tuple[LoraShape, ...], *, beside_experts: frozenset[str] = frozenset()) -> None:
         self.shapes = shapes
-        self.rank = rank
-        self.numel = sum(rank * (shape.in_features + shape.out_features) for shape in shapes)
+        self.beside_experts = beside_experts
+        self.numel = sum(shape.numel_a + shape.numel_b for shape in shapes)
 
     def views(self, buffer: torch.Tensor) -> dict[str, LoraPair]:
         """The pairs of a flat buffer, by module path."""
         pairs: dict[str, LoraPair] = {}
         offset = 0
         for shape in self.shapes:
-            size_a, size_b = self.rank * shape.in_features, self.rank * shape.out_features
-            a = buffer[offset : offset + size_a].view(self.rank, shape.in_features)
-            b = buffer[offset + size_a : offset + size_a + size_b].view(shape.out_features, self.rank)
+            experts = () if shape.num_experts is None else (shape.num_experts,)
+            middle, end = offset + shape.numel_a, offset + shape.numel_a + shape.numel_b
+            a = buffer[offset:middle].view(*experts, shape.rank, shape.in_features)
+            b = buffer[middle:end].view(*experts, shape.out_features, shape.rank)
             pairs[shape.path] = LoraPair(a, b)
-            offset += size_a + size_b
+            offset = end
         return pairs
 
 
@@ -98,7 +158,7 @@ class LoraAdapter:
         self.config = config
         self.layout = layout
         self.trainable = trainable
-        self.scale = config.scale
+        self.scales: Mapping[str, float] = {shape.path: shape.scale for shape in layout.shapes}
         self.step = 0
         self.has_gradients = False
         self.params = torch.zeros(layout.numel, dtype=torch.float32, device=device)
@@ -124,10 +184,11 @@ class LoraAdapter:
         """Draw A from the config's seed alone (kaiming uniform with a = sqrt 5) and set B to zero."""
         generator = torch.Generator().manual_seed(self.config.seed)
         for shape in self.layout.shapes:
-            a = torch.empty(self.config.rank, shape.in_features)
+            pair = self.views[shape.path]
+            a = torch.empty(shape.numel_a // shape.in_features, shape.in_features)
             torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
-            self.views[shape.path].a.copy_(a)
-            self.views[shape.path].b.zero_()
+            pair.a.copy_(a.view(pair.a.shape))
+            pair.b.zero_()
         self.publish()
 
     def publish(self) -> None:

@@ -9,10 +9,16 @@ Shapes: T tokens, N features, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from twinkle.module.row_product import RowProduct
+from twinkle.module.segmented import SegmentedLinear
+from twinkle.module.targets import is_router
 
 VECTOR_STRIDE = 32
 """Elements a kernel takes at once: two vectors of at most 16 float32."""
@@ -21,17 +27,65 @@ PARALLEL_GRAIN = 32768
 ACTIVATION_NAMES = frozenset({"act", "act_fn", "activation_fn"})
 ROTARY_NAME = "rotary_emb"
 POSITIONS_PER_BLOCK = 64
+SIGMOIDS = (torch.sigmoid, functional.sigmoid, torch.Tensor.sigmoid)
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 
-def make_rowwise(model: torch.nn.Module, max_positions: int) -> None:
-    """Replace the activations and the rotary embedding of ``model`` by rowwise ones."""
+TorchFunction = Callable[..., torch.Tensor]
+
+
+def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int) -> None:
+    """Make the activations, the rotary embedding and the expert routers of ``model`` rowwise."""
+    routed: set[str] = set()
     for path, module in list(model.named_modules()):
         parent, _, name = path.rpartition(".")
         if name in ACTIVATION_NAMES:
             setattr(model.get_submodule(parent), name, RowwiseActivation(module))
-        elif name == ROTARY_NAME and module.rope_type in STATIC_ROPE_TYPES:
+        elif name == ROTARY_NAME and _has_static_rope(module):
             setattr(model.get_submodule(parent), name, RotaryTable(module, max_positions))
+        elif is_router(path):
+            _replace_calls(module, {functional.linear: _frozen_linear(product)})
+            routed.add(parent)
+    for parent in routed:
+        # The block around a router may gate what a shared expert gives.
+        _replace_calls(model.get_submodule(parent), dict.fromkeys(SIGMOIDS, RowwiseActivation(torch.nn.Sigmoid())))
+
+
+class _ReplacedCalls(TorchFunctionMode):
+    """Within this context, calls of some torch functions go to others."""
+
+    def __init__(self, replacements: Mapping[Any, TorchFunction]) -> None:
+        super().__init__()
+        self._replacements = replacements
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._replacements.get(func, func)(*args, **(kwargs or {}))
+
+
+def _replace_calls(module: torch.nn.Module, replacements: Mapping[Any, TorchFunction]) -> None:
+    """Give one module a forward that computes the same by other means; its attributes and its path stay."""
+    plain_forward = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _ReplacedCalls(replacements):
+            return plain_forward(*args, **kwargs)
+
+    module.forward = forward
+
+
+def _frozen_linear(product: RowProduct) -> TorchFunction:
+    def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        x_TI = x.reshape(-1, weight_OI.shape[1])
+        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, weight_OI, bias_O, product, ())
+        return y_TO.view(*x.shape[:-1], weight_OI.shape[0])
+
+    return linear
+
+
+def _has_static_rope(rotary: torch.nn.Module) -> bool:
+    """Whether the angles depend on nothing but the position; a model may have a kind of rope for each kind of layer."""
+    kinds = rotary.rope_type
+    return STATIC_ROPE_TYPES.issuperset(kinds.values() if isinstance(kinds, Mapping) else [kinds])
 
 
 class RowwiseActivation(torch.nn.Module):
@@ -72,30 +126,33 @@ def _splits_evenly(numel: int, num_threads: int) -> bool:
 
 
 class RotaryTable(torch.nn.Module):
-    """The cosines and sines of a rotary embedding, computed once per position and looked up."""
+    """The cosines and sines of a rotary embedding, computed once per position (and kind of layer) and looked up."""
 
     def __init__(self, rotary: torch.nn.Module, max_positions: int) -> None:
         super().__init__()
         self.rotary = rotary
         self.max_positions = max_positions
-        self._cos_TD: torch.Tensor | None = None
-        self._sin_TD: torch.Tensor | None = None
+        self._tables: dict[str | None, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, **unused: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None, **unused: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The cosines and sines of the given positions, in the dtype of ``x``."""
-        if self._cos_TD is None or self._sin_TD is None:
-            self._cos_TD, self._sin_TD = self._compute(x)
-        return self._cos_TD[position_ids], self._sin_TD[position_ids]
+        if layer_type not in self._tables:
+            self._tables[layer_type] = self._compute(x, layer_type)
+        cos_TD, sin_TD = self._tables[layer_type]
+        return cos_TD[position_ids], sin_TD[position_ids]
 
-    def _compute(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, x: torch.Tensor, layer_type: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+        kind = {} if layer_type is None else {"layer_type": layer_type}
         cosines: list[torch.Tensor] = []
         sines: list[torch.Tensor] = []
         # Blocks of one size below the grain: no thread boundary, no remainder.
         for start in range(0, self.max_positions, POSITIONS_PER_BLOCK):
             positions = torch.arange(start, start + POSITIONS_PER_BLOCK, device=x.device)
-            cos, sin = self.rotary(x.detach(), positions[None])
+            cos, sin = self.rotary(x.detach(), positions[None], **kind)
             cosines.append(cos[0])
             sines.append(sin[0])
         return torch.cat(cosines), torch.cat(sines)

@@ -1,8 +1,10 @@
-"""Which Linear layers of a causal language model an adapter can train, found from its module tree."""
+"""Which layers of a causal language model an adapter can train, found from its module tree."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -12,39 +14,72 @@ from twinkle.core.errors import ConfigError
 TargetKind = Literal["attn", "mlp", "unembed"]
 
 ATTENTION_PARENTS = frozenset({"self_attn", "attn", "attention", "self_attention"})
-MLP_PARENTS = frozenset({"mlp", "feed_forward", "ffn", "shared_expert"})
+MLP_PARENTS = frozenset({"mlp", "feed_forward", "ffn", "shared_expert", "block_sparse_moe"})
 ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate"})
+EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
+EXPERT_TRAITS = MappingProxyType(
+    {
+        "has_gate": True,
+        "has_bias": False,
+        "has_post_expert_norm": False,
+        "is_transposed": False,
+        "is_concatenated": True,
+    }
+)
+"""What transformers says of experts whose weights are [experts, out, in], gate and up one after the other."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One Linear that an adapter may train."""
+    """One weight that an adapter may train: a Linear's, or one of the two that a module of fused experts holds."""
 
     path: str
     kind: TargetKind
-    module: torch.nn.Linear
+    module: torch.nn.Module
+    weight: torch.Tensor
+
+    @property
+    def module_path(self) -> str:
+        """The path of ``module``."""
+        return self.path if self.num_experts is None else self.path.rpartition(".")[0]
+
+    @property
+    def num_experts(self) -> int | None:
+        """How many experts the weight [experts, out, in] has; None for a Linear's [out, in]."""
+        return self.weight.shape[0] if self.weight.dim() == 3 else None
+
+    @property
+    def in_features(self) -> int:
+        """Inputs, of each expert if there are any."""
+        return self.weight.shape[-1]
+
+    @property
+    def out_features(self) -> int:
+        """Outputs, of each expert if there are any."""
+        return self.weight.shape[-2]
 
 
 def find_targets(model: torch.nn.Module, unembedding: torch.nn.Module) -> tuple[Target, ...]:
-    """The attention, MLP and output projections of ``model``, in module order."""
+    """The attention, MLP (experts included) and output projections of ``model``, in module order."""
     targets: list[Target] = []
     for path, module in model.named_modules():
         if module is unembedding:
             if not isinstance(module, torch.nn.Linear) or "bias" in dict(module.named_parameters()):
                 raise ConfigError(f"the output head {path} is not a Linear without bias; this model cannot be served")
-            targets.append(Target(path, "unembed", module))
+            targets.append(Target(path, "unembed", module, module.weight))
         elif isinstance(module, torch.nn.Linear):
             kind = kind_of(path)
             if kind is not None:
-                targets.append(Target(path, kind, module))
-    _refuse_fused_experts(model)
+                targets.append(Target(path, kind, module, module.weight))
+        else:
+            targets += _expert_targets(path, module)
     if not {target.kind for target in targets} >= {"attn", "mlp", "unembed"}:
         raise ConfigError("found no attention, MLP or output projections to adapt; this architecture is not supported")
     return tuple(targets)
 
 
 def kind_of(path: str) -> TargetKind | None:
-    """What a Linear of this path belongs to, by the names of the modules around it."""
+    """What a weight of this path belongs to, by the names of the modules around it."""
     *parents, leaf = path.split(".")
     if leaf in ROUTER_NAMES:
         return None
@@ -55,9 +90,27 @@ def kind_of(path: str) -> TargetKind | None:
     return None
 
 
-def _refuse_fused_experts(model: torch.nn.Module) -> None:
-    for path, parameter in model.named_parameters():
-        if parameter.dim() == 3 and "experts" in path.split("."):
-            raise ConfigError(
-                f"{path} holds all experts in one tensor; mixture-of-experts models are not supported yet"
-            )
+def beside_experts(targets: Sequence[Target]) -> frozenset[str]:
+    """The paths of the MLPs' Linears if there are fused experts too."""
+    if all(target.num_experts is None for target in targets):
+        return frozenset()
+    return frozenset(target.path for target in targets if target.kind == "mlp" and target.num_experts is None)
+
+
+def is_router(path: str) -> bool:
+    """Whether the module of this path weighs experts against each other."""
+    *parents, leaf = path.split(".")
+    return leaf in ROUTER_NAMES and bool(MLP_PARENTS.intersection(parents))
+
+
+def _expert_targets(path: str, module: torch.nn.Module) -> list[Target]:
+    weights = {name: weight for name, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
+    if not weights:
+        return []
+    unlike = [name for name, value in EXPERT_TRAITS.items() if getattr(module, name, None) is not value]
+    if set(weights) != set(EXPERT_WEIGHTS) or unlike:
+        raise ConfigError(
+            f"{path} ({type(module).__name__}) holds experts in a form that is not supported: tensors "
+            f"{', '.join(sorted(weights))}" + (f", unusual {', '.join(unlike)}" if unlike else "")
+        )
+    return [Target(f"{path}.{name}", "mlp", module, weight) for name, weight in weights.items()]

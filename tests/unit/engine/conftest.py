@@ -8,32 +8,13 @@ import pytest
 import torch
 import transformers
 
+from harness.families import FAMILIES, VOCAB_SIZE
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.model.training import Datum
 
 prepare_environment()
 torch.set_num_threads(1)
-
-VOCAB_SIZE = 307
-SIZES = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "eos_token_id": 2,
-    "initializer_range": 0.2,
-}
-FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False),
-    "qwen3-tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
-    "qwen2": lambda: transformers.Qwen2Config(**SIZES, tie_word_embeddings=False),
-    "llama": lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=False),
-    "llama-tied": lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
-}
 
 LoadModel = Callable[..., MultiLoraTransformersModel]
 MakeDatum = Callable[..., Datum]

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.families import FAMILIES
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.model.training import AdamParams, Datum, TrainJob
@@ -84,15 +85,16 @@ plans = st.lists(
 )
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen2-moe"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans=plans, budget=st.sampled_from([1, 37, 90, 4096]))
-def test_any_mix_fused_equals_each_job_alone_bit_by_bit(plans, budget, load_model, make_datum):
-    alone_model = load_model("qwen3")
+def test_any_mix_fused_equals_each_job_alone_bit_by_bit(family, plans, budget, load_model, make_datum):
+    alone_model = load_model(family)
     alone = []
     for plan in plans:
         tenant = Tenant(alone_model, make_datum, plan)
         alone.append(tenant.result(alone_model.forward_backward([tenant.job])[0]))
-    fused_model = load_model("qwen3", budget)
+    fused_model = load_model(family, budget)
     tenants = [Tenant(fused_model, make_datum, plan) for plan in plans]
 
     outcomes = fused_model.forward_backward([tenant.job for tenant in tenants])
@@ -113,8 +115,10 @@ def test_a_poisoned_job_fails_and_names_the_datum(load_model, make_datum):
     assert not sick.adapter.grad.any()
 
 
-def test_weights_that_are_nan_poison_their_own_tenant_only(load_model, make_datum):
-    model = load_model()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_are_nan_poison_their_own_tenant_only(family, load_model, make_datum):
+    model = load_model(family)
+    assert model.determinism != "none"
     plan = (0, "cross_entropy", [17, 3], 5, False, True, False)
     alone = Tenant(model, make_datum, plan)
     expected = alone.result(model.forward_backward([alone.job])[0])
@@ -182,8 +186,9 @@ def test_a_snapshot_keeps_an_open_window(load_model, make_datum):
     assert torch.equal(restored.grad, adapter.grad)
 
 
-def test_bits_do_not_depend_on_the_number_of_threads(load_model, make_datum):
-    model = load_model()
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_bits_do_not_depend_on_the_number_of_threads(family, load_model, make_datum):
+    model = load_model(family)
     if model.determinism != "mkl-strict":
         pytest.skip("only promised in MKL's strict mode")
     digests = []
