@@ -145,13 +145,13 @@ class EngineSide:
         import torch  # noqa: PLC0415 - the parent only orders and needs none of it
 
         from twinkle.model.determinism import prepare_environment  # noqa: PLC0415
-        from twinkle.model.multi_lora import MultiLoraTransformersModel  # noqa: PLC0415
+        from twinkle.model.fused_lora import FusedLoraModel  # noqa: PLC0415
 
         os.environ.pop("MKL_CBWR", None)
         if mode == "strict":
             prepare_environment()
         torch.set_num_threads(threads)
-        self.model = MultiLoraTransformersModel.from_pretrained(str(folder), tokens_per_pass=TOKENS_PER_PASS)
+        self.model = FusedLoraModel.from_pretrained(str(folder), tokens_per_pass=TOKENS_PER_PASS)
         if mode == "none":
             # Every module shares this one product, which now takes MKL's path as it comes.
             self.model.pool.product.tile_rows = None

@@ -24,7 +24,7 @@ from twinkle.checkpoint_engine.peft_settings import (
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer, stored_tensors, trained_paths
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
-from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.module.targets import Target, beside_experts
 
@@ -83,7 +83,7 @@ def read_config(files: Mapping[str, bytes], targets: Sequence[Target]) -> LoraCo
 
 
 def import_adapter(
-    model: MultiLoraTransformersModel, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True
+    model: FusedLoraModel, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True
 ) -> LoraAdapter:
     """An adapter from its files; without the optimizer training starts with fresh moments at step 0."""
     adapter = model.pool.create_empty(read_config(files, model.pool.targets), trainable=trainable)

@@ -10,7 +10,7 @@ import torch
 from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
 from twinkle.model.determinism import Determinism
-from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
 
 SNAPSHOT_VERSION = 1
@@ -40,7 +40,7 @@ def snapshot(adapter: LoraAdapter, determinism: Determinism) -> bytes:
     return write_tensors(_buffers(adapter, has_gradients=adapter.has_gradients), metadata=metadata)
 
 
-def restore(model: MultiLoraTransformersModel, content: bytes) -> LoraAdapter:
+def restore(model: FusedLoraModel, content: bytes) -> LoraAdapter:
     """The adapter of a snapshot, on the same base model; warns where its next bits may differ from those it had."""
     try:
         header = json.loads(read_metadata(FIELD, content)[HEADER_METADATA])

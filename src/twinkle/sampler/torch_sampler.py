@@ -19,7 +19,7 @@ import torch
 
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import Conflict, OutOfMemory, UserError
-from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.base import Outcome, Sampler
@@ -51,7 +51,7 @@ class TorchSampler(Sampler):
 
     def __init__(
         self,
-        model: MultiLoraTransformersModel,
+        model: FusedLoraModel,
         *,
         slots: int,
         max_length: int | None = None,

@@ -17,7 +17,7 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.model.determinism import prepare_environment
-from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.base import Sampler
@@ -45,7 +45,7 @@ _MAX_TARGET_CELLS = 1 << 24
 class TransformersEngine:
     """One frozen base model, its adapters, and one sampler on the same weights."""
 
-    model: MultiLoraTransformersModel
+    model: FusedLoraModel
     sampler: Sampler
     capabilities: MeshCapabilities
 
@@ -65,7 +65,7 @@ class TransformersEngine:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         try:
-            model = MultiLoraTransformersModel.from_pretrained(
+            model = FusedLoraModel.from_pretrained(
                 settings.model, device=settings.device, tokens_per_pass=settings.tokens_per_pass or None
             )
             tokenizer = _load_tokenizer(settings.model)

@@ -10,13 +10,13 @@ import transformers
 
 from harness.families import FAMILIES, VOCAB_SIZE
 from twinkle.model.determinism import prepare_environment
-from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import Datum
 
 prepare_environment()
 torch.set_num_threads(1)
 
-LoadModel = Callable[..., MultiLoraTransformersModel]
+LoadModel = Callable[..., FusedLoraModel]
 MakeDatum = Callable[..., Datum]
 
 
@@ -39,14 +39,12 @@ def base_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 @pytest.fixture(scope="session")
 def load_model(base_dirs: Callable[[str], Path]) -> LoadModel:
     """Our engine around a tiny model; loaded once for each set of options."""
-    loaded: dict[tuple[str, int | None], MultiLoraTransformersModel] = {}
+    loaded: dict[tuple[str, int | None], FusedLoraModel] = {}
 
-    def load(family: str = "qwen3", tokens_per_pass: int | None = None) -> MultiLoraTransformersModel:
+    def load(family: str = "qwen3", tokens_per_pass: int | None = None) -> FusedLoraModel:
         key = (family, tokens_per_pass)
         if key not in loaded:
-            loaded[key] = MultiLoraTransformersModel.from_pretrained(
-                str(base_dirs(family)), tokens_per_pass=tokens_per_pass
-            )
+            loaded[key] = FusedLoraModel.from_pretrained(str(base_dirs(family)), tokens_per_pass=tokens_per_pass)
         return loaded[key]
 
     return load

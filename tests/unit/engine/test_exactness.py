@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.families import FAMILIES
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
-from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import AdamParams, Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
@@ -206,7 +206,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(family, load_model, make_da
 
 def test_a_model_that_mixes_rows_is_not_said_to_be_exact(base_dirs, monkeypatch):
     monkeypatch.setattr("twinkle.module.packed_attention.CausalSpans.__call__", mixing_attention)
-    model = MultiLoraTransformersModel.from_pretrained(str(base_dirs("qwen3")))
+    model = FusedLoraModel.from_pretrained(str(base_dirs("qwen3")))
     assert model.determinism == "none"
 
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from twinkle.model.determinism import prepare_environment
-from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler import Sampler, SampleRequest, SampleResult, TorchSampler
 
@@ -28,13 +28,13 @@ def hf_model() -> transformers.PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
-def sampled_model() -> MultiLoraTransformersModel:
+def sampled_model() -> FusedLoraModel:
     """The same weights in the engine."""
-    return MultiLoraTransformersModel(_make_hf_model(), name="tiny")
+    return FusedLoraModel(_make_hf_model(), name="tiny")
 
 
 @pytest.fixture(scope="session")
-def adapters(sampled_model: MultiLoraTransformersModel) -> list[LoraAdapter]:
+def adapters(sampled_model: FusedLoraModel) -> list[LoraAdapter]:
     """Adapters of different ranks whose B is not zero, the first without LoRA on the output head."""
     made = []
     for seed, rank in enumerate((2, 4, 8)):
@@ -49,7 +49,7 @@ def adapters(sampled_model: MultiLoraTransformersModel) -> list[LoraAdapter]:
 
 
 @pytest.fixture(scope="session")
-def run_requests(sampled_model: MultiLoraTransformersModel) -> RunRequests:
+def run_requests(sampled_model: FusedLoraModel) -> RunRequests:
     """Steps a fresh sampler until all requests have ended."""
 
     def run(requests: Sequence[SampleRequest], **options: object) -> Outcomes:

@@ -57,7 +57,7 @@ class ModelInfo:
     max_rank: int
 
 
-class MultiLoraTransformersModel:
+class FusedLoraModel:
     """A transformers causal language model, frozen, with a LoRA pool, a packed forward pass and a one-pass loss head.
 
     Not thread-safe: one pass at a time.
@@ -213,7 +213,7 @@ class _Probe:
         with torch.inference_mode():
             self._logits_TV = model(input_ids=self._token_ids[None], use_cache=False).logits[0].float()
 
-    def compare(self, model: MultiLoraTransformersModel) -> None:
+    def compare(self, model: FusedLoraModel) -> None:
         """Raise ``ConfigError`` when the packed path computes something else."""
         positions_T = torch.arange(self.NUM_TOKENS, device=model.device)
         hidden_TH = model.run_packed(self._token_ids, positions_T, [], CausalSpans([(0, self.NUM_TOKENS)]))
