@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.sampling import SampleResponse, SamplingParams
-from twinkle.module.lora import LoraAdapter
-from twinkle.sampler.request import DecodeText, SampleRequest, SampleResult
+from twinkle.sampler.request import Adapter, DecodeText, SampleRequest, SampleResult
 from twinkle.sampler.rows import Row, request_of, response_of
 
 Outcome = SampleResult | tuple[str, Exception]
@@ -40,8 +39,8 @@ class Sampler(ABC):
     def __init__(self, *, decode_text: DecodeText | None) -> None:
         self._decode_text = decode_text
         self._encoder: PromptEncoder | None = None
-        self._adapters: dict[str, LoraAdapter] = {}
-        self._adapters_from_files: OrderedDict[str, LoraAdapter] = OrderedDict()
+        self._adapters: dict[str, Adapter] = {}
+        self._adapters_from_files: OrderedDict[str, Adapter] = OrderedDict()
 
     @property
     @abstractmethod
@@ -75,7 +74,7 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def load_adapter(self, files: Mapping[str, bytes]) -> LoraAdapter:
+    def load_adapter(self, files: Mapping[str, bytes]) -> Adapter:
         """Returns an adapter from the files of a PEFT directory.
 
         Raises:
@@ -86,7 +85,7 @@ class Sampler(ABC):
         """Sets what turns trajectories into prompts; rows that hold ``input_ids`` need none."""
         self._encoder = template
 
-    def add_adapter_to_sampler(self, adapter_name: str, adapter: LoraAdapter) -> None:
+    def add_adapter_to_sampler(self, adapter_name: str, adapter: Adapter) -> None:
         """Makes an adapter known under a name, in place of the one that had it."""
         if not adapter_name:
             raise InvalidInput("adapter_name", "is empty; the empty name stands for the base model")
@@ -160,7 +159,7 @@ class Sampler(ABC):
             raise InvalidInput("inputs", "a row has no input_ids; encode the data set, or call set_template before")
         return self._encoder.encode(row, add_generation_prompt=True)
 
-    def _adapter(self, name: str, path: str | None) -> LoraAdapter | None:
+    def _adapter(self, name: str, path: str | None) -> Adapter | None:
         if path is not None:
             if name:
                 raise InvalidInput("adapter_path", f"comes with adapter_name {name}; send one of them")
@@ -172,7 +171,7 @@ class Sampler(ABC):
             raise InvalidInput("adapter_name", f"{name} was not added to this sampler; known: {known}")
         return self._adapters[name]
 
-    def _adapter_from_files(self, folder: Path) -> LoraAdapter:
+    def _adapter_from_files(self, folder: Path) -> Adapter:
         try:
             files = {name: (folder / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
         except OSError as error:

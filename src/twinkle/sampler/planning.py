@@ -59,7 +59,7 @@ def plan_pass(
             works += chunks
     order: dict[int, int] = {}
     # A stable sort: the chunks of one prompt stay in order.
-    works.sort(key=lambda work: order.setdefault(id(work.progress.request.adapter), len(order)))
+    works.sort(key=lambda work: order.setdefault(id(work.progress.adapter), len(order)))
     return works
 
 

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from twinkle.module.lora import LoraAdapter
 from twinkle.sampler.choice import ChoiceRule
+from twinkle.sampler.drawing import Draw
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prompt_scores import PromptScores
-from twinkle.sampler.request import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
+from twinkle.sampler.request import AdapterFiles, SampledSequence, SampleRequest, SampleResult, StopReason
+from twinkle.sampler.sequence import GrowingSequence
 from twinkle.sampler.stops import StopRule
 
 
-@dataclass(eq=False)
-class Continuation:
-    """One sample under way."""
+@dataclass(eq=False, kw_only=True)
+class Continuation(GrowingSequence):
+    """One sample under way, with the keys and values of all its tokens but the last."""
 
-    sample: int
     cache: SequenceCache
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    topk_ids: list[list[int]] = field(default_factory=list)
-    topk_logprobs: list[list[float]] = field(default_factory=list)
-
-    def finish(self, stop_reason: StopReason, topk: int) -> SampledSequence:
-        """Returns what the caller gets."""
-        num_tokens = len(self.tokens)
-        return SampledSequence(
-            tokens=np.array(self.tokens, dtype=np.int32),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
-            stop_reason=stop_reason,
-            topk=TopLogprobs(
-                np.array(self.topk_ids, dtype=np.int32).reshape(num_tokens, topk),
-                np.array(self.topk_logprobs, dtype=np.float32).reshape(num_tokens, topk),
-            )
-            if topk
-            else None,
-        )
 
 
 class RequestProgress:
@@ -63,6 +45,23 @@ class RequestProgress:
         self.prompt_cache: SequenceCache | None = None
         self.num_computed = 0
         self.next_logits_V: torch.Tensor | None = None
+
+    @property
+    def adapter(self) -> LoraAdapter | None:
+        """Whose weights it runs on."""
+        adapter = self.request.adapter
+        assert not isinstance(adapter, AdapterFiles), "refused when the request was added"
+        return adapter
+
+    def next_draw(self, continuation: Continuation) -> Draw:
+        """Returns what decides the continuation's next token."""
+        return Draw(
+            self.rule,
+            self.request.seed,
+            continuation.sample,
+            len(continuation.tokens),
+            self.request.topk_sample_logprobs,
+        )
 
     @property
     def is_prefilling(self) -> bool:
@@ -102,7 +101,7 @@ class RequestProgress:
         cache = self.prompt_cache.fork() if keep_prompt else self.prompt_cache
         if not keep_prompt:
             self._drop_prompt()
-        continuation = Continuation(self.waiting.popleft(), cache)
+        continuation = Continuation(sample=self.waiting.popleft(), cache=cache)
         self.running[continuation.sample] = continuation
         return continuation
 

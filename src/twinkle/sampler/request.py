@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import InvalidInput, UserError
 from twinkle.module.lora import LoraAdapter
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -22,6 +22,16 @@ SENTINEL_TOKEN = 0
 SENTINEL_LOGPROB = -99999.0
 
 
+@dataclass(frozen=True, eq=False)
+class AdapterFiles:
+    """An adapter as the files of a PEFT directory, for a backend that loads such files itself."""
+
+    files: Mapping[str, bytes]
+
+
+Adapter = LoraAdapter | AdapterFiles
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampleRequest:
     """One prompt to continue ``num_samples`` times, and the scores wanted of the prompt itself.
@@ -30,7 +40,7 @@ class SampleRequest:
     """
 
     key: str
-    adapter: LoraAdapter | None
+    adapter: Adapter | None
     prompt: tuple[int, ...]
     seed: int
     num_samples: int = 1
@@ -97,6 +107,16 @@ def check_request(request: SampleRequest, *, vocab_size: int, max_length: int, c
     _check_choice(request)
     _check_stops(request, vocab_size, can_decode)
     _check_scores(request, vocab_size)
+
+
+def not_finite(request: SampleRequest) -> UserError:
+    """Returns the error of a request whose logits are NaN or infinite."""
+    whose = "the base model" if request.adapter is None else "the adapter"
+    return UserError(
+        f"sample request {request.key}: {whose} gave NaN or infinite logits for this prompt; if it diverged in "
+        "training, load an earlier checkpoint or train with a lower learning rate",
+        key=request.key,
+    )
 
 
 def _require(condition: bool, field: str, message: str) -> None:

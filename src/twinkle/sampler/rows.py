@@ -9,8 +9,7 @@ import numpy as np
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams, TokenLogprob
-from twinkle.module.lora import LoraAdapter
-from twinkle.sampler.request import DecodeText, SampleRequest, SampleResult, TopLogprobs
+from twinkle.sampler.request import Adapter, DecodeText, SampleRequest, SampleResult, TopLogprobs
 from twinkle.sampler.request import SampledSequence as SampledArrays
 
 Row = Mapping[str, Any] | Sequence[int]
@@ -19,7 +18,7 @@ IGNORED_LABEL = -100
 
 
 def request_of(
-    row: Mapping[str, Any], params: SamplingParams, *, key: str, adapter: LoraAdapter | None, seed: int
+    row: Mapping[str, Any], params: SamplingParams, *, key: str, adapter: Adapter | None, seed: int
 ) -> SampleRequest:
     """Returns the request for one row.
 

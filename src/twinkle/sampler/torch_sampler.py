@@ -18,18 +18,17 @@ from itertools import accumulate
 import torch
 
 from twinkle.checkpoint_engine.peft import import_adapter
-from twinkle.core.errors import Conflict, OutOfMemory, UserError
+from twinkle.core.errors import Conflict, InvalidInput, OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.base import Outcome, Sampler
-from twinkle.sampler.choice import choose, finite_rows, scaled_logprobs, top_logprobs
-from twinkle.sampler.counter_rng import uniform
+from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.memory import CacheBudget
 from twinkle.sampler.planning import Work, plan_pass
 from twinkle.sampler.progress import Continuation, RequestProgress
-from twinkle.sampler.request import DecodeText, SampleRequest, check_request
+from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
 from twinkle.sampler.stops import stop_rule
 
 DEFAULT_TOKENS_PER_SLOT = 1024
@@ -85,6 +84,8 @@ class TorchSampler(Sampler):
 
     def add(self, request: SampleRequest) -> None:
         """See :class:`Sampler`."""
+        if isinstance(request.adapter, AdapterFiles):
+            raise InvalidInput("adapter", "is files; load it into this sampler's model with load_adapter first")
         check_request(
             request,
             vocab_size=self._model.info.vocab_size,
@@ -154,7 +155,7 @@ class TorchSampler(Sampler):
         device = self._model.device
         token_ids_T = torch.tensor([token for work in works for token in work.token_ids], device=device)
         position_ids_T = torch.tensor([p for work in works for p in range(work.piece.start, work.end)], device=device)
-        owners = [(work.progress.request.adapter, work.piece.num_tokens) for work in works]
+        owners = [(work.progress.adapter, work.piece.num_tokens) for work in works]
         ends = list(accumulate(num_tokens for _, num_tokens in owners))
         attention = CachedAttention([work.piece for work in works], device)
         hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, _segments(owners), attention)
@@ -166,7 +167,7 @@ class TorchSampler(Sampler):
         if choosing:
             logits_NV = self._model.logits(
                 hidden_TH[[last for _, last in choosing]],
-                _segments([(work.progress.request.adapter, 1) for work, _ in choosing]),
+                _segments([(work.progress.adapter, 1) for work, _ in choosing]),
             )
             self._take_logits([work for work, _ in choosing], logits_NV, failures)
         for work in works:
@@ -178,10 +179,10 @@ class TorchSampler(Sampler):
 
         def logits_of(rows: slice) -> torch.Tensor:
             rows_NH = hidden_TH[rows]
-            return self._model.logits(rows_NH, [Segment(request.adapter, 0, rows_NH.shape[0])])
+            return self._model.logits(rows_NH, [Segment(work.progress.adapter, 0, rows_NH.shape[0])])
 
         if not work.progress.scores.score(work.piece.start, work.piece.num_tokens, logits_of):
-            failures[request.key] = _not_finite(request)
+            failures[request.key] = not_finite(request)
 
     def _take_logits(self, works: list[Work], logits_NV: torch.Tensor, failures: dict[str, Exception]) -> None:
         running = [(row, work) for row, work in enumerate(works) if work.continuation is not None]
@@ -220,32 +221,13 @@ class TorchSampler(Sampler):
         logits_NV: torch.Tensor,
         failures: dict[str, Exception],
     ) -> None:
-        """Chooses one token for each target from its row; ends the continuations that it completes."""
-        logprobs_NV = scaled_logprobs(logits_NV, [progress.rule for progress, _ in targets])
-        finite = finite_rows(logprobs_NV)
-        if not all(finite):
-            failures.update(
-                (progress.request.key, _not_finite(progress.request))
-                for (progress, _), good in zip(targets, finite, strict=True)
-                if not good
-            )
-            targets = [target for target, good in zip(targets, finite, strict=True) if good]
-            logprobs_NV = logprobs_NV[torch.tensor(finite, device=logprobs_NV.device)]
-        rules = [progress.rule for progress, _ in targets]
-        uniforms = [
-            uniform(progress.request.seed, continuation.sample, len(continuation.tokens))
-            for progress, continuation in targets
-        ]
-        tokens_N = choose(logprobs_NV, rules, uniforms)
-        chosen_N = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0].tolist()
-        for row, (token, logprob) in enumerate(zip(tokens_N.tolist(), chosen_N, strict=True)):
-            progress, continuation = targets[row]
-            continuation.tokens.append(token)
-            continuation.logprobs.append(logprob)
-            if progress.request.topk_sample_logprobs:
-                ids_1K, values_1K = top_logprobs(logprobs_NV[row : row + 1], progress.request.topk_sample_logprobs)
-                continuation.topk_ids += ids_1K.tolist()
-                continuation.topk_logprobs += values_1K.tolist()
+        """Draws one token for each target from its row; ends the continuations that it completes."""
+        draws = [progress.next_draw(continuation) for progress, continuation in targets]
+        for (progress, continuation), drawn in zip(targets, draw_tokens(logits_NV, draws), strict=True):
+            if drawn is None:
+                failures[progress.request.key] = not_finite(progress.request)
+                continue
+            continuation.append(drawn)
             self._end_if_complete(progress, continuation, failures)
 
     def _end_if_complete(
@@ -288,12 +270,3 @@ def _segments(owners: Sequence[tuple[LoraAdapter | None, int]]) -> list[Segment]
         end += num_rows
         segments.append(Segment(adapter, start, end))
     return segments
-
-
-def _not_finite(request: SampleRequest) -> UserError:
-    whose = "the base model" if request.adapter is None else "the adapter"
-    return UserError(
-        f"sample request {request.key}: {whose} gave NaN or infinite logits for this prompt; if it diverged in "
-        "training, load an earlier checkpoint or train with a lower learning rate",
-        key=request.key,
-    )

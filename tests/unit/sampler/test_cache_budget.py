@@ -20,7 +20,7 @@ def running(key, *, samples, blocks):
     for sample in range(samples):
         cache = SequenceCache()
         cache.reserve(blocks * BLOCK_TOKENS)
-        progress.running[sample] = Continuation(sample, cache, tokens=[3] * (blocks * BLOCK_TOKENS))
+        progress.running[sample] = Continuation(sample=sample, cache=cache, tokens=[3] * (blocks * BLOCK_TOKENS))
     return progress
 
 
