@@ -3,7 +3,9 @@
 Which attention runs is an object that travels with the forward call as a keyword, not a global: training passes
 ``CausalSpans``, the sampler its own with a cache behind it.
 
-Shapes: H query heads, G key/value heads, T packed tokens, D head size.
+A layer may attend in a sliding window: a position then sees itself and the ``window - 1`` positions before it.
+
+Shapes: H query heads, G key/value heads, T packed tokens, N queries, S keys, D head size.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ class PackedAttention(Protocol):
         value_1GTD: torch.Tensor,
         *,
         scale: float,
+        window: int | None,
     ) -> torch.Tensor:
-        """Return the attended values as [1, T, H, D]."""
+        """Return the attended values as [1, T, H, D]; ``window`` None means no limit."""
         ...
 
 
@@ -49,21 +52,50 @@ class CausalSpans:
         value_1GTD: torch.Tensor,
         *,
         scale: float,
+        window: int | None,
     ) -> torch.Tensor:
-        """Return the attended values as [1, T, H, D]."""
-        grouped = query_1HTD.shape[1] != key_1GTD.shape[1]
+        """Return the attended values as [1, T, H, D]; ``window`` None means no limit."""
         attended = [
-            functional.scaled_dot_product_attention(
-                query_1HTD[:, :, start:end],
-                key_1GTD[:, :, start:end],
-                value_1GTD[:, :, start:end],
-                is_causal=True,
-                scale=scale,
-                enable_gqa=grouped,
-            ).transpose(1, 2)
+            _attend_span(
+                query_1HTD[:, :, start:end], key_1GTD[:, :, start:end], value_1GTD[:, :, start:end], scale, window
+            )
             for start, end in self.spans
         ]
         return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0].contiguous()
+
+
+def _attend_span(
+    query_1HND: torch.Tensor, key_1GND: torch.Tensor, value_1GND: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """The attended values [1, N, H, D] of one sequence; long ones in blocks of a window, which see two windows each."""
+    length = query_1HND.shape[2]
+    grouped = query_1HND.shape[1] != key_1GND.shape[1]
+    attended: list[torch.Tensor] = []
+    step = length if window is None else window
+    for start in range(0, length, step):
+        end = min(start + step, length)
+        first_key = max(0, start - step + 1)
+        mask_NS = None if start == 0 else window_mask(start, end, first_key, window, key_1GND.device)
+        attended.append(
+            functional.scaled_dot_product_attention(
+                query_1HND[:, :, start:end],
+                key_1GND[:, :, first_key:end],
+                value_1GND[:, :, first_key:end],
+                attn_mask=mask_NS,
+                is_causal=mask_NS is None,
+                scale=scale,
+                enable_gqa=grouped,
+            ).transpose(1, 2)
+        )
+    return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0]
+
+
+def window_mask(start: int, end: int, first_key: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Which of the positions ``first_key:end`` (columns) the positions ``start:end`` (rows) see, as booleans [N, S]."""
+    queries_N1 = torch.arange(start, end, device=device)[:, None]
+    keys_S = torch.arange(first_key, end, device=device)
+    seen_NS = keys_S <= queries_N1
+    return seen_NS if window is None else seen_NS & (keys_S > queries_N1 - window)
 
 
 def _attend(
@@ -75,11 +107,12 @@ def _attend(
     scaling: float,
     *,
     packed_attention: PackedAttention,
+    sliding_window: int | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     layer_index = module.layer_idx
     assert isinstance(layer_index, int)
-    return packed_attention(layer_index, query, key, value, scale=scaling), None
+    return packed_attention(layer_index, query, key, value, scale=scaling, window=sliding_window), None
 
 
 def _no_mask(*args: Any, **unused: Any) -> None:

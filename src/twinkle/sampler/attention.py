@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from twinkle.module.packed_attention import window_mask
 from twinkle.sampler.kv_cache import SequenceCache
 
 
@@ -32,11 +33,8 @@ class CachedAttention:
 
     def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
         self._pieces = pieces
-        # A first chunk is plainly causal and a single token sees everything; only later chunks need a mask.
-        self._masks = [
-            _causal_mask(piece.start, piece.num_tokens, device) if piece.start and piece.num_tokens > 1 else None
-            for piece in pieces
-        ]
+        self._device = device
+        self._masks: dict[int | None, list[torch.Tensor | None]] = {}
 
     def __call__(
         self,
@@ -46,23 +44,44 @@ class CachedAttention:
         value_1GTD: torch.Tensor,
         *,
         scale: float,
+        window: int | None,
     ) -> torch.Tensor:
-        """Returns the attended values [1, T, H, D]."""
+        """Returns the attended values [1, T, H, D]; ``window`` None means no limit."""
         _, num_heads, num_tokens, head_size = query_1HTD.shape
         output_1THD = query_1HTD.new_empty(1, num_tokens, num_heads, head_size)
         row = 0
-        for piece, mask_NS in zip(self._pieces, self._masks, strict=True):
+        for piece, mask_NS in zip(self._pieces, self._masks_of(window), strict=True):
             rows = slice(row, row + piece.num_tokens)
             row = rows.stop
             key_1GSD, value_1GSD = piece.cache.write(
                 layer_index, piece.start, key_1GTD[:, :, rows], value_1GTD[:, :, rows]
             )
+            first_key = _first_key(piece, window)
+            key_1GSD, value_1GSD = key_1GSD[:, :, first_key:], value_1GSD[:, :, first_key:]
             query_1HND = query_1HTD[:, :, rows]
             if piece.num_tokens == 1:
                 output_1THD[:, rows] = _attend_one(query_1HND, key_1GSD, value_1GSD, scale)
             else:
                 output_1THD[:, rows] = _attend_chunk(query_1HND, key_1GSD, value_1GSD, mask_NS, scale)
         return output_1THD
+
+    def _masks_of(self, window: int | None) -> list[torch.Tensor | None]:
+        if window not in self._masks:
+            self._masks[window] = [_mask(piece, window, self._device) for piece in self._pieces]
+        return self._masks[window]
+
+
+def _first_key(piece: Piece, window: int | None) -> int:
+    """The first position that any token of the piece sees."""
+    return 0 if window is None else max(0, piece.start - window + 1)
+
+
+def _mask(piece: Piece, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """A single token sees all keys it is given, and a first chunk within its window is plainly causal: no mask."""
+    end = piece.start + piece.num_tokens
+    if piece.num_tokens == 1 or (piece.start == 0 and (window is None or end <= window)):
+        return None
+    return window_mask(piece.start, end, _first_key(piece, window), window, device)
 
 
 def _attend_one(q_1H1D: torch.Tensor, k_1GSD: torch.Tensor, v_1GSD: torch.Tensor, scale: float) -> torch.Tensor:
@@ -86,8 +105,3 @@ def _attend_chunk(
         enable_gqa=q_1HND.shape[1] != k_1GSD.shape[1],
     )
     return out_1HND.transpose(1, 2)
-
-
-def _causal_mask(start: int, num_tokens: int, device: torch.device) -> torch.Tensor:
-    """Row i is position start + i: it sees that many positions and itself."""
-    return torch.ones(num_tokens, start + num_tokens, dtype=torch.bool, device=device).tril(diagonal=start)

@@ -210,7 +210,7 @@ def test_a_model_that_mixes_rows_is_not_said_to_be_exact(base_dirs, monkeypatch)
     assert model.determinism == "none"
 
 
-def mixing_attention(self, layer_index, query, key, value, *, scale):
+def mixing_attention(self, layer_index, query, key, value, *, scale, window):
     attended = [
         torch.nn.functional.scaled_dot_product_attention(
             query[:, :, start:end],
