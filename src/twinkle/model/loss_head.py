@@ -17,8 +17,9 @@ import torch
 
 from twinkle.loss import DatumLoss
 from twinkle.module.adapter import LoraAdapter, LoraPair
-from twinkle.module.lora import Segment, add_lora, add_lora_gradient
+from twinkle.module.packed_products import add_lora, add_lora_gradient
 from twinkle.module.row_product import RowProduct
+from twinkle.module.segmented import Segment
 
 
 @dataclass(eq=False)

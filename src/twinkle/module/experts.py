@@ -12,23 +12,13 @@ token), E experts, H hidden size, I inputs, O outputs, M intermediate size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from twinkle.module.row_product import RowProduct
-from twinkle.module.segmented import Route, SegmentPair, add_lora, add_lora_gradient
-
-
-@dataclass(frozen=True)
-class ExpertRows:
-    """Assignments ``start:end`` belong to ``expert``."""
-
-    expert: int
-    start: int
-    end: int
+from twinkle.module.packed_products import ExpertRows, PackedProducts, SegmentPair
+from twinkle.module.segmented import Route
 
 
 class Assignments:
@@ -129,39 +119,21 @@ class _GroupedLinear(torch.autograd.Function):
         ctx: Any,
         x_AI: torch.Tensor,
         weight_EOI: torch.Tensor,
-        product: RowProduct,
+        products: PackedProducts,
         rows: Sequence[ExpertRows],
         pairs: Sequence[SegmentPair],
     ) -> torch.Tensor:
-        y_AO = x_AI.new_empty(x_AI.shape[0], weight_EOI.shape[1])
-        for row in rows:
-            y_AO[row.start : row.end] = product(x_AI[row.start : row.end], weight_EOI[row.expert])
-        inners = [
-            add_lora(product, y_AO[pair.start : pair.end], x_AI[pair.start : pair.end], pair.weight, pair.scale)
-            for pair in pairs
-        ]
-        ctx.product, ctx.rows, ctx.pairs = product, rows, pairs
-        ctx.save_for_backward(x_AI, weight_EOI, *inners)
+        y_AO = products.by_expert(x_AI, weight_EOI, rows)
+        saved = products.add_updates(y_AO, x_AI, pairs)
+        ctx.products, ctx.rows, ctx.pairs = products, rows, pairs
+        ctx.save_for_backward(x_AI, weight_EOI, *saved)
         return y_AO
 
     @staticmethod
     def backward(ctx: Any, dy_AO: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        x_AI, weight_EOI, *inners = ctx.saved_tensors
-        dx_AI = torch.empty_like(x_AI)
-        for row in ctx.rows:
-            dx_AI[row.start : row.end] = ctx.product(dy_AO[row.start : row.end], weight_EOI[row.expert].t())
-        for pair, inner_AR in zip(ctx.pairs, inners, strict=True):
-            rows = slice(pair.start, pair.end)
-            add_lora_gradient(
-                ctx.product,
-                dy_TO=dy_AO[rows],
-                dx_TI=dx_AI[rows],
-                x_TI=x_AI[rows],
-                inner_TR=inner_AR,
-                weight=pair.weight,
-                gradient=pair.gradient,
-                scale=pair.scale,
-            )
+        x_AI, weight_EOI, *saved = ctx.saved_tensors
+        dx_AI = ctx.products.by_expert(dy_AO, weight_EOI.transpose(1, 2), ctx.rows)
+        ctx.products.add_update_gradients(dy_TO=dy_AO, dx_TI=dx_AI, x_TI=x_AI, saved=saved, pairs=ctx.pairs)
         return dx_AI, None, None, None, None
 
 
@@ -171,12 +143,12 @@ class LoraExperts(torch.nn.Module):
     ``gate_up_proj`` is [E, 2M, H], ``down_proj`` [E, H, M]; the gate between the two is the base module's own.
     """
 
-    def __init__(self, base: Any, path: str, route: Route, product: RowProduct) -> None:
+    def __init__(self, base: Any, path: str, route: Route, products: PackedProducts) -> None:
         super().__init__()
         self.base = base
         self.path = path
         self._route = route
-        self._product = product
+        self._products = products
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -193,5 +165,5 @@ class LoraExperts(torch.nn.Module):
     def _project(self, x_AI: torch.Tensor, name: str, assignments: Assignments) -> torch.Tensor:
         pairs = assignments.split(tuple(self._route.pairs(f"{self.path}.{name}")))
         weight_EOI = self.base.get_parameter(name)
-        y_AO: torch.Tensor = _GroupedLinear.apply(x_AI, weight_EOI, self._product, assignments.experts(), pairs)
+        y_AO: torch.Tensor = _GroupedLinear.apply(x_AI, weight_EOI, self._products, assignments.experts(), pairs)
         return y_AO

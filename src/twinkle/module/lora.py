@@ -15,17 +15,19 @@ import torch
 from twinkle.core.errors import InvalidInput
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraShape, TrainedModule
 from twinkle.module.experts import LoraExperts
+from twinkle.module.grouped_products import GroupedProducts, supports_grouped_products
+from twinkle.module.packed_products import LoopedProducts, PackedProducts
 from twinkle.module.row_product import RowProduct
-from twinkle.module.segmented import Route, Segment, SegmentedLinear, add_lora, add_lora_gradient
+from twinkle.module.segmented import Route, Segment, SegmentedLinear
 from twinkle.module.targets import Target, TargetKind, beside_experts
 
-__all__ = ["LoraAdapter", "LoraConfig", "LoraLinear", "LoraPool", "Segment", "add_lora", "add_lora_gradient"]
+__all__ = ["LoraAdapter", "LoraConfig", "LoraLinear", "LoraPool", "Segment"]
 
 
 class LoraLinear(torch.nn.Module):
     """Stands in for one frozen Linear and applies the routed adapters."""
 
-    def __init__(self, base: torch.nn.Linear, path: str, route: Route, product: RowProduct) -> None:
+    def __init__(self, base: torch.nn.Linear, path: str, route: Route, products: PackedProducts) -> None:
         super().__init__()
         self.weight = base.weight
         self.bias = base.bias
@@ -33,13 +35,13 @@ class LoraLinear(torch.nn.Module):
         self.out_features = base.out_features
         self.path = path
         self._route = route
-        self._product = product
+        self._products = products
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the frozen weight and the update of each routed segment."""
         pairs = tuple(self._route.pairs(self.path))
         x_TI = x.reshape(-1, self.in_features)
-        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, self.weight, self.bias, self._product, pairs)
+        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, self.weight, self.bias, self._products, pairs)
         return y_TO.view(*x.shape[:-1], self.out_features)
 
 
@@ -59,6 +61,8 @@ class LoraPool:
         self._targets = tuple(targets)
         self._device = targets[0].weight.device
         self._compute_dtype = targets[0].weight.dtype
+        is_grouped = supports_grouped_products(self._device, self._compute_dtype)
+        self._products: PackedProducts = GroupedProducts(product) if is_grouped else LoopedProducts(product)
         for target in targets:
             if target.kind != "unembed" and target.module is model.get_submodule(target.module_path):
                 parent, _, name = target.module_path.rpartition(".")
@@ -66,8 +70,8 @@ class LoraPool:
 
     def _layer(self, target: Target) -> torch.nn.Module:
         if isinstance(target.module, torch.nn.Linear):
-            return LoraLinear(target.module, target.path, self._route, self.product)
-        return LoraExperts(target.module, target.module_path, self._route, self.product)
+            return LoraLinear(target.module, target.path, self._route, self._products)
+        return LoraExperts(target.module, target.module_path, self._route, self._products)
 
     @property
     def unembed_path(self) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import SegmentedLinear
 from twinkle.module.targets import is_router
@@ -74,9 +75,11 @@ def _replace_calls(module: torch.nn.Module, replacements: Mapping[Any, TorchFunc
 
 
 def _frozen_linear(product: RowProduct) -> TorchFunction:
+    products = LoopedProducts(product)
+
     def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         x_TI = x.reshape(-1, weight_OI.shape[1])
-        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, weight_OI, bias_O, product, ())
+        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, weight_OI, bias_O, products, ())
         return y_TO.view(*x.shape[:-1], weight_OI.shape[0])
 
     return linear

@@ -1,26 +1,24 @@
-"""Low-rank updates of the packed rows of many adapters, forward and backward, each segment on its own.
+"""Who owns which packed rows, and a Linear whose rows belong to many adapters.
 
-Tokens of all tenants lie packed in one row; the route of a pass says which adapter serves which tokens. Each segment
-does its own small products, so no arithmetic is shared between tenants beyond the product with the frozen weight, whose
-rows are independent (see ``row_product``). That is what makes fused results equal those alone, and what keeps a
-tenant's NaN in its own rows: a mask would not, since ``0 * NaN`` is NaN.
+Tokens of all tenants lie packed in one row; the route of a pass says which adapter serves which tokens. How the rows
+are multiplied is the business of ``packed_products``.
 
 The gradients of A and B are added straight into a flat buffer by the backward pass; they are not autograd leaves. The
 caller must therefore make the input embeddings require gradients.
 
-Shapes: T packed tokens, I inputs, O outputs, R rank.
+Shapes: T packed tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from twinkle.module.adapter import LoraAdapter, LoraPair
-from twinkle.module.row_product import RowProduct
+from twinkle.module.packed_products import PackedProducts, SegmentPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +35,6 @@ class Segment:
     gradient: Mapping[str, LoraPair] | None = None
 
 
-class SegmentPair(NamedTuple):
-    """What one module needs of one segment."""
-
-    start: int
-    end: int
-    scale: float
-    weight: LoraPair
-    gradient: LoraPair | None
-
-
-def add_lora(product: RowProduct, y_TO: torch.Tensor, x_TI: torch.Tensor, pair: LoraPair, scale: float) -> torch.Tensor:
-    """Add ``scale * x A^T B^T`` to ``y`` in place; return ``x A^T``, which the gradient needs."""
-    inner_TR = product(x_TI, pair.a)
-    product.add_(y_TO, inner_TR, pair.b, scale)
-    return inner_TR
-
-
-def add_lora_gradient(
-    product: RowProduct,
-    *,
-    dy_TO: torch.Tensor,
-    dx_TI: torch.Tensor | None,
-    x_TI: torch.Tensor,
-    inner_TR: torch.Tensor,
-    weight: LoraPair,
-    gradient: LoraPair | None,
-    scale: float,
-) -> None:
-    """Add one segment's share to ``dx`` and to the gradient of its pair, in place."""
-    d_inner_TR = product(dy_TO, weight.b.t())
-    if gradient is not None:
-        product.add_outer_(gradient.b, dy_TO, inner_TR, scale)
-        product.add_outer_(gradient.a, d_inner_TR, x_TI, scale)
-    if dx_TI is not None:
-        product.add_(dx_TI, d_inner_TR, weight.a.t(), scale)
-
-
 class SegmentedLinear(torch.autograd.Function):
     """``y = x W^T + bias``, plus each segment's own low-rank update."""
 
@@ -83,34 +44,20 @@ class SegmentedLinear(torch.autograd.Function):
         x_TI: torch.Tensor,
         weight_OI: torch.Tensor,
         bias_O: torch.Tensor | None,
-        product: RowProduct,
+        products: PackedProducts,
         pairs: Sequence[SegmentPair],
     ) -> torch.Tensor:
-        y_TO = product(x_TI, weight_OI, bias_O)
-        inners = [
-            add_lora(product, y_TO[pair.start : pair.end], x_TI[pair.start : pair.end], pair.weight, pair.scale)
-            for pair in pairs
-        ]
-        ctx.product, ctx.pairs = product, pairs
-        ctx.save_for_backward(x_TI, weight_OI, *inners)
+        y_TO = products.rows(x_TI, weight_OI, bias_O)
+        saved = products.add_updates(y_TO, x_TI, pairs)
+        ctx.products, ctx.pairs = products, pairs
+        ctx.save_for_backward(x_TI, weight_OI, *saved)
         return y_TO
 
     @staticmethod
     def backward(ctx: Any, dy_TO: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        x_TI, weight_OI, *inners = ctx.saved_tensors
-        dx_TI = ctx.product(dy_TO, weight_OI.t())
-        for pair, inner_TR in zip(ctx.pairs, inners, strict=True):
-            rows = slice(pair.start, pair.end)
-            add_lora_gradient(
-                ctx.product,
-                dy_TO=dy_TO[rows],
-                dx_TI=dx_TI[rows],
-                x_TI=x_TI[rows],
-                inner_TR=inner_TR,
-                weight=pair.weight,
-                gradient=pair.gradient,
-                scale=pair.scale,
-            )
+        x_TI, weight_OI, *saved = ctx.saved_tensors
+        dx_TI = ctx.products.rows(dy_TO, weight_OI.t())
+        ctx.products.add_update_gradients(dy_TO=dy_TO, dx_TI=dx_TI, x_TI=x_TI, saved=saved, pairs=ctx.pairs)
         return dx_TI, None, None, None, None
 
 
