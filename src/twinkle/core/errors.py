@@ -3,6 +3,8 @@
 TwinkleError                        code, retryable, context as attributes
 ├── UserError                       the caller can fix it; fails at once, never retried
 │   ├── InvalidInput                a field is outside its limits (names the field, the limit, what to do)
+│   │   └── BatchTooLong            more tokens in a batch than a model takes; also a ValueError
+│   ├── NoRoom                      an adapter that a model has no slot or no rank for; also a RuntimeError
 │   ├── NotFound                    no such thing, or not yours: both answer alike
 │   ├── Conflict                    the same number was used for a different request
 │   ├── Forbidden                   a download URL that has expired or was tampered with
@@ -50,6 +52,16 @@ class InvalidInput(UserError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}", field=field)
         self.field = field
+
+
+class BatchTooLong(InvalidInput, ValueError):
+    """More tokens in a batch than a model was made for; scripts know it as ``ValueError``."""
+
+
+class NoRoom(UserError, RuntimeError):
+    """A model has no slot left, or none of that rank; scripts know it as ``RuntimeError``."""
+
+    code = "no_room"
 
 
 class NotFound(UserError):

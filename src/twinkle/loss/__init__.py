@@ -1,6 +1,7 @@
 """Losses, one family per file: those a client can name on the wire, and those of the training library on batches."""
 
-from twinkle.loss.base import Loss, LossOutput
+from twinkle.data_format.batch import LossOutput
+from twinkle.loss.base import Loss
 from twinkle.loss.clipped import Cispo, Ppo
 from twinkle.loss.cross_entropy import CrossEntropy
 from twinkle.loss.datum import DatumLoss, LossConfig

@@ -11,23 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import torch
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.batch import LossOutput
 
 Tensors = Mapping[str, torch.Tensor]
-
-
-class LossOutput(TypedDict):
-    """A scalar with its graph, and the count by which the caller divides the gradients it accumulated.
-
-    For a loss that is a mean already, the count is 1 a call.
-    """
-
-    loss: torch.Tensor
-    num_tokens: int
 
 
 class Loss(ABC):
@@ -39,6 +30,13 @@ class Loss(ABC):
 
     require_logits: ClassVar[bool] = False
     require_logps: ClassVar[bool] = True
+    works_without_logits: ClassVar[bool] = False
+    """Whether a loss that requires logits takes something smaller where the model keeps none."""
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the gradient by the logprobs does not depend on them: the engine then needs one pass, not two."""
+        return False
 
     @property
     def require_entropy(self) -> bool:

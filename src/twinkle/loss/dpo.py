@@ -14,8 +14,9 @@ import torch
 from torch.nn.functional import logsigmoid, relu
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.batch import LossOutput
 from twinkle.loss.alignment import Rows, align
-from twinkle.loss.base import Loss, LossOutput, Tensors, require, target_logps, token_mean, zero_loss
+from twinkle.loss.base import Loss, Tensors, require, target_logps, token_mean, zero_loss
 
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo", "kto_pair"]
 

@@ -12,7 +12,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss.base import Loss, LossOutput, Tensors, require
+from twinkle.data_format.batch import LossOutput
+from twinkle.loss.base import Loss, Tensors, require
 
 LOWEST_LOGPROB = -1e4
 """In place of minus infinity: its ``exp`` is 0 and 0 times it is 0, not NaN."""
@@ -46,6 +47,7 @@ class GKDLoss(Loss):
 
     require_logits: ClassVar[bool] = True
     require_logps: ClassVar[bool] = False
+    works_without_logits: ClassVar[bool] = True
 
     def __init__(
         self, beta: float = 0.5, temperature: float = 1.0, ignore_index: int = -100, chunk_size: int = 512

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.batch import LossOutput
 from twinkle.loss.alignment import Rows, align
-from twinkle.loss.base import Loss, LossOutput, Tensors, require, row_means, target_logps, token_mean, zero_loss
+from twinkle.loss.base import Loss, Tensors, require, row_means, target_logps, token_mean, zero_loss
 
 MAX_LOG_RATIO = 20.0
 """Bound of every log ratio before ``exp``: a runaway token gives a large number with no gradient, not infinity."""

@@ -11,7 +11,8 @@ import torch
 from torch.nn.functional import normalize
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss.base import Loss, LossOutput, Tensors, require
+from twinkle.data_format.batch import LossOutput
+from twinkle.loss.base import Loss, Tensors, require
 
 
 class InfonceLoss(Loss):

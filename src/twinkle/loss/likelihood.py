@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss.base import Loss, LossOutput, Tensors, require, target_logps
+from twinkle.data_format.batch import LossOutput
+from twinkle.loss.base import Loss, Tensors, require, target_logps
 
 Reduction = Literal["mean", "sum"]
 
@@ -38,6 +39,11 @@ class CrossEntropyLoss(Loss):
         self.reduction = reduction
         self.dft = dft
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether the gradient by the logprobs does not depend on them."""
+        return not self.dft
+
     def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: object) -> LossOutput:
         """The loss; 0 when nothing is trained."""
         logps_BT, mask_BT = target_logps(inputs, outputs, self.ignore_index)
@@ -49,10 +55,12 @@ class ChunkedCrossEntropyLoss(Loss):
     """``CrossEntropyLoss`` from logits, ``chunk_size`` tokens at a time.
 
     The softmax of a chunk is computed again in the backward pass, so that it is never kept for more than one chunk.
+    A model that keeps no logits at all gives ``logps`` instead.
     """
 
     require_logits: ClassVar[bool] = True
     require_logps: ClassVar[bool] = False
+    works_without_logits: ClassVar[bool] = True
 
     def __init__(
         self, chunk_size: int, ignore_index: int = -100, reduction: Reduction = "mean", dft: bool = False
@@ -65,9 +73,16 @@ class ChunkedCrossEntropyLoss(Loss):
         self.reduction = reduction
         self.dft = dft
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether the gradient by the logprobs does not depend on them."""
+        return not self.dft
+
     def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: object) -> LossOutput:
         """The loss; 0 when nothing is trained."""
-        logits_BTV = require(outputs, "logits", where="outputs")
+        logits_BTV = outputs.get("logits")
+        if logits_BTV is None:
+            return CrossEntropyLoss(self.ignore_index, self.reduction, self.dft)(inputs, outputs)
         labels_BT = require(inputs, "labels", where="inputs")
         mask_BT = labels_BT != self.ignore_index
         logits_nV, labels_n = logits_BTV[mask_BT], labels_BT[mask_BT]
@@ -102,6 +117,11 @@ class LigerFusedLinearCrossEntropyLoss(Loss):
         self.reduction = reduction
         self.label_smoothing = label_smoothing
         self.softcap = softcap
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the gradient by the logprobs does not depend on them."""
+        return True
 
     def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: object) -> LossOutput:
         """The loss; 0 when nothing is trained."""

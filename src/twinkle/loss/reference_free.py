@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import logsigmoid
 
-from twinkle.loss.base import Loss, LossOutput, Tensors, row_means, target_logps, token_mean
+from twinkle.data_format.batch import LossOutput
+from twinkle.loss.base import Loss, Tensors, row_means, target_logps, token_mean
 from twinkle.loss.dpo import split_pairs
 
 

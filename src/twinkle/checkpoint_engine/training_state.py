@@ -1,0 +1,223 @@
+"""What training needs besides the weights to go on bit by bit, as files that hold data only, never pickled objects.
+
+trainer_state.json      checkpoint_version, cur_step, gradient_accumulation_steps, consumed_train_samples
+optimizer.safetensors   <state>.<parameter>, such as exp_avg.base_model...; the step in the metadata
+optimizer.json          the settings of the optimizer's parameter groups
+scheduler.json          the numbers of the learning rate's schedule
+gradients.safetensors   the gradients of an accumulation window that is open; its counts in the metadata
+rng_state.safetensors   torch's random state
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors
+from twinkle.core.errors import InvalidInput
+
+TRAINER_FILE = "trainer_state.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER_SETTINGS_FILE = "optimizer.json"
+SCHEDULER_FILE = "scheduler.json"
+GRADIENTS_FILE = "gradients.safetensors"
+RNG_FILE = "rng_state.safetensors"
+CHECKPOINT_VERSION = 1
+STEP = "step"
+WINDOW = "window"
+FORMAT = ("format", "pt")
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerState:
+    """Where a script stood."""
+
+    checkpoint_version: int = CHECKPOINT_VERSION
+    cur_step: int = 0
+    gradient_accumulation_steps: int = 1
+    consumed_train_samples: int = 0
+
+    def to_files(self) -> dict[str, bytes]:
+        """The state as its file."""
+        return {TRAINER_FILE: (json.dumps(asdict(self), indent=2) + "\n").encode()}
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> TrainerState:
+        """The state that ``to_files`` wrote.
+
+        Raises:
+            InvalidInput: The file is missing, damaged or of another version.
+        """
+        values = _read_json(files, TRAINER_FILE)
+        known = {field.name for field in fields(cls)}
+        try:
+            state = cls(**{name: int(value) for name, value in values.items() if name in known})
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(TRAINER_FILE, "its values must be integers") from error
+        if state.checkpoint_version != CHECKPOINT_VERSION:
+            raise InvalidInput(
+                TRAINER_FILE, f"has version {state.checkpoint_version}, this release reads {CHECKPOINT_VERSION}"
+            )
+        return state
+
+
+def optimizer_files(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, bytes]:
+    """State and settings of an optimizer. A step that all parameters share stands in the metadata."""
+    tensors: dict[str, torch.Tensor] = {}
+    steps: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if value is None:
+                continue
+            place = steps if key == STEP else tensors
+            place[f"{key}.{name}"] = torch.as_tensor(value)
+    shared = {float(step) for step in steps.values()}
+    if len(shared) > 1:
+        tensors.update(steps)
+    step = str(int(shared.pop())) if len(shared) == 1 else ""
+    groups = [
+        {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
+        for group in optimizer.param_groups
+    ]
+    settings = {"optimizer": type(optimizer).__name__, "groups": groups}
+    return {
+        OPTIMIZER_FILE: _write(tensors, metadata=(STEP, step)),
+        OPTIMIZER_SETTINGS_FILE: _to_json(settings),
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, parameters: Parameters, files: Mapping[str, bytes]) -> None:
+    """Put an optimizer back where ``optimizer_files`` took its state; its settings too, where they are in the files.
+
+    State that is there already is filled in place.
+    """
+    content = _file(files, OPTIMIZER_FILE)
+    tensors = read_tensors(OPTIMIZER_FILE, content)
+    step = read_metadata(OPTIMIZER_FILE, content).get(STEP, "")
+    for name, parameter in parameters.items():
+        own = {key.removesuffix(f".{name}"): tensors.pop(key) for key in list(tensors) if key.endswith(f".{name}")}
+        if step and STEP not in own and own:
+            own[STEP] = torch.tensor(float(step))
+        for key, value in own.items():
+            if value.dim() and value.shape != parameter.shape:
+                raise InvalidInput(
+                    OPTIMIZER_FILE,
+                    f"{key}.{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}",
+                )
+            present = optimizer.state[parameter].get(key)
+            if isinstance(present, torch.Tensor):
+                present.copy_(value)
+            else:
+                optimizer.state[parameter][key] = value.to(parameter.device) if value.dim() else value
+    if tensors:
+        raise InvalidInput(OPTIMIZER_FILE, f"holds the unknown tensor {min(tensors)}; it was made for other parameters")
+    if OPTIMIZER_SETTINGS_FILE in files:
+        _load_settings(optimizer, _read_json(files, OPTIMIZER_SETTINGS_FILE))
+
+
+def _load_settings(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> None:
+    groups = settings.get("groups", [])
+    if settings.get("optimizer") != type(optimizer).__name__ or len(groups) != len(optimizer.param_groups):
+        raise InvalidInput(
+            OPTIMIZER_SETTINGS_FILE,
+            f"is of {len(groups)} groups of {settings.get('optimizer')}, the optimizer has "
+            f"{len(optimizer.param_groups)} of {type(optimizer).__name__}; set the same one",
+        )
+    for group, stored in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in stored.items():
+            group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def scheduler_files(scheduler: LRScheduler) -> dict[str, bytes]:
+    """The numbers of a schedule; functions come from setting the same schedule again."""
+    state = {key: value for key, value in scheduler.state_dict().items() if _is_plain(value)}
+    return {SCHEDULER_FILE: _to_json({"scheduler": type(scheduler).__name__, "state": state})}
+
+
+def load_scheduler(scheduler: LRScheduler, files: Mapping[str, bytes]) -> None:
+    """Go on where ``scheduler_files`` was taken."""
+    stored = _read_json(files, SCHEDULER_FILE)
+    if stored.get("scheduler") != type(scheduler).__name__:
+        raise InvalidInput(SCHEDULER_FILE, f"is of {stored.get('scheduler')}, not of {type(scheduler).__name__}")
+    scheduler.load_state_dict({**scheduler.state_dict(), **stored["state"]})
+
+
+def gradient_files(parameters: Parameters, *, num_open: int, num_tokens: int) -> dict[str, bytes]:
+    """The gradients of an open window; no file when none is open."""
+    if num_open == 0:
+        return {}
+    tensors = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    metadata = (WINDOW, json.dumps([num_open, num_tokens]))
+    return {GRADIENTS_FILE: _write(tensors, metadata=metadata)}
+
+
+def load_gradients(parameters: Parameters, files: Mapping[str, bytes]) -> tuple[int, int]:
+    """Fill the gradients; how many backward passes they are of, and their count of tokens. (0, 0) without a file."""
+    if GRADIENTS_FILE not in files:
+        return 0, 0
+    content = files[GRADIENTS_FILE]
+    tensors = read_tensors(GRADIENTS_FILE, content)
+    for name in tensors:
+        if name in parameters and parameters[name].grad is None:
+            parameters[name].grad = torch.zeros_like(parameters[name])
+    grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    copy_checked(GRADIENTS_FILE, tensors, grads)
+    num_open, num_tokens = json.loads(read_metadata(GRADIENTS_FILE, content)[WINDOW])
+    return int(num_open), int(num_tokens)
+
+
+def rng_files() -> dict[str, bytes]:
+    """Torch's random state on the CPU and on every CUDA device in use."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {RNG_FILE: _write(states, metadata=FORMAT)}
+
+
+def load_rng(files: Mapping[str, bytes]) -> None:
+    """Put the random state back; devices that are not here are left out."""
+    states = read_tensors(RNG_FILE, _file(files, RNG_FILE))
+    torch.set_rng_state(states["cpu"])
+    for index in range(torch.cuda.device_count()):
+        if f"cuda.{index}" in states:
+            torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
+
+
+def _write(tensors: Mapping[str, torch.Tensor], *, metadata: tuple[str, str]) -> bytes:
+    # Copies: tensors that are views of one buffer cannot be written as they are.
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(copies, metadata=dict([metadata]))
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _to_json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _file(files: Mapping[str, bytes], name: str) -> bytes:
+    if name not in files:
+        raise InvalidInput(name, "is missing from the checkpoint; it was saved without save_optimizer")
+    return files[name]
+
+
+def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(_file(files, name))
+    except ValueError as error:
+        raise InvalidInput(name, "is not JSON") from error
+    if not isinstance(value, dict):
+        raise InvalidInput(name, "is not a JSON object")
+    return value

@@ -1,0 +1,183 @@
+"""Saving and loading, the same for every kind of model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from twinkle.checkpoint_engine.directory import read_files, staged_directory, write_files
+from twinkle.checkpoint_engine.training_state import (
+    SCHEDULER_FILE,
+    TrainerState,
+    gradient_files,
+    load_gradients,
+    load_optimizer,
+    load_rng,
+    load_scheduler,
+    optimizer_files,
+    rng_files,
+    scheduler_files,
+)
+from twinkle.core.errors import InvalidInput
+from twinkle.hub.tokenizer_files import tokenizer_files
+from twinkle.model.optimizer_group import OptimizerGroup
+
+DEFAULT_OUTPUT_DIR = "output"
+
+
+class TrainingCheckpoints(ABC):
+    """Checkpoints of one adapter, or of all parameters: directories that plain PEFT and transformers read.
+
+    Every rank calls; the first one writes.
+    """
+
+    model_id: str
+
+    @abstractmethod
+    def group(self, adapter_name: str) -> OptimizerGroup:
+        """The group of an adapter."""
+
+    @abstractmethod
+    def _write_weights(self, group: OptimizerGroup, folder: Path, *, is_writer: bool) -> None:
+        """Write the weights and their config into a folder, verified."""
+
+    @abstractmethod
+    def _load_weights(self, group: OptimizerGroup, folder: Path) -> None:
+        """Read them back into the model."""
+
+    @abstractmethod
+    def _mark_gradients(self, group: OptimizerGroup) -> None:
+        """Take notice of gradients that were filled from a file."""
+
+    @abstractmethod
+    def _clear_gradients(self, group: OptimizerGroup) -> None:
+        """Empty the gradients."""
+
+    def _optimizer_files(self, group: OptimizerGroup) -> dict[str, bytes]:
+        files = optimizer_files(group.require_optimizer(), group.parameters)
+        return files | gradient_files(group.parameters, num_open=group.num_open, num_tokens=group.num_tokens)
+
+    def _load_optimizer(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> None:
+        load_optimizer(group.require_optimizer(), group.parameters, files)
+
+    def save(
+        self,
+        name: str | None = None,
+        output_dir: str | Path | None = None,
+        interval: int = 1,
+        save_optimizer: bool = False,
+        consumed_train_samples: int | None = None,
+        *,
+        adapter_name: str = "",
+    ) -> str | None:
+        """Write a checkpoint to ``output_dir/name``; its path, or None where ``interval`` does not divide ``cur_step``.
+
+        Args:
+            name: ``checkpoint-step-<cur_step>`` if omitted.
+            output_dir: ``output`` if omitted.
+            interval: Of backward passes.
+            save_optimizer: Add what training needs to go on: optimizer, schedule, open gradients, random state.
+            consumed_train_samples: Where the script's data stands; given back by ``resume_from_checkpoint``.
+            adapter_name: Whose.
+        """
+        group = self.group(adapter_name)
+        if group.cur_step % interval:
+            return None
+        if consumed_train_samples is not None:
+            group.consumed_train_samples = consumed_train_samples
+        target = Path(output_dir or DEFAULT_OUTPUT_DIR) / (name or f"checkpoint-step-{group.cur_step}")
+        state = TrainerState(
+            cur_step=group.cur_step,
+            gradient_accumulation_steps=group.gradient_accumulation_steps,
+            consumed_train_samples=group.consumed_train_samples,
+        )
+        files = state.to_files() | tokenizer_files(self.model_id)
+        if save_optimizer:
+            files |= self._optimizer_files(group) | rng_files()
+            if group.scheduler is not None:
+                files |= scheduler_files(group.scheduler)
+        if _is_first_rank():
+            with staged_directory(target) as folder:
+                self._write_weights(group, folder, is_writer=True)
+                write_files(folder, files)
+        else:
+            self._write_weights(group, target, is_writer=False)
+        if distributed.is_initialized():
+            distributed.barrier()
+        return str(target)
+
+    def load(
+        self,
+        name: str | Path,
+        output_dir: str | Path | None = None,
+        load_optimizer: bool = False,
+        *,
+        adapter_name: str = "",
+    ) -> None:
+        """Load the weights of ``output_dir/name``, or of the path ``name``, and if asked its optimizer."""
+        group = self.group(adapter_name)
+        folder = _find(name, output_dir)
+        self._load_weights(group, folder)
+        self._clear_gradients(group)
+        group.clear_window()
+        if load_optimizer:
+            self._load_optimizer(group, read_files(folder))
+
+    def resume_from_checkpoint(
+        self, checkpoint_dir: str | Path, *, resume_only_model: bool = False, adapter_name: str = ""
+    ) -> dict[str, int]:
+        """Go on where a checkpoint was saved with its optimizer, on an adapter set up as it was then.
+
+        Args:
+            checkpoint_dir: The directory.
+            resume_only_model: Load the weights alone, and begin a new training with them.
+            adapter_name: Whose.
+
+        Returns:
+            ``cur_step``, ``consumed_train_samples`` and ``gradient_accumulation_steps`` of the checkpoint.
+        """
+        folder = _find(checkpoint_dir, None)
+        files = read_files(folder)
+        state = TrainerState.from_files(files)
+        self.load(folder, adapter_name=adapter_name, load_optimizer=not resume_only_model)
+        if not resume_only_model:
+            group = self.group(adapter_name)
+            group.set_accumulation(state.gradient_accumulation_steps)
+            group.cur_step, group.consumed_train_samples = state.cur_step, state.consumed_train_samples
+            if group.scheduler is not None:
+                load_scheduler(group.scheduler, files)
+            elif SCHEDULER_FILE in files:
+                raise InvalidInput(SCHEDULER_FILE, "is in the checkpoint; call set_lr_scheduler before resuming")
+            group.num_open, group.num_tokens = load_gradients(group.parameters, files)
+            self._mark_gradients(group)
+            load_rng(files)
+        return {
+            "cur_step": state.cur_step,
+            "consumed_train_samples": state.consumed_train_samples,
+            "gradient_accumulation_steps": state.gradient_accumulation_steps,
+        }
+
+    @abstractmethod
+    def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
+        """The weights, by the names they have in a checkpoint."""
+
+    @abstractmethod
+    def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
+        """The adapter's config as PEFT has it; empty where all parameters are trained."""
+
+
+def _find(name: str | Path, output_dir: str | Path | None) -> Path:
+    candidates = [Path(output_dir) / name] if output_dir else [Path(name), Path(DEFAULT_OUTPUT_DIR) / name]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise InvalidInput("name", f"there is no checkpoint directory {' or '.join(str(path) for path in candidates)}")
+
+
+def _is_first_rank() -> bool:
+    return not distributed.is_initialized() or distributed.get_rank() == 0

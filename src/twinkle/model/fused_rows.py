@@ -1,0 +1,142 @@
+"""Between a script's rows and the jobs of the fused engine.
+
+The engine knows losses of one datum. A loss C of a whole batch of logprobs has the same gradient as ``cross_entropy``
+with the weights ``-dC/dlp``, which is how every loss runs here.
+
+Shapes: B rows, T positions (padded), N tokens of a row, K alternatives a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from twinkle.core.errors import BatchTooLong, InvalidInput
+from twinkle.loss import Loss
+from twinkle.model.model_pass import Pass
+from twinkle.model.training import Datum, TrainJob
+from twinkle.module.lora import LoraAdapter
+from twinkle.processor import InputProcessor
+from twinkle.processor.input_processor import IGNORED_LABEL
+
+LOSS = "cross_entropy"
+
+
+def with_teacher_indices(loss_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords in which a teacher's logits are cut to its ``topk`` tokens, whose logprobs the engine can give."""
+    kwargs = dict(loss_kwargs)
+    teacher, topk = kwargs.get("teacher_logits"), kwargs.get("topk")
+    if teacher is not None and topk is not None:
+        del kwargs["teacher_logits"]
+        kwargs["teacher_topk_logprobs"], kwargs["teacher_topk_indices"] = torch.as_tensor(teacher).topk(topk, dim=-1)
+    return kwargs
+
+
+def open_pass(
+    rows: Sequence[Mapping[str, Any]],
+    processor: InputProcessor,
+    loss_kwargs: Mapping[str, Any],
+    *,
+    is_training: bool,
+    max_length: int,
+) -> Pass:
+    """A pass that has not run: the tokens of each row, and the targets whose logprobs are wanted.
+
+    Raises:
+        BatchTooLong: The rows hold more than ``max_length`` tokens.
+        InvalidInput: A row has no labels, or not as many as tokens.
+    """
+    sequences = processor.sequences(rows)
+    num_tokens = sum(len(sequence.input_ids) for sequence in sequences)
+    if num_tokens > max_length:
+        raise BatchTooLong(
+            "inputs", f"hold {num_tokens} tokens, max_length is {max_length}; send fewer or shorter rows"
+        )
+    labels: list[torch.Tensor] = []
+    for index, sequence in enumerate(sequences):
+        if sequence.labels is None:
+            raise InvalidInput(f"inputs[{index}].labels", "is missing; send the next token for each of input_ids")
+        if sequence.labels.shape != sequence.input_ids.shape or sequence.labels.is_floating_point():
+            raise InvalidInput(
+                f"inputs[{index}].labels", f"must be token ids, one for each of the {len(sequence.input_ids)} tokens"
+            )
+        labels.append(sequence.labels)
+    targets = [values.masked_fill(values == IGNORED_LABEL, 0) for values in labels]
+    if loss_kwargs.get("teacher_topk_indices") is not None:
+        alternatives = _teacher_rows(loss_kwargs["teacher_topk_indices"], targets)
+        targets = [torch.cat([own[:, None], other], dim=1) for own, other in zip(targets, alternatives, strict=True)]
+    labels_BT = pad_sequence(labels, batch_first=True, padding_value=IGNORED_LABEL)
+    return Pass(
+        inputs={"labels": labels_BT},
+        outputs={},
+        is_training=is_training,
+        tokens=[sequence.input_ids for sequence in sequences],
+        targets=targets,
+        loss_kwargs=loss_kwargs,
+    )
+
+
+def job_of(opened: Pass, adapter: LoraAdapter, weights: Sequence[torch.Tensor] | None) -> TrainJob:
+    """The engine's job for a pass: with weights a backward pass, without them the logprobs alone."""
+    data: list[Datum] = []
+    for index, (tokens_N, targets) in enumerate(zip(opened.tokens, opened.targets, strict=True)):
+        row = torch.zeros(targets.shape) if weights is None else weights[index]
+        data.append(
+            Datum(
+                tokens=tokens_N.numpy(),
+                inputs={"target_tokens": targets.numpy(), "weights": row.to(torch.float32).numpy()},
+            )
+        )
+    return TrainJob(adapter, tuple(data), LOSS, backward=weights is not None)
+
+
+def set_outputs(opened: Pass, logprobs: Sequence[np.ndarray]) -> None:
+    """Fill in a pass's ``logps`` (B, T), and ``topk_logps`` (B, T, K) where a teacher's tokens were asked for.
+
+    In training they are leaves, by which a loss can be differentiated.
+    """
+    padded = pad_sequence([torch.from_numpy(values) for values in logprobs], batch_first=True)
+    if padded.dim() == 2:
+        outputs = {"logps": padded}
+    else:
+        outputs = {"logps": padded[..., 0].clone(), "topk_logps": padded[..., 1:].clone()}
+    opened.outputs = {name: values.requires_grad_(opened.is_training) for name, values in outputs.items()}
+
+
+def weights_of(opened: Pass) -> tuple[torch.Tensor, ...]:
+    """``-dC/dlp`` of the pass's loss C for each row, in the shape of its targets."""
+    assert opened.loss is not None, "the loss is calculated before its gradient"
+    leaves = opened.outputs
+    found = torch.autograd.grad(opened.loss, list(leaves.values()), retain_graph=True, allow_unused=True)
+    gradients = {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+    weights = -gradients["logps"]
+    if "topk_logps" in gradients:
+        weights = torch.cat([weights[..., None], -gradients["topk_logps"]], dim=-1)
+    return tuple(row[: len(tokens_N)] for row, tokens_N in zip(weights, opened.tokens, strict=True))
+
+
+def linear_weights(opened: Pass, loss: Loss) -> tuple[torch.Tensor, ...]:
+    """The weights of a loss whose gradient does not depend on the logprobs, before these are known."""
+    zeros_BT = torch.zeros(opened.inputs["labels"].shape, requires_grad=True)
+    trial = dataclasses.replace(opened, outputs={"logps": zeros_BT})
+    trial.calculate_loss(loss)
+    return weights_of(trial)
+
+
+def _teacher_rows(indices: Any, targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    indices_BTK = torch.as_tensor(indices).cpu()
+    longest = max(len(row) for row in targets)
+    if indices_BTK.dim() != 3 or indices_BTK.shape[0] != len(targets) or indices_BTK.shape[1] < longest:
+        raise InvalidInput(
+            "teacher_topk_indices",
+            f"have shape {tuple(indices_BTK.shape)}; send ({len(targets)}, {longest}, K), padded like the rows",
+        )
+    return [row_TK[: len(target)].to(torch.int64) for row_TK, target in zip(indices_BTK, targets, strict=True)]

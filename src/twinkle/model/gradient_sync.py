@@ -1,0 +1,134 @@
+"""Gradients of data-parallel ranks as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import distributed
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.tensor import DTensor
+
+from twinkle.core.errors import ConfigError
+from twinkle.infra import DeviceMesh
+
+BUCKET_BYTES = 32 << 20
+
+
+class GradientSync(Protocol):
+    """What the ranks of a model have to tell each other at the end of an accumulation window."""
+
+    process_group: distributed.ProcessGroup | None
+
+    def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Make every gradient the sum over all ranks."""
+        ...
+
+    def sum_over_ranks(self, count: int) -> int:
+        """A count over all ranks."""
+        ...
+
+    def to_float(self, norm: torch.Tensor) -> float:
+        """A norm that may be spread over ranks."""
+        ...
+
+
+class OneRank:
+    """Nobody to talk to."""
+
+    process_group: distributed.ProcessGroup | None = None
+
+    def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Nothing to do."""
+
+    def sum_over_ranks(self, count: int) -> int:
+        """The count itself."""
+        return count
+
+    def to_float(self, norm: torch.Tensor) -> float:
+        """The norm itself."""
+        return float(norm)
+
+
+class ReplicatedRanks:
+    """Every rank holds all weights: gradients are summed by one all-reduce a bucket, once in a window.
+
+    Torch's DistributedDataParallel would overlap this with the backward pass, but sums at every micro-batch unless told
+    not to, and does not bear adapters that take no part in a pass.
+    """
+
+    def __init__(self, process_group: distributed.ProcessGroup, device: torch.device) -> None:
+        self.process_group: distributed.ProcessGroup | None = process_group
+        self._device = device
+
+    def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """All-reduce the gradients in buckets, in the order of the parameters."""
+        for bucket in _buckets(parameters):
+            flat = _flatten_dense_tensors(bucket)
+            distributed.all_reduce(flat, group=self.process_group)
+            for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+                gradient.copy_(summed)
+
+    def sum_over_ranks(self, count: int) -> int:
+        """All-reduce a count."""
+        total = torch.tensor(count, dtype=torch.int64, device=self._device)
+        distributed.all_reduce(total, group=self.process_group)
+        return int(total)
+
+    def to_float(self, norm: torch.Tensor) -> float:
+        """The norm, which is whole on every rank."""
+        return float(norm)
+
+
+class ShardedRanks(ReplicatedRanks):
+    """FSDP2 has summed the gradients of every backward pass already; each rank holds its shard of the sum."""
+
+    def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Nothing to do."""
+
+    def to_float(self, norm: torch.Tensor) -> float:
+        """The norm over all shards."""
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def sync_of(mesh: DeviceMesh | None, device: torch.device) -> GradientSync:
+    """What the ranks of a mesh that all hold the whole model tell each other.
+
+    Raises:
+        ConfigError: The mesh does more than data parallelism, or the processes were not started together.
+    """
+    if mesh is None or mesh.world_size == 1:
+        return OneRank()
+    mesh.require_data_axes("this model")
+    return ReplicatedRanks(data_group(mesh), device)
+
+
+def data_group(mesh: DeviceMesh) -> distributed.ProcessGroup:
+    """The process group of all ranks of a mesh, which is the world."""
+    if not distributed.is_initialized():
+        raise ConfigError("device_mesh: the processes have not met; call twinkle.initialize(mode='local') first")
+    if distributed.get_world_size() != mesh.world_size:
+        raise ConfigError(
+            f"device_mesh: has {mesh.world_size} ranks, but {distributed.get_world_size()} processes were started"
+        )
+    world = distributed.group.WORLD
+    assert world is not None
+    return world
+
+
+def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterable[list[torch.Tensor]]:
+    bucket: list[torch.Tensor] = []
+    size_bytes = 0
+    for parameter in parameters:
+        # Ranks must send the same buckets, also where a parameter took no part on one of them.
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient = parameter.grad
+        if bucket and (size_bytes + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size_bytes = [], 0
+        bucket.append(gradient)
+        size_bytes += gradient.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,53 @@
+"""The last forward pass of an adapter, until the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from twinkle.data_format.batch import ModelOutput
+from twinkle.loss import Loss
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """How a forward pass is made. ``temperature`` divides the logits before the logprobs are taken."""
+
+    temperature: float = 1.0
+    return_logits: bool = False
+    task: str = "causal_lm"
+
+
+@dataclass(eq=False)
+class Pass:
+    """What went in, what came out (with its graph, in training), and what it cost once that is calculated."""
+
+    inputs: Mapping[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+    is_training: bool
+    tokens: Sequence[torch.Tensor] = ()
+    """Where the outputs have no graph to the weights: each row's tokens, to run them again."""
+    targets: Sequence[torch.Tensor] = ()
+    """With ``tokens``: each row's tokens whose logprobs came out, (N,) or (N, K)."""
+    loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    loss: torch.Tensor | None = None
+    num_tokens: int = 1
+
+    def calculate_loss(self, loss: Loss) -> None:
+        """Calculate the loss of the outputs, with the keywords that belong to the pass."""
+        with torch.set_grad_enabled(self.is_training):
+            result = loss(self.inputs, self.outputs, **self.loss_kwargs)
+        self.loss, self.num_tokens = result["loss"], result["num_tokens"]
+
+    def output(self) -> ModelOutput:
+        """What the caller sees: no graph, the loss as a number."""
+        result = ModelOutput(logits=None)
+        for name, value in self.outputs.items():
+            result[name] = value.detach()  # type: ignore[literal-required]
+        if self.loss is not None:
+            result["loss"] = float(self.loss.detach())
+            result["num_tokens"] = self.num_tokens
+        return result

@@ -1,0 +1,165 @@
+"""What a script sets for one adapter, and where its training stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import structlog
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from twinkle.core.errors import InvalidInput
+from twinkle.loss import CrossEntropyLoss, Loss
+from twinkle.model.gradient_sync import GradientSync
+from twinkle.model.metric_board import MetricBoard
+from twinkle.model.model_pass import Pass
+from twinkle.processor import InputProcessor
+
+log = structlog.get_logger()
+
+OPTIM_PARAMS = ("lr", "betas", "eps", "weight_decay")
+
+
+@runtime_checkable
+class Template(Protocol):
+    """Turns a conversation into a row."""
+
+    def encode(self, trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The row of one trajectory."""
+        ...
+
+
+class OptimizerGroup:
+    """Loss, optimizer, schedule, processor and template of one adapter, and its accumulation window.
+
+    A window is ``gradient_accumulation_steps`` backward passes: the optimizer steps when ``cur_step`` is a multiple of
+    it; between, clipping, stepping and clearing do nothing. ``num_tokens`` is the sum of the losses' divisors in the
+    window so far.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, torch.nn.Parameter],
+        sync: GradientSync,
+        *,
+        gradient_accumulation_steps: int = 1,
+    ) -> None:
+        self.name = name
+        self.parameters = parameters
+        self.loss: Loss = CrossEntropyLoss(reduction="sum")
+        self.processor = InputProcessor()
+        self.metrics = MetricBoard(sync.process_group)
+        self.template: Template | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: LRScheduler | None = None
+        self.cur_step = 0
+        self.num_tokens = 0
+        self.num_open = 0
+        """Backward passes whose gradients are still there."""
+        self.grad_norm: float | None = None
+        self.consumed_train_samples = 0
+        self.last: Pass | None = None
+        self._sync = sync
+        self._is_reduced = False
+        self.set_accumulation(gradient_accumulation_steps)
+
+    def set_accumulation(self, steps: int) -> None:
+        """Change how many backward passes make a window."""
+        if steps < 1:
+            raise InvalidInput("gradient_accumulation_steps", f"is {steps}, must be at least 1")
+        self.gradient_accumulation_steps = steps
+
+    @property
+    def is_window_full(self) -> bool:
+        """Whether the optimizer steps now."""
+        return self.cur_step % self.gradient_accumulation_steps == 0
+
+    def require_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, or ``InvalidInput`` that says how to set one."""
+        if self.optimizer is None:
+            raise InvalidInput("optimizer", f"adapter {self.name!r} has none; call set_optimizer first")
+        return self.optimizer
+
+    def require_last(self, what: str) -> Pass:
+        """The last pass, or ``InvalidInput`` that says what lacks it."""
+        if self.last is None:
+            raise InvalidInput("inputs", f"{what} needs a forward pass of adapter {self.name!r} before it")
+        return self.last
+
+    def count_backward(self, num_tokens: int) -> None:
+        """Note that one backward pass has added its gradients."""
+        self.cur_step += 1
+        self.num_open += 1
+        self.num_tokens += num_tokens
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_grad_norm: float, norm_type: float) -> float | None:
+        """Divide the gradients by the window's count over all ranks, then clip; the norm, or None within a window."""
+        if not self.is_window_full:
+            return None
+        self._reduce()
+        count = self._sync.sum_over_ranks(self.num_tokens)
+        parameters = [parameter for parameter in self.parameters.values() if parameter.grad is not None]
+        if count > 1:
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad.div_(count)
+        self.num_tokens = 0
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm, norm_type)
+        self.grad_norm = self._sync.to_float(norm)
+        return self.grad_norm
+
+    def step(self, optim_params: Mapping[str, Any] | None = None) -> bool:
+        """Step the optimizer at the end of a window; whether it did."""
+        optimizer = self.require_optimizer()
+        if not self.is_window_full:
+            return False
+        if optim_params:
+            self._override(optimizer, optim_params)
+        if self.num_open == 0:
+            log.warning("model.step.no_gradients", adapter=self.name, next="nothing was changed; run a backward pass")
+            return False
+        self._reduce()
+        optimizer.step()
+        return True
+
+    def lr_step(self) -> None:
+        """Move the schedule on at the end of a window."""
+        if self.is_window_full and self.scheduler is not None:
+            self.scheduler.step()
+
+    def clear_window(self) -> None:
+        """Forget the counts; the owner clears the gradients themselves."""
+        self.num_open = 0
+        self.num_tokens = 0
+        self._is_reduced = False
+
+    def show_metrics(self) -> None:
+        """Show the last pass to the metrics, now that the norm of its gradient is known."""
+        self.metrics.show(
+            self.last,
+            lr=self.learning_rates(),
+            step=self.cur_step,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+            grad_norm=self.grad_norm,
+        )
+
+    def learning_rates(self) -> list[float]:
+        """The rate of each parameter group."""
+        return [] if self.optimizer is None else [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _reduce(self) -> None:
+        if not self._is_reduced:
+            self._sync.reduce(self.parameters.values())
+            self._is_reduced = True
+
+    @staticmethod
+    def _override(optimizer: torch.optim.Optimizer, params: Mapping[str, Any]) -> None:
+        for name, value in params.items():
+            if name not in OPTIM_PARAMS or name not in optimizer.defaults:
+                known = ", ".join(param for param in OPTIM_PARAMS if param in optimizer.defaults)
+                raise InvalidInput(f"optim_params.{name}", f"{type(optimizer).__name__} takes {known}")
+            for group in optimizer.param_groups:
+                group[name] = value

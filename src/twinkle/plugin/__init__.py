@@ -1,0 +1,1 @@
+"""Objects that scripts name instead of making."""
