@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from twinkle.core.errors import ConfigError
 
-Family = Literal["qwen3", "qwen2", "llama"]
+Family = Literal["qwen3", "qwen2", "llama", "qwen3_moe"]
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -36,6 +36,8 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END, "<think>", "</think>", "<to
 
 RECIPE_FILE = "tiny_model.json"
 HEAD_SIZE = 32
+NUM_EXPERTS = 8
+EXPERTS_PER_TOKEN = 2
 BYTES = 256
 
 # Qwen's splitting rule: words with their leading space, single digits, runs of punctuation, line ends.
@@ -110,7 +112,7 @@ def make_tiny_model(
     Args:
         path: The folder to make; its parents are made too.
         texts: What the tokenizer is trained on.
-        family: The architecture.
+        family: The architecture; ``qwen3_moe`` has 8 experts in each layer, 2 of them for each token.
         vocab_size: Upper limit; a small text may give a smaller vocabulary.
         hidden_size: A multiple of 32, the size of an attention head.
         layers: Number of transformer layers.
@@ -221,6 +223,7 @@ def build_model(recipe: TinyModelRecipe, tokenizer: PreTrainedTokenizerFast) -> 
         bos_token_id=None,
         eos_token_id=eos,
         pad_token_id=pad,
+        **_expert_sizes(recipe),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -233,3 +236,14 @@ def build_model(recipe: TinyModelRecipe, tokenizer: PreTrainedTokenizerFast) -> 
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad, bos_token_id=None)
     model.eval()
     return model
+
+
+def _expert_sizes(recipe: TinyModelRecipe) -> dict[str, int | bool]:
+    if recipe.family != "qwen3_moe":
+        return {}
+    return {
+        "num_experts": NUM_EXPERTS,
+        "num_experts_per_tok": EXPERTS_PER_TOKEN,
+        "moe_intermediate_size": 3 * recipe.hidden_size // EXPERTS_PER_TOKEN,
+        "norm_topk_prob": True,
+    }

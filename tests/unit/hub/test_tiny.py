@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", texts=TEXTS, **SIZES)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("family", get_args(Family))
 def test_the_ordinary_loaders_accept_every_family(family: Family, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / family, texts=TEXTS, family=family, **SIZES)  # type: ignore[arg-type]
     model = AutoModelForCausalLM.from_pretrained(folder)
