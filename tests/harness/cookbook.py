@@ -4,15 +4,13 @@ The cookbook gets a virtual environment of its own, laid over the one that runs 
 sets, renderers) is nothing the project wants. Its working directory holds everything it would download, under the name
 it asks for.
 
-    python tests/harness/cookbook.py URL MODEL_NAME TOKENIZER_FOLDER [RECIPE [ARGUMENT ...]]
+    PYTHONPATH=tests python -m harness.cookbook URL MODEL_NAME TOKENIZER_FOLDER [RECIPE [ARGUMENT ...]]
 
 runs one recipe (`sl_loop` if none is given) by hand; the key is taken from TINKER_API_KEY.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -20,10 +18,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from harness.environment import environment_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = Path(__file__).with_name("cookbook-requirements.txt")
@@ -55,25 +54,15 @@ SL_LOOP_ARGUMENTS = ("batch_size=8", "max_steps=3", "save_every=2", "lora_rank=8
 
 
 def cookbook_python(cache: Path = CACHE) -> Path:
-    """Returns the Python of the cookbook's environment; makes it first (half a minute) when there is none.
-
-    An environment is made again when its requirements have changed, and one that was not finished is not used.
-    """
-    stamp = cache / "requirements.sha256"
+    """Returns the Python of the cookbook's environment; makes it first (half a minute) when there is none."""
     below = sysconfig.get_path("purelib")
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + below.encode()).hexdigest()
-    python = cache / "bin" / "python"
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with cache.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.is_file() and stamp.read_text() == wanted:
-            return python
-        venv.create(cache, clear=True, with_pip=True)
+
+    def fill(python: Path) -> None:
         own = subprocess.run([python, "-c", OWN_PACKAGES], check=True, capture_output=True, text=True).stdout.strip()
         (Path(own) / "below.pth").write_text(f"{below}\n")
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", REQUIREMENTS], check=True)
-        stamp.write_text(wanted)
-    return python
+
+    return environment_python(cache, made_from=REQUIREMENTS.read_text() + below, fill=fill)
 
 
 def make_offline_data(folder: Path, *, model_name: str, tokenizer_folder: Path) -> Path:

@@ -16,5 +16,7 @@ class MeshCapabilities(BaseModel, frozen=True):
     device: str
     determinism: str
     """``mkl-strict``, ``tiled`` or ``none``: what holds for bit-equality of fused and replayed operations."""
+    sampler: str = "torch"
+    """``torch`` or ``vllm``: what computes samples."""
     tokenizer_path: str | None = None
     """A folder clients on the same machine can read the tokenizer from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -68,6 +69,12 @@ class Settings(BaseSettings):
     model_name: str = Field(default="", description="the name clients use for it; default: as given in model")
     device: str = Field(default="cpu", description="cpu, cuda, cuda:0")
     engine: str = Field(default="transformers", description="transformers, or null (computes nothing; for benchmarks)")
+    sampler: Literal["torch", "vllm"] = Field(
+        default="torch", description="torch: on the weights that train; vllm: a copy in vLLM, in the same process"
+    )
+    sampler_memory: float = Field(
+        default=0.4, gt=0, lt=1, description="share of a GPU's memory for vLLM: its copy of the weights and its cache"
+    )
     threads: int = Field(default=0, ge=0, description="intra-op threads; 0: what the machine has")
     tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
     max_rank: int = Field(default=128, gt=0)

@@ -1,10 +1,14 @@
 """Sampling: continuous batching over many adapters on one frozen base model."""
 
 from twinkle.sampler.base import Outcome, PromptEncoder, Sampler
-from twinkle.sampler.request import SampledSequence, SampleRequest, SampleResult, TopLogprobs
+from twinkle.sampler.request import AdapterFiles, SampledSequence, SampleRequest, SampleResult, TopLogprobs
 from twinkle.sampler.torch_sampler import TorchSampler
+from twinkle.sampler.vllm.sampler import VLLMSampler
+
+vLLMSampler = VLLMSampler  # noqa: N816 - the name under which scripts know it
 
 __all__ = [
+    "AdapterFiles",
     "Outcome",
     "PromptEncoder",
     "SampleRequest",
@@ -13,4 +17,6 @@ __all__ = [
     "Sampler",
     "TopLogprobs",
     "TorchSampler",
+    "VLLMSampler",
+    "vLLMSampler",
 ]

@@ -33,7 +33,7 @@ class Sampler(ABC):
     """Owned and stepped by one thread.
 
     Every backend keeps these promises: a request is ended by exactly one outcome, unless it is cancelled; one request's
-    failure is its own; a request is sampled with the weights that its adapter had when it was added, or not at all.
+    failure is its own; a request is sampled with the weights of its adapter or not at all, and with nobody else's.
     """
 
     def __init__(self, *, decode_text: DecodeText | None) -> None:

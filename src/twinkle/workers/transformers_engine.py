@@ -25,6 +25,7 @@ from twinkle.sampler.request import DecodeText, TopLogprobs
 from twinkle.sampler.request import SampleRequest as SamplerRequest
 from twinkle.sampler.request import SampleResult as SamplerResult
 from twinkle.sampler.torch_sampler import TorchSampler
+from twinkle.sampler.vllm.sampler import VLLMSampler
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
 from twinkle.wire.sample_result import (
     PromptAltTokens,
@@ -79,13 +80,11 @@ class TransformersEngine:
             max_rank=min(settings.max_rank, model.info.max_rank),
             device=settings.device,
             determinism=model.determinism,
+            sampler=settings.sampler,
             tokenizer_path=_readable_tokenizer_path(settings.model),
         )
-        sampler = TorchSampler(
-            model,
-            slots=settings.sample_slots,
-            decode_text=None if tokenizer is None else _decoder_of(tokenizer),
-        )
+        decode_text = None if tokenizer is None else _decoder_of(tokenizer)
+        sampler = _make_sampler(settings, model, decode_text=decode_text)
         return cls(model=model, sampler=sampler, capabilities=capabilities)
 
     # -- training -----------------------------------------------------------------------------------------------------
@@ -214,6 +213,19 @@ class TransformersEngine:
         )
         num_tokens = sum(len(sequence.tokens) for sequence in result.sequences)
         return SampleOutput(request_id=result.key, result=encode_sample_response(wire), num_tokens=num_tokens)
+
+
+def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> Sampler:
+    if settings.sampler == "torch":
+        return TorchSampler(model, slots=settings.sample_slots, decode_text=decode_text)
+    return VLLMSampler(
+        settings.model,
+        device=settings.device,
+        slots=settings.sample_slots,
+        max_rank=min(settings.max_rank, model.info.max_rank),
+        memory_fraction=settings.sampler_memory,
+        decode_text=decode_text,
+    )
 
 
 def _lora_config(config: AdapterConfig) -> LoraConfig:

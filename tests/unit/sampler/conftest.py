@@ -1,6 +1,7 @@
 """A tiny real model with adapters that matter, and a loop around the sampler."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,14 @@ def hf_model() -> transformers.PreTrainedModel:
 def sampled_model() -> FusedLoraModel:
     """The same weights in the engine."""
     return FusedLoraModel(_make_hf_model(), name="tiny")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights on disk."""
+    folder = tmp_path_factory.mktemp("model")
+    _make_hf_model().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +91,7 @@ def _make_hf_model() -> transformers.PreTrainedModel:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=CONTEXT,
         eos_token_id=[2, 5],
         initializer_range=0.15,

@@ -1,14 +1,15 @@
-"""The convenient call: rows in, responses out, written once over the step interface."""
+"""The convenient call: rows in, responses out, over every backend's step interface."""
 
 import dataclasses
+from importlib.util import find_spec
 
 import pytest
 
 from twinkle.checkpoint_engine.peft import export_adapter
-from twinkle.core.errors import InvalidInput, UserError
+from twinkle.core.errors import Conflict, InvalidInput, UserError
 from twinkle.data_format.sampling import SamplingParams
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, TorchSampler
+from twinkle.sampler import SampleRequest, TorchSampler, VLLMSampler
 
 from .conftest import VOCAB_SIZE, run_to_end
 
@@ -20,9 +21,16 @@ def decode(tokens):
     return " ".join(map(str, tokens))
 
 
-@pytest.fixture
-def sampler(sampled_model):
-    return TorchSampler(sampled_model, slots=8, decode_text=decode)
+@pytest.fixture(scope="module", params=["torch", "vllm"])
+def sampler(request, sampled_model, model_folder):
+    if request.param == "torch":
+        yield TorchSampler(sampled_model, slots=8, decode_text=decode)
+        return
+    if find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here; tests/acceptance/test_vllm.py runs this where it is")
+    vllm_sampler = VLLMSampler(str(model_folder), slots=8, max_rank=8, decode_text=decode)
+    yield vllm_sampler
+    vllm_sampler.shutdown()
 
 
 def tokens_of(responses):
@@ -49,10 +57,8 @@ def test_it_gives_what_the_step_interface_gives(sampled_model, sampler, adapters
     (response,) = sampler.sample([ROW], SamplingParams(max_tokens=9, seed=5, num_samples=3, logprobs=1), "mine")
 
     for sequence, wanted in zip(response.sequences, result.sequences, strict=True):
-        assert sequence.tokens == wanted.tokens.tolist()
-        assert sequence.logprobs == [
-            [pair] for pair in zip(wanted.tokens.tolist(), wanted.logprobs.tolist(), strict=True)
-        ]
+        assert sequence.tokens == [token for ((token, _),) in sequence.logprobs] == wanted.tokens.tolist()
+        assert [logprob for ((_, logprob),) in sequence.logprobs] == pytest.approx(wanted.logprobs.tolist(), abs=1e-4)
 
 
 def test_equal_rows_get_equal_samples_only_with_a_seed(sampler):
@@ -155,10 +161,29 @@ def test_one_broken_row_ends_the_call_and_leaves_nothing_behind(sampled_model, s
     assert not sampler.has_work
 
 
+def test_requests_end_once_each_and_those_cancelled_never(sampler, adapters):
+    for index in range(12):
+        sampler.add(
+            SampleRequest(key=str(index), adapter=[None, *adapters][index % 4], prompt=(7, 8, 9), seed=1, max_tokens=8)
+        )
+    with pytest.raises(Conflict):
+        sampler.add(SampleRequest(key="3", adapter=None, prompt=(7,), seed=0))
+    assert sampler.num_requests == 12
+    ended = {outcome.key: outcome for outcome in sampler.step()}
+    gone = [str(index) for index in range(0, 12, 3) if str(index) not in ended]
+    for key in [*gone, "never added"]:
+        sampler.cancel(key)
+    ended.update(run_to_end(sampler))
+    assert set(ended) == {str(index) for index in range(12)} - set(gone)
+    assert not sampler.has_work and sampler.num_requests == 0
+
+
 def test_requests_of_others_are_not_stepped(sampler):
     sampler.add(SampleRequest(key="theirs", adapter=None, prompt=(1, 2), seed=0))
     with pytest.raises(RuntimeError, match="under way"):
         sampler.sample([ROW])
+    sampler.cancel("theirs")
+    assert not sampler.has_work
 
 
 def test_a_trajectory_is_encoded_by_the_template(sampler):

@@ -1,0 +1,85 @@
+"""How far one request has come in vLLM: its sequences under way, those that are done, the scores of its prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinkle.sampler.choice import ChoiceRule
+from twinkle.sampler.drawing import Draw, DrawnToken
+from twinkle.sampler.prompt_scores import LogitsOfRows, PromptScores
+from twinkle.sampler.request import SampledSequence, SampleRequest, SampleResult, StopReason
+from twinkle.sampler.sequence import GrowingSequence
+from twinkle.sampler.stops import StopRule
+from twinkle.sampler.vllm.adapters import AdapterFolder
+
+
+class VLLMProgress:
+    """One request under way, on one version of its adapter."""
+
+    def __init__(
+        self, request: SampleRequest, stop: StopRule, folder: AdapterFolder | None, *, max_length: int, vocab_size: int
+    ) -> None:
+        self.request = request
+        self.stop = stop
+        self.folder = folder
+        self.rule = ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
+        room = max_length - len(request.prompt)
+        self.max_tokens = room if request.max_tokens is None else min(room, request.max_tokens)
+        self._scores = PromptScores(request, vocab_size)
+        self._finished: dict[int, SampledSequence] = {}
+        self.was_restarted = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sample is finished."""
+        return len(self._finished) == self.request.num_samples
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether anything is asked about the prompt."""
+        return self._scores.first_position < len(self.request.prompt)
+
+    def score(self, start: int, num_tokens: int, logits_of: LogitsOfRows) -> bool:
+        """See :meth:`PromptScores.score`."""
+        return self._scores.score(start, num_tokens, logits_of)
+
+    def finish(self, sequence: GrowingSequence, stop_reason: StopReason) -> None:
+        """Ends one sample."""
+        self._finished[sequence.sample] = sequence.finish(stop_reason, self.request.topk_sample_logprobs)
+
+    def restart(self) -> None:
+        """Forgets what was computed; all of it will be computed again."""
+        self._finished.clear()
+        self.was_restarted = True
+
+    def result(self) -> SampleResult:
+        """Returns the finished samples in order, with the scores of the prompt."""
+        sequences = tuple(self._finished[sample] for sample in range(self.request.num_samples))
+        return self._scores.fill(SampleResult(self.request.key, sequences))
+
+
+@dataclass(eq=False)
+class RunningSample:
+    """One sequence as vLLM runs it, under a name of its own.
+
+    vLLM draws for a prompt it has computed in part as well, and throws that away; hence a token only counts when vLLM
+    hands it out, and until then the latest draw replaces the one before.
+    """
+
+    name: str
+    progress: VLLMProgress
+    sequence: GrowingSequence
+    drawn: DrawnToken | None = None
+    is_broken: bool = False
+    """Whether its logits were not finite."""
+
+    def next_draw(self) -> Draw:
+        """Returns what decides its next token."""
+        request = self.progress.request
+        return Draw(
+            self.progress.rule,
+            request.seed,
+            self.sequence.sample,
+            len(self.sequence.tokens),
+            request.topk_sample_logprobs,
+        )

@@ -1,0 +1,32 @@
+"""Virtual environments for tests that need packages this project does not want in its own."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+
+def environment_python(cache: Path, *, made_from: str, fill: Callable[[Path], None]) -> Path:
+    """Returns the Python of the environment in `cache`; makes it first when there is none.
+
+    It is made again when `made_from` has changed, and one that was not finished is not used.
+
+    Args:
+        cache: Its folder. One process makes it, others wait.
+        made_from: Whatever decides its content.
+        fill: Installs into an empty environment, given its Python.
+    """
+    stamp = cache / "made-from.sha256"
+    wanted = hashlib.sha256(made_from.encode()).hexdigest()
+    python = cache / "bin" / "python"
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with cache.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (stamp.is_file() and stamp.read_text() == wanted):
+            venv.create(cache, clear=True, with_pip=True)
+            fill(python)
+            stamp.write_text(wanted)
+    return python
