@@ -23,6 +23,7 @@ from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks, secret_of
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
+from twinkle.server.native import router as native_router
 from twinkle.server.openai import router as openai_router
 from twinkle.server.quota import SampleQuota
 from twinkle.server.state import ServerState
@@ -73,6 +74,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(health.router)
     app.include_router(downloads.router)
     app.include_router(tinker_router)
+    app.include_router(native_router)
     app.include_router(openai_router)
     return app
 

@@ -21,19 +21,18 @@ _log = structlog.get_logger()
 
 
 class _Waiter:
-    """One held poll."""
+    """One held poll, for one future or for several."""
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.status: OwnedStatus | None = None
-        self.was_read = False
+        self.statuses: dict[str, OwnedStatus | None] = {}
 
-    def see(self, status: OwnedStatus | None) -> None:
+    def see(self, request_id: str, status: OwnedStatus | None) -> None:
         """Take note of what the journal says; a future that is final, missing or somebody else's ends the wait."""
-        self.was_read = True
-        self.status = status if status is not None and status.tenant == self.tenant else None
-        if self.status is None or self.status.status.state.is_final:
+        mine = status if status is not None and status.tenant == self.tenant else None
+        self.statuses[request_id] = mine
+        if mine is None or mine.status.state.is_final:
             self.settle()
 
     def settle(self) -> None:
@@ -91,9 +90,26 @@ class Futures:
             NotFound: There is no such future, or it is another tenant's.
             StorageUnavailable: The journal could not be read in all this time.
         """
+        status = (await self.wait_any([request_id], tenant, timeout_s))[request_id]
+        if status is None:
+            raise NotFound(f"no future {request_id!r}")
+        return status
+
+    async def wait_any(
+        self, request_ids: Sequence[str], tenant: str, timeout_s: float
+    ) -> dict[str, OwnedStatus | None]:
+        """What is known of several futures as soon as one of them is final, or when the time is up.
+
+        ``None`` stands for one that does not exist or is another tenant's, which ends the wait too; one that could not
+        be read yet is left out.
+
+        Raises:
+            StorageUnavailable: The journal could not be read in all this time.
+        """
         waiter = _Waiter(tenant)
-        self._waiters.setdefault(request_id, set()).add(waiter)
-        self._want([request_id])
+        for request_id in request_ids:
+            self._waiters.setdefault(request_id, set()).add(waiter)
+        self._want(request_ids)
         if self._released:
             waiter.settle()
         try:
@@ -102,14 +118,13 @@ class Futures:
         except TimeoutError:
             pass
         finally:
-            self._waiters[request_id].discard(waiter)
-            if not self._waiters[request_id]:
-                del self._waiters[request_id]
-        if not waiter.was_read:
+            for request_id in set(request_ids):
+                self._waiters[request_id].discard(waiter)
+                if not self._waiters[request_id]:
+                    del self._waiters[request_id]
+        if not waiter.statuses:
             raise StorageUnavailable("the journal could not be read")
-        if waiter.status is None:
-            raise NotFound(f"no future {request_id!r}")
-        return waiter.status
+        return waiter.statuses
 
     def _want(self, request_ids: Iterable[str]) -> None:
         self._unread.update(request_id for request_id in request_ids if request_id in self._waiters)
@@ -136,7 +151,7 @@ class Futures:
         statuses = query.result()
         for request_id in request_ids:
             for waiter in self._waiters.get(request_id, ()):
-                waiter.see(statuses.get(request_id))
+                waiter.see(request_id, statuses.get(request_id))
 
     async def _sweep_forever(self) -> None:
         while True:

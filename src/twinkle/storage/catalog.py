@@ -91,6 +91,11 @@ class Catalog:
         )
         return rows[0][0] if rows else None
 
+    def next_seq(self, adapter_id: str) -> int:
+        """The number after the highest one that the adapter has seen."""
+        rows = self._database.read("SELECT max_seq FROM lane WHERE id = ?", (adapter_id,))
+        return int(rows[0][0]) + 1
+
     def sampling_session(self, sampling_session_id: str, *, tenant: str | None = None) -> SamplingSession:
         """One sampling session; ``tenant=None`` is for workers.
 

@@ -1,0 +1,11 @@
+"""Our own routes, under ``/api/native/v1``: what ``twinkle.client`` asks beyond the Tinker protocol."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from twinkle.server.native import futures, runs
+
+router = APIRouter(prefix="/api/native/v1")
+for part in (futures, runs):
+    router.include_router(part.router)

@@ -1,0 +1,69 @@
+"""Our own routes: many futures in one poll, and the number with which another process goes on."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import httpx
+
+from harness.calls import optim_step, passes, retrieve, send_passes
+from twinkle.wire.bodies.native import CollectedFuture, CollectResponse
+from twinkle.wire.training import decode_forward_backward_output
+
+if TYPE_CHECKING:
+    from conftest import Api
+
+
+def collect(http: httpx.Client, *request_ids: str, timeout_s: float = 1.0) -> dict[str, CollectedFuture]:
+    response = http.post(
+        f"{http.base_url.copy_with(path='/')}api/native/v1/futures/collect",
+        json={"request_ids": request_ids, "timeout_s": timeout_s},
+    )
+    assert response.status_code == 200, response.text
+    return {future.request_id: future for future in CollectResponse.model_validate_json(response.content).ended}
+
+
+def test_one_poll_gives_the_outcomes_of_all_that_have_ended(http: httpx.Client, model_id: str) -> None:
+    passed = send_passes(http, passes(model_id, 1)).json()["request_id"]
+    failed = http.post("/optim_step", json={"model_id": model_id, "seq_id": 2}).json()["request_id"]
+    retrieve(http, failed)
+
+    ended = collect(http, passed, failed)
+
+    result = ended[passed].result
+    assert result is not None and decode_forward_backward_output(result).metrics == {"loss:sum": 1.0}
+    assert (ended[failed].state, ended[failed].category) == ("failed", "user")
+    assert "adam_params" in (ended[failed].error or "")
+
+
+def test_a_poll_is_held_until_the_first_one_ends(api: Api, http: httpx.Client, model_id: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with api.worker.paused():
+            ids = [http.post("/optim_step", json=optim_step(model_id, seq)).json()["request_id"] for seq in (1, 2)]
+            assert collect(http, *ids) == {}
+            started = time.monotonic()
+            held = pool.submit(collect, http, *ids, timeout_s=30)
+        ended = held.result()
+
+    assert ids[0] in ended
+    assert time.monotonic() - started < 10
+
+
+def test_a_strangers_future_looks_like_one_that_does_not_exist(api: Api, http: httpx.Client, model_id: str) -> None:
+    with api.http(api.new_key()) as stranger:
+        theirs = collect(stranger, f"{model_id}:req:0", "nobody:train:0:req:0")
+
+    assert {future.state for future in theirs.values()} == {"unknown"}
+
+
+def test_a_run_says_with_which_number_to_go_on(api: Api, http: httpx.Client, model_id: str) -> None:
+    send_passes(http, passes(model_id, 1))
+    http.post("/optim_step", json=optim_step(model_id, 2))
+
+    run = http.get(f"{api.url}/api/native/v1/runs/{model_id}").json()
+
+    assert (run["run_id"], run["next_seq"], run["rank"]) == (model_id, 3, 8)
+    with api.http(api.new_key()) as stranger:
+        assert stranger.get(f"{api.url}/api/native/v1/runs/{model_id}").status_code == 404
