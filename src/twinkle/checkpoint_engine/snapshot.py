@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import structlog
@@ -20,10 +21,11 @@ FIELD = "snapshot"
 log = structlog.get_logger()
 
 
-def snapshot(adapter: LoraAdapter, determinism: Determinism) -> bytes:
+def snapshot(adapter: LoraAdapter, determinism: Determinism, *, num_ranks: int = 1) -> bytes:
     """Everything needed to go on bit by bit where this trainable adapter stands, open gradients included.
 
-    ``determinism`` is the mode of the model the adapter lives on; ``restore`` warns when it has changed.
+    ``determinism`` is the mode of the model the adapter lives on, ``num_ranks`` how many ranks share its work;
+    ``restore`` warns when either has changed.
     """
     if not adapter.trainable:
         raise InvalidInput(FIELD, "an adapter that is not trained has no state to recover; keep its checkpoint")
@@ -33,6 +35,7 @@ def snapshot(adapter: LoraAdapter, determinism: Determinism) -> bytes:
         "step": adapter.step,
         "determinism": determinism,
         "torch": torch.__version__,
+        "ranks": num_ranks,
         "modules": [shape.path for shape in adapter.layout.shapes],
         "has_gradients": adapter.has_gradients,
     }
@@ -57,11 +60,19 @@ def restore(model: FusedLoraModel, content: bytes) -> LoraAdapter:
     adapter.step = step
     adapter.has_gradients = has_gradients
     adapter.publish()
-    here = {"determinism": model.determinism, "torch": torch.__version__}
-    then = {name: header.get(name) for name in here}
+    here = {"determinism": model.determinism, "torch": torch.__version__, "ranks": model.ranks.size}
+    then = {"ranks": 1} | {name: header[name] for name in here if name in header}
     if then != here:
         log.warning("adapter.restore.platform_changed", then=then, here=here)
     return adapter
+
+
+def fingerprint(adapter: LoraAdapter) -> str:
+    """A hash of all that the next step of an adapter depends on: equal on ranks that hold the same one."""
+    digest = hashlib.sha256(str(adapter.step).encode())
+    for buffer in (adapter.params, adapter.grad, adapter.exp_avg, adapter.exp_avg_sq):
+        digest.update(buffer.cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def _buffers(adapter: LoraAdapter, *, has_gradients: bool) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinkle.cli.exit_codes import EXIT_ERROR
-from twinkle.cli.parent_death import dies_with
+from twinkle.core.parent_death import dies_with
 
 Say = Callable[[str], None]
 

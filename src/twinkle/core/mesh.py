@@ -20,3 +20,7 @@ class MeshCapabilities(BaseModel, frozen=True):
     """``torch`` or ``vllm``: what computes samples."""
     tokenizer_path: str | None = None
     """A folder clients on the same machine can read the tokenizer from."""
+    ranks: int = 1
+    """Devices it computes on; results depend on their number in the last bits."""
+    shard: str = "replicate"
+    """``replicate``: each rank holds the base model whole; ``fsdp``: its layers are spread over them."""

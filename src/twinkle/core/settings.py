@@ -75,7 +75,17 @@ class Settings(BaseSettings):
     sampler_memory: float = Field(
         default=0.4, gt=0, lt=1, description="share of a GPU's memory for vLLM: its copy of the weights and its cache"
     )
-    threads: int = Field(default=0, ge=0, description="intra-op threads; 0: what the machine has")
+    ranks: int = Field(default=1, ge=1, description="devices of the mesh, each with a process of its own")
+    shard: Literal["replicate", "fsdp"] = Field(
+        default="replicate",
+        description="the base model on several ranks: whole on each (replicate), or its layers spread over them (fsdp)",
+    )
+    rank_timeout_s: float = Field(
+        default=600.0, gt=0, description="how long ranks wait for each other before the worker gives up and starts anew"
+    )
+    threads: int = Field(
+        default=0, ge=0, description="intra-op threads of a rank; 0: what the machine has, shared by the ranks"
+    )
     tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
     max_rank: int = Field(default=128, gt=0)
     max_adapters_per_step: int = Field(default=64, gt=0)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from datetime import timedelta
 
 import torch
 from torch import distributed
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from twinkle.core.errors import ConfigError
-from twinkle.infra.device_mesh import DeviceMesh, current_rank, current_world_size
+from twinkle.infra.device_mesh import DeviceMesh, current_world_size
 from twinkle.infra.platform import Platform, local_rank
+from twinkle.infra.rank_group import RankGroup
+
+LOOPBACK = "127.0.0.1"
+GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 def join_world(platform: Platform, *, timeout_s: float) -> None:
@@ -23,13 +31,63 @@ def join_world(platform: Platform, *, timeout_s: float) -> None:
     Raises:
         ConfigError: The machine has no device for this rank.
     """
+    if not distributed.is_initialized():
+        _choose_device(platform, local_rank())
+        distributed.init_process_group(platform.backend, timeout=timedelta(seconds=timeout_s))
+
+
+def open_store(*, size: int, timeout_s: float) -> tuple[Store, int]:
+    """A place where the ranks of this machine can meet, kept by rank 0; and the port under which they find it."""
+    # Bound here: torch would listen on every interface.
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        store = TCPStore(
+            LOOPBACK,
+            port,
+            size,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    return store, port
+
+
+def find_store(port: int, *, size: int, timeout_s: float) -> Store:
+    """The place that rank 0 has opened."""
+    return TCPStore(LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def join_store(platform: Platform, store: Store, *, rank: int, size: int, timeout_s: float) -> RankGroup:
+    """Meet the other ranks of this machine at a store that all of them can reach. Blocks until all have come.
+
+    Raises:
+        ConfigError: The machine has no device for this rank.
+    """
+    _choose_device(platform, rank)
+    if sys.platform == "linux":
+        # Else gloo listens where the host's name leads.
+        os.environ.setdefault(GLOO_INTERFACE_VARIABLE, "lo")
+    distributed.init_process_group(
+        platform.backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+    )
+    return RankGroup(rank=rank, size=size)
+
+
+def leave_world() -> None:
+    """Close the connections to the other ranks."""
     if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _choose_device(platform: Platform, number: int) -> None:
+    if platform.device_type != "cuda":
         return
-    if platform.device_type == "cuda":
-        if local_rank() >= platform.num_devices():
-            raise ConfigError(f"rank {current_rank()} finds {platform.num_devices()} CUDA devices and needs one more")
-        torch.cuda.set_device(local_rank())
-    distributed.init_process_group(platform.backend, timeout=timedelta(seconds=timeout_s))
+    if number >= platform.num_devices():
+        raise ConfigError(
+            f"rank {number} of this machine has no device: there are {platform.num_devices()}; start fewer ranks"
+        )
+    torch.cuda.set_device(number)
 
 
 def torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:

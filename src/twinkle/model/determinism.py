@@ -14,6 +14,7 @@ The mode is measured at start-up, never assumed.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -22,6 +23,7 @@ from twinkle.module.row_product import DEFAULT_TILE_ROWS, MIN_SIDE, RowProduct
 
 Determinism = Literal["mkl-strict", "tiled", "none"]
 
+WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "tiled", "mkl-strict")
 MKL_MODE_VARIABLE = "MKL_CBWR"
 SELF_TEST_SHAPES = (
     (64, 96),
@@ -57,6 +59,11 @@ def measure_determinism(device: torch.device, dtype: torch.dtype) -> Determinism
     if rows_are_independent(RowProduct(DEFAULT_TILE_ROWS), dtype):
         return "tiled"
     return "none"
+
+
+def weakest(modes: Sequence[Determinism]) -> Determinism:
+    """What holds for ranks of which each can promise one of ``modes``."""
+    return min(modes, key=WEAKEST_FIRST.index)
 
 
 def product_for(determinism: Determinism) -> RowProduct:

@@ -15,14 +15,18 @@ import torch
 import transformers
 
 from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.infra.device_mesh import DeviceMesh
+from twinkle.infra.process_group import torch_mesh
+from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
 from twinkle.model.adam import adam_step
-from twinkle.model.determinism import Determinism, measure_determinism, product_for
+from twinkle.model.determinism import Determinism, measure_determinism, product_for, weakest
 from twinkle.model.fused_step import FusedStep
 from twinkle.model.independence import fusing_keeps_bits
-from twinkle.model.job_run import JobRun, start_runs
+from twinkle.model.job_run import JobRun, settle, start_runs
 from twinkle.model.loss_head import LossHead
 from twinkle.model.probe import Probe
+from twinkle.model.sharding import shard_decoder
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.validation import validate_job
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
@@ -63,17 +67,36 @@ class ModelInfo:
 class FusedLoraModel:
     """A transformers causal language model, frozen, with a LoRA pool, a packed forward pass and a one-pass loss head.
 
-    Not thread-safe: one pass at a time.
+    Not thread-safe: one pass at a time. On several ranks each holds such a model, and all make the same calls in the
+    same order; a batch is shared out among them (``shares``), and every rank ends with the same adapters.
+
+    Args:
+        model: As transformers made it; it is taken over.
+        name: What it is called.
+        tokens_per_pass: About how many tokens a rank takes at once; what suits the device if omitted.
+        ranks: Who shares the work.
+        shard: Spread the layers' weights over the ranks instead of keeping them whole on each.
     """
 
-    def __init__(self, model: Any, *, name: str, tokens_per_pass: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str,
+        tokens_per_pass: int | None = None,
+        ranks: RankGroup = ALONE,
+        shard: bool = False,
+    ) -> None:
         config = model.config.get_text_config()
         _refuse_unsupported(config)
         self._model = model.eval().requires_grad_(False)
         self._decoder = model.base_model
         unembedding = model.get_output_embeddings()
         self.device: torch.device = unembedding.weight.device
-        self.determinism: Determinism = measure_determinism(self.device, unembedding.weight.dtype)
+        self.ranks = ranks
+        self.determinism: Determinism = weakest(
+            ranks.gather(measure_determinism(self.device, unembedding.weight.dtype))
+        )
         product = product_for(self.determinism)
         probe = Probe(model, self.device)
         register_packed_attention()
@@ -103,7 +126,15 @@ class FusedLoraModel:
             self._head,
             tokens_per_pass=tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR),
             device=self.device,
+            lockstep=ranks if shard else ALONE,
         )
+        if shard:
+            self.pool.release_weights(model)
+            mesh = DeviceMesh.from_sizes(fsdp_size=ranks.size, device_type=self.device.type)
+            shard_decoder(self._decoder, model.get_input_embeddings(), torch_mesh(mesh)["fsdp"])
+            # The buffers into which layers are gathered are made by the first pass; were that one of the sampler's,
+            # in inference mode, no gradient could ever be computed with them.
+            self._step.run_idle(backward=False)
         probe.compare(self._probe_logits, self.info.architecture)
         if self.determinism != "none" and not fusing_keeps_bits(self.pool, self.forward_backward, vocab_size):
             log.warning("model.determinism.not_kept", architecture=self.info.architecture, measured=self.determinism)
@@ -124,6 +155,8 @@ class FusedLoraModel:
         dtype: torch.dtype | None = None,
         tokens_per_pass: int | None = None,
         name: str | None = None,
+        ranks: RankGroup = ALONE,
+        shard: bool = False,
     ) -> Self:
         """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise."""
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=os.path.exists(path))
@@ -134,7 +167,13 @@ class FusedLoraModel:
             attn_implementation="sdpa",
             local_files_only=os.path.exists(path),
         )
-        return cls(model.to(torch.device(device)), name=name or path, tokens_per_pass=tokens_per_pass)
+        return cls(
+            model.to(torch.device(device)),
+            name=name or path,
+            tokens_per_pass=tokens_per_pass,
+            ranks=ranks,
+            shard=shard,
+        )
 
     @property
     def config(self) -> Any:
@@ -160,8 +199,10 @@ class FusedLoraModel:
         A job that fails yields its exception and leaves its adapter's gradients as they were. On the CPU the bits of a
         job's result and gradient do not depend on the other jobs (see ``determinism``).
         """
-        runs = start_runs(jobs, [self._check(job) for job in jobs])
-        self._step.run([run for run in runs if isinstance(run, JobRun)])
+        runs = start_runs(jobs, [self._check(job) for job in jobs], self.ranks)
+        valid = [run for run in runs if isinstance(run, JobRun)]
+        self._step.run(valid)
+        settle(valid, self.ranks)
         return [run.commit() if isinstance(run, JobRun) else run for run in runs]
 
     def _check(self, job: TrainJob) -> DatumLoss | Exception:

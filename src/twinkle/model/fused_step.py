@@ -5,13 +5,15 @@ Shapes: T packed tokens, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import structlog
 import torch
 
 from twinkle.core.errors import OutOfMemory
+from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.job_run import JobRun
 from twinkle.model.loss_head import HeadItem, LossHead
 from twinkle.module.lora import Segment
@@ -26,20 +28,40 @@ Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttentio
 log = structlog.get_logger()
 
 
+class OutOfStep(RuntimeError):
+    """This rank failed where others wait for it: none of them can go on."""
+
+
 class FusedStep:
     """Cuts jobs into passes of about ``tokens_per_pass`` tokens, whole datums only, and recovers from failed passes.
 
     How passes are cut never shows in a result: every sum over tokens is made per datum, in datum order.
+
+    Args:
+        embedding: From token ids to embeddings.
+        decode: From embeddings to hidden states.
+        head: From hidden states to losses and back.
+        tokens_per_pass: About how many tokens a pass has.
+        device: Where they are.
+        lockstep: Ranks that must make the same passes, since they exchange weights within ``decode``.
     """
 
     def __init__(
-        self, embedding: torch.nn.Module, decode: Decode, head: LossHead, *, tokens_per_pass: int, device: torch.device
+        self,
+        embedding: torch.nn.Module,
+        decode: Decode,
+        head: LossHead,
+        *,
+        tokens_per_pass: int,
+        device: torch.device,
+        lockstep: RankGroup = ALONE,
     ) -> None:
         self._embedding = embedding
         self._decode = decode
         self._head = head
         self._tokens_per_pass = tokens_per_pass
         self._device = device
+        self._lockstep = lockstep
 
     def run(self, runs: Sequence[JobRun]) -> None:
         """Bring every run to its end or to its failure."""
@@ -48,7 +70,10 @@ class FusedStep:
 
     def _run_all(self, runs: Sequence[JobRun], *, backward: bool) -> None:
         budget = self._tokens_per_pass
-        while places := _next_pass(runs, budget):
+        while self._lockstep.any(bool(places := _next_pass(runs, budget))):
+            if not places:
+                self.run_idle(backward=backward)
+                continue
             failure = self._attempt(places, backward=backward)
             if failure is None:
                 continue
@@ -67,6 +92,8 @@ class FusedStep:
     def _attempt(self, places: Sequence[Place], *, backward: bool) -> Exception | None:
         try:
             self._run_pass(places, backward=backward)
+        except OutOfStep:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever one datum provokes must not reach its neighbours
             if is_out_of_memory(error):
                 return OutOfMemory(f"the device ran out of memory: {error}")
@@ -85,31 +112,67 @@ class FusedStep:
         log.warning("model.pass.out_of_memory", num_tokens=num_tokens, next_budget_tokens=smaller)
         return smaller
 
+    def run_idle(self, *, backward: bool) -> None:
+        """Make a pass over one token for nobody, beside ranks that have datums left."""
+        with self._in_step():
+            hidden_TH = self._forward([np.zeros(1, dtype=np.int64)], [], [(0, 1)], backward=backward)
+        self._backward(hidden_TH, torch.zeros_like(hidden_TH) if backward else None)
+
     def _run_pass(self, places: Sequence[Place], *, backward: bool) -> None:
         data = [run.job.data[index] for run, index in places]
         ends = np.cumsum([datum.tokens.size for datum in data]).tolist()
         spans = list(zip([0, *ends[:-1]], ends, strict=True))
-        tokens_T = self._tensor(np.concatenate([datum.tokens for datum in data]), torch.int64)
-        positions_T = self._tensor(np.concatenate([np.arange(datum.tokens.size) for datum in data]), torch.int64)
         segments = [
             Segment(run.job.adapter, start, end, run.gradient)
             for (run, _), (start, end) in zip(places, spans, strict=True)
         ]
-        items = [self._head_item(place, span) for place, span in zip(places, spans, strict=True)]
-        with torch.set_grad_enabled(backward):
-            embeddings_TH = self._embedding(tokens_T)
-            if backward:
-                embeddings_TH = embeddings_TH.detach().requires_grad_(True)
-            hidden_TH = self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans))
-        d_hidden_TH = torch.zeros_like(hidden_TH, requires_grad=False) if backward else None
-        self._head.run(hidden_TH.detach(), items, d_hidden_TH)
-        if d_hidden_TH is not None:
-            hidden_TH.backward(d_hidden_TH)
+        with self._in_step():
+            hidden_TH = self._forward([datum.tokens for datum in data], segments, spans, backward=backward)
+            d_hidden_TH = torch.zeros_like(hidden_TH, requires_grad=False) if backward else None
+        try:
+            items = [self._head_item(place, span) for place, span in zip(places, spans, strict=True)]
+            self._head.run(hidden_TH.detach(), items, d_hidden_TH)
+        except Exception:
+            if self._lockstep.size > 1:
+                self._backward(hidden_TH, None if d_hidden_TH is None else d_hidden_TH.zero_())
+            raise
+        self._backward(hidden_TH, d_hidden_TH)
         for (run, _), item in zip(places, items, strict=True):
             logprobs = torch.cat(item.logprobs).cpu().numpy()
             loss = float(sum(loss.item() for loss in item.losses))
             if run.failure is None:
                 run.record(logprobs, loss)
+
+    def _forward(
+        self,
+        tokens: Sequence[np.ndarray],
+        segments: Sequence[Segment],
+        spans: Sequence[tuple[int, int]],
+        *,
+        backward: bool,
+    ) -> torch.Tensor:
+        tokens_T = self._tensor(np.concatenate(tokens), torch.int64)
+        positions_T = self._tensor(np.concatenate([np.arange(part.size) for part in tokens]), torch.int64)
+        with torch.set_grad_enabled(backward):
+            embeddings_TH = self._embedding(tokens_T)
+            if backward:
+                embeddings_TH = embeddings_TH.detach().requires_grad_(True)
+            return self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans))
+
+    def _backward(self, hidden_TH: torch.Tensor, d_hidden_TH: torch.Tensor | None) -> None:
+        if d_hidden_TH is not None:
+            with self._in_step():
+                hidden_TH.backward(d_hidden_TH)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Weights are exchanged within: a rank that fails here has left the others waiting."""
+        try:
+            yield
+        except Exception as error:
+            if self._lockstep.size == 1:
+                raise
+            raise OutOfStep(f"a pass failed between the ranks: {error}") from error
 
     def _head_item(self, place: Place, span: tuple[int, int]) -> HeadItem:
         run, index = place
@@ -136,7 +199,7 @@ def _next_pass(runs: Sequence[JobRun], budget: int) -> list[Place]:
     for run in runs:
         if not run.pending or (run.alone and places):
             continue
-        for index in range(run.next_datum, len(run.job.data)):
+        for index in range(run.next_datum, run.share.stop):
             size = run.job.data[index].tokens.size
             if places and num_tokens + size > budget:
                 return places

@@ -1,4 +1,7 @@
-"""One job while its call runs: how far it is, where its gradient gathers, how it ended."""
+"""One job while its call runs: how far it is, where its gradient gathers, how it ended.
+
+On several ranks each computes its share of every job; ``settle`` brings the shares together.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import UserError
+from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
+from twinkle.model.shares import FailureReport, ShareReport, shares_of
 from twinkle.model.training import TrainJob, TrainOutcome
 from twinkle.module.adapter import LoraPair
 
@@ -21,10 +26,12 @@ class JobRun:
     is touched before ``commit``, so a job that fails leaves no trace.
     """
 
-    def __init__(self, job: TrainJob, loss: DatumLoss, *, in_place: bool) -> None:
+    def __init__(self, job: TrainJob, loss: DatumLoss, *, in_place: bool, ranks: RankGroup = ALONE) -> None:
         self.job = job
         self.loss = loss
-        self.next_datum = 0
+        self.shares = shares_of(job.data, ranks.size)
+        self.share = self.shares[ranks.rank]
+        self.next_datum = self.share.start
         self.alone = False
         self.failure: Exception | None = None
         self._in_place = in_place
@@ -38,8 +45,8 @@ class JobRun:
 
     @property
     def pending(self) -> bool:
-        """Whether there are datums left to run."""
-        return self.failure is None and self.next_datum < len(self.job.data)
+        """Whether there are datums of this rank's share left to run."""
+        return self.failure is None and self.next_datum < self.share.stop
 
     def record(self, logprobs: np.ndarray, loss: float) -> None:
         """Take the outcome of the next datum."""
@@ -55,8 +62,8 @@ class JobRun:
         self.next_datum += 1
 
     def restart(self) -> None:
-        """Forget everything gathered so far and begin again with the first datum."""
-        self.next_datum = 0
+        """Forget everything gathered so far and begin again with the first datum of the share."""
+        self.next_datum = self.share.start
         self._logprobs.clear()
         self._losses.clear()
         if self._sum is not None:
@@ -66,6 +73,24 @@ class JobRun:
         """End this job; its datums take no part in later passes."""
         if self.failure is None:
             self.failure = failure
+
+    def report(self) -> ShareReport:
+        """How this rank's share ended, for the other ranks."""
+        failure = None if self.failure is None else FailureReport.of(self.failure)
+        return ShareReport(failure=failure, logprobs=tuple(self._logprobs), losses=tuple(self._losses))
+
+    def take_reports(self, reports: Sequence[ShareReport]) -> None:
+        """Take in how every rank's share ended, by rank; the failure of the earliest datums is the job's."""
+        in_order = [reports[rank] for rank in sorted(range(len(reports)), key=lambda rank: self.shares[rank].start)]
+        failures = [report.failure for report in in_order if report.failure is not None]
+        self.failure = failures[0].to_error() if failures else None
+        self._logprobs = [logprobs for report in in_order for logprobs in report.logprobs]
+        self._losses = [loss for report in in_order for loss in report.losses]
+
+    def add_up(self, ranks: RankGroup) -> None:
+        """Add the gradients of all shares; a job that failed has none."""
+        if self.failure is None and self._sum is not None:
+            ranks.sum_(self._sum)
 
     def commit(self) -> TrainOutcome | Exception:
         """Add the gathered gradient to the adapter's window, or drop it; return the outcome."""
@@ -97,7 +122,9 @@ class JobRun:
         adapter.has_gradients = True
 
 
-def start_runs(jobs: Sequence[TrainJob], losses: Sequence[DatumLoss | Exception]) -> list[JobRun | Exception]:
+def start_runs(
+    jobs: Sequence[TrainJob], losses: Sequence[DatumLoss | Exception], ranks: RankGroup = ALONE
+) -> list[JobRun | Exception]:
     """A run for each job that passed validation; the first of an adapter with an empty window gathers in place."""
     claimed: set[int] = set()
     runs: list[JobRun | Exception] = []
@@ -108,8 +135,19 @@ def start_runs(jobs: Sequence[TrainJob], losses: Sequence[DatumLoss | Exception]
         in_place = job.backward and not job.adapter.has_gradients and id(job.adapter) not in claimed
         if job.backward:
             claimed.add(id(job.adapter))
-        runs.append(JobRun(job, loss, in_place=in_place))
+        runs.append(JobRun(job, loss, in_place=in_place, ranks=ranks))
     return runs
+
+
+def settle(runs: Sequence[JobRun], ranks: RankGroup) -> None:
+    """Bring the shares of all ranks together, so that every rank goes on with the same outcomes and gradients."""
+    if ranks.size == 1:
+        return
+    reports = ranks.gather([run.report() for run in runs])
+    for number, run in enumerate(runs):
+        run.take_reports([of_rank[number] for of_rank in reports])
+    for run in runs:
+        run.add_up(ranks)
 
 
 def all_finite(buffer: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -82,6 +83,15 @@ class LoraPool:
     def targets(self) -> tuple[Target, ...]:
         """What adapters can train, in the order in which an adapter's buffers hold it."""
         return self._targets
+
+    def release_weights(self, model: torch.nn.Module) -> None:
+        """Keep the shapes of the layers' weights only, so that they can be taken apart: the layers own them alone."""
+        self._targets = tuple(
+            target
+            if target.kind == "unembed"
+            else replace(target, module=model.get_submodule(target.module_path), weight=target.weight.to("meta"))
+            for target in self._targets
+        )
 
     def layout(self, config: LoraConfig) -> AdapterLayout:
         """Which modules an adapter of this config trains, and where their weights lie."""

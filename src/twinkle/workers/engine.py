@@ -112,3 +112,7 @@ class Engine(Protocol[State]):
     def drop_samples(self) -> None:
         """Forget every sample under way."""
         ...
+
+    def close(self) -> None:
+        """End what it started. Nothing is called after this."""
+        ...

@@ -122,6 +122,9 @@ class NullEngine:
         """Forget every sample."""
         self._samples.clear()
 
+    def close(self) -> None:
+        """Nothing was started."""
+
 
 def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult | Exception:
     logprobs = []

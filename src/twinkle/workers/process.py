@@ -58,7 +58,7 @@ class MeshProcess:
         settings = self.settings
         clock = SystemClock()
         database = Database(settings.resolved_database_url)
-        engine = build_engine(settings)
+        engine = self._engine = build_engine(settings)
         journal = Journal(database, clock)
         sql = sql_engine(settings.resolved_database_url)
         upgrade(sql)
@@ -167,6 +167,7 @@ class MeshProcess:
         self._sweeper.join()
         self._snapshots.close()
         self._keeper.stop()
+        self._engine.close()
         _log.info("worker.stopped", mesh=self.settings.mesh)
 
     def _sweep_forever(self) -> None:
@@ -182,12 +183,21 @@ class MeshProcess:
 
 
 def build_engine(settings: Settings) -> Engine[Any]:
-    """The engine that the settings name."""
+    """The engine that the settings name. One of several ranks is to be built by the main thread."""
+    if settings.shard == "fsdp" and settings.ranks == 1:
+        raise ConfigError("TWINKLE_SHARD: fsdp spreads the base model over ranks; set TWINKLE_RANKS to 2 or more")
+    if settings.ranks > 1 and settings.sampler == "vllm":
+        raise ConfigError("TWINKLE_SAMPLER: vllm samples on a mesh of one rank only; set TWINKLE_RANKS to 1")
     if settings.engine == "null":
+        if settings.ranks > 1:
+            raise ConfigError("TWINKLE_RANKS: the null engine has one rank; use TWINKLE_ENGINE=transformers")
         return NullEngine(base_model=settings.resolved_model_name or "null", max_rank=settings.max_rank)
     if settings.engine != "transformers":
         raise ConfigError(f"TWINKLE_ENGINE: {settings.engine!r} is unknown; use transformers or null")
-    # Imports torch, which takes seconds and which the null engine does without.
+    # They import torch, which takes seconds and which the null engine does without.
+    from twinkle.workers.ranks.engine import RankedEngine  # noqa: PLC0415
     from twinkle.workers.transformers_engine import TransformersEngine  # noqa: PLC0415
 
+    if settings.ranks > 1:
+        return RankedEngine.start(settings)
     return TransformersEngine.from_settings(settings)

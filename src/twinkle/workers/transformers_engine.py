@@ -16,6 +16,8 @@ from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
+from twinkle.infra.platform import Platform
+from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
@@ -54,8 +56,8 @@ class TransformersEngine:
         self._targets: dict[str, Array | Csr | None] = {}
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> TransformersEngine:
-        """Load the base model that the settings name.
+    def from_settings(cls, settings: Settings, ranks: RankGroup = ALONE) -> TransformersEngine:
+        """Load the base model that the settings name; on several ranks, this one's part in it.
 
         Raises:
             ConfigError: No model was named, or it cannot be loaded.
@@ -63,11 +65,15 @@ class TransformersEngine:
         if not settings.model:
             raise ConfigError("TWINKLE_MODEL: a worker needs the path or id of a base model")
         prepare_environment()
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        if settings.threads or ranks.size > 1:
+            torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // ranks.size))
         try:
             model = FusedLoraModel.from_pretrained(
-                settings.model, device=settings.device, tokens_per_pass=settings.tokens_per_pass or None
+                settings.model,
+                device=_device_of(settings, ranks),
+                tokens_per_pass=settings.tokens_per_pass or None,
+                ranks=ranks,
+                shard=settings.shard == "fsdp",
             )
             tokenizer = _load_tokenizer(settings.model)
         except (OSError, ValueError) as error:
@@ -81,6 +87,8 @@ class TransformersEngine:
             device=settings.device,
             determinism=model.determinism,
             sampler=settings.sampler,
+            ranks=ranks.size,
+            shard=settings.shard,
             tokenizer_path=_readable_tokenizer_path(settings.model),
         )
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
@@ -127,7 +135,7 @@ class TransformersEngine:
 
     def snapshot(self, state: LoraAdapter) -> bytes:
         """Parameters, moments and step count."""
-        return snapshot(state, self.model.determinism)
+        return snapshot(state, self.model.determinism, num_ranks=self.model.ranks.size)
 
     def restore(self, data: bytes) -> LoraAdapter:
         """What ``snapshot`` wrote."""
@@ -191,6 +199,9 @@ class TransformersEngine:
             self.sampler.cancel(key)
         self._targets.clear()
 
+    def close(self) -> None:
+        """Nothing was started."""
+
     def _output_of(self, result: SamplerResult) -> SampleOutput:
         targets = self._targets.pop(result.key)
         alternatives = result.prompt_alt_tokens
@@ -226,6 +237,11 @@ def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: Dec
         memory_fraction=settings.sampler_memory,
         decode_text=decode_text,
     )
+
+
+def _device_of(settings: Settings, ranks: RankGroup) -> str:
+    """The device of one rank: as named when there is no other, else the one that bears its number."""
+    return settings.device if ranks.size == 1 else Platform.named(settings.device).device_of(ranks.rank)
 
 
 def _lora_config(config: AdapterConfig) -> LoraConfig:

@@ -1,7 +1,7 @@
 """Children that do not outlive their parent, not even when it is killed with SIGKILL.
 
 Linux lets a process ask for a signal at its parent's death: certain, from the first instruction on, and for direct
-children only. ``guard`` covers the rest.
+children only. The supervisor's guard covers the rest.
 """
 
 from __future__ import annotations

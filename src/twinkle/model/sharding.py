@@ -1,0 +1,30 @@
+"""A frozen base model whose layers are spread over the ranks: each is gathered while it computes (FSDP2)."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from twinkle.core.errors import ConfigError
+
+
+def shard_decoder(decoder: torch.nn.Module, embedding: torch.nn.Module, mesh: TorchDeviceMesh) -> None:
+    """Leave each rank its share of every layer's weights. All ranks must call it, then make the same passes.
+
+    Adapters stay whole on every rank; so do the embedding and the output head, which are used outside the decoder.
+
+    Args:
+        decoder: The stack of layers; from now on to be called itself, never one of its layers.
+        embedding: The part of it that stays whole.
+        mesh: The ranks, on one axis.
+
+    Raises:
+        ConfigError: The decoder has no list of layers.
+    """
+    layers = next((module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList)), None)
+    if layers is None:
+        raise ConfigError(f"{type(decoder).__name__} has no list of layers to shard; use TWINKLE_SHARD=replicate")
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(decoder, mesh=mesh, ignored_params=set(embedding.parameters()))

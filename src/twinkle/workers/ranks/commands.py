@@ -1,0 +1,204 @@
+"""What rank 0 tells the other ranks to do, and does itself: every change of an adapter, and every forward pass.
+
+Adapters are named by handles that rank 0 gives out; each rank holds an adapter of its own behind the same handle.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from twinkle.checkpoint_engine.snapshot import fingerprint
+from twinkle.core.adapter import AdapterConfig
+from twinkle.module.lora import LoraAdapter
+from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.sampling import SampleRequest
+from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
+from twinkle.workers.engine import Pass, SampleOutput
+from twinkle.workers.transformers_engine import TransformersEngine
+
+
+@dataclass
+class Member:
+    """One rank's engine and the adapters on it."""
+
+    engine: TransformersEngine
+    adapters: dict[int, LoraAdapter]
+
+    def release(self, handles: Iterable[int]) -> None:
+        """Forget adapters; those that never came to be here are no error."""
+        for handle in handles:
+            self.adapters.pop(handle, None)
+
+
+class Command(ABC):
+    """One call that all ranks make."""
+
+    must_succeed: ClassVar[bool] = False
+    """Whether an error means that the ranks are out of step, whichever ranks it befell."""
+    must_agree: ClassVar[bool] = False
+    """Whether the result is the same on all ranks, and small: it is compared."""
+
+    @abstractmethod
+    def run(self, member: Member) -> Any:
+        """Make the call on this rank."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank says about a command: the class of the error it ended with, or a result to be compared."""
+
+    error: str | None = None
+    result: str | None = None
+
+
+def execute(command: Command, member: Member) -> tuple[Any, Exception | None, Reply]:
+    """Run a command: its result or its error, and what to say about it.
+
+    An error of a command that must succeed is raised.
+    """
+    try:
+        result = command.run(member)
+    except Exception as error:
+        if command.must_succeed:
+            raise
+        return None, error.with_traceback(None), Reply(error=type(error).__name__)
+    return result, None, Reply(result=repr(result) if command.must_agree else None)
+
+
+@dataclass(frozen=True)
+class Create(Command):
+    """A fresh adapter."""
+
+    handle: int
+    config: AdapterConfig
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``create``."""
+        member.adapters[self.handle] = member.engine.create(self.config)
+
+
+@dataclass(frozen=True)
+class Load(Command):
+    """An adapter from files."""
+
+    handle: int
+    config: AdapterConfig
+    files: dict[str, bytes]
+    with_optimizer: bool
+    trainable: bool
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``load``."""
+        member.adapters[self.handle] = member.engine.load(
+            self.config, self.files, with_optimizer=self.with_optimizer, trainable=self.trainable
+        )
+
+
+@dataclass(frozen=True)
+class Restore(Command):
+    """An adapter from a snapshot."""
+
+    handle: int
+    data: bytes
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``restore``."""
+        member.adapters[self.handle] = member.engine.restore(self.data)
+
+
+@dataclass(frozen=True)
+class RunPasses(Command):
+    """Passes of any adapters, each given by its handle and its body."""
+
+    must_succeed: ClassVar[bool] = True
+    passes: tuple[tuple[int, ForwardBackwardBody], ...]
+
+    def run(self, member: Member) -> list[ForwardBackwardResult | Exception]:
+        """See the engine's ``run_passes``."""
+        return member.engine.run_passes(
+            [Pass(state=member.adapters[handle], body=body) for handle, body in self.passes]
+        )
+
+
+@dataclass(frozen=True)
+class OptimStep(Command):
+    """One step of an adapter. Its metrics are compared: they hold the gradient's norm to the last bit."""
+
+    must_agree: ClassVar[bool] = True
+    handle: int
+    params: AdamParams
+
+    def run(self, member: Member) -> dict[str, float]:
+        """See the engine's ``optim_step``."""
+        return member.engine.optim_step(member.adapters[self.handle], self.params)
+
+
+@dataclass(frozen=True)
+class ClearGradients(Command):
+    """Forget an adapter's accumulated gradients."""
+
+    handle: int
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``clear_gradients``."""
+        member.engine.clear_gradients(member.adapters[self.handle])
+
+
+@dataclass(frozen=True)
+class Compare(Command):
+    """See that all ranks hold the same adapter."""
+
+    must_agree: ClassVar[bool] = True
+    handle: int
+
+    def run(self, member: Member) -> str:
+        """A hash of the adapter's state."""
+        return fingerprint(member.adapters[self.handle])
+
+
+@dataclass(frozen=True)
+class AddSample(Command):
+    """Queue a sample on an adapter, or (None) on the base model."""
+
+    request_id: str
+    handle: int | None
+    request: SampleRequest
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``add_sample``."""
+        adapter = None if self.handle is None else member.adapters[self.handle]
+        member.engine.add_sample(self.request_id, adapter, self.request)
+
+
+@dataclass(frozen=True)
+class StepSamples(Command):
+    """One step of the sampler."""
+
+    must_agree: ClassVar[bool] = True
+
+    def run(self, member: Member) -> list[SampleOutput]:
+        """See the engine's ``step_samples``."""
+        return member.engine.step_samples()
+
+
+@dataclass(frozen=True)
+class DropSample(Command):
+    """Forget one sample."""
+
+    request_id: str
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``drop_sample``."""
+        member.engine.drop_sample(self.request_id)
+
+
+@dataclass(frozen=True)
+class DropSamples(Command):
+    """Forget every sample."""
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``drop_samples``."""
+        member.engine.drop_samples()

@@ -1,0 +1,149 @@
+"""The processes of ranks 1 and up: started, told what to do, watched, and never outlived by a mesh that lost one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import structlog
+
+from twinkle.core.settings import Settings
+from twinkle.infra.platform import Platform
+from twinkle.infra.process_group import join_store, open_store
+from twinkle.infra.rank_group import RankGroup
+from twinkle.workers.ranks.commands import Command, Reply
+
+EXIT_RANK_LOST = 70
+"""``EX_SOFTWARE`` of sysexits.h."""
+
+_MODULE = "twinkle.workers.ranks.follower"
+_STOP_S = 10.0
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """The first message to a follower: who it is, and where all ranks meet."""
+
+    settings: Settings
+    rank: int
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A command, and the adapters that nobody refers to any more."""
+
+    command: Command
+    released: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Follower:
+    rank: int
+    process: subprocess.Popen[bytes]
+    channel: Connection
+
+
+def end_process(reason: str) -> NoReturn:
+    """End this process at once: its memory can no longer be trusted, and the journal knows everything that counts."""
+    _log.error("rank.lost", reason=reason, next="this process ends; its successor restores and replays")
+    os._exit(EXIT_RANK_LOST)
+
+
+class Followers:
+    """All ranks but the first, children of this process on this machine.
+
+    A follower ends when this process does: the other end of its channel closes, and on Linux the kernel ends it. When
+    a follower ends, this process does.
+    """
+
+    def __init__(self, settings: Settings, *, give_up: Callable[[str], NoReturn] = end_process) -> None:
+        """Start them. To be called by the main thread: the kernel ties them to the thread that starts them."""
+        self._settings = settings
+        self._give_up = give_up
+        self._closing = threading.Event()
+        self._store, self._port = open_store(size=settings.ranks, timeout_s=settings.rank_timeout_s)
+        self._followers = [self._start(rank) for rank in range(1, settings.ranks)]
+
+    def meet(self) -> RankGroup:
+        """Wait for all followers to join; this process's place as rank 0.
+
+        Raises:
+            ConfigError: The machine has no device for this rank.
+        """
+        platform = Platform.named(self._settings.device)
+        return join_store(
+            platform, self._store, rank=0, size=self._settings.ranks, timeout_s=self._settings.rank_timeout_s
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        """The followers' processes, by rank."""
+        return [follower.process.pid for follower in self._followers]
+
+    def send(self, order: Order) -> None:
+        """Tell every follower; blocks while a channel is full."""
+        for follower in self._followers:
+            try:
+                follower.channel.send(order)
+            except OSError as error:
+                self.give_up(f"rank {follower.rank} takes no orders: {error}")
+
+    def replies(self) -> list[Reply]:
+        """What each follower says about the last order. Blocks until all have answered."""
+        return [self._reply_of(follower) for follower in self._followers]
+
+    def give_up(self, reason: str) -> NoReturn:
+        """The ranks are out of step or incomplete: nothing more can be done together."""
+        self._give_up(reason)
+
+    def close(self) -> None:
+        """Let them end, or make them."""
+        self._closing.set()
+        for follower in self._followers:
+            follower.channel.close()
+        for follower in self._followers:
+            try:
+                follower.process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                follower.process.kill()
+                follower.process.wait()
+
+    def _start(self, rank: int) -> _Follower:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        follower = _Follower(rank=rank, process=process, channel=Connection(ours.detach()))
+        threading.Thread(target=self._watch, args=(follower,), name=f"watch rank {rank}", daemon=True).start()
+        follower.channel.send(Welcome(settings=self._settings, rank=rank, port=self._port))
+        _log.info("rank.started", rank=rank, pid=process.pid)
+        return follower
+
+    def _watch(self, follower: _Follower) -> None:
+        exit_code = follower.process.wait()
+        if not self._closing.is_set():
+            self.give_up(f"rank {follower.rank} (pid {follower.process.pid}) ended with code {exit_code}")
+
+    def _reply_of(self, follower: _Follower) -> Reply:
+        timeout_s = self._settings.rank_timeout_s
+        try:
+            if not follower.channel.poll(timeout_s):
+                self.give_up(f"rank {follower.rank} has not answered for {timeout_s:.0f} s")
+            reply = follower.channel.recv()
+        except (EOFError, OSError) as error:
+            self.give_up(f"rank {follower.rank} is gone: {error}")
+        assert isinstance(reply, Reply)
+        return reply

@@ -1,0 +1,270 @@
+"""Two ranks behind one engine: the same results as one, whatever the company, and the same state on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.distributed.tensor import DTensor
+
+from twinkle.core.adapter import AdapterConfig
+from twinkle.core.errors import ConfigError, InvalidInput, UserError
+from twinkle.core.settings import Settings
+from twinkle.hub.tiny import make_tiny_model
+from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.sampling import SampleRequest, parse_sample
+from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, WireDatum
+from twinkle.workers.engine import Pass
+from twinkle.workers.process import build_engine
+from twinkle.workers.ranks.engine import RankedEngine
+from twinkle.workers.transformers_engine import TransformersEngine
+
+LENGTHS = ([30, 5, 17], [9], [4, 40, 8, 3, 12])
+TOLERANCE = 2e-5
+"""Relative to the largest value: sums over datums are made in another order."""
+
+Make = Callable[..., ForwardBackwardBody]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", texts=["a tiny text"] * 4, hidden_size=64, layers=2, vocab_size=300
+    )
+
+
+def settings_of(model_dir: Path, **more: object) -> Settings:
+    return Settings(model=str(model_dir), model_name="tiny", threads=1, tokens_per_pass=48, **more)
+
+
+@pytest.fixture(scope="module")
+def one(model_dir: Path) -> TransformersEngine:
+    return TransformersEngine.from_settings(settings_of(model_dir))
+
+
+@pytest.fixture(scope="module", params=["replicate", "fsdp"])
+def two(model_dir: Path, request: pytest.FixtureRequest) -> Iterator[RankedEngine]:
+    engine = build_engine(settings_of(model_dir, ranks=2, shard=request.param, rank_timeout_s=60.0))
+    assert isinstance(engine, RankedEngine)
+    yield engine
+    engine.close()
+
+
+def config(number: int = 0) -> AdapterConfig:
+    return AdapterConfig(base_model="tiny", rank=4 + number, seed=number)
+
+
+def body(lengths: Sequence[int], seed: int, *, loss: str = "cross_entropy", **change: object) -> ForwardBackwardBody:
+    rng = np.random.default_rng(seed)
+    data = []
+    for length in lengths:
+        inputs = {
+            "target_tokens": rng.integers(0, 250, length),
+            "weights": rng.normal(size=length).astype(np.float32),
+            "logprobs": rng.normal(-5, 0.5, size=length).astype(np.float32),
+            "advantages": rng.normal(size=length).astype(np.float32),
+        }
+        data.append(WireDatum(rng.integers(0, 250, length), inputs))
+    return ForwardBackwardBody("adapter", 0, bool(change.get("forward_only")), loss, {}, tuple(data))
+
+
+def train(engine, adapters, steps: int = 3, *, fused: bool = True) -> list[ForwardBackwardResult]:
+    """Steps of several adapters with passes of different sizes and losses; all results."""
+    losses = ("cross_entropy", "importance_sampling", "ppo")
+    results = []
+    for step in range(steps):
+        passes = [
+            Pass(state=adapter, body=body(LENGTHS[(number + step) % 3], 10 * step + number, loss=losses[number]))
+            for number, adapter in enumerate(adapters)
+        ]
+        answers = engine.run_passes(passes) if fused else [engine.run_passes([one])[0] for one in passes]
+        for adapter, answer in zip(adapters, answers, strict=True):
+            assert not isinstance(answer, Exception), answer
+            results.append(answer)
+            engine.optim_step(adapter, AdamParams(learning_rate=1e-2))
+    return results
+
+
+def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    return bool(np.abs(ours - theirs).max() <= TOLERANCE * max(1.0, float(np.abs(theirs).max())))
+
+
+def test_two_ranks_compute_what_one_computes(one: TransformersEngine, two: RankedEngine) -> None:
+    ours = train(two, [two.create(config(number)) for number in range(3)])
+    theirs = train(one, [one.create(config(number)) for number in range(3)])
+
+    for mine, other in zip(ours, theirs, strict=True):
+        assert all(close(a, b) for a, b in zip(mine.logprobs, other.logprobs, strict=True))
+        assert mine.metrics["loss:sum"] == pytest.approx(other.metrics["loss:sum"], rel=1e-4, abs=1e-3)
+        assert mine.metrics["num_tokens:sum"] == other.metrics["num_tokens:sum"]
+
+
+def test_company_changes_no_bit_and_both_ranks_hold_the_same(two: RankedEngine) -> None:
+    together = [two.create(config(number)) for number in range(3)]
+    apart = [two.create(config(number)) for number in range(3)]
+
+    fused, alone = train(two, together), train(two, apart, fused=False)
+
+    assert [one.metrics for one in fused] == [one.metrics for one in alone]
+    # A snapshot compares the ranks' copies, or ends the process.
+    assert [two.snapshot(adapter) for adapter in together] == [two.snapshot(adapter) for adapter in apart]
+
+
+def test_a_restored_adapter_goes_on_bit_by_bit(two: RankedEngine) -> None:
+    adapter = two.create(config())
+    train(two, [adapter])
+    restored = two.restore(two.snapshot(adapter))
+
+    train(two, [adapter])
+    train(two, [restored])
+
+    assert two.snapshot(restored) == two.snapshot(adapter)
+
+
+def test_files_are_the_same_as_with_one_rank_and_load_on_all(one: TransformersEngine, two: RankedEngine) -> None:
+    files = two.export(two.create(config()), with_optimizer=True)
+
+    assert files == one.export(one.create(config()), with_optimizer=True)
+    loaded = two.load(config(), files, with_optimizer=True, trainable=True)
+    train(two, [loaded])
+    assert two.export(loaded, with_optimizer=True) != files
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bad_input_fails_as_with_one_rank_and_harms_nobody(
+    one: TransformersEngine, two: RankedEngine, seed: int
+) -> None:
+    too_large = body([5, 6], seed)
+    too_large.data[1].tokens[0] = 10_000
+    endless = body([5, 6, 7, 8], seed)
+    endless.data[seed].inputs["weights"][:] = 3e38
+    outcomes = []
+    for engine in (one, two):
+        adapters = [engine.create(config(number)) for number in range(3)]
+        outcomes.append(
+            [
+                str(answer) if isinstance(answer, Exception) else answer.metrics["num_tokens:sum"]
+                for answer in engine.run_passes(
+                    [
+                        Pass(state=adapter, body=each)
+                        for adapter, each in zip(adapters, (too_large, endless, body([9, 3], seed)), strict=True)
+                    ]
+                )
+            ]
+        )
+        assert [engine.has_gradients(adapter) for adapter in adapters] == [False, False, True]
+
+    assert outcomes[0] == outcomes[1]
+    assert "10000" in outcomes[1][0] and f"not finite in data[{seed}]" in outcomes[1][1]
+
+
+def test_a_failed_job_leaves_the_window_as_it_was_on_all_ranks(two: RankedEngine) -> None:
+    adapters = [two.create(config()) for _ in range(2)]
+    endless = body([5, 6, 7], 1)
+    endless.data[2].inputs["weights"][:] = 3e38
+
+    two.run_passes([Pass(state=adapters[0], body=body([8, 9], 2))])
+    failed = two.run_passes([Pass(state=adapters[0], body=endless), Pass(state=adapters[1], body=body([8, 9], 2))])
+
+    assert isinstance(failed[0], UserError)
+    metrics = [two.optim_step(adapter, AdamParams(learning_rate=1e-2)) for adapter in adapters]
+    assert metrics[0] == metrics[1]
+    assert two.snapshot(adapters[0]) == two.snapshot(adapters[1])
+
+
+def test_a_refused_step_leaves_the_ranks_in_step(two: RankedEngine) -> None:
+    adapter = two.create(config())
+
+    with pytest.raises(InvalidInput, match="beta1"):
+        two.optim_step(adapter, AdamParams(learning_rate=1e-2, beta1=2.0))
+
+    train(two, [adapter], 1)
+
+
+def test_forward_only_leaves_no_gradient(two: RankedEngine) -> None:
+    adapter = two.create(config())
+
+    [answer] = two.run_passes([Pass(state=adapter, body=body([8, 50, 3], 1, forward_only=True))])
+
+    assert not isinstance(answer, Exception)
+    assert [logprobs.size for logprobs in answer.logprobs] == [8, 50, 3]
+    assert not two.has_gradients(adapter)
+
+
+def test_cleared_gradients_are_gone_on_all_ranks(two: RankedEngine) -> None:
+    adapter, untouched = two.create(config()), two.create(config())
+    two.run_passes([Pass(state=adapter, body=body([8], 1))])
+
+    two.clear_gradients(adapter)
+
+    assert two.snapshot(adapter) == two.snapshot(untouched)
+
+
+def test_samples_are_those_of_one_rank_between_training_steps(one: TransformersEngine, two: RankedEngine) -> None:
+    results = []
+    for engine in (one, two):
+        trained = engine.create(config())
+        files = engine.export(trained, with_optimizer=False)
+        weights = engine.load(config(), files, with_optimizer=False, trainable=False)
+        for request_id, state in (("adapter", weights), ("base", None)):
+            engine.add_sample(request_id, state, sample_request())
+        engine.add_sample("dropped", None, sample_request())
+        engine.drop_sample("dropped")
+        ended = []
+        while engine.num_samples_under_way:
+            ended += engine.step_samples()
+            train(engine, [trained], 1)
+        results.append({output.request_id: output.num_tokens for output in ended})
+
+    assert results[0] == results[1] == {"adapter": 12, "base": 12}
+
+
+def sample_request() -> SampleRequest:
+    return parse_sample(
+        b'{"num_samples": 2, "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5, 6, 7, 8]}]},'
+        b' "sampling_params": {"max_tokens": 6, "seed": 1, "stop": []}, "seq_id": 0, "sampling_session_id": "s"}'
+    )
+
+
+def test_what_the_mesh_is_shows_in_its_capabilities(two: RankedEngine) -> None:
+    assert two.capabilities.ranks == 2
+    assert two.capabilities.determinism != "none"
+
+
+def test_adapters_nobody_refers_to_are_dropped_everywhere(two: RankedEngine) -> None:
+    adapters = [two.create(config()) for _ in range(3)]
+    held = len(two._member.adapters)
+    adapters.clear()
+
+    kept = two.create(config())
+
+    assert len(two._member.adapters) <= held - 2
+    train(two, [kept], 1)
+
+
+def test_a_rank_holds_its_part_of_sharded_layers_and_no_more(two: RankedEngine) -> None:
+    model = two._member.engine.model
+    layers = dict(model._decoder.layers.named_parameters())
+    if two.capabilities.shard == "replicate":
+        assert not any(isinstance(weight, DTensor) for weight in layers.values())
+        return
+
+    assert all(weight.to_local().numel() <= (weight.numel() + 1) // 2 + weight.shape[-1] for weight in layers.values())
+    assert all(target.weight.is_meta for target in model.pool.targets if target.kind != "unembed")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ranks": 1, "shard": "fsdp"}, "TWINKLE_SHARD: fsdp spreads"),
+        ({"ranks": 2, "engine": "null"}, "TWINKLE_RANKS: the null engine has one rank"),
+        ({"ranks": 2, "sampler": "vllm"}, "TWINKLE_SAMPLER: vllm samples on a mesh of one rank only"),
+        ({"ranks": 2, "device": "cuda:0"}, "device_type: 'cuda:0' is not supported"),
+        ({"ranks": 64, "device": "cuda"}, "TWINKLE_RANKS: 64 ranks need as many devices"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(model_dir: Path, wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_engine(Settings(**{"model": str(model_dir), **wrong}))
