@@ -89,8 +89,12 @@ def broker_spec(home: Path, broker: Broker) -> ChildSpec:
 
 def _inherited() -> dict[str, str]:
     """This process's environment without the settings, which every child gets explicitly."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
+    env = {name: value for name, value in os.environ.items() if not _is_setting(name)}
     return {**env, "PYTHONUNBUFFERED": "1"}
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith("TWINKLE_") and not name.startswith("TWINKLE_TEST_")
 
 
 def _command(

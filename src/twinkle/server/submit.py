@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
 from twinkle.core.operation import Accepted, Submission
 from twinkle.server.threads import Threads
@@ -101,6 +102,7 @@ class Submitter:
             stored = None if submission is None else await self._store_payload(submission)
             deadline = asyncio.get_running_loop().time() + self._timeout_s
             accepted = await self._write_until(partial(self._journal.open_lane, lane, stored), deadline)
+        crash_point("api.lane_opened")
         if accepted is not None and accepted.is_new:
             self._nudger.ring(accepted.mesh)
         return accepted
@@ -120,6 +122,7 @@ class Submitter:
         if data is None or len(data) <= self._inline_bytes:
             return submission
         payload = await self._blob_threads.run(write_payload, self._blobs, data, inline_bytes=self._inline_bytes)
+        crash_point("api.payload_stored")
         return replace(submission, payload=payload)
 
     async def _write_forever(self) -> None:
@@ -137,6 +140,7 @@ class Submitter:
         await asyncio.wait([attempt])
         error = attempt.exception()
         if error is None:
+            crash_point("api.committed")
             self._answer(batch, attempt.result())
         elif len(batch) > 1 and not isinstance(error, StorageUnavailable):
             # One of them cannot be written at all: its neighbours must not suffer for it.
@@ -150,6 +154,7 @@ class Submitter:
     def _answer(self, batch: list[_Waiting], answers: list[Accepted | UserError]) -> None:
         for mesh in {answer.mesh for answer in answers if isinstance(answer, Accepted) and answer.is_new}:
             self._nudger.ring(mesh)
+        crash_point("api.nudged")
         for waiting, answer in zip(batch, answers, strict=True):
             if waiting.answer.done():
                 continue

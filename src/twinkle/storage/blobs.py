@@ -16,6 +16,7 @@ from obstore.exceptions import BaseError as ObstoreError
 from obstore.exceptions import NotFoundError
 from obstore.store import AzureStore, GCSStore, S3Store, from_url
 
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 
 _TIMEOUT = "60s"
@@ -102,6 +103,7 @@ class FolderStore:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            crash_point("blob.written")
             temporary.rename(path)
             _flush_folder(path.parent)
         except OSError as error:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import Cancelled, Conflict, InvalidInput, LeaseLost, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
@@ -78,7 +79,9 @@ class Journal:
         """
         with self.database.transaction() as transaction:
             lanes = lock_lanes(transaction, (submission.lane for submission in submissions))
-            return [self._append_one(transaction, lanes, submission) for submission in submissions]
+            answers = [self._append_one(transaction, lanes, submission) for submission in submissions]
+            crash_point("journal.append")
+        return answers
 
     def open_lane(self, lane: NewLane, submission: Submission | None = None) -> Accepted | None:
         """Create an adapter or a sampling session together with its first operation.
@@ -229,6 +232,7 @@ class Journal:
                     number_ended_sample(transaction, outcome.lane, outcome.request_id)
             if records is not None:
                 records.insert(transaction, now)
+            crash_point("journal.commit")
 
     def give_back(
         self, lease: Lease, request_ids: Sequence[str], *, delay_s: float = 0.0, is_blameless: bool = False

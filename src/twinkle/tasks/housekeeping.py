@@ -10,6 +10,7 @@ import structlog
 from celery import Celery
 
 from twinkle.core.clock import SystemClock
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
@@ -52,11 +53,13 @@ class Housekeeping:
     def nudge(self) -> None:
         """Wake every mesh that has work waiting: the safety net behind each request's own nudge."""
         for mesh in self._journal.ready_meshes():
+            crash_point("housekeeping.nudging")
             self._nudger.ring(mesh)
 
     def sweep(self) -> None:
         """End what has waited too long: gaps in a sequence, operations past their deadline."""
         ended = self._upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s)
+        crash_point("housekeeping.gaps_closed")
         ended += self._upkeep.expire_overdue(deadline_s=self._settings.operation_deadline_s)
         if ended:
             _log.warning("housekeeping.ended", count=len(ended), first=ended[0])
@@ -67,6 +70,7 @@ class Housekeeping:
         keys = self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         keys += self._upkeep.expire_checkpoints()
         for key in keys:
+            crash_point("housekeeping.deleting")
             self._blobs.delete(key)
         if keys:
             _log.info("housekeeping.expired", blobs=len(keys))

@@ -8,6 +8,7 @@ from typing import Generic
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import Clock
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
@@ -129,6 +130,7 @@ class Artifacts(Generic[State]):
 
     def _store(self, key: str, data: bytes) -> StoredFile:
         self._blobs.put(key, data)
+        crash_point("checkpoint.file_stored")
         file = StoredFile(key=key, size_bytes=len(data), sha256=_sha256(data))
         self._fetch(file)
         return file

@@ -6,6 +6,7 @@ import threading
 
 import structlog
 
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
@@ -43,6 +44,7 @@ class LeaseKeeper:
         """Take the mesh if it is free; ``None`` while another holder's lease runs."""
         lease = self._meshes.acquire(self._mesh, self._identity, lease_s=self._lease_s)
         if lease is not None:
+            crash_point("lease.acquired")
             self._meshes.publish(lease, self._capabilities)
             self._lease = lease
             _log.info("lease.acquired", mesh=self._mesh, epoch=lease.epoch)

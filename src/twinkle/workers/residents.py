@@ -9,6 +9,7 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.core.operation import OperationKind
 from twinkle.storage.blobs import BlobStore
@@ -129,6 +130,7 @@ class Residents(Generic[State]):
         past = self._journal.history(adapter, after_seq=applied, before_seq=seq)
         _require_unbroken(adapter, past, after_seq=applied, before_seq=seq)
         for operation in past:
+            crash_point("worker.replaying")
             state = self._replay(adapter, operation, state)
         if state is None:
             raise TwinkleError(f"{adapter}: neither a snapshot nor its creation is in the journal", adapter=adapter)

@@ -8,6 +8,7 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import Cancelled, LeaseLost, PoisonOperation, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
@@ -126,19 +127,23 @@ class MeshWorker(Generic[State]):
         self._previous_was_light = claims[0].kind in _LIGHT
         started_at = self._clock.now()
         self._reporter.started(claims)
+        crash_point("worker.claimed")
         fit, poisonous = self._separate_poison(claims)
         try:
             execution = self._executor.execute(fit)
             execution.outcomes += poisonous
+            crash_point("worker.executed")
             _commit_patiently(self._journal, lease, execution, self._clock)
         except BaseException:
             # Memory may be ahead of the journal.
             for claim in claims:
                 self._residents.forget(claim.lane)
             raise
+        crash_point("worker.committed")
         for outcome in execution.outcomes:
             self._residents.note_applied(outcome.lane, outcome.seq, outcome.kind)
         self._tell(execution.outcomes, started_at)
+        crash_point("worker.published")
         self._give_back(lease, execution)
         return True
 
@@ -158,12 +163,18 @@ class MeshWorker(Generic[State]):
         if self._samples.room > 0:
             claims = self._journal.claim_samples(lease, self._samples.room, under_way=self._samples.under_way)
             self._reporter.started(claims)
+        if claims:
+            crash_point("sampler.claimed")
         fit, poisonous = self._separate_poison(claims)
         execution = Execution(outcomes=poisonous)
         started_at = self._clock.now()
         self._samples.admit(fit, execution)
         self._samples.run_slice(execution)
+        if execution.outcomes:
+            crash_point("sampler.executed")
         _commit_patiently(self._journal, lease, execution, self._clock)
+        if execution.outcomes:
+            crash_point("sampler.committed")
         self._tell(execution.outcomes, started_at)
         self._give_back(lease, execution)
         return bool(claims) or not self._samples.is_idle

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import structlog
 
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
@@ -54,7 +55,9 @@ class Snapshots:
         key = f"snapshots/{adapter.replace(':', '/')}/{seq}.safetensors"
         try:
             self._blobs.put(key, data)
+            crash_point("snapshot.stored")
             superseded = self._catalog.add_snapshot(adapter, seq, blob=key, size_bytes=len(data))
+            crash_point("snapshot.listed")
             for old in superseded:
                 self._blobs.delete(old)
         except StorageUnavailable as error:
