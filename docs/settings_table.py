@@ -40,7 +40,7 @@ _MEANINGS = {
     "port": "where the API listens",
     "max_rank": "largest LoRA rank an adapter may have",
     "max_adapters_per_step": "adapters fused into one batch at most",
-    "max_resident_adapters": "adapters kept in the worker's memory; the longest unused is evicted first",
+    "max_resident_adapters": "adapters kept on the device; the longest unused is parked in host memory first",
     "sample_slots": "sequences sampled at once",
     "lease_s": "how long a worker that says nothing keeps its mesh",
     "sweep_s": "how often a worker looks into the journal without being nudged",

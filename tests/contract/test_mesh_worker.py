@@ -24,6 +24,7 @@ from harness.worker import BreakableBlobs, Killed, WorkerRig
 from twinkle.core.errors import OutOfMemory, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.storage.blobs import FolderStore
+from twinkle.storage.records import PastOperation
 
 MakeWorker = Callable[..., WorkerRig]
 
@@ -293,15 +294,55 @@ def test_an_error_nobody_expected_leaves_memory_no_further_than_the_journal(
     _assert_as_one_by_one(worker, bench, run)
 
 
-def test_evicted_adapters_come_back_as_they_were(bench: Bench, make_worker: MakeWorker) -> None:
+@pytest.mark.parametrize("parked_bytes", [0, 200, 1 << 20])
+def test_adapters_that_had_to_leave_the_device_come_back_as_they_were(
+    bench: Bench, make_worker: MakeWorker, parked_bytes: int
+) -> None:
     requests = [forward_backward(1), optim_step(), forward_backward(2), forward_backward(3), optim_step()]
     runs = {adapter: _submit(bench, *requests, adapter=adapter) for adapter in "abcde"}
-    worker = make_worker(max_resident=1)
+    worker = make_worker(max_resident=1, parked_bytes=parked_bytes)
 
     worker.drain()
 
     for adapter, run in runs.items():
         _assert_as_one_by_one(worker, bench, run, adapter)
+
+
+def test_a_parked_adapter_goes_on_without_a_replay_open_gradients_included(
+    bench: Bench, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {adapter: _submit(bench, forward_backward(1), forward_backward(2), adapter=adapter) for adapter in "abc"}
+    worker = make_worker(max_resident=1, parked_bytes=1 << 20)
+    worker.drain()
+    replays: list[str] = []
+    history = worker.journal.history
+
+    def counted(adapter: str, **bounds: int) -> list[PastOperation]:
+        replays.append(adapter)
+        return history(adapter, **bounds)
+
+    monkeypatch.setattr(worker.journal, "history", counted)
+    for adapter, run in runs.items():
+        bench.append(optim_step().numbered(adapter, len(run)))
+        run.append(optim_step())
+
+    worker.drain()
+
+    assert replays == []
+    for adapter, run in runs.items():
+        _assert_as_one_by_one(worker, bench, run, adapter)
+
+
+def test_a_closing_worker_snapshots_what_is_parked(bench: Bench, make_worker: MakeWorker) -> None:
+    runs = {adapter: _submit(bench, forward_backward(1), optim_step(), adapter=adapter) for adapter in "ab"}
+    worker = make_worker(max_resident=1, parked_bytes=1 << 20)
+    worker.drain()
+
+    worker.worker.close()
+
+    for adapter, run in runs.items():
+        snapshot = bench.catalog.latest_snapshot(adapter)
+        assert snapshot is not None and snapshot.seq == len(run) - 1
 
 
 def test_samples_given_up_by_a_closing_worker_are_not_blamed(bench: Bench, make_worker: MakeWorker) -> None:

@@ -37,6 +37,8 @@ from twinkle.storage.payloads import read_payload
 _ADAPTERS = ("a", "b")
 _INLINE_BYTES = 40
 """So small that most results are blobs, whose writing can fail."""
+_PARKED_BYTES = 200
+"""Room for two adapters or three: some are parked, some have to leave."""
 
 _adapters = st.sampled_from(_ADAPTERS)
 _tokens = st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
@@ -257,6 +259,7 @@ class OneByOne(RuleBasedStateMachine):
             blobs=self._blobs,
             clock=self._clock,
             max_resident=2,
+            parked_bytes=_PARKED_BYTES,
             max_attempts=10_000,
             inline_bytes=_INLINE_BYTES,
             snapshot_every_ops=3,

@@ -180,6 +180,7 @@ class WorkerRig:
         blobs: BlobStore,
         clock: HandClock,
         max_resident: int = 8,
+        parked_bytes: int = 0,
         max_attempts: int = 3,
         snapshot_every_ops: int = 5,
         inline_bytes: int = 1 << 16,
@@ -209,6 +210,7 @@ class WorkerRig:
             snapshots=self.snapshots,
             clock=clock,
             limit=max_resident,
+            parked_bytes=parked_bytes,
         )
         self.samples = SampleDesk[NullState](
             engine=self.engine,

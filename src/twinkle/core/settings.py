@@ -90,6 +90,11 @@ class Settings(BaseSettings):
     max_rank: int = Field(default=128, gt=0)
     max_adapters_per_step: int = Field(default=64, gt=0)
     max_resident_adapters: int = Field(default=64, gt=0)
+    parked_adapter_bytes: int = Field(
+        default=4 << 30,
+        ge=0,
+        description="host memory for adapters that had to leave the device; beyond it they are evicted",
+    )
     sample_slots: int = Field(default=32, gt=0)
     lease_s: float = Field(default=15.0, gt=0)
     sweep_s: float = Field(default=1.0, gt=0)

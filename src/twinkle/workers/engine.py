@@ -81,7 +81,7 @@ class Engine(Protocol[State]):
         ...
 
     def snapshot(self, state: State) -> bytes:
-        """Everything needed to go on bit by bit; only while there are no gradients."""
+        """Everything needed to go on bit by bit, accumulated gradients included."""
         ...
 
     def restore(self, data: bytes) -> State:

@@ -93,12 +93,12 @@ class NullEngine:
 
     def snapshot(self, state: NullState) -> bytes:
         """The whole state."""
-        return json.dumps([state.applied, state.steps]).encode()
+        return json.dumps([state.applied, state.pending, state.steps]).encode()
 
     def restore(self, data: bytes) -> NullState:
         """What ``snapshot`` wrote."""
-        applied, steps = json.loads(data)
-        return NullState(applied=applied, steps=steps)
+        applied, pending, steps = json.loads(data)
+        return NullState(applied=applied, pending=pending, steps=steps)
 
     def add_sample(self, request_id: str, state: NullState | None, request: SampleRequest) -> None:
         """Queue a sample."""

@@ -91,6 +91,7 @@ class MeshProcess:
             snapshots=self._snapshots,
             clock=clock,
             limit=settings.max_resident_adapters,
+            parked_bytes=settings.parked_adapter_bytes,
         )
         self._worker = MeshWorker(
             journal=journal,

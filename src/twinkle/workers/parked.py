@@ -1,0 +1,62 @@
+"""Adapters that had to leave the device but not the process: one copy in host memory away from going on."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ParkedAdapter:
+    """An adapter as ``Engine.snapshot`` wrote it, open gradients included, with every operation up to ``applied_seq``.
+
+    ``snapshot_seq`` is the last operation that a snapshot in the object store covers.
+    """
+
+    data: bytes
+    applied_seq: int
+    snapshot_seq: int
+    snapshot_at: float
+    has_gradients: bool
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether a snapshot of this state would save a replay; one with open gradients is never taken."""
+        return self.applied_seq > self.snapshot_seq and not self.has_gradients
+
+
+class Parked:
+    """At most ``limit_bytes`` of adapters in host memory; those parked first leave first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._adapters: OrderedDict[str, ParkedAdapter] = OrderedDict()
+
+    def put(self, adapter: str, parked: ParkedAdapter) -> list[tuple[str, ParkedAdapter]]:
+        """Take an adapter in; those that have to leave for it (itself, when it is larger than the limit)."""
+        self.take(adapter)
+        self._adapters[adapter] = parked
+        self._size_bytes += len(parked.data)
+        leaving: list[tuple[str, ParkedAdapter]] = []
+        while self._size_bytes > self._limit_bytes:
+            name, left = self._adapters.popitem(last=False)
+            self._size_bytes -= len(left.data)
+            leaving.append((name, left))
+        return leaving
+
+    def take(self, adapter: str) -> ParkedAdapter | None:
+        """Give an adapter out, if it is here."""
+        parked = self._adapters.pop(adapter, None)
+        if parked is not None:
+            self._size_bytes -= len(parked.data)
+        return parked
+
+    def items(self) -> list[tuple[str, ParkedAdapter]]:
+        """Everything that is parked."""
+        return list(self._adapters.items())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._adapters.clear()
+        self._size_bytes = 0
