@@ -1,4 +1,8 @@
-"""The adapters in the device's memory: put there by restore and replay, kept current, snapshotted, evicted."""
+"""The adapters in the device's memory: put there by restore and replay, kept current, snapshotted, evicted.
+
+An adapter that has to leave the device is parked in host memory first, from where it comes back without a replay; one
+that has to leave that too is left to its snapshot and the journal.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from twinkle.storage.records import PastOperation
 from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.engine import Engine, Pass, State
+from twinkle.workers.parked import Parked, ParkedAdapter
 from twinkle.workers.requests import LoadRequest, read_create, read_load, read_optim_step, read_pass
 from twinkle.workers.snapshots import Snapshots
 
@@ -37,7 +42,7 @@ class Resident(Generic[State]):
 
 
 class Residents(Generic[State]):
-    """At most ``limit`` adapters, the longest unused evicted first."""
+    """At most ``limit`` adapters on the device, the longest unused parked first."""
 
     def __init__(
         self,
@@ -50,6 +55,7 @@ class Residents(Generic[State]):
         snapshots: Snapshots,
         clock: Clock,
         limit: int,
+        parked_bytes: int,
     ) -> None:
         self._engine = engine
         self._journal = journal
@@ -60,6 +66,7 @@ class Residents(Generic[State]):
         self._clock = clock
         self._limit = limit
         self._residents: OrderedDict[str, Resident[State]] = OrderedDict()
+        self._parked = Parked(parked_bytes)
 
     def state_before(self, adapter: str, seq: int) -> State:
         """The adapter with exactly the operations below ``seq`` applied, restored and replayed if need be.
@@ -69,7 +76,7 @@ class Residents(Generic[State]):
         """
         resident = self._residents.get(adapter)
         if resident is None or resident.applied_seq != seq - 1:
-            resident = self._restore(adapter, seq)
+            resident = self._unpark(adapter, seq) or self._restore(adapter, seq)
             self._residents[adapter] = resident
         self._residents.move_to_end(adapter)
         return resident.state
@@ -77,6 +84,7 @@ class Residents(Generic[State]):
     def put(self, adapter: str, seq: int, state: State) -> None:
         """Take in the state that operation ``seq`` has made (a creation or a load). It counts once noted."""
         now = self._clock.now()
+        self._parked.take(adapter)
         self._residents[adapter] = Resident(state, applied_seq=seq - 1, snapshot_seq=-1, snapshot_at=now)
 
     def note_applied(self, adapter: str, seq: int, kind: OperationKind) -> None:
@@ -96,25 +104,53 @@ class Residents(Generic[State]):
     def forget(self, adapter: str) -> None:
         """Drop what is in memory: it may be ahead of the journal."""
         self._residents.pop(adapter, None)
+        self._parked.take(adapter)
 
     def forget_all(self) -> None:
         """Drop everything: the mesh is somebody else's now."""
         self._residents.clear()
+        self._parked.clear()
 
     def evict_excess(self) -> None:
         """Make room. Called between batches, when every resident is as the journal says."""
         while len(self._residents) > self._limit:
             adapter, resident = self._residents.popitem(last=False)
-            if resident.applied_seq > resident.snapshot_seq and not self._engine.has_gradients(resident.state):
-                self._save(adapter, resident)
-            _log.info("adapter.evicted", adapter=adapter, seq=resident.applied_seq)
+            _log.info("adapter.parked", adapter=adapter, seq=resident.applied_seq)
+            for name, left in self._parked.put(adapter, self._to_host(resident)):
+                if left.needs_snapshot:
+                    self._snapshots.write(name, left.applied_seq, left.data)
+                _log.info("adapter.evicted", adapter=name, seq=left.applied_seq)
 
     def save_all(self) -> None:
-        """Snapshot every resident that has none of its present state, before the worker ends."""
+        """Snapshot every adapter in memory that has none of its present state, before the worker ends."""
         for adapter, resident in self._residents.items():
             if resident.applied_seq > resident.snapshot_seq and not self._engine.has_gradients(resident.state):
                 self._save(adapter, resident)
+        for adapter, parked in self._parked.items():
+            if parked.needs_snapshot:
+                self._snapshots.write(adapter, parked.applied_seq, parked.data)
         self._snapshots.wait()
+
+    def _to_host(self, resident: Resident[State]) -> ParkedAdapter:
+        return ParkedAdapter(
+            data=self._engine.snapshot(resident.state),
+            applied_seq=resident.applied_seq,
+            snapshot_seq=resident.snapshot_seq,
+            snapshot_at=resident.snapshot_at,
+            has_gradients=self._engine.has_gradients(resident.state),
+        )
+
+    def _unpark(self, adapter: str, seq: int) -> Resident[State] | None:
+        parked = self._parked.take(adapter)
+        if parked is None or parked.applied_seq != seq - 1:
+            return None
+        _log.info("adapter.unparked", adapter=adapter, seq=parked.applied_seq)
+        return Resident(
+            self._engine.restore(parked.data),
+            applied_seq=parked.applied_seq,
+            snapshot_seq=parked.snapshot_seq,
+            snapshot_at=parked.snapshot_at,
+        )
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
         self._snapshots.write(adapter, resident.applied_seq, self._engine.snapshot(resident.state))
