@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+import psutil
 import tinker
 
 from harness.polling import wait_for
@@ -101,6 +102,12 @@ class Served:
     def kill_engine(self, mesh: str = "default") -> None:
         """SIGKILL to the process that owns the device."""
         os.kill(self.engine_pid(mesh), signal.SIGKILL)
+
+    def follower_pid(self, mesh: str = "default") -> int:
+        """The process of the mesh's second rank."""
+        module = "twinkle.workers.ranks.follower"
+        children = psutil.Process(self.engine_pid(mesh)).children()
+        return next(child.pid for child in children if module in child.cmdline())
 
     def logs(self) -> str:
         """What everybody has said, for a failed test."""
