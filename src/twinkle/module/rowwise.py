@@ -27,6 +27,7 @@ PARALLEL_GRAIN = 32768
 """From this many elements a thread on, torch splits an elementwise operation over threads."""
 ACTIVATION_NAMES = frozenset({"act", "act_fn", "activation_fn"})
 ROTARY_NAME = "rotary_emb"
+SHARED_GATE_NAME = "shared_expert_gate"
 POSITIONS_PER_BLOCK = 64
 SIGMOIDS = (torch.sigmoid, functional.sigmoid, torch.Tensor.sigmoid)
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -37,7 +38,7 @@ TorchFunction = Callable[..., torch.Tensor]
 
 def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int) -> None:
     """Make the activations, the rotary embedding and the expert routers of ``model`` rowwise."""
-    routed: set[str] = set()
+    sigmoids = dict.fromkeys(SIGMOIDS, RowwiseActivation(torch.nn.Sigmoid()))
     for path, module in list(model.named_modules()):
         parent, _, name = path.rpartition(".")
         if name in ACTIVATION_NAMES:
@@ -45,11 +46,10 @@ def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int
         elif name == ROTARY_NAME and _has_static_rope(module):
             setattr(model.get_submodule(parent), name, RotaryTable(module, max_positions))
         elif is_router(path):
-            _replace_calls(module, {functional.linear: _frozen_linear(product)})
-            routed.add(parent)
-    for parent in routed:
-        # The block around a router may gate what a shared expert gives.
-        _replace_calls(model.get_submodule(parent), dict.fromkeys(SIGMOIDS, RowwiseActivation(torch.nn.Sigmoid())))
+            _replace_calls(module, {functional.linear: _frozen_linear(product), **sigmoids})
+            if name == SHARED_GATE_NAME:
+                # What this gate gives is squashed by the block around it. Only then: a context costs each call in it.
+                _replace_calls(model.get_submodule(parent), sigmoids)
 
 
 class _ReplacedCalls(TorchFunctionMode):
