@@ -58,6 +58,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/queue_overhead.py --short --output build/bench/queue_overhead.json
 	$(BIN)/python benchmarks/step_overhead.py --short --output build/bench/step_overhead.json
 	$(BIN)/python benchmarks/fusion.py --short --determinism --output build/bench/fusion.json
+	$(BIN)/python benchmarks/adapter_switch.py --short --output build/bench/adapter_switch.json
 	$(BIN)/python benchmarks/tables.py --results build/bench --print
 
 clean:

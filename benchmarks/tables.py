@@ -175,10 +175,37 @@ def fusion_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def switch_text(result: Result) -> str:
+    """Returns the table of what a switch of adapters costs."""
+    work = result["workload"]
+    ways = ("create", "park", "unpark", "evict", "restore", "peft_switch", "peft_load")
+    return "\n".join(
+        [
+            machine_line(result),
+            "",
+            f"hidden {work['hidden_size']}, {work['layers']} layers, vocabulary {work['vocab_size']}; a pass is the "
+            f"forward and backward of {work['pass_tokens']} tokens of one tenant. Medians of {work['rounds']} rounds, "
+            "in milliseconds; in brackets the share of a pass.",
+            "",
+            *table(
+                ("rank", "adapter MiB", "a pass", *(way.replace("_", " ").replace("peft", "PEFT") for way in ways)),
+                [
+                    (
+                        *(f"{row['rank']:.0f}", row["adapter_mib"], row["pass"]),
+                        *(f"{row[way]} ({row[f'{way}_of_a_pass']:.0%})" for way in ways),
+                    )
+                    for row in result["rows"]
+                ],
+            ),
+        ]
+    )
+
+
 RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "queue_overhead": queue_text,
     "step_overhead": step_text,
     "fusion": fusion_text,
+    "adapter_switch": switch_text,
 }
 
 
