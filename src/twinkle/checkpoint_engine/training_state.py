@@ -17,9 +17,11 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch import distributed
 from torch.optim.lr_scheduler import LRScheduler
 
-from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors
+from twinkle.checkpoint_engine.sharded import fill, like, whole
+from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors
 from twinkle.core.errors import InvalidInput
 
 TRAINER_FILE = "trainer_state.json"
@@ -78,7 +80,7 @@ def optimizer_files(optimizer: torch.optim.Optimizer, parameters: Parameters) ->
             if value is None:
                 continue
             place = steps if key == STEP else tensors
-            place[f"{key}.{name}"] = torch.as_tensor(value)
+            place[f"{key}.{name}"] = whole(torch.as_tensor(value))
     shared = {float(step) for step in steps.values()}
     if len(shared) > 1:
         tensors.update(steps)
@@ -114,9 +116,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parameters: Parameters, fil
                 )
             present = optimizer.state[parameter].get(key)
             if isinstance(present, torch.Tensor):
-                present.copy_(value)
+                fill(present, value)
             else:
-                optimizer.state[parameter][key] = value.to(parameter.device) if value.dim() else value
+                optimizer.state[parameter][key] = like(value, parameter) if value.dim() else value
     if tensors:
         raise InvalidInput(OPTIMIZER_FILE, f"holds the unknown tensor {min(tensors)}; it was made for other parameters")
     if OPTIMIZER_SETTINGS_FILE in files:
@@ -154,7 +156,7 @@ def gradient_files(parameters: Parameters, *, num_open: int, num_tokens: int) ->
     """The gradients of an open window; no file when none is open."""
     if num_open == 0:
         return {}
-    tensors = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    tensors = {name: whole(parameter.grad) for name, parameter in parameters.items() if parameter.grad is not None}
     metadata = (WINDOW, json.dumps([num_open, num_tokens]))
     return {GRADIENTS_FILE: _write(tensors, metadata=metadata)}
 
@@ -165,30 +167,40 @@ def load_gradients(parameters: Parameters, files: Mapping[str, bytes]) -> tuple[
         return 0, 0
     content = files[GRADIENTS_FILE]
     tensors = read_tensors(GRADIENTS_FILE, content)
-    for name in tensors:
-        if name in parameters and parameters[name].grad is None:
-            parameters[name].grad = torch.zeros_like(parameters[name])
-    grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    copy_checked(GRADIENTS_FILE, tensors, grads)
+    for name, gradient in tensors.items():
+        parameter = parameters.get(name)
+        if parameter is None or parameter.shape != gradient.shape:
+            raise InvalidInput(
+                GRADIENTS_FILE, f"holds {name} of shape {tuple(gradient.shape)}, no such parameter is here"
+            )
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        fill(parameter.grad, gradient)
     num_open, num_tokens = json.loads(read_metadata(GRADIENTS_FILE, content)[WINDOW])
     return int(num_open), int(num_tokens)
 
 
 def rng_files() -> dict[str, bytes]:
-    """Torch's random state on the CPU and on every CUDA device in use."""
-    states = {"cpu": torch.get_rng_state()}
+    """Torch's random state of each rank, on the CPU and on its CUDA device; all ranks must call."""
+    own = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        states |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+        own["cuda"] = torch.cuda.get_rng_state()
+    ranks: list[dict[str, torch.Tensor]] = [own]
+    if distributed.is_initialized():
+        ranks = [own] * distributed.get_world_size()
+        distributed.all_gather_object(ranks, own)
+    states = {f"{rank}.{device}": state for rank, found in enumerate(ranks) for device, state in found.items()}
     return {RNG_FILE: _write(states, metadata=FORMAT)}
 
 
 def load_rng(files: Mapping[str, bytes]) -> None:
-    """Put the random state back; devices that are not here are left out."""
+    """Put this rank's random state back; what the checkpoint has no state for goes on as it is."""
     states = read_tensors(RNG_FILE, _file(files, RNG_FILE))
-    torch.set_rng_state(states["cpu"])
-    for index in range(torch.cuda.device_count()):
-        if f"cuda.{index}" in states:
-            torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    if f"{rank}.cpu" in states:
+        torch.set_rng_state(states[f"{rank}.cpu"])
+    if f"{rank}.cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[f"{rank}.cuda"])
 
 
 def _write(tensors: Mapping[str, torch.Tensor], *, metadata: tuple[str, str]) -> bytes:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from twinkle.model.base import TwinkleModel
     from twinkle.model.multi_lora import MultiLoraTransformersModel
+    from twinkle.model.transformers_model import TransformersModel
 
-__all__ = ["MultiLoraTransformersModel", "TwinkleModel"]
+__all__ = ["MultiLoraTransformersModel", "TransformersModel", "TwinkleModel"]
 
 _MODULES = {
     "MultiLoraTransformersModel": "twinkle.model.multi_lora",
+    "TransformersModel": "twinkle.model.transformers_model",
     "TwinkleModel": "twinkle.model.base",
 }
 

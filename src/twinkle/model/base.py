@@ -119,7 +119,7 @@ class TwinkleModel(TrainingCheckpoints):
 
     def set_template(self, template: Template, *, adapter_name: str = "") -> None:
         """Set what turns conversations into rows: an object with ``encode``."""
-        if not isinstance(template, Template):
+        if isinstance(template, (str, type)) or not isinstance(template, Template):
             raise InvalidInput("template", f"is {template!r}; send an object with an encode method")
         self.group(adapter_name).template = template
 

@@ -33,6 +33,7 @@ class Pass:
     targets: Sequence[torch.Tensor] = ()
     """With ``tokens``: each row's tokens whose logprobs came out, (N,) or (N, K)."""
     loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    return_logits: bool = False
     loss: torch.Tensor | None = None
     num_tokens: int = 1
 
@@ -42,10 +43,17 @@ class Pass:
             result = loss(self.inputs, self.outputs, **self.loss_kwargs)
         self.loss, self.num_tokens = result["loss"], result["num_tokens"]
 
+    def release_graph(self) -> None:
+        """Let go of what the backward pass needed; the values stay for the metrics."""
+        self.outputs = {name: value.detach() for name, value in self.outputs.items()}
+        self.loss = None if self.loss is None else self.loss.detach()
+
     def output(self) -> ModelOutput:
         """What the caller sees: no graph, the loss as a number."""
         result = ModelOutput(logits=None)
         for name, value in self.outputs.items():
+            if name == "logits" and not self.return_logits:
+                continue
             result[name] = value.detach()  # type: ignore[literal-required]
         if self.loss is not None:
             result["loss"] = float(self.loss.detach())

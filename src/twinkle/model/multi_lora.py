@@ -196,6 +196,7 @@ class MultiLoraTransformersModel(TwinkleModel):
         adapter = self._base if disable_lora else self._adapters[group.name]
         self._score([opened], [adapter])
         if options.return_logits:
+            opened.return_logits = True
             opened.outputs["logits"] = self._logits(opened.tokens, adapter)
         return opened
 

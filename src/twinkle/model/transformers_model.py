@@ -1,0 +1,318 @@
+"""One transformers model as it is: all its parameters trained, or PEFT adapters on it.
+
+Shapes: B rows, T positions (padded), V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+from peft import PeftModel
+
+from twinkle.checkpoint_engine.sharded import whole
+from twinkle.core.errors import InvalidInput
+from twinkle.hub.model_path import resolve_model_id
+from twinkle.infra import DeviceMesh
+from twinkle.model.base import Rows, TwinkleModel
+from twinkle.model.model_pass import Pass, PassOptions
+from twinkle.model.optimizer_group import OptimizerGroup
+from twinkle.model.optimizers import OptimizerArg
+from twinkle.model.parallel import shard, training_sync
+from twinkle.model.placement import MixedPrecision, computes_in_bf16, device_of
+from twinkle.model.scoring import entropies, label_logps
+from twinkle.model.weight_files import adapter_parameters, load_adapter, load_model, save_adapter, save_model
+from twinkle.processor import ModelBatch
+
+TASKS = ("causal_lm", "embedding", "fused_lm_ce")
+STRATEGIES = ("accelerate", "native_fsdp")
+
+
+class TransformersModel(TwinkleModel):
+    """A transformers model, with torch's optimizers and schedules, on a CPU or CUDA, on one rank or several.
+
+    Without an adapter all parameters are trained, in the group ``""``. The first adapter freezes the base model and
+    takes that group's place.
+
+    Args:
+        model_id: A directory, or an id of the Hugging Face hub.
+        config: A transformers config in place of the model's own.
+        device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows.
+        mixed_precision: ``bf16`` (the default on accelerators) makes products in bfloat16, ``no`` as weights are.
+        model_cls: The transformers class to load it with; the causal language model of its config if omitted.
+        strategy: Either name is taken; there is one way.
+        gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
+        from_pretrained_kwargs: For transformers; ``dtype`` is float32 if omitted.
+    """
+
+    def __init__(
+        self,
+        model_id: str | None = None,
+        config: Any = None,
+        device_mesh: DeviceMesh | None = None,
+        mixed_precision: MixedPrecision | None = None,
+        *,
+        model_cls: Any = None,
+        strategy: str = "accelerate",
+        gradient_checkpointing: bool = True,
+        **from_pretrained_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if model_id is None:
+            raise InvalidInput("model_id", "is missing; send a directory or an id of the Hugging Face hub")
+        if strategy not in STRATEGIES:
+            raise InvalidInput("strategy", f"is {strategy!r}; send one of {', '.join(STRATEGIES)}")
+        self.device = device_of(device_mesh)
+        self._mesh = device_mesh
+        self._in_bf16 = computes_in_bf16(mixed_precision, self.device)
+        self._sync = training_sync(device_mesh, self.device)
+        self._is_sharded = False
+        self._frozen: set[str] = set()
+        self.model_id = resolve_model_id(model_id)
+        loader: Any = transformers.AutoModelForCausalLM if model_cls is None else model_cls
+        self.model: Any = loader.from_pretrained(
+            self.model_id,
+            **({} if config is None else {"config": config}),
+            **{"dtype": torch.float32, **from_pretrained_kwargs},
+        ).to(self.device)
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.optimizer_group[""] = OptimizerGroup("", dict(self.model.named_parameters()), self._sync)
+
+    # Adapters.
+
+    def add_adapter_to_model(
+        self, adapter_name: str, config_or_dir: Any, gradient_accumulation_steps: int = 1, is_trainable: bool = True
+    ) -> None:
+        """Add a PEFT adapter by its config, or from a directory.
+
+        Raises:
+            InvalidInput: The name is taken or empty, PEFT refuses the config, or the weights are sharded already.
+        """
+        if not adapter_name or adapter_name in self.optimizer_group:
+            raise InvalidInput(
+                "adapter_name", f"{adapter_name!r} is {'taken' if adapter_name else 'empty'}; send another"
+            )
+        if self._is_sharded:
+            raise InvalidInput("adapter_name", "the weights are sharded; add adapters before set_optimizer and passes")
+        try:
+            self._attach(adapter_name, config_or_dir, is_trainable=is_trainable)
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise InvalidInput("config_or_dir", f"PEFT cannot make adapter {adapter_name!r}: {error}") from error
+        if not is_trainable:
+            self._frozen.add(adapter_name)
+        self.optimizer_group.pop("", None)
+        self.optimizer_group[adapter_name] = OptimizerGroup(
+            adapter_name,
+            self._parameters(adapter_name),
+            self._sync,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+        )
+
+    def _attach(self, adapter_name: str, config_or_dir: Any, *, is_trainable: bool) -> None:
+        is_dir = isinstance(config_or_dir, (str, Path))
+        is_first = not isinstance(self.model, PeftModel)
+        if is_dir and is_first:
+            self.model = PeftModel.from_pretrained(
+                self.model, str(config_or_dir), adapter_name=adapter_name, is_trainable=is_trainable
+            )
+        elif is_dir:
+            self.model.load_adapter(str(config_or_dir), adapter_name, is_trainable=is_trainable)
+        elif is_first:
+            self.model = peft.get_peft_model(self.model, config_or_dir, adapter_name=adapter_name)
+        else:
+            self.model.add_adapter(adapter_name, config_or_dir)
+        self.model.to(self.device)
+
+    def remove_adapter(self, adapter_name: str) -> None:
+        """Forget an adapter and everything set for it."""
+        group = self.group(adapter_name)
+        self._require_adapter(group)
+        if len(self.optimizer_group) == 1:
+            raise InvalidInput("adapter_name", f"{group.name!r} is the last adapter; load the model again instead")
+        del self.optimizer_group[group.name]
+        self.model.delete_adapter(group.name)
+
+    def _parameters(self, adapter_name: str) -> dict[str, torch.nn.Parameter]:
+        if adapter_name in self._frozen:
+            return {}
+        return adapter_parameters(self.model, adapter_name) if adapter_name else dict(self.model.named_parameters())
+
+    @staticmethod
+    def _require_adapter(group: OptimizerGroup) -> None:
+        if not group.name:
+            raise InvalidInput("adapter_name", "there is no adapter; all parameters are trained")
+
+    def set_optimizer(
+        self,
+        optimizer_cls: OptimizerArg = "AdamW",
+        *,
+        lr: float = 1e-5,
+        weight_decay: float = 0.01,
+        adapter_name: str = "",
+        **settings: Any,
+    ) -> None:
+        """Set the optimizer, one of ``torch.optim``; on a mesh with ``fsdp`` this shards the weights."""
+        self._shard_once()
+        super().set_optimizer(optimizer_cls, lr=lr, weight_decay=weight_decay, adapter_name=adapter_name, **settings)
+
+    def _shard_once(self) -> None:
+        if self._is_sharded or self._mesh is None or self._mesh.size("fsdp") == 1:
+            return
+        shard(self.model, self._mesh, in_bf16=self._in_bf16)
+        self._is_sharded = True
+        for group in self.optimizer_group.values():
+            group.parameters = self._parameters(group.name)
+
+    # Passes.
+
+    def _forward(self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]) -> Pass:
+        self._shard_once()
+        self._activate(group)
+        self.model.train()
+        return self._run(group, rows, options, loss_kwargs, is_training=True)
+
+    def _forward_only(
+        self,
+        group: OptimizerGroup,
+        rows: Rows,
+        options: PassOptions,
+        loss_kwargs: Mapping[str, Any],
+        disable_lora: bool,
+    ) -> Pass:
+        self._shard_once()
+        self._activate(group)
+        self.model.eval()
+        base_alone: AbstractContextManager[Any] = nullcontext()
+        if disable_lora:
+            self._require_adapter(group)
+            base_alone = self.model.disable_adapter()
+        with torch.no_grad(), base_alone:
+            return self._run(group, rows, options, loss_kwargs, is_training=False)
+
+    def _activate(self, group: OptimizerGroup) -> None:
+        if group.name and self.model.active_adapter != group.name:
+            self.model.set_adapter(group.name, inference_mode=group.name in self._frozen)
+
+    def _run(
+        self,
+        group: OptimizerGroup,
+        rows: Rows,
+        options: PassOptions,
+        loss_kwargs: Mapping[str, Any],
+        *,
+        is_training: bool,
+    ) -> Pass:
+        if options.task not in TASKS:
+            raise InvalidInput("task", f"is {options.task!r}; send one of {', '.join(TASKS)}")
+        if not options.temperature > 0:
+            raise InvalidInput("temperature", f"is {options.temperature}, must be positive")
+        if loss_kwargs.get("micro_batch_size") is not None:
+            raise InvalidInput(
+                "micro_batch_size", "is not supported; send fewer rows and set gradient_accumulation_steps"
+            )
+        batch = group.processor(self._rows(group, rows), self.device)
+        inputs = {} if batch.labels is None else {"labels": batch.labels}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16 and not self._is_sharded):
+            outputs = self._embed(batch) if options.task == "embedding" else self._score(group, batch, options)
+        return Pass(
+            inputs=inputs,
+            outputs=outputs,
+            is_training=is_training,
+            loss_kwargs=loss_kwargs,
+            return_logits=options.return_logits,
+        )
+
+    def _score(self, group: OptimizerGroup, batch: ModelBatch, options: PassOptions) -> dict[str, torch.Tensor]:
+        logits_BTV = batch.unpack(self.model(**_clamped(batch.model_inputs), use_cache=False).logits)
+        if options.temperature != 1.0:
+            logits_BTV = logits_BTV / options.temperature
+        outputs: dict[str, torch.Tensor] = {}
+        if batch.labels is not None and batch.labels.shape == logits_BTV.shape[:2]:
+            outputs["logps"] = label_logps(logits_BTV, batch.labels)
+        if options.return_logits or group.loss.require_logits:
+            outputs["logits"] = logits_BTV
+        if group.loss.require_entropy:
+            outputs["entropies"] = entropies(logits_BTV)
+        return outputs
+
+    def _embed(self, batch: ModelBatch) -> dict[str, torch.Tensor]:
+        """The last token's last hidden state of each row: the embeddings (B, H)."""
+        result = self.model(
+            **_clamped(batch.model_inputs), use_cache=False, output_hidden_states=True, logits_to_keep=1
+        )
+        return {"embeddings": batch.last_positions(result.hidden_states[-1])}
+
+    def _backward(self, group: OptimizerGroup, last: Pass) -> None:
+        assert last.loss is not None
+        last.loss.backward()
+        last.release_graph()
+
+    # The end of a window.
+
+    def _clear_gradients(self, group: OptimizerGroup) -> None:
+        for parameter in group.parameters.values():
+            parameter.grad = None
+
+    def _publish(self, group: OptimizerGroup) -> None:
+        """The optimizer works on the model's own parameters."""
+
+    def _mark_gradients(self, group: OptimizerGroup) -> None:
+        """Gradients are where they belong."""
+
+    # Files.
+
+    def _write_weights(self, group: OptimizerGroup, folder: Path, *, is_writer: bool) -> None:
+        state = self.get_state_dict(adapter_name=group.name)
+        if not is_writer:
+            return
+        if group.name:
+            save_adapter(folder, state, self.get_peft_config_dict(adapter_name=group.name))
+        else:
+            save_model(folder, state, self.model)
+
+    def _load_weights(self, group: OptimizerGroup, folder: Path) -> None:
+        self._shard_once()
+        parameters = adapter_parameters(self.model, group.name) if group.name else dict(self.model.named_parameters())
+        if group.name:
+            load_adapter(folder, parameters)
+        else:
+            optional = {*self.model.all_tied_weights_keys, *dict(self.model.named_buffers())}
+            load_model(folder, parameters, optional=frozenset(optional))
+
+    def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
+        """The adapter's weights by PEFT's names, or all of the model's; on a mesh every rank must ask."""
+        group = self.group(adapter_name)
+        state = {name: whole(tensor.detach()) for name, tensor in self.model.state_dict().items()}
+        if not group.name:
+            return state
+        found: dict[str, torch.Tensor] = peft.get_peft_model_state_dict(
+            self.model, state_dict=state, adapter_name=group.name, save_embedding_layers=False
+        )
+        return {name: tensor.clone() for name, tensor in found.items()}
+
+    def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
+        """The adapter's config as PEFT writes it; empty where all parameters are trained."""
+        group = self.group(adapter_name)
+        if not group.name:
+            return {}
+        config = copy.deepcopy(self.model.peft_config[group.name])
+        config.inference_mode = True
+        settings: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=_jsonable))
+        return settings
+
+
+def _clamped(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Padding has position -1, which a table of positions does not hold; what stands there is masked anyway."""
+    return {**inputs, "position_ids": inputs["position_ids"].clamp(min=0)}
+
+
+def _jsonable(value: object) -> object:
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)

@@ -1,0 +1,109 @@
+"""The weights of a transformers model and of its PEFT adapters, from and to the directories that these tools read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from twinkle.checkpoint_engine.directory import verify_tensors, write_files
+from twinkle.checkpoint_engine.sharded import fill
+from twinkle.core.errors import InvalidInput
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PEFT_CONTAINERS = ("lora_", "modules_to_save", "trainable_tokens")
+
+
+def adapter_parameters(model: torch.nn.Module, adapter_name: str) -> dict[str, torch.nn.Parameter]:
+    """The parameters of one PEFT adapter, by the names they have in its file."""
+    found: dict[str, torch.nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        for index, (part, following) in enumerate(pairwise(parts)):
+            if part.startswith(PEFT_CONTAINERS) and following == adapter_name:
+                found[_stored_name(parts, index)] = parameter
+                break
+    return found
+
+
+def _stored_name(parts: list[str], container: int) -> str:
+    before, after = parts[:container], parts[container + 2 :]
+    if parts[container] == "modules_to_save":
+        return ".".join([*before, *after])
+    if parts[container] == "lora_magnitude_vector":
+        after = []
+    return ".".join([*before, parts[container], *after])
+
+
+def save_adapter(folder: Path, state: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+    """Write an adapter as PEFT does."""
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+    write_files(
+        folder,
+        {
+            ADAPTER_CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
+            ADAPTER_WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
+        },
+    )
+
+
+def load_adapter(folder: Path, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Fill an adapter's parameters from its file.
+
+    Raises:
+        InvalidInput: A tensor is missing, unknown or of another shape.
+    """
+    _fill(ADAPTER_WEIGHTS, _read(folder / ADAPTER_WEIGHTS), parameters, optional=frozenset())
+
+
+def save_model(folder: Path, state: Mapping[str, torch.Tensor], model: Any) -> None:
+    """Write a whole model as transformers does, and read it back."""
+    model.save_pretrained(folder, state_dict=dict(state))
+    verify_tensors(folder, state)
+
+
+def load_model(folder: Path, parameters: Mapping[str, torch.nn.Parameter], *, optional: frozenset[str]) -> None:
+    """Fill all parameters of a model from its directory, where the names in ``optional`` may be missing or too many.
+
+    Raises:
+        InvalidInput: There is no model, or a tensor is missing, unknown or of another shape.
+    """
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        raise InvalidInput("checkpoint", f"{folder} holds no model.safetensors")
+    tensors = {name: tensor for path in paths for name, tensor in _read(path).items()}
+    _fill("model.safetensors", tensors, parameters, optional=optional)
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise InvalidInput(path.name, f"cannot be read from {path.parent}: {error}") from error
+
+
+def _fill(
+    file: str,
+    tensors: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.nn.Parameter],
+    *,
+    optional: frozenset[str],
+) -> None:
+    missing = sorted(parameters.keys() - tensors.keys() - optional)
+    unknown = sorted(tensors.keys() - parameters.keys() - optional)
+    if missing or unknown:
+        problem = f"lacks {missing[0]}" if missing else f"holds the unknown tensor {unknown[0]}"
+        raise InvalidInput(file, f"{problem}; it was saved from another model or adapter")
+    for name, parameter in parameters.items():
+        if name in tensors and tensors[name].shape != parameter.shape:
+            shapes = f"{tuple(tensors[name].shape)}, the parameter {tuple(parameter.shape)}"
+            raise InvalidInput(file, f"{name} has shape {shapes}")
+    for name, parameter in parameters.items():
+        if name in tensors:
+            fill(parameter, tensors[name])
