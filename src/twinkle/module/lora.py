@@ -42,7 +42,12 @@ class LoraLinear(torch.nn.Module):
         """Apply the frozen weight and the update of each routed segment."""
         pairs = tuple(self._route.pairs(self.path))
         x_TI = x.reshape(-1, self.in_features)
-        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, self.weight, self.bias, self._products, pairs)
+        y_TO: torch.Tensor
+        if torch.is_grad_enabled():
+            y_TO = SegmentedLinear.apply(x_TI, self.weight, self.bias, self._products, pairs)
+        else:  # what ``apply`` adds is a tenth of a step that samples one token
+            y_TO = self._products.rows(x_TI, self.weight, self.bias)
+            self._products.add_updates(y_TO, x_TI, pairs)
         return y_TO.view(*x.shape[:-1], self.out_features)
 
 

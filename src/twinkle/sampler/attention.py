@@ -47,23 +47,25 @@ class CachedAttention:
         window: int | None,
     ) -> torch.Tensor:
         """Returns the attended values [1, T, H, D]; ``window`` None means no limit."""
-        _, num_heads, num_tokens, head_size = query_1HTD.shape
-        output_1THD = query_1HTD.new_empty(1, num_tokens, num_heads, head_size)
+        # What each single token needs is laid out for all of them at once; then few operations are left for each.
+        query_T1GRD = _grouped_rows(query_1HTD, num_groups=key_1GTD.shape[1])
+        kv_21GTD = torch.stack((key_1GTD, value_1GTD))
+        attended = []
         row = 0
         for piece, mask_NS in zip(self._pieces, self._masks_of(window), strict=True):
-            rows = slice(row, row + piece.num_tokens)
-            row = rows.stop
             key_1GSD, value_1GSD = piece.cache.write(
-                layer_index, piece.start, key_1GTD[:, :, rows], value_1GTD[:, :, rows]
+                layer_index, piece.start, kv_21GTD.narrow(3, row, piece.num_tokens)
             )
-            first_key = _first_key(piece, window)
-            key_1GSD, value_1GSD = key_1GSD[:, :, first_key:], value_1GSD[:, :, first_key:]
-            query_1HND = query_1HTD[:, :, rows]
+            if first_key := _first_key(piece, window):
+                key_1GSD, value_1GSD = key_1GSD[:, :, first_key:], value_1GSD[:, :, first_key:]
             if piece.num_tokens == 1:
-                output_1THD[:, rows] = _attend_one(query_1HND, key_1GSD, value_1GSD, scale)
+                out_1GRD = functional.scaled_dot_product_attention(query_T1GRD[row], key_1GSD, value_1GSD, scale=scale)
+                attended.append(out_1GRD.reshape(1, 1, query_1HTD.shape[1], -1))
             else:
-                output_1THD[:, rows] = _attend_chunk(query_1HND, key_1GSD, value_1GSD, mask_NS, scale)
-        return output_1THD
+                query_1HND = query_1HTD.narrow(2, row, piece.num_tokens)
+                attended.append(_attend_chunk(query_1HND, key_1GSD, value_1GSD, mask_NS, scale))
+            row += piece.num_tokens
+        return torch.cat(attended, dim=1)
 
     def _masks_of(self, window: int | None) -> list[torch.Tensor | None]:
         if window not in self._masks:
@@ -84,12 +86,10 @@ def _mask(piece: Piece, window: int | None, device: torch.device) -> torch.Tenso
     return window_mask(piece.start, end, _first_key(piece, window), window, device)
 
 
-def _attend_one(q_1H1D: torch.Tensor, k_1GSD: torch.Tensor, v_1GSD: torch.Tensor, scale: float) -> torch.Tensor:
+def _grouped_rows(query_1HTD: torch.Tensor, *, num_groups: int) -> torch.Tensor:
     """The query heads that share a key-value head become its rows: keys and values are read once, not repeated."""
-    num_heads, head_size = q_1H1D.shape[1], q_1H1D.shape[3]
-    q_1GRD = q_1H1D.reshape(1, k_1GSD.shape[1], -1, head_size)
-    out_1GRD = functional.scaled_dot_product_attention(q_1GRD, k_1GSD, v_1GSD, scale=scale)
-    return out_1GRD.reshape(1, 1, num_heads, head_size)
+    _, num_heads, num_tokens, head_size = query_1HTD.shape
+    return query_1HTD[0].transpose(0, 1).reshape(num_tokens, 1, num_groups, num_heads // num_groups, head_size)
 
 
 def _attend_chunk(

@@ -58,11 +58,13 @@ def finite_rows(logprobs_NV: torch.Tensor) -> list[bool]:
 
 def choose(logprobs_NV: torch.Tensor, rules: Sequence[ChoiceRule], uniforms: Sequence[float]) -> torch.Tensor:
     """Returns one token id per row [N]: the likeliest for greedy rows, else by inverse CDF at the row's uniform."""
-    tokens_N = logprobs_NV.argmax(-1)
-    uniform_N = torch.tensor(list(uniforms), dtype=torch.float64, device=logprobs_NV.device)
+    uniform_N = torch.tensor(uniforms, dtype=torch.float64, device=logprobs_NV.device)
     free = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_restricted]
+    if len(free) == len(rules):
+        return _invert_cdf(logprobs_NV.double().exp_(), uniform_N)
+    tokens_N = logprobs_NV.argmax(-1)
     if free:
-        tokens_N[free] = _invert_cdf(logprobs_NV[free].double().exp(), uniform_N[free])
+        tokens_N[free] = _invert_cdf(logprobs_NV[free].double().exp_(), uniform_N[free])
     restricted = [row for row, rule in enumerate(rules) if rule.is_restricted]
     if restricted:
         tokens_N[restricted] = _choose_restricted(

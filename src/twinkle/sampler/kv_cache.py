@@ -4,7 +4,8 @@ Each sequence owns contiguous buffers that grow block by block, so memory follow
 32k) and attention over them is the same arithmetic whoever else is in the batch. Copying a buffer once per block costs
 1/64 of what attention reads in the meantime.
 
-Shape suffixes: G key-value heads, C capacity in tokens, N new tokens, S tokens so far, D head size; 2 is keys, values.
+Shape suffixes: G key-value heads, C capacity in tokens, N new tokens, S tokens so far, D head size; 2 is keys, values,
+and 1 the batch of one that attention wants.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class SequenceCache:
 
     def __init__(self) -> None:
         self.blocks = 0
-        self._layers_2GCD: dict[int, torch.Tensor] = {}
+        self._layers_21GCD: dict[int, torch.Tensor] = {}
 
     def reserve(self, num_tokens: int) -> None:
         """Makes room for ``num_tokens`` in all; never shrinks."""
@@ -34,30 +35,28 @@ class SequenceCache:
         if blocks <= self.blocks:
             return
         self.blocks = blocks
-        for layer, old_2GCD in self._layers_2GCD.items():
-            new_2GCD = self._allocate(old_2GCD[0])
-            new_2GCD[:, :, : old_2GCD.shape[2]] = old_2GCD
-            self._layers_2GCD[layer] = new_2GCD
+        for layer, old_21GCD in self._layers_21GCD.items():
+            new_21GCD = self._allocate(old_21GCD)
+            new_21GCD[:, :, :, : old_21GCD.shape[3]] = old_21GCD
+            self._layers_21GCD[layer] = new_21GCD
 
-    def write(
-        self, layer: int, start: int, key_1GND: torch.Tensor, value_1GND: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(self, layer: int, start: int, new_21GND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores new tokens at positions ``start``.. and returns all keys and values [1, G, S, D], these included."""
-        if layer not in self._layers_2GCD:
-            self._layers_2GCD[layer] = self._allocate(key_1GND[0])
-        kv_2GCD = self._layers_2GCD[layer]
-        end = start + key_1GND.shape[2]
-        kv_2GCD[0, :, start:end] = key_1GND[0]
-        kv_2GCD[1, :, start:end] = value_1GND[0]
-        return kv_2GCD[:1, :, :end], kv_2GCD[1:, :, :end]
+        kv_21GCD = self._layers_21GCD.get(layer)
+        if kv_21GCD is None:
+            kv_21GCD = self._layers_21GCD[layer] = self._allocate(new_21GND)
+        num_tokens = new_21GND.shape[3]
+        kv_21GCD.narrow(3, start, num_tokens).copy_(new_21GND)
+        key_1GSD, value_1GSD = kv_21GCD.narrow(3, 0, start + num_tokens).unbind(0)
+        return key_1GSD, value_1GSD
 
     def fork(self) -> SequenceCache:
         """Returns a copy for another continuation of the same tokens."""
         copy = SequenceCache()
         copy.blocks = self.blocks
-        copy._layers_2GCD = {layer: kv_2GCD.clone() for layer, kv_2GCD in self._layers_2GCD.items()}
+        copy._layers_21GCD = {layer: kv_21GCD.clone() for layer, kv_21GCD in self._layers_21GCD.items()}
         return copy
 
-    def _allocate(self, like_GND: torch.Tensor) -> torch.Tensor:
-        num_kv_heads, _, head_size = like_GND.shape
-        return like_GND.new_empty(2, num_kv_heads, self.blocks * BLOCK_TOKENS, head_size)
+    def _allocate(self, like_21GND: torch.Tensor) -> torch.Tensor:
+        num_kv_heads, _, head_size = like_21GND.shape[2:]
+        return like_21GND.new_empty(2, 1, num_kv_heads, self.blocks * BLOCK_TOKENS, head_size)

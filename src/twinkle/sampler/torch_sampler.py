@@ -165,8 +165,9 @@ class TorchSampler(Sampler):
                 self._score_prompt(work, hidden_TH[end - work.piece.num_tokens : end], failures)
         choosing = [(work, end - 1) for work, end in zip(works, ends, strict=True) if work.needs_logits]
         if choosing:
+            rows_NH = hidden_TH if len(choosing) == len(hidden_TH) else hidden_TH[[last for _, last in choosing]]
             logits_NV = self._model.logits(
-                hidden_TH[[last for _, last in choosing]],
+                rows_NH,
                 _segments([(work.progress.adapter, 1) for work, _ in choosing]),
             )
             self._take_logits([work for work, _ in choosing], logits_NV, failures)
