@@ -139,6 +139,11 @@ def decode_data(body: bytes | ForwardBackwardEnvelope, *, max_cells: int = DEFAU
 
 def encode_forward_backward(body: ForwardBackwardBody) -> bytes:
     """Writes a request as the SDK would, with dense tensors; for our own client and tests."""
+    return cast(bytes, write_forward_backward(body).SerializeToString())
+
+
+def write_forward_backward(body: ForwardBackwardBody) -> pb.Message:
+    """Writes a request as a message whose ``seq_id`` can still be changed; it shares no memory with the arrays."""
     message = pb.ForwardBackwardRequest(
         model_id=body.model_id, seq_id=body.seq_id, loss_fn=body.loss_fn, forward_only=body.forward_only
     )
@@ -153,7 +158,7 @@ def encode_forward_backward(body: ForwardBackwardBody) -> bytes:
         written.model_input.add().encoded_text.tokens = datum.tokens.astype("<i4").tobytes()
         for name, array in datum.inputs.items():
             written.loss_fn_inputs[name].CopyFrom(write_tensor(array))
-    return cast(bytes, message.SerializeToString())
+    return message
 
 
 def encode_forward_backward_output(logprobs: Sequence[Array], metrics: Mapping[str, float]) -> bytes:

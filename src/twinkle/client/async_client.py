@@ -1,0 +1,198 @@
+"""The client for event loops, and the one implementation: the blocking one is made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from twinkle.client.backoff import RetryPolicy
+from twinkle.client.bodies import make_body, to_json
+from twinkle.client.connection import Connection
+from twinkle.client.endpoint import find_endpoint
+from twinkle.client.errors import TwinkleError
+from twinkle.client.future import Future
+from twinkle.client.run import Run
+from twinkle.client.sampler import Sampler
+from twinkle.client.session import Session
+from twinkle.client.transport import NATIVE_PREFIX, TINKER_PREFIX, Request
+from twinkle.wire.bodies.checkpoints import (
+    CheckpointInfo,
+    CheckpointsResponse,
+    TrainingRun,
+    TrainingRunsResponse,
+)
+from twinkle.wire.bodies.native import RunResponse
+from twinkle.wire.bodies.sampling import CreateSamplingSessionRequest, CreateSamplingSessionResponse
+from twinkle.wire.bodies.session import CapabilitiesResponse, SupportedModel
+from twinkle.wire.bodies.training import CreateModelRequest, LoadWeightsRequest, LoraConfig
+from twinkle.wire.paths import ModelId
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncClient:
+    """A tenant's way to a Twinkle server, for use in one event loop. An asynchronous context manager."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        tags: Sequence[str] = (),
+        give_up_after_s: float = 300.0,
+    ) -> None:
+        """Connect nothing yet.
+
+        Args:
+            base_url: The server; else ``TWINKLE_SERVER_URL``, else ``TINKER_BASE_URL``, else one on this machine.
+            api_key: The tenant's key; else ``TWINKLE_SERVER_TOKEN``, else ``TINKER_API_KEY``.
+            tags: Words under which the operator finds this client's session.
+            give_up_after_s: How long an operation is sent again while the server cannot take it.
+
+        Raises:
+            ConfigError: There is no key, or the URL is none.
+            RuntimeError: No event loop runs here.
+        """
+        endpoint = find_endpoint(base_url, api_key)
+        self._connection = Connection(endpoint, RetryPolicy(give_up_after_s=give_up_after_s))
+        self._session = Session(self._connection, tags=tags)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def create_run(
+        self,
+        base_model: str,
+        *,
+        rank: int = 32,
+        seed: int | None = None,
+        train_attn: bool = True,
+        train_mlp: bool = True,
+        train_unembed: bool = True,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Run:
+        """A new run on a base model; returns as soon as the server has accepted it.
+
+        Raises:
+            InvalidInput: The base model or the rank is not offered.
+            TransientError: The server could not be asked for as long as was tried.
+        """
+        session_id = await self._session.id()
+        lora = make_body(
+            LoraConfig, rank=rank, seed=seed, train_attn=train_attn, train_mlp=train_mlp, train_unembed=train_unembed
+        )
+        number = self._session.next_run()
+        body = make_body(
+            CreateModelRequest,
+            session_id=session_id,
+            model_seq_id=number,
+            base_model=base_model,
+            lora_config=lora,
+            user_metadata=None if metadata is None else dict(metadata),
+        )
+        await self._connection.transport.submit(Request(path=f"{TINKER_PREFIX}/create_model", content=to_json(body)))
+        run_id = str(ModelId(session_id, number))
+        return Run(self._connection, run_id, base_model=base_model, rank=rank, next_seq=1)
+
+    async def resume_run(
+        self, path: str, *, with_optimizer: bool = True, metadata: Mapping[str, str] | None = None
+    ) -> Run:
+        """A new run that begins as a checkpoint, with its optimizer state or with a fresh one.
+
+        Raises:
+            NotFound: There is no such checkpoint.
+            InvalidInput: It has no optimizer state, or the path is none.
+        """
+        session_id = await self._session.id()
+        number = self._session.next_run()
+        body = make_body(
+            LoadWeightsRequest,
+            path=path,
+            optimizer=with_optimizer,
+            session_id=session_id,
+            model_seq_id=number,
+            user_metadata=None if metadata is None else dict(metadata),
+        )
+        await self._connection.transport.submit(Request(path=f"{TINKER_PREFIX}/load_weights", content=to_json(body)))
+        return await self.attach(str(ModelId(session_id, number)))
+
+    async def attach(self, run_id: str) -> Run:
+        """A run that was made earlier, by this process or another one; it goes on after the last accepted operation.
+
+        Raises:
+            NotFound: There is no such run, or it is another tenant's.
+        """
+        run = await self._connection.ask(f"{NATIVE_PREFIX}/runs/{run_id}", RunResponse)
+        return Run(self._connection, run.run_id, base_model=run.base_model, rank=run.rank, next_seq=run.next_seq)
+
+    async def sampler(self, *, path: str | None = None, base_model: str | None = None) -> Sampler:
+        """Something to sample from: a checkpoint's path, a base model, or both when they agree.
+
+        Raises:
+            NotFound: There is no such checkpoint.
+            InvalidInput: Neither was given, or they do not agree.
+        """
+        body = make_body(
+            CreateSamplingSessionRequest,
+            session_id=await self._session.id(),
+            sampling_session_seq_id=self._session.next_sampler(),
+            base_model=base_model,
+            model_path=path,
+        )
+        answer = await self._connection.ask(
+            f"{TINKER_PREFIX}/create_sampling_session", CreateSamplingSessionResponse, body
+        )
+        return Sampler(self._connection, answer.sampling_session_id)
+
+    def future(self, request_id: str) -> Future[Any]:
+        """The future of an operation that this process or another one submitted; fails when there is none.
+
+        Raises:
+            ClientClosed: The client is closed.
+        """
+        return self._connection.follow(request_id)
+
+    async def models(self) -> list[SupportedModel]:
+        """The base models that are served."""
+        answer = await self._connection.ask(f"{TINKER_PREFIX}/get_server_capabilities", CapabilitiesResponse)
+        return answer.supported_models
+
+    async def runs(self, *, limit: int = 20, offset: int = 0) -> list[TrainingRun]:
+        """The tenant's runs, newest first."""
+        path = f"{TINKER_PREFIX}/training_runs?limit={limit}&offset={offset}"
+        return (await self._connection.ask(path, TrainingRunsResponse)).training_runs
+
+    async def checkpoints(self, run_id: str) -> list[CheckpointInfo]:
+        """A run's checkpoints."""
+        path = f"{TINKER_PREFIX}/training_runs/{run_id}/checkpoints"
+        return (await self._connection.ask(path, CheckpointsResponse)).checkpoints
+
+    async def flush(self, *, timeout_s: float | None = None) -> None:
+        """Return when everything handed over so far is accepted, or has failed.
+
+        Raises:
+            TimeoutError: The time is up; it is still tried.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._connection.flush()
+
+    async def close(self, *, flush_timeout_s: float = 60.0) -> None:
+        """Hand everything over, say goodbye and disconnect. What was accepted goes on without this client."""
+        try:
+            await self.flush(timeout_s=flush_timeout_s)
+            async with asyncio.timeout(flush_timeout_s):
+                await self._session.finish()
+        except TimeoutError:
+            _log.warning("closed with %d operations that the server did not take", self._connection.num_unsent)
+        except TwinkleError as error:
+            _log.warning("closed without saying goodbye: %s", error)
+        finally:
+            await self._connection.close()

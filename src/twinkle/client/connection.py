@@ -1,0 +1,117 @@
+"""What all parts of one client share: the event loop, the way to the server, the collector, background work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from twinkle.client.backoff import RetryPolicy
+from twinkle.client.bodies import to_json
+from twinkle.client.collector import Collector, is_sample
+from twinkle.client.endpoint import Endpoint
+from twinkle.client.errors import ClientClosed, TwinkleError
+from twinkle.client.future import Future
+from twinkle.client.transport import TINKER_PREFIX, Request, Transport
+from twinkle.wire.bodies.base import RequestBody, ResponseBody
+from twinkle.wire.bodies.futures import CancelFutureRequest, FutureResponse
+
+P = ParamSpec("P")
+ResponseT = TypeVar("ResponseT", bound=ResponseBody)
+
+
+class Connection:
+    """One client's connection. Lives on the event loop it is made on; only :meth:`call_soon` is for other threads."""
+
+    def __init__(self, endpoint: Endpoint, policy: RetryPolicy) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.transport = Transport(endpoint, policy)
+        self.collector = Collector(self.transport)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_unsent = 0
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
+        self._is_closed = False
+
+    @property
+    def num_unsent(self) -> int:
+        """How many operations were handed over and are not accepted yet."""
+        return self._num_unsent
+
+    def call_soon(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have something called on the loop, in the order of the calls of this method. Callable from any thread.
+
+        Raises:
+            ClientClosed: It is too late.
+        """
+        if self._is_closed or self.loop.is_closed():
+            raise ClientClosed("the client is closed")
+        self.loop.call_soon_threadsafe(lambda: callback(*args, **kwargs))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin something in the background."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def new_future(self, *, for_sample: bool = False) -> Future[Any]:
+        """A future of this client's loop. Callable from any thread."""
+        return Future(self.loop, ask_to_cancel=self._ask_to_cancel if for_sample else None)
+
+    def follow(self, request_id: str) -> Future[Any]:
+        """A future for an operation that was accepted earlier. Callable from any thread."""
+        future = self.new_future(for_sample=is_sample(request_id))
+        future.begin()
+        future.set_accepted(request_id)
+        self.call_soon(self.collector.add, request_id, future)
+        return future
+
+    async def ask(self, path: str, answer_class: type[ResponseT], body: RequestBody | None = None) -> ResponseT:
+        """One call that is answered at once; raises as :meth:`Transport.send` does."""
+        content = b"" if body is None else to_json(body)
+        request = Request(path=path, method="GET" if body is None else "POST", content=content)
+        return answer_class.model_validate_json(await self.transport.send(request))
+
+    async def submit(self, request: Request, future: Future[Any]) -> None:
+        """Hand one operation over; the future is accepted then, and collected from then on.
+
+        Raises:
+            TwinkleError: It was refused, or could not be handed over; the future is left as it is.
+        """
+        ticket = FutureResponse.model_validate_json(await self.transport.submit(request))
+        future.set_accepted(ticket.request_id)
+        self.collector.add(ticket.request_id, future)
+
+    def note_unsent(self, number: int) -> None:
+        """Count operations that are on their way, for :meth:`flush`."""
+        self._num_unsent += number
+        if self._num_unsent:
+            self._all_sent.clear()
+        else:
+            self._all_sent.set()
+
+    async def flush(self) -> None:
+        """Return when everything that was handed over so far is accepted or has failed."""
+        await self._all_sent.wait()
+
+    async def close(self) -> None:
+        """End all background work; what is open fails with ``ClientClosed``."""
+        self._is_closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.collector.close()
+        await self.transport.close()
+
+    def _ask_to_cancel(self, future: Future[Any]) -> None:
+        self.call_soon(lambda: self.spawn(self._cancel(future)))
+
+    async def _cancel(self, future: Future[Any]) -> None:
+        try:
+            request_id = await future.accepted()
+            body = CancelFutureRequest(request_id=request_id)
+            await self.transport.send(Request(path=f"{TINKER_PREFIX}/cancel_future", content=to_json(body)))
+        except TwinkleError:
+            # Nobody waits for this; the future ends with the outcome, as if it had not been asked.
+            return
