@@ -21,6 +21,10 @@ class GradientSync(Protocol):
 
     process_group: distributed.ProcessGroup | None
 
+    def share(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Give every rank the values that the first one has: each has drawn its own."""
+        ...
+
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Make every gradient the sum over all ranks."""
         ...
@@ -38,6 +42,9 @@ class OneRank:
     """Nobody to talk to."""
 
     process_group: distributed.ProcessGroup | None = None
+
+    def share(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Nothing to do."""
 
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Nothing to do."""
@@ -61,6 +68,11 @@ class ReplicatedRanks:
     def __init__(self, process_group: distributed.ProcessGroup, device: torch.device) -> None:
         self.process_group: distributed.ProcessGroup | None = process_group
         self._device = device
+
+    def share(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Broadcast values from the first rank."""
+        for parameter in parameters:
+            distributed.broadcast(parameter.detach(), src=0, group=self.process_group)
 
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """All-reduce the gradients in buckets, in the order of the parameters."""

@@ -123,9 +123,12 @@ class MultiLoraTransformersModel(TwinkleModel):
             adapter = self.core.create_adapter(config, trainable=is_trainable)
         self._require_rank(adapter.config)
         self._adapters[adapter_name] = adapter
+        parameters = _parameters(adapter)
+        self._sync.share(parameters.values())
+        adapter.publish()
         self.optimizer_group[adapter_name] = OptimizerGroup(
             adapter_name,
-            _parameters(adapter),
+            parameters,
             self._sync,
             gradient_accumulation_steps=gradient_accumulation_steps,
         )

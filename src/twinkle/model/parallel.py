@@ -41,6 +41,8 @@ def shard(model: Any, mesh: DeviceMesh, *, in_bf16: bool) -> None:
     for module in (*layers, model):
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)
+        # Gloo knows no scaled sums, and none is wanted.
+        module.set_force_sum_reduction_for_comms(True)
 
 
 def _decoder_layers(model: Any) -> list[torch.nn.Module]:

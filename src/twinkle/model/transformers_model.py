@@ -108,10 +108,12 @@ class TransformersModel(TwinkleModel):
             raise InvalidInput("config_or_dir", f"PEFT cannot make adapter {adapter_name!r}: {error}") from error
         if not is_trainable:
             self._frozen.add(adapter_name)
+        parameters = self._parameters(adapter_name)
+        self._sync.share(parameters.values())
         self.optimizer_group.pop("", None)
         self.optimizer_group[adapter_name] = OptimizerGroup(
             adapter_name,
-            self._parameters(adapter_name),
+            parameters,
             self._sync,
             gradient_accumulation_steps=gradient_accumulation_steps,
         )

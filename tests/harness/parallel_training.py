@@ -1,0 +1,86 @@
+"""A training script for torchrun, on the CPU: ``parallel_training.py MODEL_DIR OUTPUT_DIR KIND...``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import peft
+import safetensors.torch
+import torch
+from torch import distributed
+
+import twinkle
+from harness.training import make_rows
+from twinkle.model import MultiLoraTransformersModel, TransformersModel, TwinkleModel
+
+LENGTHS = (7, 4, 9, 5)
+STEPS = 4
+TWO_RANKS = ("fused dp", "lora dp", "full dp", "lora fsdp", "full fsdp")
+FOUR_RANKS = ("lora hsdp",)
+LAYOUTS = {"dp": {"dp_size": 2}, "fsdp": {"fsdp_size": 2}, "hsdp": {"dp_size": 2, "fsdp_size": 2}}
+
+
+def make_model(kind: str, model_dir: str, mesh: twinkle.DeviceMesh | None) -> TwinkleModel:
+    what = kind.split()[0]
+    make: Any = MultiLoraTransformersModel if what == "fused" else TransformersModel
+    model: TwinkleModel = make(model_id=model_dir, device_mesh=mesh)
+    if what != "full":
+        model.add_adapter_to_model(
+            "a", peft.LoraConfig(r=4, target_modules="all-linear"), gradient_accumulation_steps=2
+        )
+    model.group("").set_accumulation(2)
+    model.set_optimizer("AdamW", lr=1e-2)
+    model.set_lr_scheduler("LinearWarmupScheduler", num_warmup_steps=1, num_training_steps=4)
+    return model
+
+
+def train(model: TwinkleModel, first: int, last: int, mesh: twinkle.DeviceMesh | None) -> list[dict[str, Any]]:
+    told = []
+    for step in range(first, last):
+        rows = make_rows(step, LENGTHS)
+        model.forward_backward(inputs=rows if mesh is None else mesh.slice_data(rows))
+        norm = model.clip_grad_and_step(max_grad_norm=0.5)
+        if norm is not None:
+            metrics = model.calculate_metric(True)
+            told.append({"norm": norm, "loss": float(metrics["loss"]), "rate": metrics.get("learning rate")})
+    return told
+
+
+def main() -> None:
+    model_dir, output_dir, *kinds = sys.argv[1:]
+    torch.set_num_threads(1)
+    twinkle.initialize(mode="local", global_device_mesh=mesh_of(kinds[0]))
+    for kind in kinds:
+        train_and_resume(kind, model_dir, Path(output_dir) / kind)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def mesh_of(kind: str) -> twinkle.DeviceMesh:
+    return twinkle.DeviceMesh.from_sizes(**LAYOUTS[kind.split()[1]], device_type="cpu")
+
+
+def train_and_resume(kind: str, model_dir: str, output_dir: Path) -> None:
+    mesh = mesh_of(kind)
+    # Ranks that draw differently must still train one adapter.
+    torch.manual_seed(distributed.get_rank())
+    model = make_model(kind, model_dir, mesh)
+    start = model.save("start", output_dir=output_dir)
+    told = train(model, 0, 2, mesh)
+    half = model.save("half", output_dir=output_dir, save_optimizer=True)
+    told += train(model, 2, STEPS, mesh)
+    state = model.get_state_dict()
+    assert start and half
+    resumed = make_model(kind, model_dir, mesh)
+    resumed.resume_from_checkpoint(half)
+    train(resumed, 2, STEPS, mesh)
+    is_same = all(torch.equal(value, state[name]) for name, value in resumed.get_state_dict().items())
+    if distributed.get_rank() == 0:
+        end = {name: value.contiguous() for name, value in state.items()}
+        safetensors.torch.save_file(end, output_dir / "end.safetensors")
+        (output_dir / "told.json").write_text(json.dumps({"told": told, "resumed_is_same": is_same}))
+
+
+if __name__ == "__main__":
+    main()

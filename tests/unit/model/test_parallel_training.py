@@ -1,0 +1,71 @@
+"""Several ranks on the CPU, each with its rows, train what one process trains with all of them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from harness import parallel_training
+from harness.parallel_training import FOUR_RANKS, STEPS, TWO_RANKS, make_model, train
+from twinkle.core.errors import ConfigError
+from twinkle.infra import DeviceMesh
+from twinkle.model import TransformersModel
+
+TESTS = Path(parallel_training.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def trained(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What the ranks wrote for a kind; all kinds of one number of ranks run in one start of torchrun."""
+    folders: dict[int, Path] = {}
+
+    def folder(kind: str) -> Path:
+        num_ranks, kinds = (4, FOUR_RANKS) if kind in FOUR_RANKS else (2, TWO_RANKS)
+        if num_ranks not in folders:
+            folders[num_ranks] = tmp_path_factory.mktemp("ranks")
+            paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+            subprocess.run(
+                [*command, parallel_training.__file__, str(model_dir), str(folders[num_ranks]), *kinds],
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                check=True,
+                timeout=150,
+            )
+        return folders[num_ranks] / kind
+
+    return folder
+
+
+@pytest.mark.parametrize("kind", [*TWO_RANKS, *FOUR_RANKS])
+def test_ranks_with_their_rows_train_like_one_with_all(
+    kind: str, model_dir: Path, trained: Callable[[str], Path]
+) -> None:
+    output = trained(kind)
+    found = json.loads((output / "told.json").read_text())
+    alone = make_model(kind, str(model_dir), None)
+    alone.load(output / "start")
+    expected = train(alone, 0, STEPS, None)
+    assert len(expected) == STEPS // 2
+    for ours, theirs in zip(found["told"], expected, strict=True):
+        assert ours["norm"] == pytest.approx(theirs["norm"], rel=1e-4)
+        # LossMetric has four digits.
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=2e-4)
+        assert ours["rate"] == theirs["rate"]
+    state = alone.get_state_dict()
+    for name, value in safetensors.torch.load_file(output / "end.safetensors").items():
+        # Adam divides by the root of a second moment near 0: rounding shows in weights whose gradient is almost none.
+        torch.testing.assert_close(value, state[name], atol=2e-3, rtol=1e-2)
+    assert found["resumed_is_same"]
+
+
+def test_other_kinds_of_parallelism_and_lone_processes_are_refused(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="tp_size"):
+        TransformersModel(model_id=str(model_dir), device_mesh=DeviceMesh.from_sizes(tp_size=2, device_type="cpu"))
+    with pytest.raises(ConfigError, match=r"twinkle\.initialize"):
+        TransformersModel(model_id=str(model_dir), device_mesh=DeviceMesh.from_sizes(dp_size=2, device_type="cpu"))
