@@ -98,7 +98,7 @@ def test_a_sample_whose_worker_died_is_not_handed_out_again_once_cancelled(
 
     lease = bench.lease("b")
 
-    assert bench.journal.claim_samples(lease, 4, under_way=()) == []
+    assert bench.claim_samples(lease, 4, under_way=()) == []
     assert bench.journal.num_open_samples("t0") == 0
 
 

@@ -213,7 +213,7 @@ def test_only_open_samples_of_the_tenant_are_counted(bench: Bench, lease: Lease)
     bench.journal.open_lane(new_sampler("r", tenant="t1"))
     bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in range(3)))
     bench.append(submission("r", 0, OperationKind.SAMPLE, tenant="t1"))
-    claims = bench.journal.claim_samples(lease, 2, under_way=[])
+    claims = bench.claim_samples(lease, 2, under_way=[])
     bench.journal.commit(lease, [done(claims[0])])
 
     assert bench.journal.num_open_samples("t0") == 2

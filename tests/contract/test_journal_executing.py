@@ -9,8 +9,8 @@ from harness.journal import Bench, done, everything, failed, new_sampler, submis
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState
-from twinkle.storage.journal import Head
 from twinkle.storage.records import Records
+from twinkle.storage.turns import Head
 
 
 def test_only_the_head_of_each_lane_is_offered(bench: Bench, lease: Lease) -> None:
@@ -53,10 +53,12 @@ def test_neither_being_new_nor_having_idled_is_a_head_start(bench: Bench, lease:
 
     bench.append(submission("idle", 1))
     bench.adapter("new")
+    claims = bench.claim(lease)
+    bench.journal.commit(lease, [done(claim) for claim in claims])
 
     vtimes = dict(bench.rows("SELECT id, vtime FROM lane"))
-    assert vtimes["idle"] == vtimes["new"] == before_last
-    assert [claim.lane for claim in bench.claim(lease)] == ["idle", "new", "busy"]
+    assert [claim.lane for claim in claims] == ["new", "idle", "busy"]
+    assert vtimes["idle"] == vtimes["new"] == before_last + 1
 
 
 def test_claims_come_in_the_order_they_were_chosen_and_unchosen_heads_stay(bench: Bench, lease: Lease) -> None:
@@ -98,14 +100,14 @@ def zombie(bench: Bench, lease: Lease) -> Lease:
 
 def test_who_has_lost_the_mesh_can_do_nothing_and_leaves_no_trace(bench: Bench, zombie: Lease) -> None:
     (claim,) = bench.claim(zombie)
-    (sample,) = bench.journal.claim_samples(zombie, 8, under_way=[])
+    (sample,) = bench.claim_samples(zombie, 8, under_way=[])
     bench.lease("successor")
     before = bench.rows("SELECT * FROM operation ORDER BY request_id"), bench.rows("SELECT * FROM lane ORDER BY id")
 
     with pytest.raises(LeaseLost):
         bench.claim(zombie)
     with pytest.raises(LeaseLost):
-        bench.journal.claim_samples(zombie, 8, under_way=[])
+        bench.claim_samples(zombie, 8, under_way=[])
     with pytest.raises(LeaseLost):
         bench.journal.commit(zombie, [done(claim, b"late")], Records(sampling_sessions=[new_sampler("late")]))
     with pytest.raises(LeaseLost):
@@ -241,8 +243,8 @@ def test_samples_are_handed_out_longest_waiting_first_and_never_twice(
         bench.append(submission("s", seq, OperationKind.SAMPLE))
         clock.move(1)
 
-    first = bench.journal.claim_samples(lease, 2, under_way=[])
-    rest = bench.journal.claim_samples(lease, 2, under_way=[claim.request_id for claim in first])
+    first = bench.claim_samples(lease, 2, under_way=[])
+    rest = bench.claim_samples(lease, 2, under_way=[claim.request_id for claim in first])
 
     assert [claim.seq for claim in first] == [5, 0]
     assert [claim.seq for claim in rest] == [9]
@@ -251,7 +253,7 @@ def test_samples_are_handed_out_longest_waiting_first_and_never_twice(
 def test_samples_finish_in_any_order_and_move_no_lane(bench: Bench, lease: Lease) -> None:
     bench.journal.open_lane(new_sampler("s"))
     bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in (3, 1)))
-    claims = bench.journal.claim_samples(lease, 8, under_way=[])
+    claims = bench.claim_samples(lease, 8, under_way=[])
 
     bench.journal.commit(lease, [done(claims[1])])
     bench.journal.commit(lease, [failed(claims[0])])
@@ -264,15 +266,15 @@ def test_samples_finish_in_any_order_and_move_no_lane(bench: Bench, lease: Lease
 def test_samples_a_dead_worker_held_come_back_one_by_one_and_only_to_an_idle_holder(bench: Bench, lease: Lease) -> None:
     bench.journal.open_lane(new_sampler("s"))
     bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in range(3)))
-    bench.journal.claim_samples(lease, 2, under_way=[])
+    bench.claim_samples(lease, 2, under_way=[])
     successor = bench.lease("successor")
 
-    alone = bench.journal.claim_samples(successor, 8, under_way=[])
-    while_busy = bench.journal.claim_samples(successor, 8, under_way=[alone[0].request_id])
+    alone = bench.claim_samples(successor, 8, under_way=[])
+    while_busy = bench.claim_samples(successor, 8, under_way=[alone[0].request_id])
     bench.journal.commit(successor, [done(alone[0])])
-    second = bench.journal.claim_samples(successor, 8, under_way=[])
+    second = bench.claim_samples(successor, 8, under_way=[])
     bench.journal.commit(successor, [done(second[0])])
-    fresh = bench.journal.claim_samples(successor, 8, under_way=[])
+    fresh = bench.claim_samples(successor, 8, under_way=[])
 
     assert len(alone) == len(second) == 1
     assert while_busy == []
@@ -284,9 +286,9 @@ def test_a_sample_the_holder_claimed_and_lost_sight_of_is_handed_out_again(bench
     """The claim was committed but its answer never reached the worker: nobody would ever run it."""
     bench.journal.open_lane(new_sampler("s"))
     bench.append(submission("s", 0, OperationKind.SAMPLE))
-    bench.journal.claim_samples(lease, 8, under_way=[])
+    bench.claim_samples(lease, 8, under_way=[])
 
-    (again,) = bench.journal.claim_samples(lease, 8, under_way=[])
+    (again,) = bench.claim_samples(lease, 8, under_way=[])
 
     assert (again.request_id, again.attempt) == ("s:req:0", 2)
 
@@ -307,14 +309,14 @@ def test_an_operation_the_holder_claimed_and_lost_sight_of_is_offered_again_as_a
 def test_a_sample_given_back_waits_its_delay(bench: Bench, lease: Lease, clock: HandClock) -> None:
     bench.journal.open_lane(new_sampler("s"))
     bench.append(submission("s", 0, OperationKind.SAMPLE))
-    bench.journal.claim_samples(lease, 8, under_way=[])
+    bench.claim_samples(lease, 8, under_way=[])
     bench.journal.give_back(lease, ["s:req:0"], delay_s=10)
 
-    assert bench.journal.claim_samples(lease, 8, under_way=[]) == []
+    assert bench.claim_samples(lease, 8, under_way=[]) == []
     assert bench.journal.ready_meshes() == []
     clock.move(10)
     assert bench.journal.ready_meshes() == ["mesh0"]
-    assert len(bench.journal.claim_samples(lease, 8, under_way=[])) == 1
+    assert len(bench.claim_samples(lease, 8, under_way=[])) == 1
 
 
 def test_a_limit_bounds_what_is_offered(bench: Bench, lease: Lease) -> None:

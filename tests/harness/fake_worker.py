@@ -109,7 +109,7 @@ class FakeWorker:
             if not self._may_run.is_set():
                 continue
             claims = self.journal.claim(self._lease, lambda heads: heads, 16)
-            claims += self.journal.claim_samples(self._lease, 16, under_way=())
+            claims += self.journal.claim_samples(self._lease, lambda heads: heads[:16], 16, under_way=())
             if claims:
                 records = Records()
                 outcomes = [self._answer(claim, records) for claim in claims]

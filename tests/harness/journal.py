@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -25,12 +25,14 @@ from twinkle.core.operation import (
     Payload,
     Submission,
 )
+from twinkle.scheduler.fusion import choose_samples
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal import Head, Journal
+from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.records import NewAdapter, NewSamplingSession
 from twinkle.storage.tables import SessionRow, TenantRow
+from twinkle.storage.turns import Head
 from twinkle.storage.upkeep import Upkeep
 
 MESH = "mesh0"
@@ -177,6 +179,13 @@ class Bench:
 
     def claim(self, lease: Lease, limit: int = 256) -> list[Claim]:
         return self.journal.claim(lease, everything, limit)
+
+    def claim_samples(self, lease: Lease, limit: int, *, under_way: Collection[str] = ()) -> list[Claim]:
+        """As a worker claims them that has room for so many."""
+        is_idle = not under_way
+        return self.journal.claim_samples(
+            lease, lambda heads: choose_samples(heads, room=limit, is_idle=is_idle), limit, under_way=under_way
+        )
 
     def run(self, lease: Lease) -> list[tuple[str, int]]:
         """Claim and commit until nothing is left; what was done, in order."""

@@ -12,9 +12,10 @@ from twinkle.core.operation import Claim, Outcome
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database
-from twinkle.storage.journal import Head, Journal
+from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.records import Records
+from twinkle.storage.turns import Head
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings
 from twinkle.workers.execute import Executor
@@ -241,6 +242,7 @@ class WorkerRig:
             clock=clock,
             max_adapters=4,
             max_tokens=1000,
+            min_tokens=0,
             max_attempts=max_attempts,
         )
 

@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.errors import ConfigError
+from twinkle.core.limits import TenantLimits
 
 _CLIENT_VARIABLES = {"TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN", "TWINKLE_MODEL_ID"}
 
@@ -40,7 +41,9 @@ class Settings(BaseSettings):
         default=False,
         description="tell clients to hold one poll for all samples of a sampling client, not one for each",
     )
-    max_outstanding_samples: int = Field(default=4000, gt=0, description="per tenant; more is answered 429")
+    max_outstanding_samples: int = Field(
+        default=4000, gt=0, description="that wait or run, per tenant; more is answered 429"
+    )
     max_body_bytes_in_flight: int = Field(
         default=2**30, gt=0, description="request bodies held at once, of everybody; more is answered 429"
     )
@@ -61,6 +64,24 @@ class Settings(BaseSettings):
     download_url_ttl_s: int = Field(default=3600, gt=0, description="how long a download URL works")
     presign_downloads: bool = Field(
         default=False, description="let clients download straight from the object store, not through the API"
+    )
+
+    # What a tenant may use; `twinkle tenants set` gives one limits of its own.
+    tenant_max_adapters: int = Field(
+        default=1000, ge=0, description="adapters of live sessions, per tenant; 0: no limit; more is an error"
+    )
+    tenant_max_running: int = Field(
+        default=0, ge=0, description="operations that run at once on one mesh, per tenant; 0: no limit; the rest waits"
+    )
+    tenant_max_body_bytes: int = Field(
+        default=256 * 2**20,
+        ge=0,
+        description="request bodies held at once, per tenant; 0: no limit; more is answered 429",
+    )
+    tenant_tokens_per_minute: int = Field(
+        default=0,
+        ge=0,
+        description="tokens trained and sampled, per tenant; 0: no limit; beyond it training waits, samples get 429",
     )
 
     # The worker.
@@ -89,6 +110,11 @@ class Settings(BaseSettings):
     tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
     max_rank: int = Field(default=128, gt=0)
     max_adapters_per_step: int = Field(default=64, gt=0)
+    min_tokens_per_step: int = Field(
+        default=0,
+        ge=0,
+        description="fill a step up to here even with work of tenants that are ahead of their share",
+    )
     max_resident_adapters: int = Field(default=64, gt=0)
     parked_adapter_bytes: int = Field(
         default=4 << 30,
@@ -128,6 +154,17 @@ class Settings(BaseSettings):
     def resolved_object_store(self) -> str:
         """The object store's URL or folder, embedded default included."""
         return self.object_store or str(self.home.absolute() / "objects")
+
+    @property
+    def tenant_limits(self) -> TenantLimits:
+        """The limits of tenants that have none of their own."""
+        return TenantLimits(
+            max_adapters=self.tenant_max_adapters,
+            max_running=self.tenant_max_running,
+            max_samples=self.max_outstanding_samples,
+            max_body_bytes=self.tenant_max_body_bytes,
+            tokens_per_minute=self.tenant_tokens_per_minute,
+        )
 
     @property
     def resolved_model_name(self) -> str:

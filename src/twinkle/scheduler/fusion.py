@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 from twinkle.core.operation import OperationKind
-from twinkle.storage.journal import Head
+from twinkle.scheduler.fairness import fair_part, in_service_order
+from twinkle.storage.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 
 
-def choose_batch(heads: list[Head], *, max_adapters: int, max_tokens: int, previous_was_light: bool) -> list[Head]:
-    """Pick the heads of the next batch from ``heads``, which stand in the order of fairness.
+def choose_batch(
+    heads: list[Head], *, max_adapters: int, max_tokens: int, min_tokens: int, previous_was_light: bool
+) -> list[Head]:
+    """Pick the heads of the next batch.
 
-    An operation whose worker died runs alone, so that nobody else is blamed for it. Light operations (optimizer steps,
-    saves, loads) go before forward passes, because each one frees a pass that can then be fused; but never twice in a
-    row while passes wait, so a stream of saves cannot starve training. Passes are fused up to ``max_adapters`` and
-    ``max_tokens``, and always at least one.
+    An operation whose worker died runs alone when its turn comes, so that nobody else is blamed for it. Light
+    operations (optimizer steps, saves, loads) go before forward passes, because each one frees a pass that can then be
+    fused; but never twice in a row while passes wait, so a stream of saves cannot starve training. Passes are fused up
+    to ``max_adapters`` and ``max_tokens``, and always at least one; beyond ``min_tokens`` only as far as no tenant is
+    served ahead of another one whose turn it would be.
     """
-    suspects = [head for head in heads if head.attempts > 0]
-    if suspects:
-        return suspects[:1]
-    light = [head for head in heads if head.kind not in _FUSED]
-    passes = [head for head in heads if head.kind in _FUSED]
+    order = in_service_order(heads)
+    if order and order[0].head.attempts > 0:
+        return [order[0].head]
+    fresh = [operation for operation in order if operation.head.attempts == 0]
+    light = [operation.head for operation in fresh if operation.head.kind not in _FUSED]
+    passes = [operation for operation in fresh if operation.head.kind in _FUSED]
     if light and not (previous_was_light and passes):
         return light[:max_adapters]
     batch: list[Head] = []
     num_tokens = 0
-    for head in passes[:max_adapters]:
-        if batch and num_tokens + head.num_tokens > max_tokens:
+    for operation in fair_part(passes[:max_adapters], min_tokens=min_tokens):
+        if batch and num_tokens + operation.head.num_tokens > max_tokens:
             break
-        batch.append(head)
-        num_tokens += head.num_tokens
+        batch.append(operation.head)
+        num_tokens += operation.head.num_tokens
     return batch
+
+
+def choose_samples(heads: list[Head], *, room: int, is_idle: bool) -> list[Head]:
+    """Pick the samples to begin with.
+
+    A sample that was under way when a worker died is taken alone, and only by an idle holder: were it the cause, its
+    companions would be blamed with it. Until it has run, nothing else begins.
+    """
+    suspects = [head for head in heads if head.attempts > 0]
+    if suspects:
+        return suspects[:1] if is_idle else []
+    return [operation.head for operation in in_service_order(heads)[:room]]

@@ -65,6 +65,14 @@ class Transaction:
         """Run one statement. ``FOR UPDATE`` and ``FOR SHARE`` clauses are dropped where one writer is the rule."""
         return self._connection.execute(_translate(sql, self._is_postgres), parameters)
 
+    def execute_for_each(self, sql: str, keys: Sequence[str], parameters: Sequence[object]) -> list[Row]:
+        """Run a limited query once for each key, its first parameter; the rows stand in no particular order."""
+        if not self._is_postgres:
+            return [row for key in keys for row in self.execute(sql, (key, *parameters)).fetchall()]
+        of_key = sql.replace("?", "k.key", 1)
+        lateral = f"SELECT each.* FROM UNNEST(CAST(? AS TEXT[])) AS k(key) CROSS JOIN LATERAL ({of_key}) AS each"
+        return self.execute(lateral, (list(keys), *parameters)).fetchall()
+
 
 @lru_cache(maxsize=512)
 def _translate(sql: str, is_postgres: bool) -> str:

@@ -15,6 +15,7 @@ from twinkle.core.crash import crash_point
 from twinkle.core.errors import Cancelled, Conflict, InvalidInput, LeaseLost, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
+from twinkle.core.limits import NO_LIMITS, TenantLimits
 from twinkle.core.operation import (
     Accepted,
     Claim,
@@ -28,8 +29,9 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import LockedLane, advance_lane, lock_lanes, number_ended_sample, placeholders
+from twinkle.storage.lanes import LockedLane, advance_lane, end_sample, lock_lanes, placeholders
 from twinkle.storage.records import NewLane, PastOperation, Records
+from twinkle.storage.turns import Head, Moment, charge, ready_heads, served_of, virtual_time, waiting_samples
 
 _STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
@@ -38,18 +40,6 @@ _STATUS_COLUMNS = (
 
 MAX_NUMBERS_AHEAD = 10_000
 """How far a number may run ahead of its lane: a hole is filled number by number when nobody comes to fill it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """A lane's next operation, as the scheduler sees it before it decides what to claim."""
-
-    lane: str
-    tenant: str
-    seq: int
-    kind: OperationKind
-    attempts: int
-    num_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +54,17 @@ class OwnedStatus:
 class Journal:
     """Append, claim, commit, ask."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
+        """Take the stores.
+
+        Args:
+            database: Where the journal is.
+            clock: What time it is.
+            limits: Those of tenants that have none of their own.
+        """
         self.database = database
         self._clock = clock
+        self._limits = limits
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
@@ -157,28 +155,20 @@ class Journal:
             LeaseLost: Another epoch holds the mesh.
         """
         with self.database.transaction() as transaction:
-            _check_lease(transaction, lease)
-            rows = transaction.execute(
-                "SELECT l.id, l.tenant, l.head_seq, l.head_kind, o.attempts, o.num_tokens, l.vtime"
-                " FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.head_seq"
-                " WHERE l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ? ORDER BY l.vtime, l.id LIMIT ?",
-                (lease.mesh, self._clock.now(), limit),
-            ).fetchall()
-            chosen = choose([_head_of(row) for row in rows])
-            if chosen:
-                served = {head.lane for head in chosen}
-                _move_virtual_time(transaction, lease.mesh, min(row[6] for row in rows if row[0] in served))
-            return self._start(transaction, lease, [request_id_of(head.lane, head.seq) for head in chosen])
+            moment = self._moment(transaction, lease)
+            heads = ready_heads(transaction, moment, limit=limit)
+            _move_virtual_time(transaction, moment, heads)
+            return self._start(transaction, lease, [head.request_id for head in choose(heads)])
 
-    def claim_samples(self, lease: Lease, limit: int, *, under_way: Collection[str]) -> list[Claim]:
-        """Hand the longest-waiting samples to the lease holder; one that nobody works on counts as waiting.
-
-        A sample that was under way when a worker died is handed out alone, and only to an idle holder: were it the
-        cause, its companions would be blamed with it.
+    def claim_samples(
+        self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int, *, under_way: Collection[str]
+    ) -> list[Claim]:
+        """Hand the chosen samples to the lease holder; one that nobody works on counts as waiting.
 
         Args:
             lease: The caller's lease.
-            limit: How many at most.
+            choose: The scheduler's decision: some of the given samples, which stand in the order of their arrival.
+            limit: How many may be chosen at most.
             under_way: The samples the caller works on. Any other that runs was claimed by a holder that is gone, or by
                 this one in a transaction whose answer it never saw.
 
@@ -186,18 +176,16 @@ class Journal:
             LeaseLost: Another epoch holds the mesh.
         """
         with self.database.transaction() as transaction:
-            _check_lease(transaction, lease)
-            rows = transaction.execute(
-                "SELECT request_id, attempts FROM operation"
-                " WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
-                " AND not_before <= ? ORDER BY accepted_at LIMIT ?",
-                (lease.mesh, self._clock.now(), limit + len(under_way)),
-            ).fetchall()
-            waiting = [row for row in rows if row[0] not in under_way][:limit]
-            suspects = [row[0] for row in waiting if row[1] > 0]
-            if not suspects:
-                return self._start(transaction, lease, [row[0] for row in waiting])
-            return self._start(transaction, lease, [] if under_way else suspects[:1])
+            moment = self._moment(transaction, lease)
+            samples = waiting_samples(transaction, moment, limit=limit, under_way=under_way)
+            if not samples:
+                return []
+            _move_virtual_time(transaction, moment, samples)
+            return self._start(transaction, lease, [sample.request_id for sample in choose(samples)])
+
+    def _moment(self, transaction: Transaction, lease: Lease) -> Moment:
+        vtime = _check_lease(transaction, lease)
+        return Moment(mesh=lease.mesh, vtime=vtime, now=self._clock.now(), max_running=self._limits.max_running)
 
     def _start(self, transaction: Transaction, lease: Lease, request_ids: list[str]) -> list[Claim]:
         if not request_ids:
@@ -221,15 +209,24 @@ class Journal:
             LeaseLost: Another epoch holds the mesh, or an operation is not in this holder's hands; nothing was written.
         """
         with self.database.transaction() as transaction:
-            _check_lease(transaction, lease)
-            lock_lanes(transaction, (outcome.lane for outcome in outcomes))
+            mesh_vtime = _check_lease(transaction, lease)
+            lanes = lock_lanes(transaction, (outcome.lane for outcome in outcomes))
             now = self._clock.now()
-            for outcome in outcomes:
-                is_news = _record_outcome(transaction, lease, outcome, now)
+            news = [outcome for outcome in outcomes if _record_outcome(transaction, lease, outcome, now)]
+            least = charge(
+                transaction,
+                lease.mesh,
+                served_of(news, lanes),
+                mesh_vtime=mesh_vtime,
+                now=now,
+                tokens_per_minute=self._limits.tokens_per_minute,
+            )
+            for outcome in news:
+                least_vtime = least[lanes[outcome.lane].tenant]
                 if outcome.kind.is_ordered:
-                    advance_lane(transaction, outcome, now)
-                elif is_news:
-                    number_ended_sample(transaction, outcome.lane, outcome.request_id)
+                    advance_lane(transaction, outcome, now, least_vtime=least_vtime)
+                else:
+                    end_sample(transaction, outcome, least_vtime=least_vtime)
             if records is not None:
                 records.insert(transaction, now)
             crash_point("journal.commit")
@@ -334,16 +331,19 @@ def _answer_resend(
     )
 
 
-def _check_lease(transaction: Transaction, lease: Lease) -> None:
-    row = transaction.execute("SELECT epoch, owner FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
+def _check_lease(transaction: Transaction, lease: Lease) -> float:
+    """The mesh's virtual time, if the lease still holds."""
+    row = transaction.execute("SELECT epoch, owner, vtime FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
     if row is None or row[0] != lease.epoch or row[1] != lease.owner:
         held = "nobody" if row is None or row[1] is None else f"epoch {row[0]}"
         raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
+    return float(row[2])
 
 
-def _move_virtual_time(transaction: Transaction, mesh: str, vtime: float) -> None:
-    """The mesh's virtual time is the start tag of what it serves, and never runs back (start-time fair queueing)."""
-    transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ? AND vtime < ?", (vtime, mesh, vtime))
+def _move_virtual_time(transaction: Transaction, moment: Moment, offered: list[Head]) -> None:
+    vtime = virtual_time(offered, before=moment.vtime)
+    if vtime > moment.vtime:
+        transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ?", (vtime, moment.mesh))
 
 
 def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> bool:
@@ -377,10 +377,6 @@ def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, no
 def _is_cancelled(transaction: Transaction, request_id: str) -> bool:
     row = transaction.execute("SELECT error_code FROM operation WHERE request_id = ?", (request_id,)).fetchone()
     return row is not None and row[0] == Cancelled.code
-
-
-def _head_of(row: Row) -> Head:
-    return Head(lane=row[0], tenant=row[1], seq=row[2], kind=OperationKind(row[3]), attempts=row[4], num_tokens=row[5])
 
 
 def _claim_of(row: Row) -> Claim:

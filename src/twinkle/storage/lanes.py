@@ -21,19 +21,16 @@ class LockedLane:
     head_seq: int
     head_kind: str | None
     max_seq: int
+    vtime: float
+    gap_since: float | None
 
     def note_arrival(self, transaction: Transaction, submission: Submission, now: float) -> None:
-        """Bring the lane's head and gap up to date with a new operation.
-
-        A lane that was idle starts at its mesh's virtual time: what it did not use in the meantime is no credit.
-        """
+        """Bring the lane's head and gap up to date with a new operation."""
         self.max_seq = max(self.max_seq, submission.seq)
         if submission.seq == self.head_seq:
             self.head_kind = submission.kind.value
             transaction.execute(
-                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL, vtime = CASE"
-                " WHEN vtime < (SELECT m.vtime FROM mesh m WHERE m.name = lane.mesh)"
-                " THEN (SELECT m.vtime FROM mesh m WHERE m.name = lane.mesh) ELSE vtime END WHERE id = ?",
+                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL WHERE id = ?",
                 (self.head_kind, self.max_seq, self.id),
             )
         elif self.head_kind is None:
@@ -49,15 +46,15 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
     """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
     ordered_ids = sorted(set(ids))
     rows = transaction.execute(
-        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq FROM lane"
+        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since FROM lane"
         f" WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
     return {row[0]: LockedLane(*row) for row in rows}
 
 
-def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None:
-    """Move the head on.
+def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, least_vtime: float = 0.0) -> None:
+    """Move the head on, and the lane's virtual time from ``least_vtime`` on by what was served.
 
     The window of failed gradients opens at a failed forward_backward and closes at what empties the gradients.
     """
@@ -74,7 +71,9 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None
         " head_kind = (SELECT o.kind FROM operation o WHERE o.lane = lane.id AND o.seq = ?),"
         " gap_since = CASE WHEN max_seq >= ? AND NOT EXISTS"
         " (SELECT 1 FROM operation o WHERE o.lane = lane.id AND o.seq = ?) THEN CAST(? AS DOUBLE PRECISION) END,"
-        f" failed_window_seq = {window}, not_before = 0, vtime = vtime + ? WHERE id = ? AND head_seq = ?",
+        f" failed_window_seq = {window}, not_before = 0,"
+        " vtime = CASE WHEN vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE vtime END + ?"
+        " WHERE id = ? AND head_seq = ?",
         (
             next_seq,
             next_seq,
@@ -82,6 +81,8 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None
             next_seq,
             now,
             *window_parameters,
+            least_vtime,
+            least_vtime,
             float(max(outcome.num_tokens, 1)),
             outcome.lane,
             outcome.seq,
@@ -89,6 +90,15 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float) -> None
     ).rowcount
     if changed != 1:
         raise LeaseLost(f"{outcome.lane} has moved past {outcome.seq}", lane=outcome.lane)
+
+
+def end_sample(transaction: Transaction, outcome: Outcome, *, least_vtime: float) -> None:
+    """Number a sample that has ended, and move its lane's virtual time from ``least_vtime`` on by what was served."""
+    transaction.execute(
+        "UPDATE lane SET vtime = CASE WHEN vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE vtime END + ? WHERE id = ?",
+        (least_vtime, least_vtime, float(max(outcome.num_tokens, 1)), outcome.lane),
+    )
+    number_ended_sample(transaction, outcome.lane, outcome.request_id)
 
 
 def number_ended_sample(transaction: Transaction, lane: str, request_id: str) -> None:

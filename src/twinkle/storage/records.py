@@ -83,13 +83,19 @@ class NewSamplingSession:
         )
 
 
-def insert_lane(transaction: Transaction, lane: str, tenant: str, mesh: str, *, ordered: bool) -> None:
-    """Insert a lane unless it exists. Its first operation brings it to the mesh's virtual time."""
+def insert_lane(
+    transaction: Transaction, lane: str, tenant: str, mesh: str, *, ordered: bool, priority: int = 0
+) -> bool:
+    """Insert a lane, with its tenant's share of the mesh, unless it exists; whether it is new."""
     transaction.execute(
-        "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
-        " VALUES (?, ?, ?, ?, 0, -1, 0, 0) ON CONFLICT (id) DO NOTHING",
-        (lane, tenant, mesh, ordered),
+        "INSERT INTO share (mesh, tenant) VALUES (?, ?) ON CONFLICT (mesh, tenant) DO NOTHING", (mesh, tenant)
     )
+    inserted = transaction.execute(
+        "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime, nice)"
+        " VALUES (?, ?, ?, ?, 0, -1, 0, 0, ?) ON CONFLICT (id) DO NOTHING",
+        (lane, tenant, mesh, ordered, -priority),
+    )
+    return inserted.rowcount == 1
 
 
 @dataclass(frozen=True, kw_only=True)

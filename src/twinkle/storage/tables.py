@@ -10,13 +10,22 @@ from sqlmodel import Field, SQLModel
 
 
 class TenantRow(SQLModel, table=True):
-    """Who is accountable."""
+    """Who is accountable. A limit that is NULL is the settings'.
+
+    ``paid_until`` is the time up to which the tenant's rate covers the tokens it was served.
+    """
 
     __tablename__ = "tenant"
     id: str = Field(primary_key=True)
     name: str = Field(unique=True)
     weight: float = 1.0
     created_at: float = Field(sa_type=Float)
+    max_adapters: int | None = None
+    max_running: int | None = None
+    max_samples: int | None = None
+    max_body_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    tokens_per_minute: int | None = Field(default=None, sa_type=BigInteger)
+    paid_until: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
 
 
 class ApiKeyRow(SQLModel, table=True):
@@ -63,12 +72,22 @@ class MeshRow(SQLModel, table=True):
     vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
 
 
+class ShareRow(SQLModel, table=True):
+    """What a tenant was served on a mesh, in virtual time; ``lane_vtime`` is where its idle lanes begin."""
+
+    __tablename__ = "share"
+    mesh: str = Field(primary_key=True)
+    tenant: str = Field(primary_key=True, foreign_key="tenant.id")
+    vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+    lane_vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+
+
 class LaneRow(SQLModel, table=True):
     """The order of one adapter's operations (or the numbering of one sampling session's samples).
 
     ``head_seq`` is the next number to execute; ``head_kind`` is set exactly while that operation is in the journal,
     so the partial index below holds the lanes that can run and nothing else. ``num_ended`` counts the samples of an
-    unordered lane that have ended, and numbers them.
+    unordered lane that have ended, and numbers them. ``nice`` orders a tenant's lanes, the lowest first.
     """
 
     __tablename__ = "lane"
@@ -76,7 +95,10 @@ class LaneRow(SQLModel, table=True):
         Index(
             "lane_ready",
             "mesh",
+            "tenant",
+            "nice",
             "vtime",
+            "id",
             sqlite_where=text("head_kind IS NOT NULL"),
             postgresql_where=text("head_kind IS NOT NULL"),
         ),
@@ -98,6 +120,7 @@ class LaneRow(SQLModel, table=True):
     failed_window_seq: int | None = None
     not_before: float = Field(default=0.0, sa_type=Float)
     vtime: float = Field(default=0.0, sa_type=Float)
+    nice: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     num_ended: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
 
 
@@ -137,6 +160,7 @@ class OperationRow(SQLModel, table=True):
         Index(
             "sample_waiting",
             "mesh",
+            "lane",
             "accepted_at",
             sqlite_where=text("kind = 'sample' AND state IN ('queued', 'running')"),
             postgresql_where=text("kind = 'sample' AND state IN ('queued', 'running')"),

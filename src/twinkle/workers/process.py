@@ -59,7 +59,7 @@ class MeshProcess:
         clock = SystemClock()
         database = Database(settings.resolved_database_url)
         engine = self._engine = build_engine(settings)
-        journal = Journal(database, clock)
+        journal = Journal(database, clock, limits=settings.tenant_limits)
         sql = sql_engine(settings.resolved_database_url)
         upgrade(sql)
         catalog = Catalog(database, sql, clock)
@@ -121,6 +121,7 @@ class MeshProcess:
             clock=clock,
             max_adapters=settings.max_adapters_per_step,
             max_tokens=_PASS_TOKENS_CLAIMED,
+            min_tokens=settings.min_tokens_per_step,
             max_attempts=settings.max_attempts,
         )
         self._stopping = threading.Event()

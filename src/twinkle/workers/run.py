@@ -13,8 +13,9 @@ from twinkle.core.errors import Cancelled, LeaseLost, PoisonOperation, StorageUn
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.scheduler.completions import CompletionPublisher
-from twinkle.scheduler.fusion import choose_batch
-from twinkle.storage.journal import Head, Journal
+from twinkle.scheduler.fusion import choose_batch, choose_samples
+from twinkle.storage.journal import Journal
+from twinkle.storage.turns import Head
 from twinkle.workers.endings import Execution, outcome_of_failure
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
@@ -46,6 +47,7 @@ class MeshWorker(Generic[State]):
         clock: Clock,
         max_adapters: int,
         max_tokens: int,
+        min_tokens: int,
         max_attempts: int,
     ) -> None:
         self._journal = journal
@@ -58,6 +60,7 @@ class MeshWorker(Generic[State]):
         self._clock = clock
         self._max_adapters = max_adapters
         self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
         self._max_attempts = max_attempts
         self._previous_was_light = False
         self._epoch = 0
@@ -152,6 +155,7 @@ class MeshWorker(Generic[State]):
             heads,
             max_adapters=self._max_adapters,
             max_tokens=self._max_tokens,
+            min_tokens=self._min_tokens,
             previous_was_light=self._previous_was_light,
         )
 
@@ -161,7 +165,9 @@ class MeshWorker(Generic[State]):
         self._drop_cancelled()
         claims: list[Claim] = []
         if self._samples.room > 0:
-            claims = self._journal.claim_samples(lease, self._samples.room, under_way=self._samples.under_way)
+            claims = self._journal.claim_samples(
+                lease, self._choose_samples, self._samples.room, under_way=self._samples.under_way
+            )
             self._reporter.started(claims)
         if claims:
             crash_point("sampler.claimed")
@@ -178,6 +184,9 @@ class MeshWorker(Generic[State]):
         self._tell(execution.outcomes, started_at)
         self._give_back(lease, execution)
         return bool(claims) or not self._samples.is_idle
+
+    def _choose_samples(self, heads: list[Head]) -> list[Head]:
+        return choose_samples(heads, room=self._samples.room, is_idle=self._samples.is_idle)
 
     def _drop_cancelled(self) -> None:
         """Free what cancelled samples hold. They have their outcome already; only the events are left to send."""

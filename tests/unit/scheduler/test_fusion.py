@@ -5,68 +5,71 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
-from twinkle.scheduler.fusion import choose_batch
-from twinkle.storage.journal import Head
+from twinkle.scheduler.fairness import in_service_order
+from twinkle.scheduler.fusion import choose_batch, choose_samples
+from twinkle.storage.turns import Head
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _ORDERED = [kind for kind in OperationKind if kind.is_ordered and kind is not OperationKind.GAP]
-
-
-def _head(
-    lane: int,
-    kind: OperationKind = OperationKind.FORWARD_BACKWARD,
-    *,
-    attempts: int = 0,
-    num_tokens: int = 10,
-) -> Head:
-    return Head(lane=f"lane{lane}", tenant="t", seq=1, kind=kind, attempts=attempts, num_tokens=num_tokens)
-
+_TURNS = [turn("t0"), turn("t1", vtime=30, weight=2.0), turn("t2", vtime=100)]
 
 _heads = st.lists(
     st.builds(
-        _head,
-        st.integers(0, 99),
+        head,
+        st.integers(0, 99).map(lambda number: f"lane{number:02d}"),
         st.sampled_from(_ORDERED),
+        of=st.sampled_from(_TURNS),
         attempts=st.sampled_from([0, 0, 0, 1]),
         num_tokens=st.integers(0, 500),
+        has_next=st.booleans(),
     ),
     unique_by=lambda head: head.lane,
     max_size=12,
 )
 
 
-def _choose(heads: list[Head], *, previous_was_light: bool = False) -> list[Head]:
-    return choose_batch(heads, max_adapters=4, max_tokens=300, previous_was_light=previous_was_light)
+def _choose(heads: list[Head], *, previous_was_light: bool = False, min_tokens: int = 0) -> list[Head]:
+    return choose_batch(
+        heads, max_adapters=4, max_tokens=300, min_tokens=min_tokens, previous_was_light=previous_was_light
+    )
 
 
-@given(_heads, st.booleans())
+def _in_order(heads: list[Head]) -> list[Head]:
+    return [operation.head for operation in in_service_order(heads)]
+
+
+@given(_heads, st.booleans(), st.sampled_from([0, 200, 10_000]))
 def test_whatever_waits_something_is_chosen_of_it_and_within_the_limits(
-    heads: list[Head], previous_was_light: bool
+    heads: list[Head], previous_was_light: bool, min_tokens: int
 ) -> None:
-    batch = _choose(heads, previous_was_light=previous_was_light)
+    batch = _choose(heads, previous_was_light=previous_was_light, min_tokens=min_tokens)
 
     assert bool(batch) == bool(heads)
     assert len(batch) <= 4
-    assert [head for head in heads if head in batch] == batch, "in the order of fairness"
+    assert [head for head in _in_order(heads) if head in batch] == batch, "in the order of fairness"
     assert {head.kind in _PASSES for head in batch} in (set(), {True}, {False}), "passes and light ones do not mix"
     if len(batch) > 1 and batch[0].kind in _PASSES:
         assert sum(head.num_tokens for head in batch) <= 300
 
 
 @given(_heads, st.booleans())
-def test_who_has_been_tried_before_runs_alone_and_first(heads: list[Head], previous_was_light: bool) -> None:
-    suspects = [head for head in heads if head.attempts]
+def test_who_has_been_tried_before_runs_alone_when_its_turn_comes(heads: list[Head], previous_was_light: bool) -> None:
+    first = _in_order(heads)[:1]
 
     batch = _choose(heads, previous_was_light=previous_was_light)
 
-    assert batch == suspects[:1] if suspects else all(head.attempts == 0 for head in batch)
+    if first and first[0].attempts:
+        assert batch == first
+    else:
+        assert all(head.attempts == 0 for head in batch)
 
 
 @given(_heads)
 def test_light_operations_do_not_go_twice_in_a_row_while_passes_wait(heads: list[Head]) -> None:
     fresh = [head for head in heads if head.attempts == 0]
-    passes = [head for head in fresh if head.kind in _PASSES]
+    passes = [head for head in _in_order(fresh) if head.kind in _PASSES]
 
     batch = _choose(fresh, previous_was_light=True)
 
@@ -77,14 +80,50 @@ def test_light_operations_do_not_go_twice_in_a_row_while_passes_wait(heads: list
 @given(_heads)
 def test_light_operations_go_before_passes_since_each_frees_one(heads: list[Head]) -> None:
     fresh = [head for head in heads if head.attempts == 0]
-    light = [head for head in fresh if head.kind not in _PASSES]
+    light = [head for head in _in_order(fresh) if head.kind not in _PASSES]
 
     if light:
         assert _choose(fresh) == light[:4]
 
 
 def test_a_pass_larger_than_the_limit_runs_alone_and_is_not_passed_over() -> None:
-    huge, small = _head(0, num_tokens=1000), _head(1, num_tokens=1)
+    huge, small = head("lane0", num_tokens=1000), head("lane1", num_tokens=1)
 
     assert _choose([huge, small]) == [huge]
-    assert _choose([small, huge]) == [small]
+    assert _choose([head("lane0", num_tokens=1), head("lane1", num_tokens=1000)]) == [head("lane0", num_tokens=1)]
+
+
+def test_a_tenant_is_not_served_ahead_of_one_that_has_more_work_but_none_for_this_step() -> None:
+    one = head("b", of=turn("one"), num_tokens=20, has_next=True)
+    many = [head(f"a{number}", of=turn("many"), num_tokens=20) for number in range(4)]
+
+    assert _choose([*many, one]) == [many[0], one, many[1]]
+
+
+def test_a_step_is_filled_up_to_what_costs_nothing_and_where_nobody_else_waits() -> None:
+    many = [head(f"a{number}", of=turn("many"), num_tokens=20) for number in range(4)]
+    waiting, alone = (head("b", of=turn("one"), num_tokens=20, has_next=has_next) for has_next in (True, False))
+
+    assert len(_choose([*many, waiting], min_tokens=80)) == 4
+    assert len(_choose([*many, alone])) == 4
+
+
+def test_samples_of_a_dead_worker_are_tried_one_by_one_and_only_by_the_idle() -> None:
+    suspects = [head("s", OperationKind.SAMPLE, seq=seq, attempts=1) for seq in (1, 2)]
+    fresh = head("s", OperationKind.SAMPLE, seq=3)
+
+    assert choose_samples([fresh, *suspects], room=8, is_idle=True) == [suspects[0]]
+    assert choose_samples([fresh, *suspects], room=8, is_idle=False) == []
+    assert choose_samples([fresh], room=8, is_idle=False) == [fresh]
+
+
+def test_samples_under_way_count_for_their_tenant_and_towards_its_limit() -> None:
+    busy = turn("busy", num_running=2, num_running_tokens=50)
+    limited = turn("limited", max_running=3, num_running=2)
+    heads = [head("a", OperationKind.SAMPLE, of=busy, seq=seq, num_tokens=10) for seq in range(5)]
+    heads += [head("b", OperationKind.SAMPLE, of=limited, seq=seq, num_tokens=10) for seq in range(5)]
+    heads += [head("c", OperationKind.SAMPLE, of=turn("new"), seq=seq, num_tokens=10) for seq in range(5)]
+
+    chosen = choose_samples(heads, room=7, is_idle=False)
+
+    assert sorted(chosen, key=lambda head: (head.lane, head.seq)) == [heads[0], heads[5], *heads[10:15]]

@@ -1,0 +1,23 @@
+"""What a tenant may use. The settings give the limits of everybody, a tenant's row those of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantLimits:
+    """One tenant's limits; 0 is none.
+
+    ``max_adapters`` counts those of live sessions, ``max_running`` the operations that run at once on one mesh,
+    ``max_samples`` those that wait or run, ``max_body_bytes`` the request bodies the API holds of the tenant.
+    """
+
+    max_adapters: int = 0
+    max_running: int = 0
+    max_samples: int = 0
+    max_body_bytes: int = 0
+    tokens_per_minute: int = 0
+
+
+NO_LIMITS = TenantLimits()

@@ -1,0 +1,268 @@
+"""Whose turn it is: the shares tenants have had of a mesh, and the operations that may run, in the order of fairness.
+
+Two levels of start-time fair queueing (Goyal, Vin and Cheng, 1996): tenants by their weights, then a tenant's adapters.
+A virtual time counts tokens served; a flow that was idle begins at the virtual time of the level above, so what it did
+not use is no credit. That is settled when a flow is read and when it is charged, never when an operation arrives: an
+arrival touches its own lane only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from twinkle.core.ids import request_id_of
+from twinkle.core.operation import OperationKind, Outcome
+from twinkle.storage.database import Row, Transaction
+from twinkle.storage.lanes import LockedLane
+
+RATE_BURST_S = 10.0
+"""A tenant with a rate may use this many seconds' worth of it at once."""
+
+_LEAST_HEADS_EACH = 4
+
+# The next tenant with work is looked up in the index, so the cost grows with them and not with lanes or operations.
+READY_TENANTS = (
+    "WITH RECURSIVE ready(tenant) AS ("
+    " SELECT MIN(tenant) FROM lane WHERE mesh = ? AND head_kind IS NOT NULL"
+    " UNION ALL SELECT (SELECT MIN(l.tenant) FROM lane l WHERE l.mesh = ? AND l.head_kind IS NOT NULL"
+    " AND l.tenant > ready.tenant) FROM ready WHERE ready.tenant IS NOT NULL)"
+    " SELECT s.tenant, s.vtime, t.weight, t.max_running, s.lane_vtime FROM ready"
+    " JOIN share s ON s.mesh = ? AND s.tenant = ready.tenant JOIN tenant t ON t.id = s.tenant"
+    " WHERE t.paid_until <= ? ORDER BY s.vtime, s.tenant LIMIT ?"
+)
+HEADS_OF_TENANT = (
+    "SELECT l.tenant, l.id, l.head_seq, l.head_kind, o.attempts, o.num_tokens, l.nice, l.vtime, l.max_seq"
+    " FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.head_seq"
+    " WHERE l.tenant = ? AND l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ?"
+    " ORDER BY l.nice, l.vtime, l.id LIMIT ?"
+)
+LANES_WITH_SAMPLES = (
+    "WITH RECURSIVE waiting(lane) AS ("
+    " SELECT MIN(lane) FROM operation WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
+    " UNION ALL SELECT (SELECT MIN(o.lane) FROM operation o WHERE o.mesh = ? AND o.kind = 'sample'"
+    " AND o.state IN ('queued', 'running') AND o.lane > waiting.lane) FROM waiting WHERE waiting.lane IS NOT NULL)"
+    " SELECT s.tenant, s.vtime, t.weight, t.max_running, s.lane_vtime, l.id, l.nice, l.vtime,"
+    " ROW_NUMBER() OVER (PARTITION BY s.tenant ORDER BY l.nice, l.vtime, l.id) AS place FROM waiting"
+    " JOIN lane l ON l.id = waiting.lane JOIN share s ON s.mesh = l.mesh AND s.tenant = l.tenant"
+    " JOIN tenant t ON t.id = s.tenant WHERE t.paid_until <= ? ORDER BY place, s.vtime, s.tenant LIMIT ?"
+)
+SAMPLES_OF_LANE = (
+    "SELECT lane, seq, attempts, num_tokens, request_id, not_before, accepted_at FROM operation"
+    " WHERE lane = ? AND mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
+    " ORDER BY accepted_at LIMIT ?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Where a tenant stands on a mesh.
+
+    ``vtime`` is its start tag: tokens served so far, divided by its weight. Samples that run are counted beside it,
+    since they are charged when they end. ``max_running`` is 0 where nothing limits how many run at once.
+    """
+
+    tenant: str
+    vtime: float
+    weight: float
+    max_running: int
+    num_running: int = 0
+    num_running_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """An operation that may run, as the scheduler sees it before it decides what to claim.
+
+    ``nice`` orders a tenant's adapters, the lowest first; ``vtime`` orders those that are equally nice. ``has_next``
+    tells whether something of the tenant waits behind this one and is not offered with it.
+    """
+
+    turn: Turn
+    lane: str
+    seq: int
+    kind: OperationKind
+    attempts: int
+    num_tokens: int
+    nice: int
+    vtime: float
+    has_next: bool
+
+    @property
+    def request_id(self) -> str:
+        """The operation's future."""
+        return request_id_of(self.lane, self.seq)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What a claim looks at: a mesh and its virtual time, the clock, and how many may run of a tenant without a limit
+    of its own."""
+
+    mesh: str
+    vtime: float
+    now: float
+    max_running: int
+
+
+def ready_heads(transaction: Transaction, moment: Moment, *, limit: int) -> list[Head]:
+    """The heads of ready lanes, tenant by tenant in the order of their turns; of each tenant its first ones.
+
+    Every tenant is offered some heads, however many adapters another one has. Tenants above their rate are left out.
+
+    """
+    mesh, now = moment.mesh, moment.now
+    tenants = transaction.execute(READY_TENANTS, (mesh, mesh, mesh, now + RATE_BURST_S, limit)).fetchall()
+    if not tenants:
+        return []
+    each = min(limit, max(limit // len(tenants), _LEAST_HEADS_EACH))
+    names = [row[0] for row in tenants]
+    rows = transaction.execute_for_each(HEADS_OF_TENANT, names, (mesh, now, each))
+    having_heads = {row[0] for row in rows}
+    turns = _turns([row for row in tenants if row[0] in having_heads], moment)
+    lane_vtimes = {row[0]: row[4] for row in tenants}
+    order = {tenant: place for place, tenant in enumerate(names)}
+    rows.sort(key=lambda row: (order[row[0]], row[6], row[7], row[1]))
+    cut = {tenant for tenant, count in Counter(row[0] for row in rows).items() if count == each}
+    return [
+        Head(
+            turn=turns[row[0]],
+            lane=row[1],
+            seq=row[2],
+            kind=OperationKind(row[3]),
+            attempts=row[4],
+            num_tokens=row[5],
+            nice=row[6],
+            vtime=max(row[7], lane_vtimes[row[0]]),
+            has_next=row[8] > row[2] or row[0] in cut,
+        )
+        for row in rows[:limit]
+    ]
+
+
+def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, under_way: Collection[str]) -> list[Head]:
+    """Samples that nobody works on, the longest-waiting first.
+
+    What is ``under_way`` counts as served already, for its tenant and for its lane.
+    """
+    mesh, now = moment.mesh, moment.now
+    lanes = transaction.execute(LANES_WITH_SAMPLES, (mesh, mesh, now + RATE_BURST_S, limit + len(under_way)))
+    lane_rows = {row[5]: row for row in lanes.fetchall()}
+    if not lane_rows:
+        return []
+    each = len(under_way) + min(limit, max(2 * limit // len(lane_rows), _LEAST_HEADS_EACH))
+    samples = transaction.execute_for_each(SAMPLES_OF_LANE, list(lane_rows), (mesh, each))
+    tokens_of_tenant: Counter[str] = Counter()
+    running_of_tenant: Counter[str] = Counter()
+    tokens_of_lane: Counter[str] = Counter()
+    waiting = []
+    for row in samples:
+        tenant = lane_rows[row[0]][0]
+        if row[4] in under_way:
+            running_of_tenant[tenant] += 1
+            tokens_of_tenant[tenant] += row[3]
+            tokens_of_lane[row[0]] += row[3]
+        elif row[5] <= now:
+            waiting.append(row)
+    tenants_waiting = {lane_rows[row[0]][0] for row in waiting}
+    turns = {
+        tenant: replace(turn, num_running=running_of_tenant[tenant], num_running_tokens=tokens_of_tenant[tenant])
+        for tenant, turn in _turns([row for row in lane_rows.values() if row[0] in tenants_waiting], moment).items()
+    }
+    waiting.sort(key=lambda row: row[6])
+    return [_sample_head(turns, lane_rows[row[0]], row, tokens_of_lane[row[0]]) for row in waiting]
+
+
+def virtual_time(heads: Iterable[Head], *, before: float) -> float:
+    """The mesh's virtual time when these are offered: the lowest start tag, and never less than before."""
+    return max(before, min((head.turn.vtime for head in heads), default=before))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a tenant is charged for at a commit. ``lane_vtime`` is the lowest one among the lanes that were served."""
+
+    num_tokens: int
+    lane_vtime: float
+
+
+def served_of(outcomes: Iterable[Outcome], lanes: dict[str, LockedLane]) -> dict[str, Served]:
+    """What each tenant was served. An operation counts for its tokens, and for one if it has none."""
+    served: dict[str, Served] = {}
+    for outcome in outcomes:
+        lane = lanes[outcome.lane]
+        before = served.get(lane.tenant, Served(num_tokens=0, lane_vtime=lane.vtime))
+        served[lane.tenant] = Served(
+            num_tokens=before.num_tokens + max(outcome.num_tokens, 1), lane_vtime=min(before.lane_vtime, lane.vtime)
+        )
+    return served
+
+
+def charge(
+    transaction: Transaction,
+    mesh: str,
+    served: dict[str, Served],
+    *,
+    mesh_vtime: float,
+    now: float,
+    tokens_per_minute: int,
+) -> dict[str, float]:
+    """Move the tenants' virtual times on, and what their rates leave them; where each one's idle lanes begin.
+
+    Args:
+        transaction: The commit's, which holds the lanes' locks. Tenants come in the order of their ids.
+        mesh: On which mesh.
+        served: By tenant.
+        mesh_vtime: The mesh's virtual time.
+        now: Unix seconds.
+        tokens_per_minute: The rate of tenants that have none of their own; 0 is no limit.
+    """
+    floors = {}
+    for tenant, work in sorted(served.items()):
+        row = transaction.execute(
+            "UPDATE share SET vtime = CASE WHEN vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE vtime END"
+            " + ? / (SELECT weight FROM tenant WHERE id = share.tenant),"
+            " lane_vtime = CASE WHEN lane_vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE lane_vtime END"
+            " WHERE mesh = ? AND tenant = ?"
+            " RETURNING lane_vtime, (SELECT tokens_per_minute FROM tenant WHERE id = share.tenant)",
+            (mesh_vtime, mesh_vtime, float(work.num_tokens), work.lane_vtime, work.lane_vtime, mesh, tenant),
+        ).fetchone()
+        assert row is not None, "a lane comes with its tenant's share"
+        floors[tenant] = row[0]
+        rate = tokens_per_minute if row[1] is None else row[1]
+        if rate:
+            transaction.execute(
+                "UPDATE tenant SET paid_until = CASE WHEN paid_until < ? THEN CAST(? AS DOUBLE PRECISION)"
+                " ELSE paid_until END + ? WHERE id = ?",
+                (now, now, work.num_tokens * 60.0 / rate, tenant),
+            )
+    return floors
+
+
+def _turns(rows: Sequence[Row], moment: Moment) -> dict[str, Turn]:
+    """Start tags of tenants that have something to offer; none is below the mesh's virtual time."""
+    vtime = max(moment.vtime, min((row[1] for row in rows), default=moment.vtime))
+    return {
+        row[0]: Turn(
+            tenant=row[0],
+            vtime=max(row[1], vtime),
+            weight=row[2],
+            max_running=moment.max_running if row[3] is None else row[3],
+        )
+        for row in rows
+    }
+
+
+def _sample_head(turns: dict[str, Turn], lane: Row, sample: Row, tokens_under_way: int) -> Head:
+    return Head(
+        turn=turns[lane[0]],
+        lane=sample[0],
+        seq=sample[1],
+        kind=OperationKind.SAMPLE,
+        attempts=sample[2],
+        num_tokens=sample[3],
+        nice=lane[6],
+        vtime=max(lane[7], lane[4]) + tokens_under_way,
+        has_next=False,
+    )

@@ -1,0 +1,171 @@
+"""Shares over time: a mesh in small, with tenants that always have work and devices that take what is chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.heads import head, turn
+from twinkle.core.operation import OperationKind
+from twinkle.scheduler.fairness import cost_of, in_service_order
+from twinkle.scheduler.fusion import choose_batch, choose_samples
+from twinkle.storage.turns import Head
+
+_STEPS = 120
+
+
+@dataclass
+class _Mesh:
+    """What the journal keeps of shares, for adapters that never run out of operations."""
+
+    num_adapters: dict[str, int]
+    weights: dict[str, float]
+    sizes: dict[str, int]
+    max_adapters: int = 8
+    max_tokens: int = 400
+    vtimes: Counter[str] = field(default_factory=Counter)  # type: ignore[type-arg]
+    lane_vtimes: Counter[str] = field(default_factory=Counter)  # type: ignore[type-arg]
+    seqs: Counter[str] = field(default_factory=Counter)  # type: ignore[type-arg]
+    served: Counter[str] = field(default_factory=Counter)  # type: ignore[type-arg]
+    nice: dict[str, int] = field(default_factory=dict)
+    was_light: bool = False
+
+    def heads(self) -> list[Head]:
+        found = []
+        for tenant, count in self.num_adapters.items():
+            of = turn(tenant, vtime=self.vtimes[tenant], weight=self.weights[tenant])
+            for lane in (f"{tenant}-{number}" for number in range(count)):
+                is_step = self.seqs[lane] % 3 == 2
+                found.append(
+                    head(
+                        lane,
+                        OperationKind.OPTIM_STEP if is_step else OperationKind.FORWARD_BACKWARD,
+                        of=of,
+                        seq=self.seqs[lane],
+                        num_tokens=0 if is_step else self.sizes[tenant],
+                        nice=self.nice.get(lane, 0),
+                        vtime=self.lane_vtimes[lane],
+                        has_next=True,
+                    )
+                )
+        return found
+
+    def step(self) -> list[Head]:
+        batch = choose_batch(
+            self.heads(),
+            max_adapters=self.max_adapters,
+            max_tokens=self.max_tokens,
+            min_tokens=0,
+            previous_was_light=self.was_light,
+        )
+        self.was_light = batch[0].kind is OperationKind.OPTIM_STEP
+        for taken in batch:
+            tenant, cost = taken.turn.tenant, cost_of(taken.num_tokens)
+            self.vtimes[tenant] += cost / self.weights[tenant]  # type: ignore[assignment]
+            self.lane_vtimes[taken.lane] += cost
+            self.seqs[taken.lane] += 1
+            self.served[tenant] += cost
+        return batch
+
+
+_tenants = st.integers(2, 4).map(lambda count: [f"t{number}" for number in range(count)])
+
+
+@st.composite
+def _meshes(draw: st.DrawFn) -> _Mesh:
+    names = draw(_tenants)
+    return _Mesh(
+        num_adapters={name: draw(st.integers(1, 30)) for name in names},
+        weights={name: draw(st.sampled_from([0.5, 1.0, 2.0, 4.0])) for name in names},
+        sizes={name: draw(st.integers(1, 300)) for name in names},
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(_meshes())
+def test_busy_tenants_differ_by_no_more_than_one_operation_of_each_and_one_step_of_optimizers(mesh: _Mesh) -> None:
+    for _ in range(_STEPS):
+        mesh.step()
+
+    for one, other in zip(mesh.weights, list(mesh.weights)[1:], strict=False):
+        apart = abs(mesh.served[one] / mesh.weights[one] - mesh.served[other] / mesh.weights[other])
+        allowed = sum((mesh.sizes[tenant] + mesh.max_adapters) / mesh.weights[tenant] for tenant in (one, other))
+        assert apart <= allowed, (mesh.served, mesh.weights)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_meshes())
+def test_nobody_starves_each_adapter_moves_on(mesh: _Mesh) -> None:
+    for _ in range(_STEPS * 4):
+        mesh.step()
+
+    least = {tenant: min(mesh.seqs[f"{tenant}-{n}"] for n in range(c)) for tenant, c in mesh.num_adapters.items()}
+    mean = {tenant: sum(mesh.seqs[f"{tenant}-{n}"] for n in range(c)) / c for tenant, c in mesh.num_adapters.items()}
+    assert all(least[tenant] >= mean[tenant] - 3 for tenant in least), (least, mean)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.booleans())
+def test_one_operation_behind_another_tenants_thousands_starts_within_two_steps(
+    own_size: int, other_size: int, was_light: bool
+) -> None:
+    mesh = _Mesh({"crowd": 100}, {"crowd": 1.0}, {"crowd": other_size})
+    for _ in range(7):
+        mesh.step()
+    mesh.was_light = was_light
+    start = min(head.turn.vtime for head in mesh.heads())
+    mesh.num_adapters["late"], mesh.weights["late"], mesh.sizes["late"] = 1, 1.0, own_size
+    mesh.vtimes["late"] = start  # type: ignore[assignment]
+
+    taken = [*mesh.step(), *mesh.step()]
+
+    assert "late-0" in [head.lane for head in taken]
+
+
+def test_a_hundred_adapters_get_no_more_than_one() -> None:
+    mesh = _Mesh({"many": 100, "one": 1}, {"many": 1.0, "one": 1.0}, {"many": 30, "one": 30})
+    for _ in range(300):
+        mesh.step()
+
+    assert abs(mesh.served["many"] - mesh.served["one"]) <= 2 * (30 + mesh.max_adapters)
+
+
+def test_priorities_order_a_tenants_own_adapters_and_nobody_elses() -> None:
+    mesh = _Mesh({"a": 3, "b": 3}, {"a": 1.0, "b": 1.0}, {"a": 50, "b": 50}, max_adapters=2)
+    mesh.nice = {"a-2": -5}
+    for _ in range(60):
+        mesh.step()
+
+    assert mesh.seqs["a-2"] > 10 * max(mesh.seqs["a-0"], mesh.seqs["a-1"])
+    assert abs(mesh.served["a"] - mesh.served["b"]) <= 2 * (50 + mesh.max_adapters)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), min_size=1, max_size=40), st.integers(1, 10))
+def test_samples_of_two_lanes_share_a_tenants_room(samples: list[tuple[int, int]], room: int) -> None:
+    heads = [
+        head(f"s{lane}", OperationKind.SAMPLE, seq=seq, num_tokens=num_tokens)
+        for seq, (lane, num_tokens) in enumerate(samples)
+    ]
+
+    chosen = choose_samples(heads, room=room, is_idle=True)
+
+    assert len(chosen) == min(room, len(heads))
+    if room >= 4:
+        assert {one.lane for one in chosen} == {one.lane for one in heads}
+    for lane in {one.lane for one in heads}:
+        of_lane = [one for one in heads if one.lane == lane]
+        taken = [one for one in chosen if one.lane == lane]
+        assert taken == of_lane[: len(taken)]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), max_size=30))
+def test_start_tags_never_run_back_and_nothing_is_lost(operations: list[tuple[str, int]]) -> None:
+    turns = {name: turn(name, vtime=vtime) for name, vtime in (("a", 0.0), ("b", 50.0), ("c", 70.0))}
+    heads = [head(f"{name}{n}", of=turns[name], num_tokens=size) for n, (name, size) in enumerate(operations)]
+
+    order = in_service_order(heads)
+
+    assert sorted(operation.head.lane for operation in order) == sorted(head.lane for head in heads)
+    assert [operation.start for operation in order] == sorted(operation.start for operation in order)
