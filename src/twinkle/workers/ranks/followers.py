@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -92,9 +93,10 @@ class Followers:
 
     def send(self, order: Order) -> None:
         """Tell every follower; blocks while a channel is full."""
+        message = pickle.dumps(order)
         for follower in self._followers:
             try:
-                follower.channel.send(order)
+                follower.channel.send_bytes(message)
             except OSError as error:
                 self.give_up(f"rank {follower.rank} takes no orders: {error}")
 

@@ -1,0 +1,74 @@
+"""Two processes, as torchrun starts them, with a sharded model: what fails on one leaves both in step."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+RANK_CODE = """
+import json, sys
+import numpy as np
+import torch
+from torch import distributed
+from twinkle.checkpoint_engine.snapshot import fingerprint
+from twinkle.infra.platform import CPU
+from twinkle.infra.process_group import join_world
+from twinkle.infra.rank_group import RankGroup
+from twinkle.model.determinism import prepare_environment
+from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.training import Datum, TrainJob
+from twinkle.module.lora import LoraConfig
+
+prepare_environment()
+torch.set_num_threads(1)
+join_world(CPU, timeout_s=60)
+ranks = RankGroup(rank=distributed.get_rank(), size=2)
+model = FusedLoraModel.from_pretrained(sys.argv[1], tokens_per_pass=20, ranks=ranks, shard=True)
+adapters = [model.create_adapter(LoraConfig(rank=4, seed=seed)) for seed in range(2)]
+rng = np.random.default_rng(0)
+
+def job(adapter, lengths):
+    data = [rng.integers(0, 250, length) for length in lengths]
+    inputs = [{"target_tokens": tokens, "weights": np.ones(tokens.size, dtype=np.float32)} for tokens in data]
+    return TrainJob(adapter, tuple(map(Datum, data, inputs)), "cross_entropy")
+
+def said(outcomes):
+    return [str(one) if isinstance(one, Exception) else one.loss for one in outcomes]
+
+run_head = model._head.run
+def fail_for_the_first_adapter(hidden, items, gradient):
+    if ranks.rank == 1 and any(item.adapter is adapters[0] for item in items):
+        raise ArithmeticError("this rank cannot")
+    run_head(hidden, items, gradient)
+
+model._head.run = fail_for_the_first_adapter
+both = model.forward_backward([job(adapter, [9, 12, 15, 6]) for adapter in adapters])
+model._head.run = run_head
+after = model.forward_backward([job(adapters[0], [9, 12, 15, 6])])
+print(json.dumps([said(both), said(after), [fingerprint(adapter) for adapter in adapters]]))
+distributed.destroy_process_group()
+"""
+
+
+def test_a_pass_that_fails_on_one_rank_fails_its_job_on_all_and_nothing_else(base_dirs):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK_CODE, str(base_dirs("qwen3"))],
+            env={**shared, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+        )
+        for rank in "01"
+    ]
+    ours, theirs = (json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks)
+
+    assert ours == theirs
+    (failed, untouched), [later], fingerprints = ours
+    assert failed == "ArithmeticError: this rank cannot"
+    assert isinstance(untouched, float)
+    assert isinstance(later, float)
+    assert len(set(fingerprints)) == 2
