@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import psycopg
 import psycopg.errors
+import structlog
 from sqlalchemy import Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -34,7 +35,17 @@ _SQLITE_PRAGMAS = (
     "PRAGMA cache_size=-20000",
 )
 
+# What a restart, a fail-over to a server that only reads, or a full disk looks like.
+_AWAY = (
+    sqlite3.OperationalError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
+
 Row = tuple[Any, ...]
+
+_log = structlog.get_logger()
 
 
 class Cursor(Protocol):
@@ -121,9 +132,9 @@ class Database:
             else:
                 with self._sqlite_transaction() as transaction:
                     yield transaction
-        except (sqlite3.OperationalError, psycopg.OperationalError) as error:
+        except _AWAY as error:
             self.close()
-            raise StorageUnavailable(f"the journal's database did not answer: {error}") from error
+            raise _unavailable(error) from error
 
     @contextmanager
     def _sqlite_transaction(self) -> Iterator[Transaction]:
@@ -142,9 +153,9 @@ class Database:
             if self.is_postgres:
                 return self._postgres().execute(_translate(sql, True), parameters).fetchall()
             return self._sqlite().execute(_translate(sql, False), parameters).fetchall()
-        except (sqlite3.OperationalError, psycopg.OperationalError) as error:
+        except _AWAY as error:
             self.close()
-            raise StorageUnavailable(f"the journal's database did not answer: {error}") from error
+            raise _unavailable(error) from error
 
     def close(self) -> None:
         """Close this thread's connection; the next statement opens a new one."""
@@ -193,5 +204,11 @@ def sql_engine(url: str) -> Engine:
 def _translate_error(context: ExceptionContext) -> None:
     """Raise our own error for a database that does not answer, except where SQLAlchemy is about to reconnect."""
     error = context.original_exception
-    if isinstance(error, (sqlite3.OperationalError, psycopg.OperationalError)) and not context.is_pre_ping:
-        raise StorageUnavailable(f"the journal's database did not answer: {error}") from error
+    if isinstance(error, _AWAY) and not context.is_pre_ping:
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: BaseException) -> StorageUnavailable:
+    """Without what the driver said, which names hosts, users and files: a tenant may see this message."""
+    _log.warning("database.unavailable", error=" ".join(str(error).split()), kind=type(error).__name__)
+    return StorageUnavailable(f"the journal's database did not answer ({type(error).__name__})")
