@@ -5,62 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import boto3
-import httpx
-import psycopg
 import pytest
 import tinker
 
+from harness.deployment import Deployment
 from harness.polling import wait_for
-from harness.servers import free_port
-from twinkle.core.lease import ProcessIdentity
 
-TWINKLE = (sys.executable, "-m", "twinkle.cli")
 NUM_STEPS = 10
-READY_S = 150.0
-
-
-class Deployment:
-    """The processes of a deployment, each started by hand."""
-
-    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
-        self._folder = folder
-        self._environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))
-        } | settings
-        self.database_url = settings["TWINKLE_DATABASE_URL"]
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, name: str, *arguments: str) -> None:
-        with (self._folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen([*TWINKLE, *arguments], stdout=log, stderr=log, env=self._environment)
-        self._processes.append(process)
-
-    def create_key(self, tenant: str) -> str:
-        command = [*TWINKLE, "keys", "create", "--tenant", tenant]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=self._environment)
-        return done.stdout.split()[-1]
-
-    def holder(self) -> tuple[int, ProcessIdentity] | None:
-        """The epoch of the mesh's lease, and the live process that holds it."""
-        with psycopg.connect(self.database_url) as connection:
-            row = connection.execute("SELECT epoch, owner FROM mesh").fetchone()
-        identity = ProcessIdentity.parse(row[1]) if row and row[1] else None
-        return None if identity is None or identity.is_known_dead() else (row[0], identity)
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait(40)
-
-    def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-5000:]}" for path in self._folder.glob("*.log"))
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +25,8 @@ def deployment(
     redis_url: str,
     s3_endpoint: str,
     tiny_model: Path,
-) -> Iterator[tuple[Deployment, str]]:
+) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("deployment")
-    port = free_port()
     deployment = Deployment(
         folder,
         {
@@ -91,10 +45,9 @@ def deployment(
         deployment.start("first-worker", *worker)
         deployment.start("second-worker", *worker)
         deployment.start("housekeeping", "housekeeping")
-        deployment.start("server", "server", "--port", str(port))
-        url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: _is_ready(url), what="readiness", deadline_s=READY_S)
-        yield deployment, url
+        deployment.start_server()
+        deployment.await_ready()
+        yield deployment
     except BaseException:
         print(deployment.logs())
         raise
@@ -102,20 +55,12 @@ def deployment(
         deployment.stop()
 
 
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/api/v1/readyz", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def test_a_run_survives_the_death_of_its_worker_and_leaves_its_checkpoint_in_the_bucket(
-    deployment: tuple[Deployment, str], s3_endpoint: str
+    deployment: Deployment, s3_endpoint: str
 ) -> None:
-    processes, url = deployment
-    client = tinker.ServiceClient(base_url=url, api_key=processes.create_key("team"))
+    client = tinker.ServiceClient(base_url=deployment.url, api_key=deployment.create_key("team"))
     run = client.create_lora_training_client(base_model="tiny", rank=4, seed=3).result()
-    first_epoch, first_holder = wait_for(processes.holder, what="a lease holder")
+    first_epoch, first_holder = wait_for(deployment.holder, what="a lease holder")
 
     stepped = []
     for step in range(NUM_STEPS):
@@ -128,12 +73,11 @@ def test_a_run_survives_the_death_of_its_worker_and_leaves_its_checkpoint_in_the
             os.kill(first_holder.pid, signal.SIGKILL)
 
     assert [future.result().metrics["step"] for future in stepped] == [float(n) for n in range(1, NUM_STEPS + 1)]
-    second_epoch, second_holder = wait_for(processes.holder, what="the next lease holder")
+    second_epoch, second_holder = wait_for(deployment.holder, what="the next lease holder")
     assert second_epoch > first_epoch
     assert second_holder != first_holder
     path = run.save_state("kept").result().path
-    with psycopg.connect(processes.database_url) as connection:
-        (files,) = connection.execute("SELECT files FROM checkpoint WHERE path = %s", (path,)).fetchone()
+    ((files,),) = deployment.database.read("SELECT files FROM checkpoint WHERE path = ?", (path,))
     bucket = boto3.client(
         "s3",
         endpoint_url=s3_endpoint,

