@@ -10,14 +10,14 @@ Shapes: T packed tokens, n rows of a group, N tokens of a datum, K targets a tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from twinkle.loss import DatumLoss
 from twinkle.module.adapter import LoraAdapter, LoraPair
-from twinkle.module.packed_products import add_lora, add_lora_gradient
+from twinkle.module.packed_products import LoopedProducts, SegmentPair
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Segment
 
@@ -67,27 +67,27 @@ class LossHead:
     def __init__(self, weight_VH: torch.Tensor, path: str, product: RowProduct, *, rows_per_group: int) -> None:
         self.weight_VH = weight_VH
         self.path = path
-        self.product = product
+        # Logits are float32 everywhere, for which no device has grouped products.
+        self.products = LoopedProducts(product)
         self.rows_per_group = rows_per_group
 
     def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """Float32 logits of the given rows; the segments count within these rows."""
-        logits_TV = self.product(hidden_TH, self.weight_VH).float()
-        for segment in segments:
-            if segment.adapter is not None:
-                self._add_update(
-                    logits_TV[segment.start : segment.end], hidden_TH[segment.start : segment.end], segment.adapter
-                )
+        logits_TV = self.products.rows(hidden_TH, self.weight_VH).float()
+        self.products.add_updates(logits_TV, hidden_TH.float(), list(self._pairs(segments)))
         return logits_TV
 
-    def _add_update(
-        self, logits_nV: torch.Tensor, hidden_nH: torch.Tensor, adapter: LoraAdapter
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        pair = adapter.views.get(self.path)
-        if pair is None:
-            return None
-        x_nH = hidden_nH.float()
-        return x_nH, add_lora(self.product, logits_nV, x_nH, pair, adapter.scales[self.path])
+    def _pairs(self, segments: Iterable[Segment]) -> Iterator[SegmentPair]:
+        for segment in segments:
+            adapter, gradient = segment.adapter, segment.gradient
+            if adapter is not None and self.path in adapter.views:
+                yield SegmentPair(
+                    segment.start,
+                    segment.end,
+                    adapter.scales[self.path],
+                    adapter.views[self.path],
+                    None if gradient is None else gradient[self.path],
+                )
 
     @torch.no_grad()
     def run(self, hidden_TH: torch.Tensor, items: Sequence[HeadItem], d_hidden_TH: torch.Tensor | None) -> None:
@@ -124,8 +124,7 @@ class LossHead:
     def _score_whole(self, hidden_TH: torch.Tensor, item: HeadItem) -> None:
         scored: list[torch.Tensor] = []
         for piece in self._pieces([item]):
-            logits_nV = self.product(hidden_TH[piece.rows], self.weight_VH).float()
-            self._add_update(logits_nV, hidden_TH[piece.rows], item.adapter)
+            logits_nV = self.logits(hidden_TH[piece.rows], [Segment(item.adapter, 0, piece.end - piece.start)])
             scored.append(_target_logprobs(torch.log_softmax(logits_nV, dim=-1), piece))
         logprobs = torch.cat(scored)
         loss, item.d_logprobs = _differentiate(item.loss, logprobs, item.inputs)
@@ -135,12 +134,16 @@ class LossHead:
     def _run_group(self, hidden_TH: torch.Tensor, group: Sequence[_Piece], d_hidden_TH: torch.Tensor | None) -> None:
         # Pieces of a group need not be neighbours: a long datum scored beforehand leaves a hole.
         hidden_nH = torch.cat([hidden_TH[piece.rows] for piece in group])
-        logits_nV = self.product(hidden_nH, self.weight_VH).float()
+        logits_nV = self.products.rows(hidden_nH, self.weight_VH).float()
         spans = _spans(group)
-        inners = [
-            self._add_update(logits_nV[span], hidden_nH[span], piece.item.adapter)
-            for piece, span in zip(group, spans, strict=True)
-        ]
+        x_nH = hidden_nH.float()
+        pairs = list(
+            self._pairs(
+                Segment(piece.item.adapter, span.start, span.stop, piece.item.gradient)
+                for piece, span in zip(group, spans, strict=True)
+            )
+        )
+        saved = self.products.add_updates(logits_nV, x_nH, pairs)
         logprobs_nV = torch.log_softmax(logits_nV, dim=-1)
         d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
         if d_hidden_TH is None:
@@ -154,21 +157,9 @@ class LossHead:
             rows_nV = d_logits_nV[span]
             rows_nV.mul_(-gradient_nK.sum(dim=1, keepdim=True))
             rows_nV.scatter_add_(1, piece.targets_nK, gradient_nK)
-        d_rows_nH = self.product(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t()).float()
-        for piece, span, inner in zip(group, spans, inners, strict=True):
-            if inner is not None:
-                x_nH, inner_nR = inner
-                adapter, gradients = piece.item.adapter, piece.item.gradient
-                add_lora_gradient(
-                    self.product,
-                    dy_TO=d_logits_nV[span],
-                    dx_TI=d_rows_nH[span],
-                    x_TI=x_nH,
-                    inner_TR=inner_nR,
-                    weight=adapter.views[self.path],
-                    gradient=None if gradients is None else gradients[self.path],
-                    scale=adapter.scales[self.path],
-                )
+        d_rows_nH = self.products.rows(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t()).float()
+        self.products.add_update_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved, pairs=pairs)
+        for piece, span in zip(group, spans, strict=True):
             d_hidden_TH[piece.rows] = d_rows_nH[span].to(d_hidden_TH.dtype)
 
     @staticmethod

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Self
 
 import torch
 from torch.nn import functional
 
-from twinkle.module.adapter import LoraPair
-from twinkle.module.packed_products import ExpertRows, SegmentPair
+from twinkle.module.packed_products import ExpertRows, SegmentPair, runs_of
 from twinkle.module.row_product import RowProduct
 
 RANK_MULTIPLE = 8
@@ -165,25 +164,13 @@ class _Groups:
 
 
 def _merge(pairs: Sequence[SegmentPair]) -> list[SegmentPair]:
+    """One segment for all neighbours that share their weights and where their gradients go."""
     merged: list[SegmentPair] = []
-    for pair in pairs:
-        last = merged[-1] if merged else None
-        if last is not None and _continues(last, pair):
-            merged[-1] = last._replace(end=pair.end)
-        else:
-            merged.append(pair)
+    for run in runs_of(pairs):
+        for _, group in groupby(run, key=lambda pair: None if pair.gradient is None else pair.gradient.a.data_ptr()):
+            first, *others = group
+            merged.append(first._replace(end=others[-1].end) if others else first)
     return merged
-
-
-def _continues(last: SegmentPair, pair: SegmentPair) -> bool:
-    same_pair = _is_same(last.weight, pair.weight) and _is_same(last.gradient, pair.gradient)
-    return same_pair and last.end == pair.start
-
-
-def _is_same(left: LoraPair | None, right: LoraPair | None) -> bool:
-    if left is None or right is None:
-        return left is right
-    return left.a.data_ptr() == right.a.data_ptr() and left.a.shape == right.a.shape
 
 
 def _offsets(ends: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -72,7 +72,11 @@ class PackedProducts(Protocol):
 
 @dataclass(frozen=True)
 class LoopedProducts:
-    """One small product after another, in the order of the segments. What it saves is ``x A^T`` [rows, R] of each."""
+    """One small product after another, in the order of the segments. What it saves is ``x A^T`` [rows, R] of each run.
+
+    Neighbouring segments of one adapter are a run: their rows, being independent, are multiplied at once. Sums over
+    tokens are made segment by segment.
+    """
 
     rows: RowProduct
 
@@ -88,8 +92,8 @@ class LoopedProducts:
     ) -> tuple[torch.Tensor, ...]:
         """See :class:`PackedProducts`."""
         return tuple(
-            add_lora(self.rows, y_TO[pair.start : pair.end], x_TI[pair.start : pair.end], pair.weight, pair.scale)
-            for pair in pairs
+            _add_lora(self.rows, y_TO[run[0].start : run[-1].end], x_TI[run[0].start : run[-1].end], run[0])
+            for run in runs_of(pairs)
         )
 
     def add_update_gradients(
@@ -102,42 +106,54 @@ class LoopedProducts:
         pairs: Sequence[SegmentPair],
     ) -> None:
         """See :class:`PackedProducts`."""
-        for pair, inner_TR in zip(pairs, saved, strict=True):
-            rows = slice(pair.start, pair.end)
-            add_lora_gradient(
-                self.rows,
-                dy_TO=dy_TO[rows],
-                dx_TI=dx_TI[rows],
-                x_TI=x_TI[rows],
-                inner_TR=inner_TR,
-                weight=pair.weight,
-                gradient=pair.gradient,
-                scale=pair.scale,
+        for run, inner_TR in zip(runs_of(pairs), saved, strict=True):
+            rows = slice(run[0].start, run[-1].end)
+            _add_lora_gradients(
+                self.rows, dy_TO=dy_TO[rows], dx_TI=dx_TI[rows], x_TI=x_TI[rows], inner_TR=inner_TR, run=run
             )
 
 
-def add_lora(product: RowProduct, y_TO: torch.Tensor, x_TI: torch.Tensor, pair: LoraPair, scale: float) -> torch.Tensor:
-    """Add ``scale * x A^T B^T`` to ``y`` in place; return ``x A^T``, which the gradient needs."""
-    inner_TR = product(x_TI, pair.a)
-    product.add_(y_TO, inner_TR, pair.b, scale)
+def runs_of(pairs: Sequence[SegmentPair]) -> list[list[SegmentPair]]:
+    """Neighbouring segments that share their weights."""
+    runs: list[list[SegmentPair]] = []
+    for pair in pairs:
+        if runs and runs[-1][-1].end == pair.start and _is_same(runs[-1][-1].weight, pair.weight):
+            runs[-1].append(pair)
+        else:
+            runs.append([pair])
+    return runs
+
+
+def _add_lora(product: RowProduct, y_TO: torch.Tensor, x_TI: torch.Tensor, pair: SegmentPair) -> torch.Tensor:
+    """Add ``scale * x A^T B^T`` to ``y`` in place, for all its rows; return ``x A^T``, which the gradient needs."""
+    inner_TR = product(x_TI, pair.weight.a)
+    product.add_(y_TO, inner_TR, pair.weight.b, pair.scale)
     return inner_TR
 
 
-def add_lora_gradient(
+def _add_lora_gradients(
     product: RowProduct,
     *,
     dy_TO: torch.Tensor,
-    dx_TI: torch.Tensor | None,
+    dx_TI: torch.Tensor,
     x_TI: torch.Tensor,
     inner_TR: torch.Tensor,
-    weight: LoraPair,
-    gradient: LoraPair | None,
-    scale: float,
+    run: Sequence[SegmentPair],
 ) -> None:
-    """Add one segment's share to ``dx`` and to the gradient of its pair, in place."""
+    """Add a run's share to ``dx`` and, segment by segment, to the gradients of its pairs, in place.
+
+    The matrices hold the run's rows only.
+    """
+    weight, scale, first = run[0].weight, run[0].scale, run[0].start
     d_inner_TR = product(dy_TO, weight.b.t())
-    if gradient is not None:
-        product.add_outer_(gradient.b, dy_TO, inner_TR, scale)
-        product.add_outer_(gradient.a, d_inner_TR, x_TI, scale)
-    if dx_TI is not None:
-        product.add_(dx_TI, d_inner_TR, weight.a.t(), scale)
+    for pair in run:
+        if pair.gradient is not None:
+            rows = slice(pair.start - first, pair.end - first)
+            product.add_outer_(pair.gradient.b, dy_TO[rows], inner_TR[rows], scale)
+            product.add_outer_(pair.gradient.a, d_inner_TR[rows], x_TI[rows], scale)
+    product.add_(dx_TI, d_inner_TR, weight.a.t(), scale)
+
+
+def _is_same(left: LoraPair, right: LoraPair) -> bool:
+    """Whether two pairs are the same memory."""
+    return left.a.data_ptr() == right.a.data_ptr() and left.a.shape == right.a.shape
