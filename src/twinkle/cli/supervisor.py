@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_FORGIVEN_AFTER_S = 60.0
+_FORGIVEN_AFTER_S = 10.0
 _LOG_BYTES = 20 * 2**20
 _LAST_WORDS_BYTES = 4096
 _GUARD = Path(__file__).with_name("guard.py")

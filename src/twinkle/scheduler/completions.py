@@ -6,13 +6,18 @@ Losing one is harmless: whoever waits looks into the journal now and then on its
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import redis
 import structlog
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 _CHANNEL = "twinkle.done"
 _SOCKET_TIMEOUT_S = 5.0
+_PUBLISH_TIMEOUT_S = 0.5
+_SILENCE_S = 2.0
 _RECONNECT_S = 0.5
 
 _log = structlog.get_logger()
@@ -22,15 +27,27 @@ class CompletionPublisher:
     """The worker's end."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+        self._redis = redis.Redis.from_url(
+            redis_url,
+            socket_timeout=_PUBLISH_TIMEOUT_S,
+            socket_connect_timeout=_PUBLISH_TIMEOUT_S,
+            # One more attempt, for the connection that a restart of the broker has cut.
+            retry=Retry(NoBackoff(), 1),
+        )
+        self._silent_until = 0.0
 
     def publish(self, request_ids: Sequence[str]) -> None:
-        """Say that these futures are done. Never raises: the broker may be away, the journal is not."""
-        if not request_ids:
+        """Say that these futures are done. Never raises: the broker may be away, the journal is not.
+
+        The step loop waits for it, so a broker that holds the connection and does not answer is left alone for a while.
+        """
+        if not request_ids or time.monotonic() < self._silent_until:
             return
         try:
             self._redis.publish(_CHANNEL, "\n".join(request_ids))
         except redis.RedisError as error:
+            if isinstance(error, redis.TimeoutError):
+                self._silent_until = time.monotonic() + _SILENCE_S
             _log.warning("completions.publish_failed", error=str(error), count=len(request_ids))
 
 

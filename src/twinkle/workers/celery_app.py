@@ -5,10 +5,15 @@ The parent keeps heartbeats and remote control; the child builds the engine and 
 
 from __future__ import annotations
 
+import os
+import time
+
+import structlog
 from celery import signals
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.logs import configure_logging
+from twinkle.core.parent_death import dies_with
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.pump import register_pump
@@ -19,7 +24,12 @@ settings = load_settings()
 app = make_app(settings)
 app.conf.update(include=[__name__], worker_proc_alive_timeout=600.0)
 
+EXIT_FAILED_START = 75
+_FAILED_START_PAUSE_S = 2.0
+
 _running: list[MeshProcess] = []
+
+_log = structlog.get_logger()
 
 
 def _configure_logging(**_: object) -> None:
@@ -27,13 +37,25 @@ def _configure_logging(**_: object) -> None:
 
 
 def _start(sender: str, **_: object) -> None:
+    _die_with_parent()
     try:
         process = MeshProcess(settings, app, hostname=sender)
     except ConfigError as error:
         refuse(error)
         raise
+    except Exception as error:  # noqa: BLE001 - Celery would log it and keep a child that never works
+        _log.critical("worker.start_failed", error=str(error), next="another child is started", exc_info=error)
+        time.sleep(_FAILED_START_PAUSE_S)
+        os._exit(EXIT_FAILED_START)
     process.start()
     _running.append(process)
+
+
+def _die_with_parent() -> None:
+    """An orphan would keep the mesh's lease for ever: nobody restarts it, and nobody can take over."""
+    ask = dies_with(os.getppid())
+    if ask is not None:
+        ask()
 
 
 def _stop(**_: object) -> None:

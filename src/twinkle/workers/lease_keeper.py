@@ -75,3 +75,5 @@ class LeaseKeeper:
                     self.give_up()
             except StorageUnavailable as error:
                 _log.warning("lease.renewal_failed", mesh=self._mesh, error=error.message)
+            except Exception as error:  # noqa: BLE001 - a keeper that ends would let the lease of a live worker run out
+                _log.error("lease.renewal_failed", mesh=self._mesh, error=str(error), exc_info=error)

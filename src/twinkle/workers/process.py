@@ -11,8 +11,9 @@ import redis
 import structlog
 from celery import Celery
 from kombu.exceptions import OperationalError
+from sqlalchemy import Engine as SqlEngine
 
-from twinkle.core.clock import SystemClock
+from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
@@ -41,6 +42,7 @@ _PUMP_BUDGET_S = 1.0
 # Longer than a training loop needs from one answer to its next request.
 _AWAKE_S = 0.05
 _SOCKET_TIMEOUT_S = 5.0
+_STORAGE_RETRY_S = 1.0
 _PASS_TOKENS_CLAIMED = 16_384
 
 _log = structlog.get_logger()
@@ -58,10 +60,10 @@ class MeshProcess:
         settings = self.settings
         clock = SystemClock()
         database = Database(settings.resolved_database_url)
+        sql = sql_engine(settings.resolved_database_url)
+        _upgrade_patiently(sql, clock)
         engine = self._engine = build_engine(settings)
         journal = Journal(database, clock, limits=settings.tenant_limits)
-        sql = sql_engine(settings.resolved_database_url)
-        upgrade(sql)
         catalog = Catalog(database, sql, clock)
         blobs = open_blob_store(settings.resolved_object_store)
         redis_url = settings.redis_url.get_secret_value()
@@ -181,7 +183,21 @@ class MeshProcess:
                         pass
             except StorageUnavailable as error:
                 _log.warning("sweep.storage_unavailable", error=error.message)
+            except Exception as error:  # noqa: BLE001 - without the sweep nobody would ever take the lease again
+                _log.error("sweep.failed", error=str(error), next="the next sweep goes on", exc_info=error)
             self._stopping.wait(self.settings.sweep_s)
+
+
+def _upgrade_patiently(sql: SqlEngine, clock: Clock) -> None:
+    """Bring the journal up to date, however long its database stays away: the model is loaded once, after that."""
+    while True:
+        try:
+            upgrade(sql)
+        except StorageUnavailable as error:
+            _log.warning("worker.storage_unavailable", error=error.message, retry_s=_STORAGE_RETRY_S)
+            clock.sleep(_STORAGE_RETRY_S)
+        else:
+            return
 
 
 def build_engine(settings: Settings) -> Engine[Any]:
