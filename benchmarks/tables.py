@@ -201,10 +201,59 @@ def switch_text(result: Result) -> str:
     )
 
 
+def sampling_text(result: Result) -> str:
+    """Returns the sampling benchmark's tables."""
+    work = result["workload"]
+    ways = {
+        "torch_base": "TorchSampler, base",
+        "torch_mix": "TorchSampler, mix",
+        "vllm_base": "vLLM, base",
+        "vllm_mix": "vLLM, mix",
+        "generate": "`generate`, base",
+        "peft_one_by_one": "PEFT, mix",
+    }
+    measured = [way for way in ways if way in result["cells"][0]["tokens_per_cpu_s"]]
+    against = [
+        (way, reference) for way, references in result["cells"][0]["against"].items() for reference in references
+    ]
+    lines = [
+        machine_line(result),
+        "",
+        f"hidden {work['hidden_size']}, {work['layers']} layers, vocabulary {work['vocab_size']}, prompts of "
+        f"{work['prompt_tokens'][0]} to {work['prompt_tokens'][1]} tokens, {work['new_tokens']} new ones each. Mix: "
+        f"{work['adapters']} adapters of rank {work['rank']} and the base in turn. Torch threads {work['threads']}; "
+        f"medians of {work['rounds']} rounds in turns.",
+    ]
+    for clock, key, ratio in (
+        ("CPU time", "tokens_per_cpu_s", "against"),
+        ("wall time", "tokens_per_s", "against_wall"),
+    ):
+        lines += [
+            "",
+            *table(
+                (
+                    f"requests, by {clock}",
+                    *(f"{ways[way]}, tokens/s" for way in measured),
+                    *(f"{ways[way]} / {ways[reference]}" for way, reference in against),
+                ),
+                [
+                    (
+                        cell["requests"],
+                        *(f"{cell[key][way]:.0f}" for way in measured),
+                        *(f"{cell[ratio][way][reference]:.2f}" for way, reference in against),
+                    )
+                    for cell in result["cells"]
+                ],
+            ),
+        ]
+    return "\n".join(lines)
+
+
 RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "queue_overhead": queue_text,
     "step_overhead": step_text,
     "fusion": fusion_text,
+    "sampling": sampling_text,
     "adapter_switch": switch_text,
 }
 
