@@ -117,6 +117,32 @@ def step_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def ranks_text(result: Result) -> str:
+    """Returns the table of the benchmark of several ranks."""
+    work = result["workload"]
+    columns = ("tokens", "layout", "step_ms", "speed_up", "cpu_ms", "cpu_ratio", "load_average")
+    lines = [
+        machine_line(result),
+        "",
+        f"hidden {work['hidden_size']}, {work['layers']} layers, vocabulary {work['vocab_size']}, one adapter of rank "
+        f"{work['lora_rank']}, {work['datums']} datums a step, one torch thread a rank. Medians.",
+        "",
+        *table(
+            (
+                "tokens a datum",
+                "layout",
+                "step ms",
+                "× as fast as one rank",
+                "CPU ms",
+                "CPU of one rank's",
+                "load average",
+            ),
+            [tuple(cell[name] for name in columns) for cell in result["cells"]],
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def fusion_text(result: Result) -> str:
     """Returns the fusion benchmark's tables."""
     work, memory = result["workload"], result["memory"]
@@ -255,6 +281,7 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "fusion": fusion_text,
     "sampling": sampling_text,
     "adapter_switch": switch_text,
+    "ranks": ranks_text,
 }
 
 
