@@ -11,7 +11,7 @@ import pytest
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
-from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore, content_key, open_blob_store
+from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore, open_blob_store
 from twinkle.storage.payloads import read_payload, write_payload, write_result
 
 
@@ -169,21 +169,28 @@ def test_a_bucket_that_is_not_there_is_storage_unavailable(s3_url: str) -> None:
 def test_a_payload_is_inline_up_to_the_limit_and_a_blob_above(blobs: BlobStore, size: int, is_inline: bool) -> None:
     data = b"x" * size
     for payload in (
-        write_payload(blobs, data, inline_bytes=10),
+        write_payload(blobs, "s:train:0:req:1", data, inline_bytes=10),
         write_result(blobs, "s:train:0:req:1", data, inline_bytes=10),
     ):
         assert (payload.inline is not None, payload.blob is not None) == (is_inline, not is_inline)
         assert read_payload(blobs, payload) == data
 
 
-def test_equal_payloads_are_stored_once_and_equal_results_each(blobs: BlobStore) -> None:
+def test_a_resend_is_stored_once_and_each_operation_has_blobs_of_its_own(blobs: BlobStore) -> None:
     data = b"x" * 100
 
-    payloads = {write_payload(blobs, data, inline_bytes=1).blob for _ in range(2)}
+    resent = {write_payload(blobs, "a:req:1", data, inline_bytes=1).blob for _ in range(2)}
+    payloads = {write_payload(blobs, f"a:req:{seq}", data, inline_bytes=1).blob for seq in range(2)}
     results = {write_result(blobs, f"a:req:{seq}", data, inline_bytes=1).blob for seq in range(2)}
 
-    assert payloads == {content_key(data)}
-    assert len(results) == 2
+    assert (len(resent), len(payloads), len(results)) == (1, 2, 2)
+
+
+def test_a_payload_is_stored_whatever_its_lane_is_called(blobs: BlobStore) -> None:
+    payload = write_payload(blobs, "../../etc//\x00:req:1", b"x" * 100, inline_bytes=1)
+
+    assert read_payload(blobs, payload) == b"x" * 100
+    assert payload.size_bytes == 100
 
 
 def test_a_blob_that_is_gone_is_worth_another_attempt(blobs: BlobStore) -> None:

@@ -341,7 +341,7 @@ def test_a_closing_worker_snapshots_what_is_parked(bench: Bench, make_worker: Ma
     worker.worker.close()
 
     for adapter, run in runs.items():
-        snapshot = bench.catalog.latest_snapshot(adapter)
+        snapshot = bench.snapshots.nearest(adapter, at=len(run))
         assert snapshot is not None and snapshot.seq == len(run) - 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.clock import HandClock
@@ -86,26 +88,48 @@ def test_a_gap_that_was_filled_and_a_younger_one_that_opened_keeps_its_own_time(
     assert bench.upkeep.close_gaps(older_than_s=120) == ["a:req:3"]
 
 
-def test_overdue_heads_fail_in_order_and_their_successors_in_later_sweeps(
-    bench: Bench, lease: Lease, clock: HandClock
-) -> None:
+def test_overdue_operations_fail_in_order_in_one_sweep(bench: Bench, lease: Lease, clock: HandClock) -> None:
     bench.created(lease, "a")
     bench.journal.open_lane(new_sampler("s"))
     bench.append(*(submission("a", seq) for seq in (1, 2)), submission("s", 0, OperationKind.SAMPLE))
-    clock.move(3600)
+    clock.move(3000)
+    bench.append(submission("a", 3))
+    clock.move(600)
 
-    first, second, third = (bench.upkeep.expire_overdue(deadline_s=3600) for _ in range(3))
+    first, second = (bench.upkeep.expire_overdue(deadline_s=3600) for _ in range(2))
 
-    assert (sorted(first), second, third) == (["a:req:1", "s:req:0"], ["a:req:2"], [])
+    assert (sorted(first), second) == (["a:req:1", "a:req:2", "s:req:0"], [])
     assert bench.status("a", 1).failure.code == "deadline"
     assert bench.lane("a").head_seq == 3
+    assert bench.run(lease) == [("a", 3)]
 
 
-def test_what_runs_is_not_overdue_and_who_was_given_it_back_is(bench: Bench, lease: Lease, clock: HandClock) -> None:
+def test_a_kind_may_have_a_deadline_of_its_own(bench: Bench, lease: Lease, clock: HandClock) -> None:
+    bench.created(lease, "a")
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(submission("a", 1), submission("a", 2, OperationKind.OPTIM_STEP))
+    bench.append(submission("s", 0, OperationKind.SAMPLE))
+    clock.move(60)
+    own = {OperationKind.SAMPLE: 60.0, OperationKind.OPTIM_STEP: 10.0}
+
+    samples = bench.upkeep.expire_overdue(deadline_s=3600, deadline_s_of=own)
+    bench.run(lease)
+    clock.move(3600)
+
+    assert samples == ["s:req:0"]
+    assert "within its deadline of 60 s" in bench.status("s", 0).failure.message
+    assert bench.status("a", 2).state is OperationState.DONE
+
+
+def test_what_a_live_worker_runs_is_not_overdue_and_who_was_given_it_back_is(
+    bench: Bench, lease: Lease, clock: HandClock
+) -> None:
     bench.created(lease, "a")
     bench.append(submission("a", 1))
+    clock.move(3590)
     (claim,) = bench.claim(lease)
-    clock.move(3600)
+    clock.move(10)
+    bench.meshes.renew(lease, lease_s=15)
     while_running = bench.upkeep.expire_overdue(deadline_s=3600)
     bench.journal.give_back(lease, [claim.request_id])
     after = bench.upkeep.expire_overdue(deadline_s=3600)
@@ -114,6 +138,28 @@ def test_what_runs_is_not_overdue_and_who_was_given_it_back_is(bench: Bench, lea
     with pytest.raises(LeaseLost):
         bench.journal.commit(lease, [done(claim)])
     assert bench.status("a", 1).state is OperationState.FAILED
+
+
+@pytest.mark.parametrize(("is_alive", "running_s"), [(False, 20), (True, 700)], ids=["its_worker_died", "it_hangs"])
+def test_an_overdue_operation_ends_though_a_worker_took_it(
+    bench: Bench, lease: Lease, clock: HandClock, is_alive: bool, running_s: float
+) -> None:
+    bench.created(lease, "a")
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(submission("a", 1), submission("a", 2), submission("s", 0, OperationKind.SAMPLE))
+    clock.move(3600)
+    claims = bench.claim(lease) + bench.claim_samples(lease, 8)
+    clock.move(running_s)
+    if is_alive:
+        bench.meshes.renew(lease, lease_s=15)
+
+    ended = bench.upkeep.expire_overdue(deadline_s=3600)
+
+    assert sorted(ended) == ["a:req:1", "a:req:2", "s:req:0"]
+    assert "did not end within" in bench.status("a", 1).failure.message
+    for claim in claims:
+        with pytest.raises(LeaseLost):
+            bench.journal.commit(lease, [done(claim)])
 
 
 def test_results_expire_once_and_leave_their_rows(bench: Bench, lease: Lease, clock: HandClock) -> None:
@@ -134,7 +180,18 @@ def test_results_expire_once_and_leave_their_rows(bench: Bench, lease: Lease, cl
     assert bench.upkeep.expire_results(older_than_s=86_400) == []
     status = bench.status("b", 1)
     assert (status.state, status.expired, status.result) == (OperationState.DONE, True, Payload())
-    assert [operation.seq for operation in bench.journal.history("b", after_seq=0, before_seq=9)] == [1]
+    assert [operation.payload.is_gone for operation in bench.journal.history("b", after_seq=0, before_seq=9)] == [False]
+
+
+def test_an_expired_samples_payload_goes_with_its_result(bench: Bench, lease: Lease, clock: HandClock) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    sample = replace(submission("s", 0, OperationKind.SAMPLE), payload=Payload(blob="payloads/s", blob_bytes=9))
+    bench.append(sample)
+    bench.journal.commit(lease, [done(claim) for claim in bench.claim_samples(lease, 8)])
+    clock.move(100)
+
+    assert bench.upkeep.expire_results(older_than_s=100) == ["payloads/s"]
+    assert bench.rows("SELECT payload, payload_blob, payload_bytes FROM operation") == [(None, None, 9)]
 
 
 def test_checkpoints_expire_once_and_say_which_files_to_delete(bench: Bench, lease: Lease, clock: HandClock) -> None:

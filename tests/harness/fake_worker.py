@@ -21,7 +21,7 @@ from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
-from twinkle.storage.payloads import read_payload, write_payload
+from twinkle.storage.payloads import read_payload, write_result
 from twinkle.storage.records import NewSamplingSession, Records
 from twinkle.wire.sample_result import SampledSequence, SampleResult, TopkLogprobs, encode_sample_response
 from twinkle.wire.sampling import parse_sample
@@ -124,7 +124,7 @@ class FakeWorker:
                 request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure
             )
         result = self._result(claim, records)
-        payload = write_payload(self._blobs, result, inline_bytes=self._settings.inline_payload_bytes)
+        payload = write_result(self._blobs, claim.request_id, result, inline_bytes=self._settings.inline_payload_bytes)
         return Outcome(
             request_id=claim.request_id,
             lane=claim.lane,

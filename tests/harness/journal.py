@@ -26,11 +26,13 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.scheduler.fusion import choose_samples
+from twinkle.storage.branches import Branches
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.records import NewAdapter, NewSamplingSession
+from twinkle.storage.snapshots import SnapshotStore
 from twinkle.storage.tables import SessionRow, TenantRow
 from twinkle.storage.turns import Head
 from twinkle.storage.upkeep import Upkeep
@@ -138,6 +140,8 @@ class Bench:
         self.meshes = Meshes(self.database, clock)
         self.upkeep = Upkeep(self.database, clock)
         self.catalog = Catalog(self.database, self.engine, clock)
+        self.snapshots = SnapshotStore(self.database, clock)
+        self.branches = Branches(self.database, self.journal, clock)
         with Session(self.engine) as session:
             for tenant in ("t0", "t1"):
                 if session.get(TenantRow, tenant) is not None:

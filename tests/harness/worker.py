@@ -9,18 +9,23 @@ from harness.journal import MESH, identity
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Outcome
+from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
+from twinkle.storage.parking import Parking
 from twinkle.storage.records import Records
+from twinkle.storage.snapshots import SnapshotStore
 from twinkle.storage.turns import Head
+from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.null_engine import NullEngine, NullState
+from twinkle.workers.replay import Replay
 from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampling import SampleDesk
@@ -28,6 +33,10 @@ from twinkle.workers.snapshots import Snapshots
 
 CLAIM_S = 0.01
 """How much time a claim takes on the clock moved by hand, so that a budget is a number of batches."""
+
+
+KEEP_NOTHING = Retention(keep_s=0.0, every_ops=1, max_snapshots=2)
+"""The newest snapshot only, and payloads after it."""
 
 
 class Killed(BaseException):
@@ -184,6 +193,9 @@ class WorkerRig:
         parked_bytes: int = 0,
         max_attempts: int = 3,
         snapshot_every_ops: int = 5,
+        snapshot_every_bytes: int = 1 << 40,
+        retention: Retention = KEEP_NOTHING,
+        session_timeout_s: float = 1e9,
         inline_bytes: int = 1 << 16,
         lease_s: float = 15.0,
     ) -> None:
@@ -192,7 +204,16 @@ class WorkerRig:
         self.publisher = RecordingPublisher()
         self.reporter = RecordingReporter()
         self.clock = clock
-        self.snapshots = Snapshots(catalog=catalog, blobs=blobs, every_ops=snapshot_every_ops, every_s=1e9)
+        store = SnapshotStore(database, clock)
+        self.snapshots = Snapshots(
+            store=store,
+            blobs=blobs,
+            clock=clock,
+            pace=Pace(every_ops=snapshot_every_ops, every_bytes=snapshot_every_bytes, every_s=1e9),
+            retention=retention,
+        )
+        self.replay = Replay[NullState](engine=self.engine, journal=self.journal, snapshots=store, blobs=blobs)
+        parking = Parking(database, clock)
         self.keeper = LeaseKeeper(
             meshes=Meshes(database, clock),
             mesh=MESH,
@@ -204,11 +225,9 @@ class WorkerRig:
         endings = Endings(blobs=blobs, inline_bytes=inline_bytes, max_attempts=max_attempts)
         self.residents = Residents[NullState](
             engine=self.engine,
-            journal=self.journal,
-            catalog=catalog,
-            blobs=blobs,
-            artifacts=artifacts,
+            replay=self.replay,
             snapshots=self.snapshots,
+            parking=parking,
             clock=clock,
             limit=max_resident,
             parked_bytes=parked_bytes,
@@ -234,8 +253,13 @@ class WorkerRig:
                 blobs=blobs,
                 clock=clock,
                 endings=endings,
+                replay=self.replay,
+                snapshots=self.snapshots,
             ),
             residents=self.residents,
+            absences=Absences[NullState](
+                mesh=MESH, parking=parking, residents=self.residents, clock=clock, silent_s=session_timeout_s
+            ),
             samples=self.samples,
             publisher=self.publisher,  # type: ignore[arg-type]
             reporter=self.reporter,  # type: ignore[arg-type]

@@ -18,6 +18,10 @@ class OperationKind(StrEnum):
     SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
     LOAD_WEIGHTS = "load_weights"
     SAMPLE = "sample"
+    FORK = "fork"
+    """Begins an adapter as another one was after one of its operations."""
+    REWIND = "rewind"
+    """Puts an adapter back to what it was after an earlier operation of its own."""
     GAP = "gap"
     """Stands for a number that never arrived, so that its successors go on."""
 
@@ -61,10 +65,21 @@ class FailureCategory(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """The request body of an operation: inline when small, else the key of a blob. Exactly one is set."""
+    """The request body of an operation: inline when small, else the key of a blob; neither once it is not kept."""
 
     inline: bytes | None = None
     blob: str | None = None
+    blob_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How much there is, or was."""
+        return self.blob_bytes if self.inline is None else len(self.inline)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was kept for its time and is gone."""
+        return self.inline is None and self.blob is None
 
 
 @dataclass(frozen=True, kw_only=True)

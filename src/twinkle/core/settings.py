@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, PositiveFloat, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.limits import TenantLimits
+from twinkle.core.operation import OperationKind
 
 _CLIENT_VARIABLES = {"TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN", "TWINKLE_MODEL_ID"}
 
@@ -126,7 +128,21 @@ class Settings(BaseSettings):
     sweep_s: float = Field(default=1.0, gt=0)
     max_attempts: int = Field(default=3, gt=0)
     snapshot_every_ops: int = Field(default=50, gt=0)
+    snapshot_every_bytes: int = Field(
+        default=64 << 20, gt=0, description="or after operations with so many bytes of payload"
+    )
     snapshot_every_s: float = Field(default=60.0, gt=0)
+
+    # What is kept of a run.
+    retention_s: float = Field(
+        default=7 * 24 * 3600.0,
+        gt=0,
+        description="how long a run can be forked from or rewound to what it was, and training payloads stay for it",
+    )
+    keep_snapshot_every_ops: int = Field(
+        default=500, gt=0, description="within that time one snapshot in so many operations is kept"
+    )
+    max_snapshots: int = Field(default=16, ge=2, description="snapshots kept of one run at most")
 
     # Housekeeping.
     gap_timeout_s: float = Field(default=120.0, gt=0, description="how long operations wait for a missing number")
@@ -134,6 +150,9 @@ class Settings(BaseSettings):
     result_ttl_s: float = Field(default=24 * 3600.0, gt=0)
     operation_deadline_s: float = Field(
         default=24 * 3600.0, gt=0, description="an operation not finished by then fails"
+    )
+    operation_deadline_s_of: dict[OperationKind, PositiveFloat] = Field(
+        default={}, description='kinds with a deadline of their own, like {"sample": 600}'
     )
 
     # Flower.
@@ -197,6 +216,11 @@ def environment_of(settings: Settings) -> dict[str, str]:
     variables = {}
     for name in sorted(settings.model_fields_set):
         value = getattr(settings, name)
-        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-        variables[f"TWINKLE_{name.upper()}"] = text
+        variables[f"TWINKLE_{name.upper()}"] = _text_of(value)
     return variables
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return json.dumps(value) if isinstance(value, dict) else str(value)

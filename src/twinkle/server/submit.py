@@ -16,6 +16,7 @@ import structlog
 
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
+from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Submission
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import BlobStore
@@ -121,7 +122,13 @@ class Submitter:
         data = submission.payload.inline
         if data is None or len(data) <= self._inline_bytes:
             return submission
-        payload = await self._blob_threads.run(write_payload, self._blobs, data, inline_bytes=self._inline_bytes)
+        payload = await self._blob_threads.run(
+            write_payload,
+            self._blobs,
+            request_id_of(submission.lane, submission.seq),
+            data,
+            inline_bytes=self._inline_bytes,
+        )
         crash_point("api.payload_stored")
         return replace(submission, payload=payload)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import uuid
 from contextlib import suppress
@@ -71,12 +70,6 @@ def open_blob_store(url: str) -> BlobStore:
     if "://" not in url or url.startswith("file://"):
         return FolderStore(Path(url.removeprefix("file://")))
     return ObjectStore(url)
-
-
-def content_key(data: bytes) -> str:
-    """A key that names its content: the same bytes are stored once."""
-    digest = hashlib.sha256(data).hexdigest()
-    return f"blobs/{digest[:2]}/{digest}"
 
 
 def _checked(key: str) -> str:

@@ -42,15 +42,6 @@ class SamplingSession:
     checkpoint: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A recovery point."""
-
-    adapter: str
-    seq: int
-    blob: str
-
-
 class Catalog:
     """What there is."""
 
@@ -93,8 +84,8 @@ class Catalog:
 
     def next_seq(self, adapter_id: str) -> int:
         """The number after the highest one that the adapter has seen."""
-        rows = self._database.read("SELECT max_seq FROM lane WHERE id = ?", (adapter_id,))
-        return int(rows[0][0]) + 1
+        rows = self._database.read("SELECT max_seq + 1 - num_rewinds FROM lane WHERE id = ?", (adapter_id,))
+        return int(rows[0][0])
 
     def sampling_session(self, sampling_session_id: str, *, tenant: str | None = None) -> SamplingSession:
         """One sampling session; ``tenant=None`` is for workers.
@@ -191,26 +182,6 @@ class Catalog:
         if not removed:
             raise NotFound(f"no checkpoint {path!r}")
         return keys
-
-    def latest_snapshot(self, adapter_id: str) -> Snapshot | None:
-        """The adapter's newest recovery point."""
-        rows = self._database.read(
-            "SELECT adapter, seq, blob FROM snapshot WHERE adapter = ? ORDER BY seq DESC LIMIT 1", (adapter_id,)
-        )
-        return Snapshot(adapter=rows[0][0], seq=rows[0][1], blob=rows[0][2]) if rows else None
-
-    def add_snapshot(self, adapter_id: str, seq: int, *, blob: str, size_bytes: int) -> list[str]:
-        """Publish a recovery point; the answer is the blobs of older ones, which it supersedes."""
-        with self._database.transaction() as transaction:
-            transaction.execute(
-                "INSERT INTO snapshot (adapter, seq, blob, size_bytes, created_at) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (adapter, seq) DO NOTHING",
-                (adapter_id, seq, blob, size_bytes, self._clock.now()),
-            )
-            old = transaction.execute(
-                "DELETE FROM snapshot WHERE adapter = ? AND seq < ? RETURNING blob", (adapter_id, seq)
-            ).fetchall()
-        return [row[0] for row in old if row[0] != blob]
 
     def _own_checkpoint(self, session: Session, tenant: str, path: str) -> CheckpointRow:
         row = session.get(CheckpointRow, path)

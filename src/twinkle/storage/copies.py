@@ -12,6 +12,7 @@ from twinkle.core.ids import new_id
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.lanes import placeholders
 from twinkle.storage.records import insert_lane
+from twinkle.storage.waste import doom
 
 _COPIED = "kind, name, seq, config, files, size_bytes, user_metadata"
 
@@ -93,7 +94,7 @@ def _may_read(source: Row, tenant: str, now: float) -> bool:
 def remove_checkpoints(
     transaction: Transaction, where: str, parameters: Sequence[object], *, now: float
 ) -> tuple[int, list[str]]:
-    """Delete the rows of checkpoints, and keep in mind what they took up.
+    """Delete the rows of checkpoints, give up their files, and keep in mind what they took up.
 
     Returns:
         How many there were, and the keys of those files that nothing refers to any more.
@@ -116,4 +117,5 @@ def remove_checkpoints(
     ).fetchall()
     kept = {row[0] for row in shared}
     files = {file["key"] for row in rows if row[0] not in kept for file in json.loads(row[1]).values()}
+    doom(transaction, files, now=now)
     return len(rows), sorted(files)

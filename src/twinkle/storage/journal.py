@@ -8,7 +8,7 @@ two batches could lock each other out.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
@@ -29,7 +29,7 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import LockedLane, advance_lane, end_sample, lock_lanes, placeholders
+from twinkle.storage.lanes import LockedLane, advance_lane, end_sample, journal_seq, lock_lanes, placeholders
 from twinkle.storage.records import NewLane, PastOperation, Records
 from twinkle.storage.turns import Head, Moment, charge, ready_heads, served_of, virtual_time, waiting_samples
 
@@ -77,6 +77,7 @@ class Journal:
         """
         with self.database.transaction() as transaction:
             lanes = lock_lanes(transaction, (submission.lane for submission in submissions))
+            submissions = [_in_journal_numbers(transaction, lanes, submission) for submission in submissions]
             answers = [self._append_one(transaction, lanes, submission) for submission in submissions]
             crash_point("journal.append")
         return answers
@@ -102,6 +103,13 @@ class Journal:
             raise answer
         return answer
 
+    def append_within(self, transaction: Transaction, lane: LockedLane, submission: Submission) -> Accepted:
+        """Accept an operation of the service's own, whose number is the journal's, in the caller's transaction."""
+        answer = self._append_one(transaction, {lane.id: lane}, submission)
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
     def _append_one(
         self, transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission
     ) -> Accepted | UserError:
@@ -116,8 +124,8 @@ class Journal:
         request_id = request_id_of(submission.lane, submission.seq)
         inserted = transaction.execute(
             "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
-            " payload, payload_blob, rejection, num_tokens, num_prompt_tokens, device_s, expired, not_before,"
-            " accepted_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
+            " payload, payload_blob, payload_bytes, rejection, num_tokens, num_prompt_tokens, device_s, expired,"
+            " not_before, accepted_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
             " ON CONFLICT (lane, seq) DO NOTHING",
             (
                 request_id,
@@ -129,6 +137,7 @@ class Journal:
                 submission.digest,
                 submission.payload.inline,
                 submission.payload.blob,
+                submission.payload.size_bytes,
                 submission.rejection,
                 submission.num_tokens,
                 submission.num_prompt_tokens,
@@ -193,8 +202,8 @@ class Journal:
         rows = transaction.execute(
             "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
             f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
-            " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, attempts, num_tokens, accepted_at,"
-            " rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)",
+            " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, payload_bytes, attempts,"
+            " num_tokens, accepted_at, rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)",
             (lease.epoch, self._clock.now(), *request_ids),
         ).fetchall()
         claims = {row[0]: _claim_of(row) for row in rows}
@@ -298,7 +307,7 @@ class Journal:
     def history(self, lane: str, *, after_seq: int, before_seq: int) -> list[PastOperation]:
         """A lane's finished operations with ``after_seq < seq < before_seq``, in order: what a replay needs."""
         rows = self.database.read(
-            "SELECT seq, kind, payload, payload_blob, state, error_code, request_id, rejection FROM operation"
+            "SELECT seq, kind, payload, payload_blob, state, error_code, request_id, payload_bytes FROM operation"
             " WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed') ORDER BY seq",
             (lane, after_seq, before_seq),
         )
@@ -307,12 +316,20 @@ class Journal:
                 request_id=row[6],
                 seq=row[0],
                 kind=OperationKind(row[1]),
-                payload=Payload(inline=row[2], blob=row[3]),
+                payload=Payload(inline=row[2], blob=row[3], blob_bytes=row[7]),
                 succeeded=row[4] == "done",
                 error_code=row[5],
             )
             for row in rows
         ]
+
+
+def _in_journal_numbers(transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission) -> Submission:
+    """A client counts its own operations; the rewinds between them have numbers of the journal too."""
+    lane = lanes.get(submission.lane)
+    if lane is None or lane.num_rewinds == 0:
+        return submission
+    return replace(submission, seq=journal_seq(transaction, lane.id, submission.seq))
 
 
 def _answer_resend(
@@ -386,12 +403,12 @@ def _claim_of(row: Row) -> Claim:
         lane=row[2],
         seq=row[3],
         kind=OperationKind(row[4]),
-        payload=Payload(inline=row[5], blob=row[6]),
-        attempt=row[7],
-        num_tokens=row[8],
-        accepted_at=row[9],
-        rejection=row[10],
-        failed_window_seq=row[11],
+        payload=Payload(inline=row[5], blob=row[6], blob_bytes=row[7]),
+        attempt=row[8],
+        num_tokens=row[9],
+        accepted_at=row[10],
+        rejection=row[11],
+        failed_window_seq=row[12],
     )
 
 

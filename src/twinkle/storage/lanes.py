@@ -23,6 +23,7 @@ class LockedLane:
     max_seq: int
     vtime: float
     gap_since: float | None
+    num_rewinds: int
 
     def note_arrival(self, transaction: Transaction, submission: Submission, now: float) -> None:
         """Bring the lane's head and gap up to date with a new operation."""
@@ -46,7 +47,7 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
     """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
     ordered_ids = sorted(set(ids))
     rows = transaction.execute(
-        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since FROM lane"
+        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since, num_rewinds FROM lane"
         f" WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
@@ -114,7 +115,23 @@ def _closes_window(outcome: Outcome) -> bool:
     """Whether the adapter's gradients are empty afterwards, so that earlier failures no longer count."""
     if outcome.kind is OperationKind.OPTIM_STEP:
         return outcome.failure is None or outcome.failure.code == "window_failed"
-    return outcome.kind is OperationKind.LOAD_WEIGHTS and outcome.failure is None
+    return outcome.kind in {OperationKind.LOAD_WEIGHTS, OperationKind.REWIND} and outcome.failure is None
+
+
+def journal_seq(transaction: Transaction, lane: str, client_seq: int) -> int:
+    """The number in the journal of what a client numbered ``client_seq``: higher by the rewinds that stand before it.
+
+    A rewind is numbered behind everything its lane had seen, so no number that was given before it moves.
+    """
+    rewinds = transaction.execute(
+        "SELECT seq FROM branch WHERE adapter = ? AND source = ? ORDER BY seq", (lane, lane)
+    ).fetchall()
+    seq = client_seq
+    for (rewind_seq,) in rewinds:
+        if seq < rewind_seq:
+            break
+        seq += 1
+    return seq
 
 
 def placeholders(values: Collection[object]) -> str:

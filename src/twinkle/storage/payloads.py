@@ -1,4 +1,4 @@
-"""Payloads and results: small ones inline in the journal, large ones as content-addressed blobs."""
+"""Payloads and results: small ones inline in the journal, large ones as blobs, each its operation's own."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import hashlib
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
-from twinkle.storage.blobs import BlobStore, content_key
+from twinkle.storage.blobs import BlobStore
+
+PAYLOADS = "payloads/"
 
 
-def write_payload(blobs: BlobStore, data: bytes, *, inline_bytes: int) -> Payload:
-    """Store ``data`` where its size says; the blob is durable before the journal can mention it."""
+def write_payload(blobs: BlobStore, request_id: str, data: bytes, *, inline_bytes: int) -> Payload:
+    """Store ``data`` where its size says; the blob is durable before the journal can mention it.
+
+    A resend writes the same bytes to the same place. What another operation was given is kept apart, though it may be
+    the same: the two are given up at different times.
+    """
     if len(data) <= inline_bytes:
         return Payload(inline=data)
-    key = content_key(data)
+    # Whether there is such a lane is not known yet, nor what its name is made of.
+    key = f"{PAYLOADS}{_sha256(request_id.encode())}/{_sha256(data)}"
     blobs.put(key, data)
-    return Payload(blob=key)
+    return Payload(blob=key, blob_bytes=len(data))
 
 
 def write_result(blobs: BlobStore, request_id: str, data: bytes, *, inline_bytes: int) -> Payload:
     """Store an operation's result where its size says.
 
-    A blob is the operation's own, though another's result may have the same bytes: the two expire at different times.
+    A blob is the operation's own, as a payload's is.
     """
     if len(data) <= inline_bytes:
         return Payload(inline=data)
-    key = f"results/{request_id.replace(':', '/')}/{hashlib.sha256(data).hexdigest()}"
+    key = f"results/{request_id.replace(':', '/')}/{_sha256(data)}"
     blobs.put(key, data)
     return Payload(blob=key)
 
@@ -43,3 +50,7 @@ def read_payload(blobs: BlobStore, payload: Payload) -> bytes:
         return blobs.get(payload.blob)
     except KeyError:
         raise StorageUnavailable(f"blob {payload.blob} is not in the object store") from None
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -9,6 +9,8 @@ from typing import Protocol
 from twinkle.core.adapter import AdapterConfig, Checkpoint
 from twinkle.core.operation import OperationKind, Payload
 from twinkle.storage.database import Transaction
+from twinkle.storage.snapshots import Snapshot
+from twinkle.storage.waste import doom
 
 
 class NewLane(Protocol):
@@ -104,6 +106,7 @@ class Records:
 
     checkpoints: list[Checkpoint] = field(default_factory=list)
     sampling_sessions: list[NewSamplingSession] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
 
     def insert(self, transaction: Transaction, now: float) -> None:
         """Insert everything. A checkpoint of the same name replaces its predecessor (the worker has decided that)."""
@@ -111,9 +114,12 @@ class Records:
             _publish(transaction, checkpoint, now)
         for session in self.sampling_sessions:
             session.insert(transaction)
+        for snapshot in self.snapshots:
+            snapshot.insert(transaction)
 
 
 def _publish(transaction: Transaction, checkpoint: Checkpoint, now: float) -> None:
+    _doom_replaced(transaction, checkpoint, now)
     metadata = None if checkpoint.user_metadata is None else json.dumps(checkpoint.user_metadata)
     transaction.execute(
         "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, user_metadata,"
@@ -137,6 +143,23 @@ def _publish(transaction: Transaction, checkpoint: Checkpoint, now: float) -> No
             checkpoint.expires_at,
         ),
     )
+
+
+def _doom_replaced(transaction: Transaction, checkpoint: Checkpoint, now: float) -> None:
+    """Give up the files of the checkpoint that had this name, but for those that a copy or the new one has too."""
+    row = transaction.execute(
+        "SELECT files, files_group FROM checkpoint WHERE path = ? FOR UPDATE", (checkpoint.path,)
+    ).fetchone()
+    if row is None:
+        return
+    if row[1] is not None:
+        shared = transaction.execute(
+            "SELECT path FROM checkpoint WHERE files_group = ? AND path <> ? LIMIT 1", (row[1], checkpoint.path)
+        ).fetchone()
+        if shared is not None:
+            return
+    still_used = {file.key for file in checkpoint.files.values()}
+    doom(transaction, {file["key"] for file in json.loads(row[0]).values()} - still_used, now=now)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ Times are Unix seconds (float). Structured columns are JSON text, written and re
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Index, LargeBinary, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, Column, Float, Index, LargeBinary, Text, UniqueConstraint, false, text
 from sqlmodel import Field, SQLModel
 
 
@@ -122,6 +122,11 @@ class LaneRow(SQLModel, table=True):
     vtime: float = Field(default=0.0, sa_type=Float)
     nice: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     num_ended: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
+    floor_seq: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
+    """Nothing before this operation can be rebuilt any more."""
+    pruned_seq: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
+    """Up to this operation the payloads of passes are gone; never above ``floor_seq``."""
+    num_rewinds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
 
 
 class AdapterRow(SQLModel, table=True):
@@ -135,6 +140,24 @@ class AdapterRow(SQLModel, table=True):
     config: str = Field(sa_type=Text)
     optimizer: str = Field(sa_type=Text)
     user_metadata: str | None = Field(default=None, sa_type=Text)
+    created_at: float = Field(sa_type=Float)
+    parked_at: float | None = Field(default=None, sa_type=Float)
+    """Since when it lies in the object store only, because its client has gone."""
+
+
+class BranchRow(SQLModel, table=True):
+    """A past state taken up: operation ``seq`` of ``adapter`` goes on as ``source`` was after operation ``at``.
+
+    ``source`` is the run itself for a rewind, another one for a fork. ``request_key`` tells a resend.
+    """
+
+    __tablename__ = "branch"
+    __table_args__ = (UniqueConstraint("source", "request_key"),)
+    adapter: str = Field(primary_key=True, foreign_key="adapter.id")
+    seq: int = Field(primary_key=True, sa_type=BigInteger)
+    source: str = Field(foreign_key="adapter.id")
+    at: int = Field(sa_type=BigInteger)
+    request_key: str | None = None
     created_at: float = Field(sa_type=Float)
 
 
@@ -205,6 +228,7 @@ class OperationRow(SQLModel, table=True):
     not_before: float = Field(default=0.0, sa_type=Float)
     payload: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
     payload_blob: str | None = None
+    payload_bytes: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
     result: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
     result_blob: str | None = None
     error: str | None = Field(default=None, sa_type=Text)
@@ -274,11 +298,22 @@ class AuditRow(SQLModel, table=True):
 
 
 class SnapshotRow(SQLModel, table=True):
-    """A recovery point: the adapter's state after operation ``seq``."""
+    """A recovery point: the adapter's state after operation ``seq``, which cannot be replayed if it ``is_start``."""
 
     __tablename__ = "snapshot"
+    __table_args__ = (Index("snapshot_age", "created_at"),)
     adapter: str = Field(primary_key=True, foreign_key="adapter.id")
     seq: int = Field(primary_key=True)
     blob: str
     size_bytes: int = Field(sa_type=BigInteger)
     created_at: float = Field(sa_type=Float)
+    is_start: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+
+
+class DoomedBlobRow(SQLModel, table=True):
+    """A blob that nothing refers to since then."""
+
+    __tablename__ = "doomed_blob"
+    __table_args__ = (Index("doomed_blob_since", "since"),)
+    key: str = Field(primary_key=True)
+    since: float = Field(sa_type=Float)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
-from twinkle.core.operation import Failure, FailureCategory, OperationKind, Outcome
+from twinkle.core.operation import Failure, FailureCategory, OperationKind, OperationState, Outcome
 from twinkle.storage.copies import remove_checkpoints
 from twinkle.storage.database import Database, Transaction
-from twinkle.storage.lanes import advance_lane, lock_lanes, number_ended_sample
+from twinkle.storage.lanes import advance_lane, lock_lanes, number_ended_sample, placeholders
+from twinkle.storage.waste import doom
 
 _BATCH = 500
+_LONGEST_ATTEMPT_S = 600.0
 
 
 class Upkeep:
@@ -63,61 +68,123 @@ class Upkeep:
             closed.append(request_id)
         return closed
 
-    def expire_overdue(self, *, deadline_s: float) -> list[str]:
-        """Fail queued operations that nobody started before their deadline; the futures that ended.
+    def expire_overdue(
+        self, *, deadline_s: float, deadline_s_of: Mapping[OperationKind, float] = MappingProxyType({})
+    ) -> list[str]:
+        """Fail operations that have not ended by their deadline; the futures that ended.
 
-        Only heads of lanes and samples are taken, so order holds; the successors follow in the next sweeps.
+        In a lane the head ends first, so order holds. One that a worker has in its hands ends when that worker's lease
+        is over, or when the attempt has taken ten minutes: what the worker makes of it later finds no taker.
+
+        Args:
+            deadline_s: After its acceptance.
+            deadline_s_of: The deadlines of kinds that have one of their own.
         """
-        now = self._clock.now()
-        rows = self._database.read(
-            "SELECT o.request_id, o.lane, o.seq, o.kind FROM operation o JOIN lane l ON l.id = o.lane"
-            " WHERE o.state = 'queued' AND o.accepted_at <= ? AND (o.kind = 'sample' OR o.seq = l.head_seq)"
-            " ORDER BY o.accepted_at LIMIT ?",
-            (now - deadline_s, _BATCH),
+        overdue = _Overdue(self._clock.now(), deadline_s, deadline_s_of)
+        lanes = self._database.read(
+            "SELECT DISTINCT found.lane FROM (SELECT o.lane FROM operation o JOIN lane l ON l.id = o.lane"
+            f" LEFT JOIN mesh m ON m.name = o.mesh WHERE {overdue.where} AND (o.kind = 'sample' OR o.seq = l.head_seq)"
+            " ORDER BY o.accepted_at LIMIT ?) AS found",
+            (*overdue.parameters, _BATCH),
         )
-        ended = []
-        for request_id, lane_id, seq, kind in rows:
-            failure = Failure(
-                message=f"no worker took this operation within its deadline of {deadline_s:.0f} s",
-                category=FailureCategory.SERVER,
-                code="deadline",
-            )
+        ended: list[str] = []
+        for (lane,) in lanes:
             with self._database.transaction() as transaction:
-                lock_lanes(transaction, [lane_id])
-                changed = transaction.execute(
-                    "UPDATE operation SET state = 'failed', error = ?, error_category = ?, error_code = ?,"
-                    " finished_at = ? WHERE request_id = ? AND state = 'queued'",
-                    (failure.message, failure.category.value, failure.code, now, request_id),
-                ).rowcount
-                if changed == 1:
-                    outcome = Outcome(
-                        request_id=request_id, lane=lane_id, seq=seq, kind=OperationKind(kind), failure=failure
-                    )
-                    if outcome.kind.is_ordered:
-                        advance_lane(transaction, outcome, now)
-                    else:
-                        number_ended_sample(transaction, lane_id, request_id)
-                    ended.append(request_id)
+                ended += _end_overdue(transaction, lane, overdue)
         return ended
 
     def expire_results(self, *, older_than_s: float) -> list[str]:
-        """Forget results that were kept for their time; the blob keys nothing refers to any more.
+        """Forget results that were kept for their time; the blobs nothing refers to any more, which may go now.
 
-        The operation's row, its payload and its outcome stay: they are what a run is rebuilt from.
+        The operation's row and outcome stay, and so does the payload of what a run is rebuilt from; a sample's goes.
         """
         now = self._clock.now()
         with self._database.transaction() as transaction:
             rows = transaction.execute(
-                "UPDATE operation SET expired = TRUE, result = NULL WHERE request_id IN (SELECT request_id FROM"
-                " operation WHERE finished_at IS NOT NULL AND NOT expired AND finished_at <= ? LIMIT ?)"
-                " RETURNING result_blob",
+                "SELECT request_id, result_blob, CASE WHEN kind = 'sample' THEN payload_blob END, kind FROM operation"
+                " WHERE finished_at IS NOT NULL AND NOT expired AND finished_at <= ? LIMIT ?",
                 (now - older_than_s, _BATCH),
             ).fetchall()
-        return [row[0] for row in rows if row[0] is not None]
+            request_ids = [row[0] for row in rows]
+            marks = placeholders(request_ids)
+            transaction.execute(
+                f"UPDATE operation SET expired = TRUE, result = NULL, result_blob = NULL WHERE request_id IN ({marks})",
+                request_ids,
+            )
+            transaction.execute(
+                f"UPDATE operation SET payload = NULL, payload_blob = NULL WHERE request_id IN ({marks})"
+                " AND kind = 'sample'",
+                request_ids,
+            )
+            keys = [key for row in rows for key in row[1:3] if key is not None]
+            doom(transaction, keys, now=now)
+        return keys
 
     def expire_checkpoints(self) -> list[str]:
-        """Remove checkpoints whose time has come; the keys of their files, but for those a copy still needs."""
+        """Remove checkpoints whose time has come; their files, but for those a copy still needs, which may go now."""
         now = self._clock.now()
         with self._database.transaction() as transaction:
             _, keys = remove_checkpoints(transaction, "expires_at IS NOT NULL AND expires_at <= ?", (now,), now=now)
         return keys
+
+
+class _Overdue:
+    """Which operations are past their deadline: a condition on ``operation o`` and ``mesh m``."""
+
+    def __init__(self, now: float, deadline_s: float, deadline_s_of: Mapping[OperationKind, float]) -> None:
+        self.now = now
+        self._deadline_s = deadline_s
+        self._deadline_s_of = deadline_s_of
+        cases = " ".join("WHEN ? THEN CAST(? AS DOUBLE PRECISION)" for _ in deadline_s_of)
+        latest = f"CASE o.kind {cases} ELSE CAST(? AS DOUBLE PRECISION) END" if cases else "?"
+        self.where = (
+            "o.state IN ('queued', 'running') AND o.accepted_at <= ?"
+            f" AND o.accepted_at <= {latest}"
+            " AND (o.state = 'queued' OR o.started_at <= ? OR COALESCE(m.expires_at, 0) <= ?)"
+        )
+        self.parameters: tuple[object, ...] = (
+            now - min([deadline_s, *deadline_s_of.values()]),
+            *(value for kind, own_s in deadline_s_of.items() for value in (kind.value, now - own_s)),
+            now - deadline_s,
+            now - _LONGEST_ATTEMPT_S,
+            now,
+        )
+
+    def failure(self, kind: OperationKind, state: str) -> Failure:
+        """What to tell of one."""
+        after_s = self._deadline_s_of.get(kind, self._deadline_s)
+        what = "no worker took this operation" if state == OperationState.QUEUED else "this operation did not end"
+        return Failure(
+            message=f"{what} within its deadline of {after_s:.0f} s",
+            category=FailureCategory.SERVER,
+            code="deadline",
+        )
+
+
+def _end_overdue(transaction: Transaction, lane: str, overdue: _Overdue) -> list[str]:
+    """End a lane's overdue samples, or its head and those behind it as long as they are overdue."""
+    locked = lock_lanes(transaction, [lane])[lane]
+    rows = transaction.execute(
+        "SELECT o.request_id, o.seq, o.kind, o.state FROM operation o LEFT JOIN mesh m ON m.name = o.mesh"
+        f" WHERE o.lane = ? AND o.seq >= ? AND {overdue.where} ORDER BY o.seq LIMIT ?",
+        (lane, locked.head_seq if locked.ordered else 0, *overdue.parameters, _BATCH),
+    ).fetchall()
+    next_seq = locked.head_seq
+    ended = []
+    for request_id, seq, kind, state in rows:
+        if locked.ordered and seq != next_seq:
+            break
+        next_seq += 1
+        failure = overdue.failure(OperationKind(kind), state)
+        transaction.execute(
+            "UPDATE operation SET state = 'failed', error = ?, error_category = ?, error_code = ?, finished_at = ?"
+            " WHERE request_id = ?",
+            (failure.message, failure.category.value, failure.code, overdue.now, request_id),
+        )
+        if locked.ordered:
+            outcome = Outcome(request_id=request_id, lane=lane, seq=seq, kind=OperationKind(kind), failure=failure)
+            advance_lane(transaction, outcome, overdue.now)
+        else:
+            number_ended_sample(transaction, lane, request_id)
+        ended.append(request_id)
+    return ended

@@ -15,17 +15,21 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal import Journal
 from twinkle.storage.schema import upgrade
+from twinkle.storage.snapshots import SnapshotStore
 from twinkle.storage.upkeep import Upkeep
+from twinkle.storage.waste import Waste
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
 from twinkle.tasks.nudge import Nudger
 
 _NUDGE_EVERY_S = 1.0
 _SWEEP_EVERY_S = 5.0
 _EXPIRE_EVERY_S = 60.0
+_MAX_BATCHES = 200
 
 _log = structlog.get_logger()
 
@@ -39,6 +43,8 @@ class Housekeeping:
         settings: Settings,
         journal: Journal,
         upkeep: Upkeep,
+        snapshots: SnapshotStore,
+        waste: Waste,
         blobs: BlobStore,
         nudger: Nudger,
         publisher: CompletionPublisher,
@@ -46,6 +52,13 @@ class Housekeeping:
         self._settings = settings
         self._journal = journal
         self._upkeep = upkeep
+        self._snapshots = snapshots
+        self._waste = waste
+        self._retention = Retention(
+            keep_s=settings.retention_s,
+            every_ops=settings.keep_snapshot_every_ops,
+            max_snapshots=settings.max_snapshots,
+        )
         self._blobs = blobs
         self._nudger = nudger
         self._publisher = publisher
@@ -60,20 +73,33 @@ class Housekeeping:
         """End what has waited too long: gaps in a sequence, operations past their deadline."""
         ended = self._upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s)
         crash_point("housekeeping.gaps_closed")
-        ended += self._upkeep.expire_overdue(deadline_s=self._settings.operation_deadline_s)
+        ended += self._upkeep.expire_overdue(
+            deadline_s=self._settings.operation_deadline_s, deadline_s_of=self._settings.operation_deadline_s_of
+        )
         if ended:
             _log.warning("housekeeping.ended", count=len(ended), first=ended[0])
             self._publisher.publish(ended)
 
     def expire(self) -> None:
-        """Forget results and checkpoints whose time has come, and delete their bytes."""
-        keys = self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
-        keys += self._upkeep.expire_checkpoints()
-        for key in keys:
+        """Forget results, checkpoints, and what runs keep to be rebuilt from, when their time has come.
+
+        Blobs are deleted a while after nothing refers to them any more: whoever was reading one has ended by then.
+        """
+        for _ in range(_MAX_BATCHES):
+            if not self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s):
+                break
+        self._upkeep.expire_checkpoints()
+        for run in self._snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
+            self._snapshots.prune(run, self._retention.choose)
+        num_deleted = 0
+        for _ in range(_MAX_BATCHES):
             crash_point("housekeeping.deleting")
-            self._blobs.delete(key)
-        if keys:
-            _log.info("housekeeping.expired", blobs=len(keys))
+            deleted = self._waste.delete(self._blobs, older_than_s=self._settings.download_url_ttl_s)
+            num_deleted += deleted
+            if deleted == 0:
+                break
+        if num_deleted:
+            _log.info("housekeeping.deleted", blobs=num_deleted)
 
 
 def register(app: Celery, housekeeping: Housekeeping) -> None:
@@ -112,6 +138,8 @@ def run_housekeeping(settings: Settings) -> int:
         settings=settings,
         journal=Journal(database, clock),
         upkeep=Upkeep(database, clock),
+        snapshots=SnapshotStore(database, clock),
+        waste=Waste(database, clock),
         blobs=open_blob_store(settings.resolved_object_store),
         nudger=nudger,
         publisher=CompletionPublisher(redis_url),

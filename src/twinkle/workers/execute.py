@@ -14,6 +14,7 @@ from twinkle.storage.catalog import Catalog
 from twinkle.storage.payloads import read_payload
 from twinkle.storage.records import NewSamplingSession, Records
 from twinkle.wire.bodies.base import ResponseBody
+from twinkle.wire.bodies.runs import BranchResponse
 from twinkle.wire.bodies.training import (
     CreateModelResponse,
     LoadWeightsResponse,
@@ -27,7 +28,9 @@ from twinkle.wire.training import ForwardBackwardResult, encode_forward_backward
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, Pass, State
+from twinkle.workers.replay import Replay
 from twinkle.workers.requests import (
+    read_branch,
     read_create,
     read_load,
     read_optim_step,
@@ -37,6 +40,7 @@ from twinkle.workers.requests import (
     read_save_for_sampler,
 )
 from twinkle.workers.residents import Residents
+from twinkle.workers.snapshots import Snapshots
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 
@@ -54,6 +58,8 @@ class Executor(Generic[State]):
         blobs: BlobStore,
         clock: Clock,
         endings: Endings,
+        replay: Replay[State],
+        snapshots: Snapshots,
     ) -> None:
         self._engine = engine
         self._residents = residents
@@ -62,6 +68,8 @@ class Executor(Generic[State]):
         self._blobs = blobs
         self._clock = clock
         self._endings = endings
+        self._replay = replay
+        self._snapshots = snapshots
 
     def execute(self, claims: list[Claim]) -> Execution:
         """Run a batch. Every claim ends as an outcome or as postponed; one never harms another."""
@@ -140,7 +148,9 @@ class Executor(Generic[State]):
             case OperationKind.SAVE_WEIGHTS_EXTERNAL:
                 return self._save_external(claim, payload, records)
             case OperationKind.LOAD_WEIGHTS:
-                return self._load(claim, payload)
+                return self._load(claim, payload, records)
+            case OperationKind.FORK | OperationKind.REWIND:
+                return self._take_up(claim, payload, records)
             case _:
                 raise InvalidInput("kind", f"{claim.kind} is not something this worker executes")
 
@@ -218,14 +228,28 @@ class Executor(Generic[State]):
         records.checkpoints.append(checkpoint)
         return SaveWeightsExternalResponse(path=checkpoint.path, size_bytes=checkpoint.size_bytes)
 
-    def _load(self, claim: Claim, payload: bytes) -> LoadWeightsResponse:
+    def _load(self, claim: Claim, payload: bytes, records: Records) -> LoadWeightsResponse:
         request = read_load(payload)
         config = self._catalog.adapter(claim.lane).config
         state = self._artifacts.load(
             config, request.path, with_optimizer=request.optimizer, trainable=True, tenant=claim.tenant
         )
-        self._residents.put(claim.lane, claim.seq, state)
+        self._start_from(claim, state, records)
         return LoadWeightsResponse(path=request.path, model_id=claim.lane)
+
+    def _take_up(self, claim: Claim, payload: bytes, records: Records) -> BranchResponse:
+        request = read_branch(payload)
+        rebuilt = self._replay.state_after(request.source, request.at)
+        self._start_from(claim, rebuilt.state, records)
+        return BranchResponse(
+            run_id=claim.lane, source=request.source, operation=request.at, num_replayed=rebuilt.num_replayed
+        )
+
+    def _start_from(self, claim: Claim, state: State, records: Records) -> None:
+        """Go on with a state from elsewhere, which is recorded with the outcome: what it came from may change or go."""
+        snapshot = self._snapshots.store_start(claim.lane, claim.seq, self._engine.snapshot(state))
+        records.snapshots.append(snapshot)
+        self._residents.put(claim.lane, claim.seq, state, snapshot_seq=claim.seq)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

@@ -10,19 +10,16 @@ from dataclasses import dataclass
 class ParkedAdapter:
     """An adapter as ``Engine.snapshot`` wrote it, open gradients included, with every operation up to ``applied_seq``.
 
-    ``snapshot_seq`` is the last operation that a snapshot in the object store covers.
+    ``snapshot_seq`` is the last operation that a snapshot in the object store covers, ``unsaved_bytes`` the payloads
+    since.
     """
 
     data: bytes
     applied_seq: int
     snapshot_seq: int
     snapshot_at: float
-    has_gradients: bool
-
-    @property
-    def needs_snapshot(self) -> bool:
-        """Whether a snapshot of this state would save a replay; one with open gradients is never taken."""
-        return self.applied_seq > self.snapshot_seq and not self.has_gradients
+    used_at: float
+    unsaved_bytes: int
 
 
 class Parked:

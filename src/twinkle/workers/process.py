@@ -18,20 +18,25 @@ from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener, CompletionPublisher
+from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
+from twinkle.storage.parking import Parking
 from twinkle.storage.schema import upgrade
+from twinkle.storage.snapshots import SnapshotStore
 from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
+from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.null_engine import NullEngine
+from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
@@ -70,12 +75,24 @@ class MeshProcess:
         artifacts = Artifacts(engine=engine, catalog=catalog, blobs=blobs, clock=clock)
         endings = Endings(blobs=blobs, inline_bytes=settings.inline_payload_bytes, max_attempts=settings.max_attempts)
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+        snapshot_store = SnapshotStore(database, clock)
         self._snapshots = Snapshots(
-            catalog=catalog,
+            store=snapshot_store,
             blobs=blobs,
-            every_ops=settings.snapshot_every_ops,
-            every_s=settings.snapshot_every_s,
+            clock=clock,
+            pace=Pace(
+                every_ops=settings.snapshot_every_ops,
+                every_bytes=settings.snapshot_every_bytes,
+                every_s=settings.snapshot_every_s,
+            ),
+            retention=Retention(
+                keep_s=settings.retention_s,
+                every_ops=settings.keep_snapshot_every_ops,
+                max_snapshots=settings.max_snapshots,
+            ),
         )
+        replay = Replay(engine=engine, journal=journal, snapshots=snapshot_store, blobs=blobs)
+        parking = Parking(database, clock)
         self._keeper = LeaseKeeper(
             meshes=Meshes(database, clock),
             mesh=settings.mesh,
@@ -86,11 +103,9 @@ class MeshProcess:
         self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=Directory(sql, clock).tenant_name)
         residents = Residents(
             engine=engine,
-            journal=journal,
-            catalog=catalog,
-            blobs=blobs,
-            artifacts=artifacts,
+            replay=replay,
             snapshots=self._snapshots,
+            parking=parking,
             clock=clock,
             limit=settings.max_resident_adapters,
             parked_bytes=settings.parked_adapter_bytes,
@@ -106,8 +121,17 @@ class MeshProcess:
                 blobs=blobs,
                 clock=clock,
                 endings=endings,
+                replay=replay,
+                snapshots=self._snapshots,
             ),
             residents=residents,
+            absences=Absences(
+                mesh=settings.mesh,
+                parking=parking,
+                residents=residents,
+                clock=clock,
+                silent_s=settings.session_timeout_s,
+            ),
             samples=SampleDesk(
                 engine=engine,
                 artifacts=artifacts,

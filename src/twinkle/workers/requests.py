@@ -23,6 +23,18 @@ class LoadRequest(BaseModel, frozen=True):
     optimizer: bool = False
 
 
+class BranchRequest(BaseModel, frozen=True):
+    """Which past state a fork or a rewind takes up: that of ``source`` after operation ``at``."""
+
+    source: str
+    at: int
+
+
+def read_branch(payload: bytes) -> BranchRequest:
+    """The past state to take up."""
+    return BranchRequest.model_validate_json(payload)
+
+
 def read_create(payload: bytes) -> AdapterConfig:
     """The adapter to create, its seed made definite by the API."""
     return AdapterConfig.model_validate_json(payload)

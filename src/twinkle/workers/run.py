@@ -16,6 +16,7 @@ from twinkle.scheduler.completions import CompletionPublisher
 from twinkle.scheduler.fusion import choose_batch, choose_samples
 from twinkle.storage.journal import Journal
 from twinkle.storage.turns import Head
+from twinkle.workers.absence import Absences
 from twinkle.workers.endings import Execution, outcome_of_failure
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
@@ -41,6 +42,7 @@ class MeshWorker(Generic[State]):
         keeper: LeaseKeeper,
         executor: Executor[State],
         residents: Residents[State],
+        absences: Absences[State],
         samples: SampleDesk[State],
         publisher: CompletionPublisher,
         reporter: OperationReporter,
@@ -54,6 +56,7 @@ class MeshWorker(Generic[State]):
         self._keeper = keeper
         self._executor = executor
         self._residents = residents
+        self._absences = absences
         self._samples = samples
         self._publisher = publisher
         self._reporter = reporter
@@ -118,6 +121,7 @@ class MeshWorker(Generic[State]):
             self._clock.sleep(_COMMIT_RETRY_S)
             return True
         self._residents.evict_excess()
+        self._absences.park()
         return trained or sampled
 
     # -- training -----------------------------------------------------------------------------------------------------
@@ -143,8 +147,9 @@ class MeshWorker(Generic[State]):
                 self._residents.forget(claim.lane)
             raise
         crash_point("worker.committed")
+        num_bytes = {claim.request_id: claim.payload.size_bytes for claim in claims}
         for outcome in execution.outcomes:
-            self._residents.note_applied(outcome.lane, outcome.seq, outcome.kind)
+            self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=num_bytes[outcome.request_id])
         self._tell(execution.outcomes, started_at)
         crash_point("worker.published")
         self._give_back(lease, execution)

@@ -1,66 +1,91 @@
-"""Recovery points, written in the background so that the step loop never waits for the object store."""
+"""Recovery points, written in the background so that the step loop does not wait for the object store."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 import structlog
 
+from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
+from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.catalog import Catalog
+from twinkle.storage.snapshots import Snapshot, SnapshotStore
 
 _log = structlog.get_logger()
 
 
+@dataclass(frozen=True, kw_only=True)
 class Snapshots:
-    """Writes snapshots in order and deletes those they supersede."""
+    """Writes snapshots in order, and drops those that need not stay."""
 
-    def __init__(self, *, catalog: Catalog, blobs: BlobStore, every_ops: int, every_s: float) -> None:
-        """Prepare.
+    store: SnapshotStore
+    blobs: BlobStore
+    clock: Clock
+    pace: Pace
+    retention: Retention
+    _thread: ThreadPoolExecutor = field(
+        init=False, default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+    )
+    _under_way: dict[str, Future[None]] = field(init=False, default_factory=dict)
 
-        Args:
-            catalog: Where snapshots are published.
-            blobs: Where their bytes go.
-            every_ops: An adapter is due after so many operations,
-            every_s: or after so many seconds, whichever comes first. A replay is bounded by the same numbers.
+    def write(self, adapter: str, seq: int, take: Callable[[], bytes]) -> None:
+        """Publish what ``take`` gives as the adapter's state after operation ``seq``, soon.
+
+        Waits for the adapter's snapshot before this one: what a crash may undo has a bound even while the object store
+        is slow.
         """
-        self._catalog = catalog
-        self._blobs = blobs
-        self._every_ops = every_ops
-        self._every_s = every_s
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
-        self._pending: set[Future[None]] = set()
+        self.wait_for(adapter)
+        self._under_way[adapter] = self._thread.submit(self._write, adapter, seq, take())
 
-    def is_due(self, *, num_ops: int, age_s: float) -> bool:
-        """Whether an adapter with so many operations since its last snapshot should get one."""
-        return num_ops >= self._every_ops or age_s >= self._every_s
+    def store_start(self, adapter: str, seq: int, data: bytes) -> Snapshot:
+        """Store the state that an operation took from elsewhere, to be committed together with its outcome.
 
-    def write(self, adapter: str, seq: int, data: bytes) -> None:
-        """Store ``data`` as the adapter's state after operation ``seq``; returns at once."""
-        future = self._thread.submit(self._write, adapter, seq, data)
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
+        Raises:
+            StorageUnavailable: It could not be stored; the operation has not happened.
+        """
+        return self._stored(adapter, seq, data, is_start=True)
+
+    def wait_for(self, adapter: str) -> None:
+        """Wait until an adapter's snapshot, if one is under way, is published or has failed."""
+        under_way = self._under_way.pop(adapter, None)
+        if under_way is not None:
+            wait([under_way])
+
+    def covers(self, adapter: str, seq: int) -> bool:
+        """Whether the state after operation ``seq`` is in the object store, once what is under way has ended."""
+        self.wait_for(adapter)
+        snapshot = self.store.nearest(adapter, at=seq)
+        return snapshot is not None and snapshot.seq == seq
 
     def wait(self) -> None:
         """Wait until everything handed over is written."""
-        wait(list(self._pending))
+        wait(list(self._under_way.values()))
 
     def close(self) -> None:
         """Write what is left, then end."""
         self._thread.shutdown(wait=True)
 
     def _write(self, adapter: str, seq: int, data: bytes) -> None:
-        key = f"snapshots/{adapter.replace(':', '/')}/{seq}.safetensors"
         try:
-            self._blobs.put(key, data)
+            snapshot = self._stored(adapter, seq, data, is_start=False)
             crash_point("snapshot.stored")
-            superseded = self._catalog.add_snapshot(adapter, seq, blob=key, size_bytes=len(data))
+            self.store.add(snapshot)
             crash_point("snapshot.listed")
-            for old in superseded:
-                self._blobs.delete(old)
+            self.store.prune(adapter, self.retention.choose)
         except StorageUnavailable as error:
             _log.warning("snapshot.failed", adapter=adapter, seq=seq, error=error.message, next="a later one covers it")
             return
         _log.debug("snapshot.written", adapter=adapter, seq=seq, size_bytes=len(data))
+
+    def _stored(self, adapter: str, seq: int, data: bytes, *, is_start: bool) -> Snapshot:
+        """The key names the content: a holder that has lost its mesh and writes late replaces nobody's bytes."""
+        digest = hashlib.sha256(data).hexdigest()
+        key = f"snapshots/{adapter.replace(':', '/')}/{seq}-{digest[:32]}.safetensors"
+        self.blobs.put(key, data)
+        now = self.clock.now()
+        return Snapshot(adapter=adapter, seq=seq, blob=key, size_bytes=len(data), created_at=now, is_start=is_start)

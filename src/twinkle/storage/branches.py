@@ -1,0 +1,244 @@
+"""Runs that take up a past state: forked into a new run, or rewound and gone on with.
+
+Both are operations of the journal. A rewind is numbered behind everything its lane has seen, so that what was accepted
+before it is executed before it; clients, who count their own operations alone, go on with their next number
+(``lanes.journal_seq``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import Conflict, InvalidInput, NotFound
+from twinkle.core.ids import request_id_of
+from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
+from twinkle.storage.database import Database, Row, Transaction
+from twinkle.storage.journal import Journal
+from twinkle.storage.lanes import LockedLane, lock_lanes
+from twinkle.storage.records import NewAdapter
+
+_STATE_KINDS = "('create_model', 'load_weights', 'fork', 'rewind', 'optim_step')"
+# After these the gradients are empty: what a run may go back to.
+_IS_STATE = f"kind IN {_STATE_KINDS} AND (state = 'done' OR kind = 'optim_step' AND error_code = 'window_failed')"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """Operation ``seq`` of ``adapter`` takes up what ``source`` was after its operation ``at``."""
+
+    adapter: str
+    seq: int
+    source: str
+    at: int
+    created_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The optimizer's ``number``-th step of a run, without those that a rewind has undone."""
+
+    number: int
+    seq: int
+    finished_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NewFork:
+    """A run about to begin as another one was."""
+
+    adapter: NewAdapter
+    source: str
+    at: int
+
+    @property
+    def id(self) -> str:
+        return self.adapter.id
+
+    @property
+    def tenant(self) -> str:
+        return self.adapter.tenant
+
+    def insert(self, transaction: Transaction) -> None:
+        """Insert the run and where it comes from, unless it exists; the past state stays until the fork has ended."""
+        lane = lock_lanes(transaction, [self.source])[self.source]
+        if transaction.execute("SELECT id FROM lane WHERE id = ?", (self.id,)).fetchone() is not None:
+            return
+        _check_reachable(transaction, lane, self.at)
+        self.adapter.insert(transaction)
+        _insert_branch(transaction, self.id, 0, self.source, self.at, None, self.adapter.created_at)
+
+
+class Branches:
+    """Forks, rewinds, and what there is to go back to."""
+
+    def __init__(self, database: Database, journal: Journal, clock: Clock) -> None:
+        self._database = database
+        self._journal = journal
+        self._clock = clock
+
+    def fork(self, adapter: NewAdapter, *, source: str, at: int) -> Accepted:
+        """Begin a run as ``source`` was after operation ``at``. Doing it again answers the same.
+
+        Raises:
+            InvalidInput: That state cannot be had (any more).
+            Conflict: There is a run of this id, and it began otherwise.
+        """
+        submission = _submission(adapter.tenant, adapter.id, 0, OperationKind.FORK, source, at)
+        accepted = self._journal.open_lane(_NewFork(adapter=adapter, source=source, at=at), submission)
+        assert accepted is not None, "a lane opened with an operation answers with its ticket"
+        return accepted
+
+    def rewind(self, adapter: str, tenant: str, *, at: int, request_key: str | None) -> Accepted:
+        """Let a run go on as it was after operation ``at``, behind everything that was accepted before.
+
+        Args:
+            adapter: The run.
+            tenant: Whose it is.
+            at: After which operation.
+            request_key: Names this wish: a second time it is answered and not done again.
+
+        Raises:
+            NotFound: There is no such run.
+            InvalidInput: That state cannot be had (any more).
+            Conflict: The key was used for another wish.
+        """
+        with self._database.transaction() as transaction:
+            lane = lock_lanes(transaction, [adapter]).get(adapter)
+            if lane is None or lane.tenant != tenant or not lane.ordered:
+                raise NotFound(f"no training run {adapter!r}")
+            earlier = _branch_of_key(transaction, adapter, request_key)
+            if earlier is not None:
+                if earlier.adapter != adapter or earlier.at != at:
+                    raise Conflict(f"the idempotency key was used to go back to operation {earlier.at} of {adapter}")
+                return Accepted(request_id=request_id_of(adapter, earlier.seq), mesh=lane.mesh, is_new=False)
+            _check_reachable(transaction, lane, at)
+            seq = max(lane.max_seq + 1, lane.head_seq)
+            _insert_branch(transaction, adapter, seq, adapter, at, request_key, self._clock.now())
+            transaction.execute("UPDATE lane SET num_rewinds = num_rewinds + 1 WHERE id = ?", (adapter,))
+            submission = _submission(tenant, adapter, seq, OperationKind.REWIND, adapter, at)
+            return self._journal.append_within(transaction, lane, submission)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def origin(self, adapter: str) -> Branch | None:
+        """Where a forked run comes from."""
+        found = self._find("adapter = ? AND source <> adapter", adapter)
+        return found[0] if found else None
+
+    def rewinds(self, adapter: str) -> list[Branch]:
+        """Where a run was put back, in order."""
+        return self._find("adapter = ? AND source = adapter", adapter)
+
+    def forks(self, adapter: str) -> list[Branch]:
+        """The runs that began as this one was."""
+        return self._find("source = ? AND adapter <> source", adapter)
+
+    def seq_of(self, adapter: str, *, step: int) -> int:
+        """The operation that made a step of the run; step 0 is how the run began.
+
+        Raises:
+            InvalidInput: It has not made so many steps.
+        """
+        if step == 0:
+            return 0
+        found = self.steps(adapter)
+        if step > len(found):
+            raise InvalidInput("step", f"{adapter} has made {len(found)} steps, not {step}")
+        return found[step - 1].seq
+
+    def steps(self, adapter: str) -> list[Step]:
+        """The steps of the optimizer that the run's present state has come from."""
+        rows = self._database.read(
+            "SELECT seq, finished_at FROM operation WHERE lane = ? AND kind = 'optim_step' AND state = 'done'"
+            " ORDER BY seq",
+            (adapter,),
+        )
+        undone = self._undone(adapter)
+        line = [row for row in rows if not any(after < row[0] < before for after, before in undone)]
+        return [Step(number=place + 1, seq=row[0], finished_at=row[1]) for place, row in enumerate(line)]
+
+    def _undone(self, adapter: str) -> list[tuple[int, int]]:
+        """What rewinds have cut out of the run's history: operations strictly between two numbers."""
+        done = self._database.read(
+            "SELECT b.seq, b.at FROM branch b JOIN operation o ON o.lane = b.adapter AND o.seq = b.seq"
+            " WHERE b.adapter = ? AND b.source = ? AND o.state = 'done' ORDER BY b.seq DESC",
+            (adapter, adapter),
+        )
+        cuts: list[tuple[int, int]] = []
+        for seq, at in done:
+            if not cuts or seq <= cuts[-1][0]:
+                cuts.append((at, seq))
+        return cuts
+
+    def _find(self, where: str, adapter: str) -> list[Branch]:
+        rows = self._database.read(
+            f"SELECT adapter, seq, source, at, created_at FROM branch WHERE {where} ORDER BY created_at, seq",
+            (adapter,),
+        )
+        return [_branch_of(row) for row in rows]
+
+
+def _submission(tenant: str, lane: str, seq: int, kind: OperationKind, source: str, at: int) -> Submission:
+    body = json.dumps({"source": source, "at": at}).encode()
+    return Submission(
+        tenant=tenant, lane=lane, seq=seq, kind=kind, digest=sha256(body).hexdigest(), payload=Payload(inline=body)
+    )
+
+
+def _check_reachable(transaction: Transaction, lane: LockedLane, at: int) -> None:
+    floor_seq, state = _look_up(transaction, lane.id, at)
+    if at >= lane.head_seq or state is None:
+        raise InvalidInput(
+            "operation", f"{lane.id} has not executed operation {at} yet; its next one is {lane.head_seq}"
+        )
+    if at < floor_seq:
+        raise InvalidInput(
+            "operation", f"what {lane.id} was before operation {floor_seq} is no longer kept; go back to {floor_seq}"
+        )
+    if not state:
+        row = transaction.execute(
+            f"SELECT MAX(seq) FROM operation WHERE lane = ? AND seq < ? AND {_IS_STATE}", (lane.id, at)
+        ).fetchone()
+        raise InvalidInput(
+            "operation",
+            f"{at} of {lane.id} is neither a step that was applied nor a load, a fork, a rewind or the creation;"
+            f" the last such operation before it is {row[0] if row else None}",
+        )
+
+
+def _look_up(transaction: Transaction, adapter: str, at: int) -> tuple[int, bool | None]:
+    """The floor, and whether ``at`` is a state to go back to; ``None`` where there is no such operation."""
+    row = transaction.execute(
+        f"SELECT l.floor_seq, (SELECT CASE WHEN {_IS_STATE} THEN 1 ELSE 0 END FROM operation"
+        " WHERE lane = l.id AND seq = ?) FROM lane l WHERE l.id = ?",
+        (at, adapter),
+    ).fetchone()
+    assert row is not None, "the lane is locked"
+    return int(row[0]), None if row[1] is None else bool(row[1])
+
+
+def _insert_branch(
+    transaction: Transaction, adapter: str, seq: int, source: str, at: int, request_key: str | None, now: float
+) -> None:
+    transaction.execute(
+        "INSERT INTO branch (adapter, seq, source, at, request_key, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+        (adapter, seq, source, at, request_key, now),
+    )
+
+
+def _branch_of_key(transaction: Transaction, source: str, request_key: str | None) -> Branch | None:
+    if request_key is None:
+        return None
+    row: Sequence[object] | None = transaction.execute(
+        "SELECT adapter, seq, source, at, created_at FROM branch WHERE source = ? AND request_key = ?",
+        (source, request_key),
+    ).fetchone()
+    return None if row is None else _branch_of(tuple(row))
+
+
+def _branch_of(row: Row) -> Branch:
+    return Branch(adapter=row[0], seq=row[1], source=row[2], at=row[3], created_at=row[4])

@@ -1,0 +1,89 @@
+"""Bodies of what can be done with a run as a whole: look at it, fork it, rewind it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from twinkle.wire.bodies.base import MAX_INT64, Identifier, RequestBody, ResponseBody, SeqId
+
+
+class PastState(RequestBody):
+    """A past state of a run: after a step of its optimizer, or after an operation of the journal. Exactly one."""
+
+    step: int | None = Field(default=None, ge=0, le=MAX_INT64)
+    operation: int | None = Field(default=None, ge=0, le=MAX_INT64)
+
+
+class RewindRequest(PastState):
+    """``POST runs/{run_id}/rewind``."""
+
+
+class ForkRequest(PastState):
+    """``POST runs/{run_id}/fork``. Without a session the new run gets one of its own."""
+
+    session_id: Identifier | None = None
+    model_seq_id: SeqId = 0
+
+
+class BranchTicket(ResponseBody):
+    """Where the outcome of a fork or a rewind will be, and which state was meant."""
+
+    request_id: str
+    run_id: str
+    source: str
+    operation: int
+
+
+class BranchResponse(ResponseBody):
+    """What a fork or a rewind came to."""
+
+    type: str = "branch"
+    run_id: str
+    source: str
+    operation: int
+    num_replayed: int
+
+
+class BranchInfo(ResponseBody):
+    """A place where a run takes up a past state of its own or of another run."""
+
+    run_id: str
+    operation: int
+    source: str
+    source_operation: int
+    time: datetime
+
+
+class StepInfo(ResponseBody):
+    """A step of the optimizer, and the operation that made it."""
+
+    step: int
+    operation: int
+    time: datetime
+
+
+class SnapshotInfo(ResponseBody):
+    """A recovery point that is kept."""
+
+    operation: int
+    size_bytes: int
+    time: datetime
+
+
+class HistoryResponse(ResponseBody):
+    """``GET runs/{run_id}/history``: how far back a run can be taken, and what keeping that costs."""
+
+    run_id: str
+    parked_at: datetime | None = None
+    earliest_operation: int
+    num_steps: int
+    steps: list[StepInfo]
+    origin: BranchInfo | None = None
+    rewinds: list[BranchInfo]
+    forks: list[BranchInfo]
+    snapshots: list[SnapshotInfo]
+    snapshot_bytes: int
+    num_payloads: int
+    payload_bytes: int

@@ -1,0 +1,117 @@
+"""A past state of an adapter: the nearest recovery point at or before it, and the journal's operations since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+import structlog
+
+from twinkle.core.crash import crash_point
+from twinkle.core.errors import StorageUnavailable, TwinkleError
+from twinkle.core.operation import OperationKind
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.journal import Journal
+from twinkle.storage.payloads import read_payload
+from twinkle.storage.records import PastOperation
+from twinkle.storage.snapshots import SnapshotStore
+from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
+from twinkle.workers.engine import Engine, Pass, State
+from twinkle.workers.requests import read_create, read_optim_step, read_pass
+
+_STARTS = {OperationKind.LOAD_WEIGHTS, OperationKind.FORK, OperationKind.REWIND}
+"""What takes its state from elsewhere. Each commits a recovery point with its outcome, so none is ever replayed."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt(Generic[State]):
+    """An adapter as it was after an operation, and what lies between it and the recovery point it was rebuilt from."""
+
+    state: State
+    snapshot_seq: int
+    num_replayed: int
+    num_bytes: int
+
+
+class Replay(Generic[State]):
+    """Rebuilds adapters. Recorded outcomes are not touched."""
+
+    def __init__(self, *, engine: Engine[State], journal: Journal, snapshots: SnapshotStore, blobs: BlobStore) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._snapshots = snapshots
+        self._blobs = blobs
+
+    def state_after(self, adapter: str, seq: int) -> Rebuilt[State]:
+        """The adapter with exactly the operations up to ``seq`` applied.
+
+        Raises:
+            StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
+            TwinkleError: The journal does not hold what it takes.
+        """
+        snapshot = self._snapshots.nearest(adapter, at=seq)
+        state: State | None = None
+        applied = -1
+        if snapshot is not None:
+            state, applied = self._engine.restore(self._read_snapshot(snapshot.blob)), snapshot.seq
+        past = self._journal.history(adapter, after_seq=applied, before_seq=seq + 1)
+        _require_unbroken(adapter, past, after_seq=applied, last_seq=seq)
+        for operation in past:
+            crash_point("worker.replaying")
+            state = self._apply(adapter, operation, state)
+        if state is None:
+            raise TwinkleError(f"{adapter}: neither a snapshot nor its creation is in the journal", adapter=adapter)
+        _log.info("adapter.restored", adapter=adapter, snapshot_seq=applied, replayed=len(past))
+        return Rebuilt(
+            state=state,
+            snapshot_seq=applied,
+            num_replayed=len(past),
+            num_bytes=sum(operation.payload.size_bytes for operation in past),
+        )
+
+    def _apply(self, adapter: str, operation: PastOperation, state: State | None) -> State | None:
+        """Do again what the operation did to the adapter."""
+        kind = operation.kind
+        if not operation.succeeded:
+            if kind is OperationKind.OPTIM_STEP and operation.error_code == "window_failed" and state is not None:
+                self._engine.clear_gradients(state)
+            return state
+        if kind is OperationKind.CREATE_MODEL:
+            return self._engine.create(read_create(self._payload(adapter, operation)))
+        if kind in _STARTS:
+            raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
+        if state is None:
+            raise TwinkleError(f"{adapter}: operation {operation.seq} precedes the adapter's creation")
+        if kind is OperationKind.FORWARD_BACKWARD:
+            answer = self._engine.run_passes([Pass(state=state, body=read_pass(self._payload(adapter, operation)))])[0]
+            if isinstance(answer, Exception):
+                raise answer
+        elif kind is OperationKind.OPTIM_STEP:
+            self._engine.optim_step(state, _adam_of(read_optim_step(self._payload(adapter, operation))))
+        return state
+
+    def _payload(self, adapter: str, operation: PastOperation) -> bytes:
+        if operation.payload.is_gone:
+            raise TwinkleError(f"{adapter}: what operation {operation.seq} was given is no longer kept")
+        return read_payload(self._blobs, operation.payload)
+
+    def _read_snapshot(self, key: str) -> bytes:
+        try:
+            return self._blobs.get(key)
+        except KeyError:
+            raise StorageUnavailable(f"snapshot {key} is not in the object store") from None
+
+
+def _adam_of(request: OptimStepRequest) -> AdamParams:
+    assert request.adam_params is not None, "an optim_step without adam_params is never applied"
+    return request.adam_params
+
+
+def _require_unbroken(adapter: str, past: list[PastOperation], *, after_seq: int, last_seq: int) -> None:
+    if [operation.seq for operation in past] != list(range(after_seq + 1, last_seq + 1)):
+        raise TwinkleError(
+            f"{adapter}: the journal does not hold every operation between {after_seq} and {last_seq + 1}",
+            adapter=adapter,
+        )

@@ -1,0 +1,98 @@
+"""What a crash may undo has the bound that docs/recovery.md states, also while the object store is slow."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from harness.clock import HandClock
+from harness.journal import Bench
+from harness.operations import Request, create, forward_backward, optim_step, replayed
+from harness.worker import BreakableBlobs, Killed, WorkerRig
+from twinkle.core.errors import StorageUnavailable
+from twinkle.storage.blobs import FolderStore
+from twinkle.workers.replay import Rebuilt
+
+LONG_WINDOW = 60
+
+
+class SlowBlobs(BreakableBlobs):
+    """An object store that takes its time for snapshots; what a dead worker had under way does not arrive."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(FolderStore(root))
+        self.died = threading.Event()
+
+    def put(self, key: str, data: bytes) -> None:
+        if key.startswith("snapshots/") and self.died.wait(0.02):
+            raise StorageUnavailable("its worker died")
+        super().put(key, data)
+
+
+@pytest.fixture
+def bench(sqlite_url: str, clock: HandClock) -> Iterator[Bench]:
+    """One database is enough here: the contract of both is tested next door."""
+    bench = Bench(sqlite_url, clock)
+    yield bench
+    bench.close()
+
+
+def _windows(chance: random.Random) -> list[Request]:
+    """Steps with windows of very different lengths, one of them longer than anything a snapshot waits for."""
+    lengths = [chance.randint(1, 4) for _ in range(12)]
+    lengths.insert(6, LONG_WINDOW)
+    return [
+        request
+        for length in lengths
+        for request in (*(forward_backward(chance.randint(1, 99)) for _ in range(length)), optim_step())
+    ]
+
+
+@pytest.mark.parametrize(("every_ops", "every_bytes", "seed"), [(5, 1 << 40, 1), (5, 1 << 40, 2), (9999, 250, 3)])
+def test_no_crash_undoes_more_than_is_stated(
+    bench: Bench, clock: HandClock, tmp_path: Path, every_ops: int, every_bytes: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    run = [create(), *_windows(chance)]
+    bench.adapter("a")
+    bench.append(*(request.numbered("a", seq) for seq, request in enumerate(run) if seq > 0))
+    sizes = [row[0] for row in bench.rows("SELECT payload_bytes FROM operation WHERE lane = 'a'")]
+    rebuilds: list[Rebuilt] = []
+    num_done = 0
+    while num_done < len(run):
+        clock.move(1000)
+        blobs = SlowBlobs(tmp_path / "objects")
+        worker = WorkerRig(
+            f"worker{len(rebuilds)}",
+            database=bench.database,
+            catalog=bench.catalog,
+            blobs=blobs,
+            clock=clock,
+            max_attempts=100,
+            snapshot_every_ops=every_ops,
+            snapshot_every_bytes=every_bytes,
+        )
+        worker.drain(chance.randint(1, 40))
+        worker.journal.before_commit = _die
+        with suppress(Killed):
+            worker.drain()
+        blobs.died.set()
+        worker.bury()
+        num_done = bench.lane("a").head_seq
+        rebuilds.append(worker.replay.state_after("a", num_done - 1))
+
+    truth, _ = replayed(run)
+    state = rebuilds[-1].state
+    assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)
+    assert max(rebuilt.num_replayed for rebuilt in rebuilds) <= 3 * every_ops
+    assert max(rebuilt.num_bytes for rebuilt in rebuilds) <= 3 * (every_bytes + max(sizes))
+    assert max(rebuilt.num_replayed for rebuilt in rebuilds) > 1, "nothing was tried"
+
+
+def _die() -> None:
+    raise Killed
