@@ -13,8 +13,8 @@ from twinkle.core.ids import API_KEY_PREFIX
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 
-_URL_VARIABLES = ("TWINKLE_SERVER_URL", "TINKER_BASE_URL")
-_KEY_VARIABLES = ("TWINKLE_SERVER_TOKEN", "TINKER_API_KEY")
+URL_VARIABLES = ("TWINKLE_SERVER_URL", "TINKER_BASE_URL")
+KEY_VARIABLES = ("TWINKLE_SERVER_TOKEN", "TINKER_API_KEY")
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ def find_endpoint(
     Raises:
         ConfigError: There is no key, or it cannot be one, or the URL is not one.
     """
-    url = base_url or _first(environment, _URL_VARIABLES) or DEFAULT_URL
-    key = api_key or _first(environment, _KEY_VARIABLES) or ""
+    url = base_url or _first(environment, URL_VARIABLES) or DEFAULT_URL
+    key = api_key or _first(environment, KEY_VARIABLES) or ""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"base_url: must begin with http:// or https://, not {url!r}")
     if not key.startswith(API_KEY_PREFIX):
         raise ConfigError(
             f"api_key: must begin with {API_KEY_PREFIX}; make one with `twinkle keys create` and pass it here"
-            f" or set {_KEY_VARIABLES[0]}"
+            f" or set {KEY_VARIABLES[0]}"
         )
     return Endpoint(url.rstrip("/"), SecretStr(key))
 

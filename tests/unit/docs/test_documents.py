@@ -17,6 +17,7 @@ import pytest
 import typer.main
 
 from twinkle.cli.app import app
+from twinkle.client.endpoint import KEY_VARIABLES, URL_VARIABLES
 from twinkle.core.settings import Settings
 from twinkle.server import tinker
 
@@ -73,7 +74,7 @@ def names_in(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.name)
 def test_every_setting_named_is_one(path: Path) -> None:
-    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields}
+    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | {*URL_VARIABLES, *KEY_VARIABLES}
 
     assert set(re.findall(r"TWINKLE_[A-Z_]+[A-Z]", path.read_text())) <= known
 
