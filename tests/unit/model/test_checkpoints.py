@@ -12,6 +12,7 @@ import transformers
 
 from harness.training import Row, make_rows, randomize, reference_logits, reference_logps
 from twinkle.checkpoint_engine import directory
+from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import InvalidInput, StorageUnavailable
 from twinkle.model import MultiLoraTransformersModel, TransformersModel, TwinkleModel
 
@@ -129,6 +130,23 @@ def test_either_model_loads_what_the_other_saved(
         torch.equal(value, plain.get_state_dict()[name])
         for name, value in fused.get_state_dict(adapter_name="c").items()
     )
+
+
+def test_the_service_goes_on_from_a_scripts_adamw(
+    fused: MultiLoraTransformersModel, tmp_path: Path, lora: MakeConfig, rows: list[Row]
+) -> None:
+    fused.add_adapter_to_model("a", lora())
+    fused.set_optimizer("AdamW", lr=1e-2)
+    for _ in range(2):
+        fused.forward_backward(inputs=rows)
+        fused.clip_grad_and_step()
+    path = fused.save("one", output_dir=tmp_path, save_optimizer=True)
+    assert path is not None
+    adapter = import_adapter(fused.core, directory.read_files(Path(path)), with_optimizer=True)
+    assert adapter.step == 2
+    assert float(adapter.exp_avg_sq.max()) > 0
+    assert torch.equal(adapter.exp_avg, fused._adapters["a"].exp_avg)
+    assert torch.equal(adapter.params, fused._adapters["a"].params)
 
 
 def test_a_whole_model_is_a_directory_of_transformers(model_dir: Path, tmp_path: Path, rows: list[Row]) -> None:
