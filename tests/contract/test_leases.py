@@ -105,6 +105,56 @@ def test_capabilities_outlive_the_worker_and_only_the_holder_writes_them(bench: 
     assert alive.capabilities == late.capabilities == taken.capabilities == _CAPABILITIES
 
 
+# -- somebody sets the clock ------------------------------------------------------------------------------------------
+
+
+def _watched(bench: Bench, clock: HandClock) -> Lease:
+    """A lease that was renewed under the eyes of the one that stands by."""
+    lease = _acquire(bench, identity("a"))
+    assert lease is not None
+    assert _acquire(bench, identity("b")) is None
+    clock.move(5)
+    bench.meshes.renew(lease, lease_s=15)
+    assert _acquire(bench, identity("b")) is None
+    return lease
+
+
+def test_a_clock_that_is_set_forward_ends_no_lease_that_is_renewed(bench: Bench, clock: HandClock) -> None:
+    lease = _watched(bench, clock)
+    clock.step(3600)
+    assert _acquire(bench, identity("b")) is None
+
+    clock.move(5)
+    bench.meshes.renew(lease, lease_s=15)
+    assert _acquire(bench, identity("b")) is None
+    clock.move(14.9)
+
+    assert _acquire(bench, identity("b")) is None
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_holder_that_falls_silent_is_succeeded_in_time_whatever_the_clock_says(
+    bench: Bench, clock: HandClock, step_s: float
+) -> None:
+    _watched(bench, clock)
+    clock.step(step_s)
+    clock.move(14.9)
+    assert _acquire(bench, identity("b")) is None
+    clock.move(0.1)
+
+    assert _acquire(bench, identity("b")) is not None
+
+
+def test_a_lease_from_a_clock_that_was_ahead_does_not_run_for_hours(bench: Bench, clock: HandClock) -> None:
+    clock.step(3600)
+    assert _acquire(bench, identity("a")) is not None
+    clock.step(-3600)
+    assert _acquire(bench, identity("b")) is None
+    clock.move(15)
+
+    assert _acquire(bench, identity("b")) is not None
+
+
 # -- the holder is dead -----------------------------------------------------------------------------------------------
 
 _PRINT_IDENTITY = (

@@ -22,17 +22,30 @@ class MeshStatus:
     num_adapters: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sighting:
+    """A lease as somebody else's process has seen it, at times of its own that nobody sets."""
+
+    epoch: int
+    expires_at: float
+    since_s: float
+    renewed_s: float | None = None
+
+
 class Meshes:
     """Who holds which mesh, and what it can do."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._sightings: dict[str, _Sighting] = {}
 
     def acquire(self, mesh: str, owner: ProcessIdentity, *, lease_s: float) -> Lease | None:
         """Take the mesh under a new epoch, or ``None`` while somebody else's lease runs.
 
         A holder that is known dead (it lived on this machine and the kernel no longer knows it) is not waited for.
+        Whether a lease has run out is for the wall clock to say, which all processes share, until this one has watched
+        it for a while: then what it saw decides, so that a clock that is set neither ends a lease nor prolongs it.
         """
         with self._database.transaction() as transaction:
             transaction.execute(
@@ -43,7 +56,7 @@ class Meshes:
             ).fetchone()
             assert row is not None
             now = self._clock.now()
-            if row[0] is not None and row[2] > now and row[0] != str(owner):
+            if row[0] is not None and row[0] != str(owner) and self._runs(mesh, row[1], row[2], lease_s=lease_s):
                 holder = ProcessIdentity.parse(row[0])
                 if holder is None or not holder.is_known_dead():
                     return None
@@ -53,6 +66,19 @@ class Meshes:
                 (lease.owner, lease.epoch, lease.expires_at, mesh),
             )
         return lease
+
+    def _runs(self, mesh: str, epoch: int, expires_at: float, *, lease_s: float) -> bool:
+        """Whether another's lease still runs."""
+        now_s = self._clock.monotonic()
+        seen = self._sightings.get(mesh)
+        if seen is None or seen.epoch != epoch:
+            seen = _Sighting(epoch=epoch, expires_at=expires_at, since_s=now_s)
+        elif seen.expires_at != expires_at:
+            seen = _Sighting(epoch=epoch, expires_at=expires_at, since_s=now_s, renewed_s=now_s)
+        self._sightings[mesh] = seen
+        if seen.renewed_s is not None:
+            return now_s - seen.renewed_s < lease_s
+        return expires_at > self._clock.now() and now_s - seen.since_s < lease_s
 
     def renew(self, lease: Lease, *, lease_s: float) -> None:
         """Extend the lease.
