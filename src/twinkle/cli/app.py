@@ -19,6 +19,12 @@ HomeFlag = Annotated[Path | None, typer.Option(help="Folder of the embedded stac
 ModelFlag = Annotated[str | None, typer.Option(help="Path or id of the frozen base model.")]
 ModelNameFlag = Annotated[str | None, typer.Option(help="The name clients use for it.  [default: as in --model]")]
 EngineFlag = Annotated[str | None, typer.Option(help="transformers, or null (computes nothing; for benchmarks).")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+AtFlag = Annotated[
+    int | None, typer.Option(metavar="STEP", min=0, help="After this step of the optimizer; 0: its start.")
+]
+AtOperationFlag = Annotated[int | None, typer.Option(min=0, help="Or after the operation of this number.")]
+WaitFlag = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the mesh.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 
 app = typer.Typer(
@@ -31,6 +37,10 @@ app = typer.Typer(
 )
 keys = typer.Typer(help="API keys: shown once, stored as hashes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
+runs = typer.Typer(
+    help="Training runs and their past: fork them, rewind them.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(runs, name="runs")
 
 
 def main() -> None:
@@ -181,6 +191,71 @@ def keys_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     from twinkle.cli.keys import list_keys
 
     list_keys(_settings(home=home), as_json=as_json)
+
+
+@runs.command("list")
+def runs_list(
+    home: HomeFlag = None,
+    limit: Annotated[int, typer.Option(help="How many of the newest.")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the newest training runs.
+
+    twinkle runs list --limit 50
+    """
+    from twinkle.cli.runs import list_runs
+
+    list_runs(_settings(home=home), limit=limit, as_json=as_json)
+
+
+@runs.command("show")
+def runs_show(
+    run: RunArgument,
+    home: HomeFlag = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many of the latest steps.")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show where a run comes from, how far back it can go, and what that takes up.
+
+    twinkle runs show 0b1c...:train:0
+    """
+    from twinkle.cli.runs import show_run
+
+    show_run(_settings(home=home), run, num_steps=steps, as_json=as_json)
+
+
+@runs.command("fork")
+def runs_fork(
+    run: RunArgument,
+    at: AtFlag = None,
+    at_operation: AtOperationFlag = None,
+    timeout_s: WaitFlag = 120.0,
+    home: HomeFlag = None,
+) -> None:
+    """Begin a new run as this one was after a step. Its id stands alone on the last line.
+
+    twinkle runs fork 0b1c...:train:0 --at 100
+    """
+    from twinkle.cli.runs import fork_run
+
+    fork_run(_settings(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
+
+
+@runs.command("rewind")
+def runs_rewind(
+    run: RunArgument,
+    at: AtFlag = None,
+    at_operation: AtOperationFlag = None,
+    timeout_s: WaitFlag = 120.0,
+    home: HomeFlag = None,
+) -> None:
+    """Let a run go on as it was after a step. What came after stays in the journal.
+
+    twinkle runs rewind 0b1c...:train:0 --at 100
+    """
+    from twinkle.cli.runs import rewind_run
+
+    rewind_run(_settings(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
 
 
 @app.command()

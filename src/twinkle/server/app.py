@@ -33,6 +33,7 @@ from twinkle.server.tinker import router as tinker_router
 from twinkle.storage import schema
 from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.branches import Branches
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
 from twinkle.storage.database import Database, sql_engine
@@ -41,6 +42,7 @@ from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
+from twinkle.storage.snapshots import SnapshotStore
 from twinkle.storage.usage import Usage
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import Nudger
@@ -125,6 +127,8 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         futures=futures,
         samples=SampleQuota(journal, clock, sql, max_open=settings.max_outstanding_samples),
         copies=Copies(database, clock),
+        branches=Branches(database, journal, clock),
+        snapshots=SnapshotStore(database, clock),
         usage=Usage(database, clock),
         audit=Audit(database, clock),
         session_search=SessionSearch(database, engine),

@@ -21,11 +21,13 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import BlobStore
+from twinkle.storage.branches import Branches
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
 from twinkle.storage.directory import Directory
 from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
+from twinkle.storage.snapshots import SnapshotStore
 from twinkle.storage.usage import Usage
 
 
@@ -47,6 +49,8 @@ class ServerState:
     futures: Futures
     samples: SampleQuota
     copies: Copies
+    branches: Branches
+    snapshots: SnapshotStore
     usage: Usage
     audit: Audit
     session_search: SessionSearch

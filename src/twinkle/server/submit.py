@@ -108,6 +108,15 @@ class Submitter:
             self._nudger.ring(accepted.mesh)
         return accepted
 
+    async def write(self, accept: Callable[[], Accepted]) -> Accepted:
+        """Accept an operation by a transaction of the caller's; raises as it does, and as :meth:`submit` does."""
+        with _Place(self):
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            accepted = await self._write_until(accept, deadline)
+        if accepted.is_new:
+            self._nudger.ring(accepted.mesh)
+        return accepted
+
     def take_place(self) -> None:
         """Count one more pending submission; ``Overloaded`` when there are too many."""
         if self._num_pending >= self._max_pending:

@@ -16,6 +16,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
+from twinkle.storage.catalog import Adapter
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.journal import Journal
 from twinkle.storage.lanes import LockedLane, lock_lanes
@@ -180,6 +181,20 @@ class Branches:
             (adapter,),
         )
         return [_branch_of(row) for row in rows]
+
+
+def fork_of(source: Adapter, adapter_id: str, session: str, *, now: float) -> NewAdapter:
+    """A run about to begin as ``source`` was: of the same shape, on the same mesh, of the same tenant."""
+    return NewAdapter(
+        id=adapter_id,
+        tenant=source.tenant,
+        session=session,
+        mesh=source.mesh,
+        config=source.config,
+        optimizer=source.optimizer,
+        user_metadata=source.user_metadata,
+        created_at=now,
+    )
 
 
 def _submission(tenant: str, lane: str, seq: int, kind: OperationKind, source: str, at: int) -> Submission:

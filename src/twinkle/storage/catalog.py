@@ -28,6 +28,7 @@ class Adapter:
     optimizer: dict[str, object]
     user_metadata: dict[str, str] | None
     created_at: float
+    parked_at: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,12 @@ class Catalog:
             total = session.exec(select(func.count()).select_from(mine.subquery())).one()
             rows = session.exec(mine.order_by(col(AdapterRow.created_at).desc()).limit(limit).offset(offset)).all()
             return [_adapter_of(row) for row in rows], total
+
+    def newest_adapters(self, *, limit: int) -> list[Adapter]:
+        """The newest training runs of every tenant."""
+        with Session(self._engine) as session:
+            newest = select(AdapterRow).order_by(col(AdapterRow.created_at).desc(), col(AdapterRow.id))
+            return [_adapter_of(row) for row in session.exec(newest.limit(limit)).all()]
 
     def last_request_at(self, adapter_id: str) -> float | None:
         """When the adapter's latest operation was accepted."""
@@ -203,6 +210,7 @@ def _adapter_of(row: AdapterRow) -> Adapter:
         optimizer=json.loads(row.optimizer),
         user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
         created_at=row.created_at,
+        parked_at=row.parked_at,
     )
 
 

@@ -55,7 +55,7 @@ def test_a_result_whose_blob_cannot_be_read_just_now_is_waited_for(api: Api, htt
     body = passes(model_id, 1, length=3000, token=secrets.randbelow(2**30))
     ticket = send_passes(http, body).json()["request_id"]
     assert retrieve(http, ticket).status_code == 200
-    blobs = Path(api.settings.resolved_object_store) / "blobs"
+    blobs = Path(api.settings.resolved_object_store) / "results"
     hidden = blobs.rename(blobs.with_name("hidden"))
 
     waiting = http.post("/retrieve_future", json={"request_id": ticket})

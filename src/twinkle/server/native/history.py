@@ -1,0 +1,132 @@
+"""A run's past: how far it can be taken back, at what cost, and taking it there, in place or as a new run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.errors import InvalidInput
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import answer, moment
+from twinkle.server.tinker.sessions import MAX_IDEMPOTENCY_KEY_LENGTH
+from twinkle.storage.branches import Branch, fork_of
+from twinkle.storage.directory import NewSession
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.runs import (
+    BranchInfo,
+    BranchTicket,
+    ForkRequest,
+    HistoryResponse,
+    PastState,
+    RewindRequest,
+    SnapshotInfo,
+    StepInfo,
+)
+from twinkle.wire.paths import ModelId
+
+_KEY_PREFIX = "fork:"
+_MAX_STEPS_SHOWN = 1000
+
+router = APIRouter()
+
+
+@router.get("/runs/{run_id}/history")
+async def show_history(run_id: str, server: Server, tenant: Tenant) -> Response:
+    """Where a run comes from, its latest steps, what of it is kept and what that takes up."""
+    return answer(await server.sql.run(_describe, server, run_id, tenant))
+
+
+@router.post("/runs/{run_id}/rewind")
+async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """Let a run go on from a past state, behind all that was accepted. The same idempotency key: the same rewind."""
+    body = parse_body(RewindRequest, await server.bodies.read(request))
+    await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
+    operation = await _operation_of(server, run_id, body)
+    key = _key_of(request)
+    accepted = await server.submitter.write(
+        partial(server.branches.rewind, run_id, tenant, at=operation, request_key=key)
+    )
+    await server.sql.run(server.audit.note, tenant, "run_rewind", training_run=run_id, operation=str(operation))
+    return answer(BranchTicket(request_id=accepted.request_id, run_id=run_id, source=run_id, operation=operation))
+
+
+@router.post("/runs/{run_id}/fork")
+async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """Begin a new run from a past state. The same idempotency key, or number in a session: the same run."""
+    body = parse_body(ForkRequest, await server.bodies.read(request))
+    source = await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
+    operation = await _operation_of(server, run_id, body)
+    if body.session_id is None:
+        session_id = await _open_session(server, tenant, run_id, _key_of(request))
+    else:
+        session_id = (await server.sql.run(server.directory.session, tenant, body.session_id)).id
+    adapter = fork_of(source, str(ModelId(session_id, body.model_seq_id)), session_id, now=server.clock.now())
+    accepted = await server.submitter.write(partial(server.branches.fork, adapter, source=run_id, at=operation))
+    await server.sql.run(
+        server.audit.note, tenant, "run_fork", training_run=adapter.id, source=run_id, operation=str(operation)
+    )
+    return answer(BranchTicket(request_id=accepted.request_id, run_id=adapter.id, source=run_id, operation=operation))
+
+
+async def _operation_of(server: ServerState, run_id: str, state: PastState) -> int:
+    if (state.step is None) == (state.operation is None):
+        raise InvalidInput("step", "give either a step of the optimizer or the number of an operation")
+    if state.operation is not None:
+        return state.operation
+    assert state.step is not None, "one of the two is given"
+    return await server.sql.run(partial(server.branches.seq_of, run_id, step=state.step))
+
+
+def _key_of(request: Request) -> str | None:
+    key = request.headers.get("x-idempotency-key")
+    return key[:MAX_IDEMPOTENCY_KEY_LENGTH] if key else None
+
+
+async def _open_session(server: ServerState, tenant: str, run_id: str, key: str | None) -> str:
+    new = NewSession(
+        tags=[],
+        user_metadata=None,
+        project_id=None,
+        display_name=f"fork of {run_id}",
+        sdk_version="",
+        idempotency_key=f"{_KEY_PREFIX}{key}"[:MAX_IDEMPOTENCY_KEY_LENGTH] if key else None,
+    )
+    return await server.sql.run(server.directory.open_session, tenant, new)
+
+
+def _describe(server: ServerState, run_id: str, tenant: str) -> HistoryResponse:
+    run = server.catalog.adapter(run_id, tenant=tenant)
+    steps = server.branches.steps(run_id)
+    origin = server.branches.origin(run_id)
+    cost = server.snapshots.cost(run_id)
+    return HistoryResponse(
+        run_id=run.id,
+        parked_at=None if run.parked_at is None else moment(run.parked_at),
+        earliest_operation=max(cost.floor_seq, 0),
+        num_steps=len(steps),
+        steps=[
+            StepInfo(step=step.number, operation=step.seq, time=moment(step.finished_at))
+            for step in steps[-_MAX_STEPS_SHOWN:]
+        ],
+        origin=None if origin is None else _branch(origin),
+        rewinds=[_branch(branch) for branch in server.branches.rewinds(run_id)],
+        forks=[_branch(branch) for branch in server.branches.forks(run_id)],
+        snapshots=[
+            SnapshotInfo(operation=one.seq, size_bytes=one.size_bytes, time=moment(one.created_at))
+            for one in server.snapshots.all(run_id)
+        ],
+        snapshot_bytes=cost.snapshot_bytes,
+        num_payloads=cost.num_payloads,
+        payload_bytes=cost.payload_bytes,
+    )
+
+
+def _branch(branch: Branch) -> BranchInfo:
+    return BranchInfo(
+        run_id=branch.adapter,
+        operation=branch.seq,
+        source=branch.source,
+        source_operation=branch.at,
+        time=moment(branch.created_at),
+    )
