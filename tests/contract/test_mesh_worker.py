@@ -24,6 +24,7 @@ from harness.worker import BreakableBlobs, Killed, WorkerRig
 from twinkle.core.errors import OutOfMemory, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.storage.blobs import FolderStore
+from twinkle.storage.parking import Parking
 from twinkle.storage.records import PastOperation
 
 MakeWorker = Callable[..., WorkerRig]
@@ -331,6 +332,44 @@ def test_a_parked_adapter_goes_on_without_a_replay_open_gradients_included(
     assert replays == []
     for adapter, run in runs.items():
         _assert_as_one_by_one(worker, bench, run, adapter)
+
+
+def test_the_adapter_needed_last_leaves_the_device_not_the_longest_unused(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    for adapter in "abc":
+        _submit(bench, adapter=adapter)
+    worker = make_worker(max_resident=2, parked_bytes=1 << 20)
+    worker.drain()
+    for adapter in "abc":
+        bench.append(forward_backward(1).numbered(adapter, 1))
+    bench.append(*(forward_backward(seq).numbered("a", seq) for seq in (2, 3)))
+
+    worker.drain(1)
+
+    assert "a" in worker.residents.used(within_s=1e9)
+    parked = {adapter for adapter, _ in worker.residents._parked.items()}
+    assert parked in ({"b"}, {"c"})
+
+
+def test_a_pinned_adapter_stays_on_the_device_but_pins_never_take_more_than_half(
+    bench: Bench, make_worker: MakeWorker, clock: HandClock
+) -> None:
+    parking = Parking(bench.database, clock)
+    for adapter in "abcd":
+        _submit(bench, adapter=adapter)
+    for adapter in "ab":
+        assert parking.pin(adapter, is_pinned=True)
+        clock.move(1)
+    worker = make_worker(max_resident=2, parked_bytes=1 << 20)
+    worker.drain()
+    for adapter, seq in (("c", 1), ("d", 1), ("c", 2), ("d", 2)):
+        bench.append(forward_backward(1).numbered(adapter, seq))
+        worker.drain()
+
+    parked = {adapter for adapter, _ in worker.residents._parked.items()}
+    assert "a" not in parked and "b" in parked
+    assert not parking.pin("nobody", is_pinned=True)
 
 
 def test_a_closing_worker_snapshots_what_is_parked(bench: Bench, make_worker: MakeWorker) -> None:

@@ -1,4 +1,4 @@
-"""Adapters whose client has gone: parked in the object store until somebody uses them again."""
+"""Adapters whose client has gone: parked in the object store until somebody uses them again. And those that stay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Parking:
         others = ["", *besides]
         rows = self._database.read(
             "SELECT a.id, l.head_seq - 1 FROM adapter a JOIN session s ON s.id = a.session JOIN lane l ON l.id = a.id"
-            " WHERE a.mesh = ? AND a.parked_at IS NULL AND l.ordered AND l.head_kind IS NULL AND l.head_seq > 0"
+            " WHERE a.mesh = ? AND a.parked_at IS NULL AND a.pinned_at IS NULL"
+            " AND l.ordered AND l.head_kind IS NULL AND l.head_seq > 0"
             " AND (s.finished_at IS NOT NULL OR s.heartbeat_at <= ?)"
             f" AND a.id NOT IN ({placeholders(others)}) ORDER BY a.id LIMIT ?",
             (mesh, self._clock.now() - silent_s, *others, limit),
@@ -54,3 +55,23 @@ class Parking:
             transaction.execute(
                 "UPDATE adapter SET parked_at = NULL WHERE id = ? AND parked_at IS NOT NULL", (adapter,)
             )
+
+    def pin(self, adapter: str, *, is_pinned: bool) -> bool:
+        """Keep an adapter on its device once it is there, or no longer; false when there is none of the name."""
+        pinned_at = self._clock.now() if is_pinned else None
+        with self._database.transaction() as transaction:
+            changed = transaction.execute(
+                "UPDATE adapter SET pinned_at = ? WHERE id = ?", (pinned_at, adapter)
+            ).rowcount
+        return changed == 1
+
+    def pinned(self, adapters: Sequence[str]) -> list[str]:
+        """Those of these that are pinned, the longest pinned first."""
+        if not adapters:
+            return []
+        rows = self._database.read(
+            f"SELECT id FROM adapter WHERE id IN ({placeholders(adapters)}) AND pinned_at IS NOT NULL"
+            " ORDER BY pinned_at, id",
+            tuple(adapters),
+        )
+        return [row[0] for row in rows]

@@ -143,6 +143,8 @@ class AdapterRow(SQLModel, table=True):
     created_at: float = Field(sa_type=Float)
     parked_at: float | None = Field(default=None, sa_type=Float)
     """Since when it lies in the object store only, because its client has gone."""
+    pinned_at: float | None = Field(default=None, sa_type=Float)
+    """Since when it is to stay on its device, whoever else needs the room."""
 
 
 class BranchRow(SQLModel, table=True):

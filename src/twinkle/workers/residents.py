@@ -7,12 +7,14 @@ that has to leave that too is left to its snapshot and the journal.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic
 
 import structlog
 
 from twinkle.core.clock import Clock
+from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.parking import Parking
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.parked import Parked, ParkedAdapter
@@ -38,7 +40,7 @@ class Resident(Generic[State]):
 
 
 class Residents(Generic[State]):
-    """At most ``limit`` adapters on the device, the longest unused parked first."""
+    """At most ``limit`` adapters on the device; when there are more, those needed last are parked."""
 
     def __init__(
         self,
@@ -105,10 +107,23 @@ class Residents(Generic[State]):
         self._residents.clear()
         self._parked.clear()
 
-    def evict_excess(self) -> None:
-        """Make room. Called between batches, when every resident is as the journal says."""
-        while len(self._residents) > self._limit:
-            adapter, resident = self._residents.popitem(last=False)
+    @property
+    def has_excess(self) -> bool:
+        """Whether there are more adapters on the device than should stay."""
+        return len(self._residents) > self._limit
+
+    def evict_excess(self, places: Mapping[str, int]) -> None:
+        """Make room. Called between batches, when every resident is as the journal says.
+
+        Pinned adapters stay, the longest pinned first, but never in more than half of the places.
+
+        Args:
+            places: In which order adapters will be needed next; those that nobody waits for have none.
+        """
+        excess = max(len(self._residents) - self._limit, 0)
+        pinned = self._parking.pinned(list(self._residents))[: self._limit // 2]
+        for adapter in leaving_first(self._residents, places, pinned=pinned)[:excess]:
+            resident = self._residents.pop(adapter)
             _log.info("adapter.parked", adapter=adapter, seq=resident.applied_seq)
             for name, left in self._parked.put(adapter, self._to_host(resident)):
                 self._save_parked(name, left)

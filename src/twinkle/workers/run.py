@@ -14,6 +14,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.scheduler.completions import CompletionPublisher
 from twinkle.scheduler.fusion import choose_batch, choose_samples
+from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.journal import Journal
 from twinkle.storage.turns import Head
 from twinkle.workers.absence import Absences
@@ -66,6 +67,8 @@ class MeshWorker(Generic[State]):
         self._min_tokens = min_tokens
         self._max_attempts = max_attempts
         self._previous_was_light = False
+        self._offered: list[Head] = []
+        self._chosen: list[Head] = []
         self._epoch = 0
         self._working = threading.Lock()
         self._stopping = False
@@ -120,13 +123,15 @@ class MeshWorker(Generic[State]):
             _log.warning("worker.storage_unavailable", error=error.message, retry_s=_COMMIT_RETRY_S)
             self._clock.sleep(_COMMIT_RETRY_S)
             return True
-        self._residents.evict_excess()
+        if self._residents.has_excess:
+            self._residents.evict_excess(places_in_line(self._offered, self._chosen))
         self._absences.park()
         return trained or sampled
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train_once(self, lease: Lease) -> bool:
+        self._offered, self._chosen = [], []
         claims = self._journal.claim(lease, self._choose, _HEADS_OFFERED)
         if not claims:
             self._previous_was_light = False
@@ -156,13 +161,15 @@ class MeshWorker(Generic[State]):
         return True
 
     def _choose(self, heads: list[Head]) -> list[Head]:
-        return choose_batch(
+        self._offered = heads
+        self._chosen = choose_batch(
             heads,
             max_adapters=self._max_adapters,
             max_tokens=self._max_tokens,
             min_tokens=self._min_tokens,
             previous_was_light=self._previous_was_light,
         )
+        return self._chosen
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
