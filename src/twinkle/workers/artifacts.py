@@ -42,8 +42,9 @@ class Artifacts(Generic[State]):
     ) -> Checkpoint:
         """Write an adapter's files; the checkpoint exists once the caller has committed it.
 
-        The keys name the operation, so that a second attempt writes the same bytes to the same place and a replaced
-        checkpoint is never half old, half new. Saving the same state under the same name again is the same checkpoint.
+        The keys name the operation, so that a replaced checkpoint is never half old, half new, and the content, so that
+        a holder that has lost its mesh and writes late replaces nobody's bytes. Saving the same state under the same
+        name again is the same checkpoint.
 
         Raises:
             InvalidInput: The name is unusable, or taken by other content and ``overwrite`` is false; or the files
@@ -65,7 +66,7 @@ class Artifacts(Generic[State]):
                 " delete it first, or pass overwrite=True",
             )
         folder = f"checkpoints/{adapter.replace(':', '/')}/{kind.segment}/{name}/{seq}"
-        files = {file: self._store(f"{folder}/{file}", data) for file, data in contents.items()}
+        files = {file: self._store(f"{folder}/{_sha256(data)[:32]}/{file}", data) for file, data in contents.items()}
         now = self._clock.now()
         return Checkpoint(
             path=path,

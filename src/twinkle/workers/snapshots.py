@@ -87,5 +87,15 @@ class Snapshots:
         digest = hashlib.sha256(data).hexdigest()
         key = f"snapshots/{adapter.replace(':', '/')}/{seq}-{digest[:32]}.safetensors"
         self.blobs.put(key, data)
+        self._read_back(key, data)
         now = self.clock.now()
         return Snapshot(adapter=adapter, seq=seq, blob=key, size_bytes=len(data), created_at=now, is_start=is_start)
+
+    def _read_back(self, key: str, data: bytes) -> None:
+        """Older ones are deleted once this one is published, so it had better be whole."""
+        try:
+            found = self.blobs.get(key)
+        except KeyError:
+            found = b""
+        if found != data:
+            raise StorageUnavailable(f"{key} is not what was written: {len(found)} of {len(data)} bytes")
