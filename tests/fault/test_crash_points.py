@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from harness.struck import Struck
@@ -44,3 +46,28 @@ def test_a_kill_at(struck: Struck, points: tuple[str, ...]) -> None:
 
     assert verdict.violations == []
     assert verdict.failed == []
+
+
+SOAK_KILLS = 200
+SOAK_SEED = 20261121
+KILLS_A_BURST = 4
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_two_hundred_kills_at_points_drawn_at_random(struck: Struck) -> None:
+    dice = random.Random(SOAK_SEED)
+    names = sorted({point.partition(":")[0] for points in POINTS for point in points} - {"worker.replaying"})
+    fired: list[str] = []
+
+    def kill() -> None:
+        for name in dice.choices(names, k=KILLS_A_BURST):
+            struck.crashes.arm(name, count=dice.randint(1, 6))
+            struck.crashes.wait(name, deadline_s=120)
+            fired.append(name)
+
+    while len(fired) < SOAK_KILLS:
+        verdict = struck.work_through(kill, runs=3)
+        assert verdict.violations == verdict.failed == []
+    print(f"\n{len(fired)} kills at {len(set(fired))} points")
+    assert len(set(fired)) > len(names) // 2

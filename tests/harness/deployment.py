@@ -12,6 +12,7 @@ import psutil
 
 from harness.polling import wait_for
 from harness.servers import free_port
+from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.storage.database import Database
 
@@ -59,8 +60,13 @@ class Deployment:
         return done.stdout.split()[-1]
 
     def query(self, sql: str) -> list[tuple]:
-        """Look into the journal, beside the service."""
-        return self.database.read(sql)
+        """Look into the journal, beside the service; nothing is seen while the database is away."""
+        for _ in range(2):  # a connection from before a restart fails once
+            try:
+                return self.database.read(sql)
+            except StorageUnavailable:
+                continue
+        return []
 
     def holder(self) -> tuple[int, ProcessIdentity] | None:
         """The epoch of the mesh's lease, and the live process that holds it."""

