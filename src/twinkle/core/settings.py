@@ -148,6 +148,9 @@ class Settings(BaseSettings):
     gap_timeout_s: float = Field(default=120.0, gt=0, description="how long operations wait for a missing number")
     session_timeout_s: float = Field(default=300.0, gt=0, description="silence after which a session has lapsed")
     result_ttl_s: float = Field(default=24 * 3600.0, gt=0)
+    stall_s: float = Field(
+        default=600.0, gt=0, description="how long nothing may move on a mesh that has work before livez answers 503"
+    )
     operation_deadline_s: float = Field(
         default=24 * 3600.0, gt=0, description="an operation not finished by then fails"
     )

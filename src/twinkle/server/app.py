@@ -40,6 +40,7 @@ from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
+from twinkle.storage.progress import Progress
 from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
 from twinkle.storage.snapshots import SnapshotStore
@@ -129,6 +130,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         copies=Copies(database, clock),
         branches=Branches(database, journal, clock),
         snapshots=SnapshotStore(database, clock),
+        progress=Progress(database, clock),
         usage=Usage(database, clock),
         audit=Audit(database, clock),
         session_search=SessionSearch(database, engine),

@@ -25,6 +25,7 @@ from twinkle.storage.branches import Branches
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
 from twinkle.storage.directory import Directory
+from twinkle.storage.progress import Progress
 from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
 from twinkle.storage.snapshots import SnapshotStore
@@ -51,6 +52,7 @@ class ServerState:
     copies: Copies
     branches: Branches
     snapshots: SnapshotStore
+    progress: Progress
     usage: Usage
     audit: Audit
     session_search: SessionSearch

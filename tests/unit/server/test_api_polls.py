@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from harness.calls import optim_step, passes, retrieve, send_passes
+from harness.polling import wait_until
 from twinkle.core.clock import SystemClock
 from twinkle.storage.database import Database
 from twinkle.storage.upkeep import Upkeep
@@ -86,6 +87,26 @@ def test_a_poll_says_when_no_worker_is_there(serve_api: ServeApi, make_database_
     assert waiting.status_code == 408
     assert waiting.json()["queue_state"] == "paused_capacity"
     assert "no worker of mesh 'default' is running" in waiting.json()["queue_state_reason"]
+
+
+def test_neither_readiness_nor_liveness_is_green_while_a_worker_is_gone_and_work_waits(
+    serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> None:
+    with serve_api(make_database_url("sqlite"), stall_s=0.2) as served:
+        served.worker.register()
+        client = served.http(served.new_key())
+        session_id = client.post("/create_session", json={}).json()["session_id"]
+        idle = client.get("/livez")
+        served.worker.release()
+        client.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "tiny/one"})
+
+        wait_until(lambda: client.get("/livez").status_code == 503, what="liveness is red")
+        wait_until(lambda: client.get("/readyz").status_code == 503, what="readiness is red")
+        stalled, other = client.get("/livez"), client.get("/livez", params={"mesh": "another"})
+
+    assert (idle.status_code, idle.json()) == (200, {"status": "live", "reasons": []})
+    assert "on mesh 'default' an operation waits" in stalled.json()["reasons"][0]
+    assert other.status_code == 200
 
 
 def test_a_stopping_server_lets_its_polls_go(serve_api: ServeApi, make_database_url: Callable[[str], str]) -> None:
