@@ -1,18 +1,16 @@
-"""Client processes that load a server through the official ``tinker`` SDK, one thread per adapter.
+"""Client processes that load a server through a client under measurement, one thread per adapter.
 
-A thread does what a plain training script does: submit, then block in ``result()``. The SDK itself runs one event loop
-per process, so several processes are used where there are several adapters.
+A thread does what a plain training script does: submit, then block in ``result()``. A client runs one event loop per
+process, so several processes are used where there are several adapters.
 """
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -20,14 +18,13 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import psutil
-import tinker
 
-from workload import BASE_MODEL, NUM_DATUMS, RANK, TOKENS_PER_DATUM, VOCAB_SIZE, adam_params, make_batch
+from sides import Adapter, Future, Side, sdk_side
 
 START_DELAY_S = 0.3
 ANSWER_TIMEOUT_S = 180.0
 
-Future = tinker.APIFuture[Any]
+OpenSide = Callable[[str, str, int], Side]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +67,13 @@ class Observed:
 class LoadPool:
     """Client processes with adapters on one server. A context manager; outside the block they are gone."""
 
-    def __init__(self, *, url: str, api_key: str, num_processes: int, num_adapters: int) -> None:
+    def __init__(
+        self, *, url: str, api_key: str, num_processes: int, num_adapters: int, side: OpenSide = sdk_side
+    ) -> None:
         self.num_processes = num_processes
         self._url = url
         self._api_key = api_key
+        self._side = side
         self._shares = list(shares(num_adapters, num_processes))
         self._clients: list[tuple[SpawnProcess, Connection]] = []
 
@@ -81,7 +81,8 @@ class LoadPool:
         context = multiprocessing.get_context("spawn")
         for share in self._shares:
             ours, theirs = context.Pipe()
-            process = context.Process(target=run_client, args=(theirs, self._url, self._api_key, share), daemon=True)
+            client = (theirs, self._side, self._url, self._api_key, share)
+            process = context.Process(target=run_client, args=client, daemon=True)
             process.start()
             self._clients.append((process, ours))
         for _, pipe in self._clients:
@@ -119,19 +120,13 @@ def shares(total: int, parts: int) -> Iterator[int]:
         yield total // parts + (index < total % parts)
 
 
-def run_client(pipe: Connection, url: str, api_key: str, num_adapters: int) -> None:
+def run_client(pipe: Connection, open_side: OpenSide, url: str, api_key: str, num_adapters: int) -> None:
     """The process: create adapters, then run the windows that come through the pipe until it closes."""
-    logging.getLogger("tinker").setLevel(logging.ERROR)
-    os.environ["TINKER_TELEMETRY"] = "0"
     try:
-        service = tinker.ServiceClient(base_url=url, api_key=api_key)
-        adapters = [
-            service.create_lora_training_client(base_model=BASE_MODEL, rank=RANK, seed=index).result()
-            for index in range(num_adapters)
-        ]
+        side = open_side(url, api_key, num_adapters)
         pipe.send(None)
         while True:
-            pipe.send(observe(adapters, pipe.recv()))
+            pipe.send(observe(side, pipe.recv()))
     except EOFError:
         return
     except Exception as error:
@@ -139,14 +134,13 @@ def run_client(pipe: Connection, url: str, api_key: str, num_adapters: int) -> N
         raise
 
 
-def observe(adapters: Sequence[tinker.TrainingClient], window: Window) -> Observed:
+def observe(side: Side, window: Window) -> Observed:
     """Run one window with one thread per adapter."""
     seen = [Observed() for _ in range(window.num_adapters)]
-    batch = make_batch(num_datums=NUM_DATUMS, tokens_per_datum=TOKENS_PER_DATUM, vocab_size=VOCAB_SIZE, seed=0)
     loop = serial_loop if window.steps_in_flight == 0 else pipelined_loop
     threads = [
-        threading.Thread(target=loop, args=(adapter, batch, window, observed), daemon=True)
-        for adapter, observed in zip(adapters, seen, strict=False)
+        threading.Thread(target=loop, args=(adapter, side, window, observed), daemon=True)
+        for adapter, observed in zip(side.adapters, seen, strict=False)
     ]
     with cpu_time_of_this_process() as cpu:
         for thread in threads:
@@ -159,30 +153,26 @@ def observe(adapters: Sequence[tinker.TrainingClient], window: Window) -> Observ
     return total
 
 
-def serial_loop(adapter: tinker.TrainingClient, batch: list[tinker.Datum], window: Window, observed: Observed) -> None:
+def serial_loop(adapter: Adapter, side: Side, window: Window, observed: Observed) -> None:
     """Await each operation before the next one is sent."""
     _sleep_until(window.starts_at)
-    adam = adam_params()
     while time.monotonic() < window.ends_at:
         started = time.monotonic()
-        adapter.forward_backward(batch, "cross_entropy").result(ANSWER_TIMEOUT_S)
+        adapter.forward_backward(side.batch, "cross_entropy").result(ANSWER_TIMEOUT_S)
         _note(observed.forward_backward, started, window)
         started = time.monotonic()
-        adapter.optim_step(adam).result(ANSWER_TIMEOUT_S)
+        adapter.optim_step(side.optimizer).result(ANSWER_TIMEOUT_S)
         _note(observed.optim_step, started, window)
 
 
-def pipelined_loop(
-    adapter: tinker.TrainingClient, batch: list[tinker.Datum], window: Window, observed: Observed
-) -> None:
+def pipelined_loop(adapter: Adapter, side: Side, window: Window, observed: Observed) -> None:
     """Submit both operations of a step, keep some steps in flight, await the oldest."""
     _sleep_until(window.starts_at)
-    adam = adam_params()
     in_flight: deque[tuple[float, Future, float, Future]] = deque()
     while time.monotonic() < window.ends_at or in_flight:
         while len(in_flight) < window.steps_in_flight and time.monotonic() < window.ends_at:
-            passed_at, passed = time.monotonic(), adapter.forward_backward(batch, "cross_entropy")
-            in_flight.append((passed_at, passed, time.monotonic(), adapter.optim_step(adam)))
+            passed_at, passed = time.monotonic(), adapter.forward_backward(side.batch, "cross_entropy")
+            in_flight.append((passed_at, passed, time.monotonic(), adapter.optim_step(side.optimizer)))
         if not in_flight:
             return
         pass_started, forward_backward, step_started, optim_step = in_flight.popleft()

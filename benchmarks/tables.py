@@ -89,6 +89,39 @@ def queue_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def native_text(result: Result) -> str:
+    """Returns the table of the two clients."""
+    work = result["workload"]
+    by_key = {(cell["server"], cell["adapters"], cell["steps_in_flight"]): cell["median"] for cell in result["cells"]}
+    rows = [
+        (
+            adapters,
+            mode_name(steps),
+            *(by_key[client, adapters, steps]["operation"]["p50_ms"] for client in ("sdk", "native")),
+            *(by_key[client, adapters, steps]["operation"]["p95_ms"] for client in ("sdk", "native")),
+            *(by_key[client, adapters, steps]["ops_per_s"] for client in ("sdk", "native")),
+            *(by_key[client, adapters, steps]["cpu_ms_per_op"]["client"] for client in ("sdk", "native")),
+        )
+        for name, adapters, steps in by_key
+        if name == "sdk"
+    ]
+    lines = [
+        machine_line(result),
+        "",
+        f"Payload: {work['datums']} datums of {work['tokens_per_datum']} tokens. "
+        f"Median of {work['rounds']} rounds of {work['window_s']:g} s each.",
+        "",
+        *table(
+            (
+                *("adapters", "mode", "SDK p50 ms", "native p50 ms", "SDK p95 ms", "native p95 ms", "SDK ops/s"),
+                *("native ops/s", "SDK CPU ms an operation", "native CPU ms an operation"),
+            ),
+            rows,
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def step_text(result: Result) -> str:
     """Returns the step benchmark's table."""
     work = result["workload"]
@@ -277,6 +310,7 @@ def sampling_text(result: Result) -> str:
 
 RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "queue_overhead": queue_text,
+    "native_client": native_text,
     "step_overhead": step_text,
     "fusion": fusion_text,
     "sampling": sampling_text,

@@ -11,6 +11,7 @@ RANK = 8
 NUM_DATUMS = 4
 TOKENS_PER_DATUM = 64
 VOCAB_SIZE = 32_000
+LEARNING_RATE = 1e-4
 
 
 def make_batch(*, num_datums: int, tokens_per_datum: int, vocab_size: int, seed: int) -> list[tinker.Datum]:
@@ -34,4 +35,4 @@ def make_batch(*, num_datums: int, tokens_per_datum: int, vocab_size: int, seed:
 
 def adam_params() -> tinker.AdamParams:
     """Returns the optimizer's settings, the same for everybody."""
-    return tinker.AdamParams(learning_rate=1e-4, eps=1e-8)
+    return tinker.AdamParams(learning_rate=LEARNING_RATE, eps=1e-8)
