@@ -22,7 +22,7 @@ def show_status(settings: Settings, *, as_json: bool) -> None:
     elif not meshes:
         say("no mesh has had a worker yet")
     else:
-        columns = ("mesh", "state", "model", "device", "adapters", "queued", "running", "oldest waits")
+        columns = ("mesh", "state", "model", "device", "adapters", "parked", "queued", "running", "oldest waits")
         print_table(columns, [_row(mesh) for mesh in meshes])
 
 
@@ -43,6 +43,7 @@ def _row(mesh: MeshCensus) -> tuple[str, ...]:
         mesh.base_model or "?",
         mesh.device or "?",
         str(mesh.num_adapters),
+        str(mesh.num_parked),
         str(mesh.num_queued),
         str(mesh.num_running),
         "" if mesh.oldest_waits_s is None else f"{mesh.oldest_waits_s:.0f} s",

@@ -11,13 +11,17 @@ from twinkle.storage.meshes import Meshes
 
 @dataclass(frozen=True, kw_only=True)
 class MeshCensus:
-    """One mesh at a glance. ``oldest_waits_s`` is the age of its oldest unfinished operation."""
+    """One mesh at a glance. ``oldest_waits_s`` is the age of its oldest unfinished operation.
+
+    ``num_parked`` of its adapters lie in the object store only: their clients have gone.
+    """
 
     name: str
     alive: bool
     base_model: str | None
     device: str | None
     num_adapters: int
+    num_parked: int
     num_queued: int
     num_running: int
     oldest_waits_s: float | None
@@ -31,6 +35,7 @@ def census(database: Database, clock: Clock) -> list[MeshCensus]:
         " FROM operation WHERE state IN ('queued', 'running') GROUP BY mesh"
     )
     waiting = {row[0]: (int(row[1]), int(row[2]), float(row[3])) for row in rows}
+    parked = dict(database.read("SELECT mesh, COUNT(*) FROM adapter WHERE parked_at IS NOT NULL GROUP BY mesh"))
     now = clock.now()
     found = []
     for mesh in Meshes(database, clock).all():
@@ -42,6 +47,7 @@ def census(database: Database, clock: Clock) -> list[MeshCensus]:
                 base_model=None if mesh.capabilities is None else mesh.capabilities.base_model,
                 device=None if mesh.capabilities is None else mesh.capabilities.device,
                 num_adapters=mesh.num_adapters,
+                num_parked=parked.get(mesh.name, 0),
                 num_queued=num_queued,
                 num_running=num_running,
                 oldest_waits_s=None if oldest is None else max(0.0, now - oldest),

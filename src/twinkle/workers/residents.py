@@ -68,10 +68,7 @@ class Residents(Generic[State]):
         Raises:
             StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
         """
-        resident = self._residents.get(adapter)
-        if resident is None or resident.applied_seq != seq - 1:
-            resident = self._unpark(adapter, seq) or self._restore(adapter, seq)
-            self._residents[adapter] = resident
+        resident = self._resident_before(adapter, seq)
         self._residents.move_to_end(adapter)
         resident.used_at = self._clock.now()
         return resident.state
@@ -151,13 +148,19 @@ class Residents(Generic[State]):
             StorageUnavailable: It is not in memory, and could not be restored to be stored.
         """
         if not self._snapshots.covers(adapter, last_seq):
-            self.state_before(adapter, last_seq + 1)
-            self._save(adapter, self._residents[adapter])
+            self._save(adapter, self._resident_before(adapter, last_seq + 1))
             if not self._snapshots.covers(adapter, last_seq):
                 return False
         self.forget(adapter)
         _log.info("adapter.evicted", adapter=adapter, seq=last_seq)
         return True
+
+    def _resident_before(self, adapter: str, seq: int) -> Resident[State]:
+        resident = self._residents.get(adapter)
+        if resident is None or resident.applied_seq != seq - 1:
+            resident = self._unpark(adapter, seq) or self._restore(adapter, seq)
+            self._residents[adapter] = resident
+        return resident
 
     def _is_due(self, resident: Resident[State], *, has_gradients: bool) -> bool:
         return self._snapshots.pace.is_due(
