@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from twinkle.module.row_product import DEFAULT_TILE_ROWS, MIN_SIDE, RowProduct
+from twinkle.module.row_product import DEFAULT_TILE_ROWS, MIN_ROWS_CHOICES, MIN_SIDE, RowProduct
 
 Determinism = Literal["mkl-strict", "tiled", "none"]
 
@@ -35,7 +35,23 @@ SELF_TEST_SHAPES = (
     *((64, n) for n in (1, 3, 12, 16, 40, 65)),
 )
 SELF_TEST_ROWS = 70
-SELF_TEST_SLICES = ((0, 1), (3, 4), (5, 7), (1, 12), (0, 13), (17, 33), (0, 31), (3, 51), (2, 66), (0, 69))
+UNPADDED = RowProduct(min_rows=1)
+"""Where nothing is promised nothing is paid for it."""
+SELF_TEST_SLICES = (
+    (0, 1),
+    (3, 4),
+    (5, 7),
+    (1, 12),
+    (0, 13),
+    (17, 33),
+    (0, 31),
+    (3, 51),
+    (2, 66),
+    (0, 69),
+    (2, 6),
+    (4, 9),
+    (60, 63),
+)
 
 
 def prepare_environment() -> str:
@@ -49,26 +65,28 @@ def prepare_environment() -> str:
     return os.environ.get(MKL_MODE_VARIABLE, "")
 
 
-def measure_determinism(device: torch.device, dtype: torch.dtype) -> Determinism:
-    """The strongest mode whose self-test passes on this device."""
+def measure_determinism(device: torch.device, dtype: torch.dtype) -> tuple[Determinism, RowProduct]:
+    """The strongest mode whose self-test passes on this device, and the cheapest product that keeps its promise."""
     if device.type != "cpu":
-        return "none"
+        return "none", UNPADDED
     strict = os.environ.get(MKL_MODE_VARIABLE, "").upper().endswith(",STRICT")
-    if dtype == torch.float32 and strict and rows_are_independent(RowProduct(), dtype):
-        return "mkl-strict"
-    if rows_are_independent(RowProduct(DEFAULT_TILE_ROWS), dtype):
-        return "tiled"
-    return "none"
+    if dtype == torch.float32 and strict:
+        for min_rows in MIN_ROWS_CHOICES:
+            product = RowProduct(min_rows=min_rows)
+            if rows_are_independent(product, dtype):
+                return "mkl-strict", product
+    tiled = RowProduct(DEFAULT_TILE_ROWS)
+    return ("tiled", tiled) if rows_are_independent(tiled, dtype) else ("none", UNPADDED)
 
 
-def weakest(modes: Sequence[Determinism]) -> Determinism:
-    """What holds for ranks of which each can promise one of ``modes``."""
-    return min(modes, key=WEAKEST_FIRST.index)
-
-
-def product_for(determinism: Determinism) -> RowProduct:
-    """The row product that keeps the promise of a mode."""
-    return RowProduct(DEFAULT_TILE_ROWS if determinism == "tiled" else None)
+def agreed_product(
+    mode: Determinism, product: RowProduct, modes: Sequence[Determinism]
+) -> tuple[Determinism, RowProduct]:
+    """What holds for ranks that have each measured a mode, and this rank's product for it."""
+    agreed = min(modes, key=WEAKEST_FIRST.index)
+    if agreed == mode:
+        return mode, product
+    return agreed, RowProduct(DEFAULT_TILE_ROWS) if agreed == "tiled" else UNPADDED
 
 
 def rows_are_independent(product: RowProduct, dtype: torch.dtype) -> bool:

@@ -20,7 +20,7 @@ from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
 from twinkle.model.adam import adam_step
-from twinkle.model.determinism import Determinism, measure_determinism, product_for, weakest
+from twinkle.model.determinism import agreed_product, measure_determinism
 from twinkle.model.fused_step import FusedStep
 from twinkle.model.independence import fusing_keeps_bits
 from twinkle.model.job_run import JobRun, settle, start_runs
@@ -94,10 +94,8 @@ class FusedLoraModel:
         unembedding = model.get_output_embeddings()
         self.device: torch.device = unembedding.weight.device
         self.ranks = ranks
-        self.determinism: Determinism = weakest(
-            ranks.gather(measure_determinism(self.device, unembedding.weight.dtype))
-        )
-        product = product_for(self.determinism)
+        mode, product = measure_determinism(self.device, unembedding.weight.dtype)
+        self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
         probe = Probe(model, self.device)
         register_packed_attention()
         model.set_attn_implementation(ATTENTION_NAME)

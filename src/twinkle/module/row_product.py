@@ -15,30 +15,36 @@ from torch.nn import functional
 
 DEFAULT_TILE_ROWS = 64
 MIN_SIDE = 8
+MIN_ROWS_CHOICES = (4, 8)
 MIN_ROWS_THREADED = 16
-"""Measured on AMD with MKL's strict mode: with one thread rows are independent from four rows and columns on; with 2 to
-4 threads, where the columns are few for the threads, only when there are at least as many rows."""
+"""Measured on AMD with MKL's strict mode: with one thread rows are independent from four rows and columns on (one row
+takes 2 to 3.3 times as long padded to four, 3 to 4.5 times padded to eight); with 2 to 4 threads, where the columns are
+few for the threads, only when there are at least as many rows."""
 FEW_COLUMNS_PER_THREAD = 16
 ALIGNMENT_BYTES = 64
 
 
 class RowProduct:
-    """``x @ W^T + bias`` by rows, either plain or in tiles of ``tile_rows`` rows (the last one padded with zeros)."""
+    """``x @ W^T + bias`` by rows, either plain or in tiles of ``tile_rows`` rows (the last one padded with zeros).
 
-    def __init__(self, tile_rows: int | None = None) -> None:
+    A plain product of fewer than ``min_rows`` rows (more with several threads) is padded; with 1, nothing ever is.
+    """
+
+    def __init__(self, tile_rows: int | None = None, *, min_rows: int = MIN_SIDE) -> None:
         self.tile_rows = tile_rows
+        self.min_rows = min_rows
 
     def __call__(self, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_TK @ weight_NK^T + bias_N``."""
         num_rows, num_outputs = x_TK.shape[0], weight_NK.shape[0]
-        if num_outputs < MIN_SIDE:
+        if num_outputs < MIN_SIDE and self.min_rows > 1:
             weight_NK = _pad_rows(weight_NK, MIN_SIDE)
             bias_N = None if bias_N is None else functional.pad(bias_N, (0, MIN_SIDE - num_outputs))
         if self.tile_rows is not None:
             y_TN = self._tiled(x_TK, weight_NK, self.tile_rows)
             y_TN = y_TN if bias_N is None else y_TN.add_(bias_N)
         else:
-            y_TN = functional.linear(_pad_rows(x_TK, _min_rows(weight_NK.shape[0])), weight_NK, bias_N)
+            y_TN = functional.linear(_pad_rows(x_TK, self._least_rows(weight_NK.shape[0])), weight_NK, bias_N)
         return y_TN[:num_rows, :num_outputs]
 
     def add_(self, y_TN: torch.Tensor, x_TK: torch.Tensor, weight_NK: torch.Tensor, scale: float) -> None:
@@ -47,7 +53,7 @@ class RowProduct:
             # Scale and sum apart: done in one operation, the ends of a tensor may round otherwise than its middle.
             y_TN.add_(self(x_TK, weight_NK).mul_(scale))
             return
-        min_rows = _min_rows(weight_NK.shape[0])
+        min_rows = self._least_rows(weight_NK.shape[0])
         if x_TK.shape[0] >= min_rows:
             y_TN.addmm_(x_TK, weight_NK.t(), alpha=scale)
         else:
@@ -64,6 +70,13 @@ class RowProduct:
         else:
             total_MN.add_(left_TM.t() @ right_TN, alpha=scale)
 
+    def _least_rows(self, num_columns: int) -> int:
+        num_threads = torch.get_num_threads()
+        if self.min_rows == 1 or num_threads == 1:
+            return self.min_rows
+        is_narrow = MIN_ROWS_THREADED < num_columns <= FEW_COLUMNS_PER_THREAD * num_threads
+        return num_columns if is_narrow else MIN_ROWS_THREADED
+
     @staticmethod
     def _tiled(x_TK: torch.Tensor, weight_NK: torch.Tensor, rows: int) -> torch.Tensor:
         num_tokens = x_TK.shape[0]
@@ -73,13 +86,6 @@ class RowProduct:
             tile = x_TK[start : start + rows]
             y_TN[start : start + rows] = (_aligned(_pad_rows(tile, rows)) @ weight_KN)[: tile.shape[0]]
         return y_TN
-
-
-def _min_rows(num_columns: int) -> int:
-    num_threads = torch.get_num_threads()
-    if num_threads == 1:
-        return MIN_SIDE
-    return num_columns if MIN_ROWS_THREADED < num_columns <= FEW_COLUMNS_PER_THREAD * num_threads else MIN_ROWS_THREADED
 
 
 def _pad_rows(matrix: torch.Tensor, rows: int) -> torch.Tensor:
