@@ -158,6 +158,22 @@ def test_a_checkpoint_is_resumed_with_its_optimizer_or_without(client: Client) -
     assert run.id in [found.training_run_id for found in client.runs()]
 
 
+def test_a_run_is_forked_and_taken_back(client: Client) -> None:
+    run = client.create_run(MODEL, rank=8)
+    steps(run, 5)
+
+    fork = client.fork_run(run.id, step=3)
+    assert steps(fork, 1) == [4.0]
+    rewound = client.rewind_run(run.id, step=2)
+    assert steps(rewound, 1) == [3.0]
+
+    assert fork.begun is not None
+    assert fork.begun.result(TIMEOUT_S).source == run.id
+    history = client.history(run.id)
+    assert ([fork.id], len(history.rewinds)) == ([branch.run_id for branch in history.forks], 1)
+    assert steps(client.attach(run.id), 1) == [4.0]
+
+
 def test_samples_come_from_a_checkpoint_and_are_cancelled(served: Served, client: Client) -> None:
     run = client.create_run(MODEL, rank=8)
     sampler = client.sampler(path=run.save_weights_for_sampler("first").result(TIMEOUT_S).path)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from twinkle.client.backoff import RetryPolicy
-from twinkle.client.bodies import make_body, to_json
+from twinkle.client.bodies import make_body
 from twinkle.client.connection import Connection
 from twinkle.client.endpoint import find_endpoint
 from twinkle.client.errors import TwinkleError
@@ -17,14 +17,16 @@ from twinkle.client.future import Future
 from twinkle.client.run import Run
 from twinkle.client.sampler import Sampler
 from twinkle.client.session import Session
-from twinkle.client.transport import NATIVE_PREFIX, TINKER_PREFIX, Request
+from twinkle.client.transport import NATIVE_PREFIX, TINKER_PREFIX
 from twinkle.wire.bodies.checkpoints import (
     CheckpointInfo,
     CheckpointsResponse,
     TrainingRun,
     TrainingRunsResponse,
 )
+from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.native import RunResponse
+from twinkle.wire.bodies.runs import BranchTicket, ForkRequest, HistoryResponse, RewindRequest
 from twinkle.wire.bodies.sampling import CreateSamplingSessionRequest, CreateSamplingSessionResponse
 from twinkle.wire.bodies.session import CapabilitiesResponse, SupportedModel
 from twinkle.wire.bodies.training import CreateModelRequest, LoadWeightsRequest, LoraConfig
@@ -98,9 +100,8 @@ class AsyncClient:
             lora_config=lora,
             user_metadata=None if metadata is None else dict(metadata),
         )
-        await self._connection.transport.submit(Request(path=f"{TINKER_PREFIX}/create_model", content=to_json(body)))
-        run_id = str(ModelId(session_id, number))
-        return Run(self._connection, run_id, base_model=base_model, rank=rank, next_seq=1)
+        ticket = await self._connection.ask(f"{TINKER_PREFIX}/create_model", FutureResponse, body)
+        return await self._open(str(ModelId(session_id, number)), ticket.request_id)
 
     async def resume_run(
         self, path: str, *, with_optimizer: bool = True, metadata: Mapping[str, str] | None = None
@@ -121,8 +122,8 @@ class AsyncClient:
             model_seq_id=number,
             user_metadata=None if metadata is None else dict(metadata),
         )
-        await self._connection.transport.submit(Request(path=f"{TINKER_PREFIX}/load_weights", content=to_json(body)))
-        return await self.attach(str(ModelId(session_id, number)))
+        ticket = await self._connection.ask(f"{TINKER_PREFIX}/load_weights", FutureResponse, body)
+        return await self._open(str(ModelId(session_id, number)), ticket.request_id)
 
     async def attach(self, run_id: str) -> Run:
         """A run that was made earlier, by this process or another one; it goes on after the last accepted operation.
@@ -130,8 +131,39 @@ class AsyncClient:
         Raises:
             NotFound: There is no such run, or it is another tenant's.
         """
-        run = await self._connection.ask(f"{NATIVE_PREFIX}/runs/{run_id}", RunResponse)
-        return Run(self._connection, run.run_id, base_model=run.base_model, rank=run.rank, next_seq=run.next_seq)
+        return await self._open(run_id)
+
+    async def fork_run(self, run_id: str, *, step: int | None = None, operation: int | None = None) -> Run:
+        """A new run that begins as a run was after a step of its optimizer, or after an operation.
+
+        Raises:
+            NotFound: There is no such run.
+            InvalidInput: That state cannot be had, with the reason.
+        """
+        body = make_body(
+            ForkRequest,
+            step=step,
+            operation=operation,
+            session_id=await self._session.id(),
+            model_seq_id=self._session.next_run(),
+        )
+        ticket = await self._connection.ask(f"{NATIVE_PREFIX}/runs/{run_id}/fork", BranchTicket, body)
+        return await self._open(ticket.run_id, ticket.request_id)
+
+    async def rewind_run(self, run_id: str, *, step: int | None = None, operation: int | None = None) -> Run:
+        """The same run, going on from a past state, behind all that was accepted; train on with what this returns.
+
+        Raises:
+            NotFound: There is no such run.
+            InvalidInput: That state cannot be had, with the reason.
+        """
+        body = make_body(RewindRequest, step=step, operation=operation)
+        ticket = await self._connection.ask(f"{NATIVE_PREFIX}/runs/{run_id}/rewind", BranchTicket, body)
+        return await self._open(ticket.run_id, ticket.request_id)
+
+    async def history(self, run_id: str) -> HistoryResponse:
+        """Where a run comes from, its steps, and how far back it can be taken."""
+        return await self._connection.ask(f"{NATIVE_PREFIX}/runs/{run_id}/history", HistoryResponse)
 
     async def sampler(self, *, path: str | None = None, base_model: str | None = None) -> Sampler:
         """Something to sample from: a checkpoint's path, a base model, or both when they agree.
@@ -196,3 +228,14 @@ class AsyncClient:
             _log.warning("closed without saying goodbye: %s", error)
         finally:
             await self._connection.close()
+
+    async def _open(self, run_id: str, begun_by: str | None = None) -> Run:
+        run = await self._connection.ask(f"{NATIVE_PREFIX}/runs/{run_id}", RunResponse)
+        return Run(
+            self._connection,
+            run.run_id,
+            base_model=run.base_model,
+            rank=run.rank,
+            next_seq=run.next_seq,
+            begun=None if begun_by is None else self.future(begun_by),
+        )

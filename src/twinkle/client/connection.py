@@ -13,6 +13,7 @@ from twinkle.client.endpoint import Endpoint
 from twinkle.client.errors import ClientClosed, TwinkleError
 from twinkle.client.future import Future
 from twinkle.client.transport import TINKER_PREFIX, Request, Transport
+from twinkle.core.ids import new_id
 from twinkle.wire.bodies.base import RequestBody, ResponseBody
 from twinkle.wire.bodies.futures import CancelFutureRequest, FutureResponse
 
@@ -67,9 +68,11 @@ class Connection:
         return future
 
     async def ask(self, path: str, answer_class: type[ResponseT], body: RequestBody | None = None) -> ResponseT:
-        """One call that is answered at once; raises as :meth:`Transport.send` does."""
-        content = b"" if body is None else to_json(body)
-        request = Request(path=path, method="GET" if body is None else "POST", content=content)
+        """One call that is answered at once, done once however often it is sent; raises as :meth:`Transport.send`."""
+        if body is None:
+            request = Request(path=path, method="GET")
+        else:
+            request = Request(path=path, content=to_json(body), headers={"X-Idempotency-Key": new_id()})
         return answer_class.model_validate_json(await self.transport.send(request))
 
     async def submit(self, request: Request, future: Future[Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from twinkle.client.errors import Cancelled, Expired, NotFound, OperationFailed, TwinkleError
 from twinkle.core.operation import OperationKind
 from twinkle.wire.bodies.native import CollectedFuture
+from twinkle.wire.bodies.runs import BranchResponse
 from twinkle.wire.bodies.training import (
     CreateModelResponse,
     LoadWeightsResponse,
@@ -27,6 +28,7 @@ Result: TypeAlias = (
     | SaveWeightsForSamplerResponse
     | SaveWeightsExternalResponse
     | LoadWeightsResponse
+    | BranchResponse
 )
 
 
@@ -54,6 +56,8 @@ def decode_result(kind: OperationKind, raw: bytes) -> Result:
             return SaveWeightsExternalResponse.model_validate_json(raw)
         case OperationKind.LOAD_WEIGHTS:
             return LoadWeightsResponse.model_validate_json(raw)
+        case OperationKind.FORK | OperationKind.REWIND:
+            return BranchResponse.model_validate_json(raw)
     raise ValueError(f"an operation of kind {kind} has no result")
 
 

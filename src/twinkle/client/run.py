@@ -36,14 +36,25 @@ class Run:
     """One training run. Safe to use from any thread; the order of the calls is the order of the operations.
 
     Only one object at a time may train a run: a second one would use the same numbers for other operations, and the
-    one that comes later is refused.
+    one that comes later is refused. (Where it asks for the very same operation, it gets the first one's outcome.)
     """
 
-    def __init__(self, connection: Connection, run_id: str, *, base_model: str, rank: int, next_seq: int) -> None:
-        """Use :class:`Client`'s ``create_run``, ``resume_run`` or ``attach``."""
+    def __init__(
+        self,
+        connection: Connection,
+        run_id: str,
+        *,
+        base_model: str,
+        rank: int,
+        next_seq: int,
+        begun: Future[Any] | None = None,
+    ) -> None:
+        """Use :class:`Client`'s ``create_run``, ``resume_run``, ``attach``, ``fork_run`` or ``rewind_run``."""
         self.id = run_id
         self.base_model = base_model
         self.rank = rank
+        self.begun = begun
+        """The outcome of the operation that made this run, or took it back; ``None`` after ``attach``."""
         self._operations = OperationQueue(connection, run_id, next_seq=next_seq)
 
     def __repr__(self) -> str:

@@ -10,7 +10,6 @@ from twinkle.client.bodies import to_json
 from twinkle.client.connection import Connection
 from twinkle.client.errors import Expired, TwinkleError
 from twinkle.client.transport import TINKER_PREFIX, Request
-from twinkle.core.ids import new_id
 from twinkle.wire.bodies.session import (
     CreateSessionRequest,
     CreateSessionResponse,
@@ -40,13 +39,8 @@ class Session:
         async with self._opening:
             if self._id is None:
                 body = CreateSessionRequest(tags=self._tags, sdk_version="twinkle.client")
-                request = Request(
-                    path=f"{TINKER_PREFIX}/create_session",
-                    content=to_json(body),
-                    headers={"X-Idempotency-Key": new_id()},
-                )
-                answer = await self._connection.transport.send(request)
-                self._id = CreateSessionResponse.model_validate_json(answer).session_id
+                answer = await self._connection.ask(f"{TINKER_PREFIX}/create_session", CreateSessionResponse, body)
+                self._id = answer.session_id
                 self._connection.spawn(self._keep_alive(self._id))
         return self._id
 
