@@ -23,10 +23,25 @@ from twinkle.storage.catalog import Adapter, Catalog
 from twinkle.storage.database import Database
 from twinkle.storage.directory import Directory, NewSession
 from twinkle.storage.journal import Journal
+from twinkle.storage.parking import Parking
 from twinkle.storage.snapshots import SnapshotStore
 
 _POLL_S = 0.2
 _MEGABYTE = 10**6
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """A run at a glance."""
+
+    run: str
+    tenant: str
+    base_model: str
+    rank: int
+    mesh: str
+    steps: int
+    state: str
+    created_at: float
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,7 @@ class _Runs:
     branches: Branches
     snapshots: SnapshotStore
     directory: Directory
+    parking: Parking
 
 
 def list_runs(settings: Settings, *, limit: int, as_json: bool) -> None:
@@ -46,15 +62,12 @@ def list_runs(settings: Settings, *, limit: int, as_json: bool) -> None:
     with _opened(settings) as runs:
         rows = [_facts(runs, run) for run in runs.catalog.newest_adapters(limit=limit)]
     if as_json:
-        say(json.dumps(rows))
+        say(json.dumps([asdict(row) for row in rows]))
         return
     columns = ("run", "tenant", "model", "steps", "state", "made")
     print_table(
         columns,
-        [
-            (row["run"], row["tenant"], row["base_model"], str(row["steps"]), row["state"], _date(row["created_at"]))
-            for row in rows
-        ],
+        [(row.run, row.tenant, row.base_model, str(row.steps), row.state, _date(row.created_at)) for row in rows],
     )
 
 
@@ -72,7 +85,7 @@ def show_run(settings: Settings, run_id: str, *, num_steps: int, as_json: bool) 
         say(
             json.dumps(
                 {
-                    **facts,
+                    **asdict(facts),
                     "origin": None if origin is None else asdict(origin),
                     "branches": [asdict(branch) for branch in branches],
                     "latest_steps": [asdict(step) for step in steps],
@@ -82,7 +95,7 @@ def show_run(settings: Settings, run_id: str, *, num_steps: int, as_json: bool) 
             )
         )
         return
-    say(f"{run_id}: {facts['base_model']}, tenant {facts['tenant']}, {facts['state']}, {facts['steps']} steps")
+    say(f"{run_id}: {facts.base_model}, tenant {facts.tenant}, {facts.state}, {facts.steps} steps")
     for branch in ([] if origin is None else [origin]) + branches:
         say(_words(branch, run_id))
     largest = max((snapshot.size_bytes for snapshot in snapshots), default=0)
@@ -134,6 +147,21 @@ def fork_run(settings: Settings, run_id: str, *, step: int | None, operation: in
         say(adapter.id)
 
 
+def pin_run(settings: Settings, run_id: str, *, is_pinned: bool) -> None:
+    """Keep a run's adapter on its device, or no longer.
+
+    Raises:
+        NotFound: There is no such run.
+    """
+    with _opened(settings) as runs:
+        run = runs.catalog.adapter(run_id)
+        runs.parking.pin(run.id, is_pinned=is_pinned)
+    if is_pinned:
+        say(f"{run_id} stays on mesh {run.mesh} (pinned runs never take more than half of its places)")
+    else:
+        say(f"{run_id} may leave mesh {run.mesh} when others need the room")
+
+
 @contextmanager
 def _opened(settings: Settings) -> Iterator[_Runs]:
     with opened_journal(settings) as engine:
@@ -148,6 +176,7 @@ def _opened(settings: Settings) -> Iterator[_Runs]:
                 branches=Branches(database, journal, clock),
                 snapshots=SnapshotStore(database, clock),
                 directory=Directory(engine, clock),
+                parking=Parking(database, clock),
             )
         finally:
             database.close()
@@ -181,17 +210,17 @@ def _wait(runs: _Runs, accepted: Accepted, timeout_s: float) -> None:
     raise TransientError(f"{accepted.request_id} is accepted and waits for mesh {accepted.mesh}; see `twinkle status`")
 
 
-def _facts(runs: _Runs, run: Adapter) -> dict[str, str | int | float]:
-    return {
-        "run": run.id,
-        "tenant": runs.directory.tenant_name(run.tenant),
-        "base_model": run.config.base_model,
-        "rank": run.config.rank,
-        "mesh": run.mesh,
-        "steps": len(runs.branches.steps(run.id)),
-        "state": "active" if run.parked_at is None else "parked",
-        "created_at": run.created_at,
-    }
+def _facts(runs: _Runs, run: Adapter) -> _Facts:
+    return _Facts(
+        run=run.id,
+        tenant=runs.directory.tenant_name(run.tenant),
+        base_model=run.config.base_model,
+        rank=run.config.rank,
+        mesh=run.mesh,
+        steps=len(runs.branches.steps(run.id)),
+        state="active" if run.parked_at is None else "parked",
+        created_at=run.created_at,
+    )
 
 
 def _words(branch: Branch, run_id: str) -> str:
@@ -203,5 +232,5 @@ def _words(branch: Branch, run_id: str) -> str:
     return f"{branch.adapter} began as it was after operation {branch.at}, {when}"
 
 
-def _date(unix_s: str | float) -> str:
-    return datetime.fromtimestamp(float(unix_s), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def _date(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -35,7 +35,8 @@ def census(database: Database, clock: Clock) -> list[MeshCensus]:
         " FROM operation WHERE state IN ('queued', 'running') GROUP BY mesh"
     )
     waiting = {row[0]: (int(row[1]), int(row[2]), float(row[3])) for row in rows}
-    parked = dict(database.read("SELECT mesh, COUNT(*) FROM adapter WHERE parked_at IS NOT NULL GROUP BY mesh"))
+    rows = database.read("SELECT mesh, COUNT(*) FROM adapter WHERE parked_at IS NOT NULL GROUP BY mesh")
+    parked = {row[0]: int(row[1]) for row in rows}
     now = clock.now()
     found = []
     for mesh in Meshes(database, clock).all():

@@ -14,6 +14,7 @@ from twinkle.storage.lanes import advance_lane, lock_lanes, number_ended_sample,
 from twinkle.storage.waste import doom
 
 _BATCH = 500
+_MAX_BATCHES = 200
 _LONGEST_ATTEMPT_S = 600.0
 
 
@@ -98,6 +99,15 @@ class Upkeep:
 
         The operation's row and outcome stay, and so does the payload of what a run is rebuilt from; a sample's goes.
         """
+        given_up: list[str] = []
+        for _ in range(_MAX_BATCHES):
+            num_expired, keys = self._expire_some_results(older_than_s)
+            given_up += keys
+            if num_expired < _BATCH:
+                break
+        return given_up
+
+    def _expire_some_results(self, older_than_s: float) -> tuple[int, list[str]]:
         now = self._clock.now()
         with self._database.transaction() as transaction:
             rows = transaction.execute(
@@ -118,7 +128,7 @@ class Upkeep:
             )
             keys = [key for row in rows for key in row[1:3] if key is not None]
             doom(transaction, keys, now=now)
-        return keys
+        return len(rows), keys
 
     def expire_checkpoints(self) -> list[str]:
         """Remove checkpoints whose time has come; their files, but for those a copy still needs, which may go now."""

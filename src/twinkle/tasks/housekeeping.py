@@ -85,9 +85,7 @@ class Housekeeping:
 
         Blobs are deleted a while after nothing refers to them any more: whoever was reading one has ended by then.
         """
-        for _ in range(_MAX_BATCHES):
-            if not self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s):
-                break
+        self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         self._upkeep.expire_checkpoints()
         for run in self._snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
             self._snapshots.prune(run, self._retention.choose)
