@@ -1,17 +1,20 @@
-"""SIGKILL of the process that owns the device, in the middle of a run."""
+"""SIGKILL of the process that owns the device, in the middle of a run on a real model, at two narrow moments."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tinker
 
+from harness.crashes import Crashes
 from harness.served import Served
 
 NUM_STEPS = 20
-KILL_AFTER = (4, 11)
+KILL_AFTER = {4: "worker.executed", 11: "worker.committed"}
 
 
 def datum(step: int) -> tinker.Datum:
@@ -22,7 +25,7 @@ def datum(step: int) -> tinker.Datum:
     )
 
 
-def train(served: Served, tenant: str, kill_after: tuple[int, ...]) -> tuple[str, list[float], str]:
+def train(served: Served, tenant: str, kill_after: Mapping[int, Callable[[], None]]) -> tuple[str, list[float], str]:
     """Twenty pipelined steps; the losses, the steps the optimizer counted, and where the state was saved."""
     client = served.client(tenant).create_lora_training_client(base_model="tiny", rank=8, seed=7).result()
     pending = []
@@ -32,7 +35,7 @@ def train(served: Served, tenant: str, kill_after: tuple[int, ...]) -> tuple[str
         pending.append((passed, stepped))
         if step in kill_after:
             passed.result()
-            served.kill_engine()
+            kill_after[step]()
     losses = [passed.result().metrics["loss:sum"] for passed, _ in pending]
     counted = [stepped.result().metrics["step"] for _, stepped in pending]
     assert counted == [float(step) for step in range(1, NUM_STEPS + 1)]
@@ -41,9 +44,12 @@ def train(served: Served, tenant: str, kill_after: tuple[int, ...]) -> tuple[str
 
 @pytest.fixture(scope="module")
 def disturbed_and_not(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, object]:
-    with Served(tmp_path_factory.mktemp("killed") / "home", model=str(tiny_model), model_name="tiny") as served:
-        undisturbed = train(served, "calm", ())
-        disturbed = train(served, "struck", KILL_AFTER)
+    folder = tmp_path_factory.mktemp("killed")
+    crashes = Crashes(folder / "crashes")
+    with Served(folder / "home", model=str(tiny_model), model_name="tiny", **crashes.variables) as served:
+        undisturbed = train(served, "calm", {})
+        kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}
+        disturbed = train(served, "struck", kills)
         files = {
             path: files for path, files in served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'")
         }
