@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.errors import LeaseLost, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Outcome, Payload
+from twinkle.storage.database import Row
 from twinkle.storage.records import Records
 
 
@@ -209,3 +211,26 @@ def test_checkpoints_expire_once_and_say_which_files_to_delete(bench: Bench, lea
     assert bench.upkeep.expire_checkpoints() == ["k/brief"]
     assert bench.upkeep.expire_checkpoints() == []
     assert bench.catalog.checkpoint(kept.path).files == kept.files
+
+
+def test_a_gap_that_opened_after_the_sweep_had_looked_is_measured_by_its_own_age(
+    bench: Bench, lease: Lease, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 2))
+    clock.move(130)
+    read = bench.database.read
+
+    def read_then_fill(sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        found = read(sql, parameters)
+        monkeypatch.setattr(bench.database, "read", read)
+        bench.append(submission("a", 1), submission("a", 4))
+        bench.run(lease)
+        return found
+
+    monkeypatch.setattr(bench.database, "read", read_then_fill)
+
+    assert bench.upkeep.close_gaps(older_than_s=120) == []
+    assert bench.lane("a").head_seq == 3
+    clock.move(121)
+    assert bench.upkeep.close_gaps(older_than_s=120) == ["a:req:3"]

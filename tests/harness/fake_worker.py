@@ -197,6 +197,7 @@ class FakeWorker:
             mesh=adapter.mesh,
             base_model=adapter.config.base_model,
             checkpoint=path,
+            like=claim.lane,
         )
         records.sampling_sessions.append(session)
         return {"sampling_session_id": session.id}

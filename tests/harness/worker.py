@@ -67,10 +67,16 @@ class BreakableJournal(Journal):
         self._once("after_commit")
 
     def give_back(
-        self, lease: Lease, request_ids: Sequence[str], *, delay_s: float = 0.0, is_blameless: bool = False
+        self,
+        lease: Lease,
+        request_ids: Sequence[str],
+        *,
+        delay_s: float = 0.0,
+        is_blameless: bool = False,
+        reason: str | None = None,
     ) -> None:
         self._once("before_give_back")
-        super().give_back(lease, request_ids, delay_s=delay_s, is_blameless=is_blameless)
+        super().give_back(lease, request_ids, delay_s=delay_s, is_blameless=is_blameless, reason=reason)
 
     def _once(self, name: str) -> None:
         hook: Callable[[], None] | None = getattr(self, name)

@@ -25,6 +25,7 @@ AtFlag = Annotated[
 ]
 AtOperationFlag = Annotated[int | None, typer.Option(min=0, help="Or after the operation of this number.")]
 WaitFlag = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the mesh.")]
+LimitFlag = Annotated[str | None, typer.Option(metavar="N", help="0 is no limit; `default` is the settings'.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 
 app = typer.Typer(
@@ -41,6 +42,8 @@ runs = typer.Typer(
     help="Training runs and their past: fork them, rewind them.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(runs, name="runs")
+tenants = typer.Typer(help="Tenants: their weights and limits.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tenants, name="tenants")
 
 
 def main() -> None:
@@ -258,6 +261,44 @@ def runs_rewind(
     rewind_run(_settings(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
 
 
+@tenants.command("list")
+def tenants_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """List the tenants with their weights and limits.
+
+    twinkle tenants list --json
+    """
+    from twinkle.cli.tenants import list_tenants
+
+    list_tenants(_settings(home=home), as_json=as_json)
+
+
+@tenants.command("set")
+def tenants_set(
+    tenant: Annotated[str, typer.Argument(help="Whose weight or limits.")],
+    weight: Annotated[float | None, typer.Option(help="Its share beside others'; 1 at first.")] = None,
+    max_adapters: LimitFlag = None,
+    max_running: LimitFlag = None,
+    max_samples: LimitFlag = None,
+    max_body_bytes: LimitFlag = None,
+    tokens_per_minute: LimitFlag = None,
+    home: HomeFlag = None,
+) -> None:
+    """Change a tenant's weight or limits; what is not given stays.
+
+    twinkle tenants set alice --weight 2 --tokens-per-minute 100000
+    """
+    from twinkle.cli.tenants import set_tenant
+
+    limits = {
+        "max_adapters": max_adapters,
+        "max_running": max_running,
+        "max_samples": max_samples,
+        "max_body_bytes": max_body_bytes,
+        "tokens_per_minute": tokens_per_minute,
+    }
+    set_tenant(_settings(home=home), tenant, weight=weight, limits=limits)
+
+
 @app.command()
 def status(
     home: HomeFlag = None,
@@ -276,6 +317,22 @@ def status(
     if alive is not None:
         raise SystemExit(0 if is_alive(settings, alive) else 1)
     show_status(settings, as_json=as_json)
+
+
+@app.command()
+def top(
+    every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show who waits for each mesh, who was served, and who is held back by a limit.
+
+    twinkle top --once
+    """
+    from twinkle.cli.top import show_top
+
+    show_top(_settings(home=home), every_s=every_s, once=once, as_json=as_json)
 
 
 @app.command()

@@ -9,6 +9,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── Conflict                    the same number was used for a different request
 │   ├── Forbidden                   a download URL that has expired or was tampered with
 │   ├── Unauthenticated             the key is missing, malformed or unknown
+│   ├── LimitReached                the tenant has as many adapters as it may have
 │   ├── TooLarge                    a body over the size limit
 │   ├── Cancelled                   a sample its client no longer wants
 │   ├── Expired                     the result was kept for its time and is gone
@@ -86,6 +87,12 @@ class Unauthenticated(UserError):
     """The API key is missing, malformed or unknown."""
 
     code = "unauthenticated"
+
+
+class LimitReached(UserError):
+    """The tenant has as many of something as it may have."""
+
+    code = "limit_reached"
 
 
 class TooLarge(UserError):

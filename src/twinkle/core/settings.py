@@ -68,6 +68,10 @@ class Settings(BaseSettings):
         default=False, description="let clients download straight from the object store, not through the API"
     )
 
+    admin_key: SecretStr = Field(
+        default=SecretStr(""), description="opens what administrators may ask, sent as X-Admin-Key; empty: nobody may"
+    )
+
     # What a tenant may use; `twinkle tenants set` gives one limits of its own.
     tenant_max_adapters: int = Field(
         default=1000, ge=0, description="adapters of live sessions, per tenant; 0: no limit; more is an error"

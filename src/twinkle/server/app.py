@@ -25,7 +25,8 @@ from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
 from twinkle.server.native import router as native_router
 from twinkle.server.openai import router as openai_router
-from twinkle.server.quota import SampleQuota
+from twinkle.server.queue_board import QueueBoard
+from twinkle.server.quota import Quotas
 from twinkle.server.state import ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
@@ -41,9 +42,11 @@ from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.progress import Progress
+from twinkle.storage.queues import Queues
 from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
 from twinkle.storage.snapshots import SnapshotStore
+from twinkle.storage.tenants import Tenants
 from twinkle.storage.usage import Usage
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import Nudger
@@ -108,6 +111,8 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     lane_polls = LanePolls(sample_journal, sql)
     _start_listener(settings, stack, futures.notify, lane_polls.notify)
     directory = Directory(engine, clock)
+    meshes = MeshBoard(Meshes(database, clock), clock, sql)
+    queues = Queues(database, clock)
     return ServerState(
         settings=settings,
         clock=clock,
@@ -123,10 +128,18 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             threads=object_io,
             inline_bytes=settings.inline_payload_bytes,
         ),
-        meshes=MeshBoard(Meshes(database, clock), clock, sql),
+        meshes=meshes,
+        queues=queues,
+        queue_board=QueueBoard(queues, meshes, clock, sql, max_attempts=settings.max_attempts),
         submitter=submitter,
         futures=futures,
-        samples=SampleQuota(journal, clock, sql, max_open=settings.max_outstanding_samples),
+        quotas=Quotas(
+            journal,
+            Tenants(database, settings.tenant_limits),
+            clock,
+            sql,
+            max_body_bytes=settings.max_body_bytes,
+        ),
         copies=Copies(database, clock),
         branches=Branches(database, journal, clock),
         snapshots=SnapshotStore(database, clock),

@@ -54,8 +54,9 @@ class Body:
 class ByteBudget:
     """Counts the bytes that are held, up to a limit."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int, *, of: str = "everybody's") -> None:
+        self.limit_bytes = limit_bytes
+        self._of = of
         self._held_bytes = 0
 
     @property
@@ -69,8 +70,11 @@ class ByteBudget:
         Raises:
             Overloaded: That would be too much.
         """
-        if self._held_bytes + num_bytes > self._limit_bytes:
-            raise Overloaded("the server holds too many request bodies right now; send it again in a moment")
+        if self._held_bytes + num_bytes > self.limit_bytes:
+            raise Overloaded(
+                f"the server holds {self._held_bytes} bytes of request bodies ({self._of}) right now, and"
+                f" {self.limit_bytes} may be; send it again in a moment"
+            )
         self._held_bytes += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
@@ -96,14 +100,14 @@ class Bodies:
         self._inline_bytes = inline_bytes
 
     @asynccontextmanager
-    async def receive(self, request: Request) -> AsyncIterator[Body]:
-        """Read a body; it counts as held until the end of the block.
+    async def receive(self, request: Request, *, budget: ByteBudget | None = None) -> AsyncIterator[Body]:
+        """Read a body; it counts as held until the end of the block, also towards the ``budget`` of whose it is.
 
         Raises:
             Overloaded: Too many bytes are held already.
             BodyTimedOut: The client stopped sending.
         """
-        held = _Held(self._budget)
+        held = _Held([self._budget] if budget is None else [self._budget, budget])
         try:
             raw, is_whole = await self._read_in_time(request, held)
             encoding = request.headers.get("content-encoding", "").strip().lower()
@@ -164,14 +168,15 @@ class Bodies:
 class _Held:
     """The bytes one request holds."""
 
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self._num_bytes = 0
+    def __init__(self, budgets: list[ByteBudget]) -> None:
+        self._num_bytes = [(budget, 0) for budget in budgets]
 
     def take(self, num_bytes: int) -> None:
-        self._budget.take(num_bytes)
-        self._num_bytes += num_bytes
+        for place, (budget, held) in enumerate(self._num_bytes):
+            budget.take(num_bytes)
+            self._num_bytes[place] = (budget, held + num_bytes)
 
     def release(self) -> None:
-        self._budget.give_back(self._num_bytes)
-        self._num_bytes = 0
+        for budget, held in self._num_bytes:
+            budget.give_back(held)
+        self._num_bytes = []

@@ -1,16 +1,23 @@
-"""How many samples a tenant may have open, counted without a query per sample."""
+"""What a tenant may have the API do, known without a query per request: open samples, tokens, bytes held."""
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Overloaded
+from twinkle.core.errors import Overloaded, StorageUnavailable
+from twinkle.server.body import ByteBudget
 from twinkle.server.threads import Threads
 from twinkle.storage.journal import Journal
+from twinkle.storage.tenants import TenantAccount, Tenants
 
 _RECOUNT_S = 5.0
 _RECOUNT_AT_LIMIT_S = 0.25
+_ACCOUNT_TTL_S = 1.0
+_LONGEST_RETRY_S = 60
+"""The official client waits no longer than that, whatever it is told."""
 
 
 @dataclass
@@ -21,30 +28,69 @@ class _Count:
     counted_at: float
 
 
-class SampleQuota:
-    """Refuses samples beyond the tenant's limit."""
+@dataclass(frozen=True)
+class _Known:
+    account: TenantAccount
+    read_at: float
 
-    def __init__(self, journal: Journal, clock: Clock, threads: Threads, *, max_open: int) -> None:
+
+class Quotas:
+    """Refuses what is beyond a tenant's limits, in a way its client comes again after. Lives on one event loop."""
+
+    def __init__(
+        self, journal: Journal, tenants: Tenants, clock: Clock, threads: Threads, *, max_body_bytes: int
+    ) -> None:
         self._journal = journal
+        self._tenants = tenants
         self._clock = clock
         self._threads = threads
-        self._max_open = max_open
         self._counts: dict[str, _Count] = {}
+        self._accounts: dict[str, _Known] = {}
+        self._max_body_bytes = max_body_bytes
+        self._bodies: dict[str, ByteBudget] = {}
 
-    async def take(self, tenant: str) -> None:
+    async def account(self, tenant: str) -> TenantAccount:
+        """A tenant's limits and what is left of its rate, at most a second old while the database answers."""
+        known = self._accounts.get(tenant)
+        if known is None or self._clock.now() - known.read_at > _ACCOUNT_TTL_S:
+            try:
+                account = await self._threads.run(self._tenants.account, tenant)
+            except StorageUnavailable:
+                if known is None:
+                    raise
+                return known.account
+            known = self._accounts[tenant] = _Known(account, self._clock.now())
+        return known.account
+
+    async def take_sample(self, tenant: str) -> None:
         """Count one more sample.
 
         Raises:
-            Overloaded: The tenant has too many open ones; its client comes again by itself.
+            Overloaded: The tenant has too many open ones, or is above its rate; its client comes again by itself.
         """
+        account = await self.account(tenant)
+        pause_s = account.paused_until - self._clock.now()
+        if pause_s > 0:
+            raise Overloaded(
+                f"{account.limits.tokens_per_minute} tokens a minute are used up for {pause_s:.0f} s more; come again",
+                retry_after_s=min(math.ceil(pause_s), _LONGEST_RETRY_S),
+            )
+        most = account.limits.max_samples
         count = self._counts.get(tenant)
-        if count is None or self._is_old(count):
+        if count is None or self._is_old(count, most):
             num_open = await self._threads.run(self._journal.num_open_samples, tenant)
             count = self._counts[tenant] = _Count(num_open, self._clock.now())
-        if count.num_open >= self._max_open:
-            raise Overloaded(f"{count.num_open} samples are open already, and {self._max_open} may be; come again")
+        if most and count.num_open >= most:
+            raise Overloaded(f"{count.num_open} samples are open already, and {most} may be; come again")
         count.num_open += 1
 
-    def _is_old(self, count: _Count) -> bool:
-        limit_s = _RECOUNT_AT_LIMIT_S if count.num_open >= self._max_open else _RECOUNT_S
+    async def bodies_of(self, tenant: str) -> ByteBudget:
+        """What may be held of a tenant's request bodies; one alone always may."""
+        limit_bytes = (await self.account(tenant)).limits.max_body_bytes
+        budget = self._bodies.setdefault(tenant, ByteBudget(0, of="yours"))
+        budget.limit_bytes = max(limit_bytes, self._max_body_bytes) if limit_bytes else sys.maxsize
+        return budget
+
+    def _is_old(self, count: _Count, most: int) -> bool:
+        limit_s = _RECOUNT_AT_LIMIT_S if most and count.num_open >= most else _RECOUNT_S
         return self._clock.now() - count.counted_at > limit_s

@@ -16,7 +16,8 @@ from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
-from twinkle.server.quota import SampleQuota
+from twinkle.server.queue_board import QueueBoard
+from twinkle.server.quota import Quotas
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.storage.audit import Audit
@@ -26,6 +27,7 @@ from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
 from twinkle.storage.directory import Directory
 from twinkle.storage.progress import Progress
+from twinkle.storage.queues import Queues
 from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
 from twinkle.storage.snapshots import SnapshotStore
@@ -48,7 +50,9 @@ class ServerState:
     meshes: MeshBoard
     submitter: Submitter
     futures: Futures
-    samples: SampleQuota
+    quotas: Quotas
+    queues: Queues
+    queue_board: QueueBoard
     copies: Copies
     branches: Branches
     snapshots: SnapshotStore

@@ -51,6 +51,11 @@ class KeyOwner:
     name: str
 
 
+def metadata_of(session: SessionRow) -> dict[str, str] | None:
+    """What the client has told of its session."""
+    return None if session.user_metadata is None else dict(json.loads(session.user_metadata))
+
+
 class Directory:
     """Who is there."""
 

@@ -241,7 +241,13 @@ class Journal:
             crash_point("journal.commit")
 
     def give_back(
-        self, lease: Lease, request_ids: Sequence[str], *, delay_s: float = 0.0, is_blameless: bool = False
+        self,
+        lease: Lease,
+        request_ids: Sequence[str],
+        *,
+        delay_s: float = 0.0,
+        is_blameless: bool = False,
+        reason: str | None = None,
     ) -> None:
         """Return claimed operations to the queue, to be offered again after ``delay_s``.
 
@@ -250,6 +256,7 @@ class Journal:
             request_ids: What it had claimed.
             delay_s: How long they wait; their lanes wait with them.
             is_blameless: The attempt does not count: it was the worker that stopped, not the operation that failed.
+            reason: What its owner is told of the attempt while it waits for the next one.
 
         Raises:
             LeaseLost: Another epoch holds the mesh; it has them already.
@@ -263,9 +270,9 @@ class Journal:
             lanes = transaction.execute(f"SELECT lane FROM operation WHERE request_id IN ({marks})", request_ids)
             lock_lanes(transaction, (row[0] for row in lanes.fetchall()))
             rows = transaction.execute(
-                "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?, not_before = ?"
-                f" WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
-                (int(is_blameless), not_before, *request_ids, lease.epoch),
+                "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?, not_before = ?,"
+                f" error = ? WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
+                (int(is_blameless), not_before, reason, *request_ids, lease.epoch),
             ).fetchall()
             for lane in sorted({row[0] for row in rows}):
                 transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (not_before, lane))

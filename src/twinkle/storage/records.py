@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint
+from twinkle.core.errors import LimitReached
 from twinkle.core.operation import OperationKind, Payload
 from twinkle.storage.database import Transaction
 from twinkle.storage.snapshots import Snapshot
@@ -32,8 +33,36 @@ class NewLane(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterLimit:
+    """How many adapters of live sessions the tenant may have; those are sessions heard of since ``live_since``."""
+
+    max_adapters: int
+    live_since: float
+
+    def check(self, transaction: Transaction, tenant: str) -> None:
+        """Count them, the new one among them.
+
+        Raises:
+            LimitReached: They are too many.
+        """
+        # Two that are created at once wait for each other here.
+        transaction.execute("UPDATE tenant SET weight = weight WHERE id = ?", (tenant,))
+        row = transaction.execute(
+            "SELECT COUNT(*) FROM adapter a JOIN session s ON s.id = a.session JOIN lane l ON l.id = a.id"
+            " WHERE a.tenant = ? AND l.ordered AND s.finished_at IS NULL AND s.heartbeat_at >= ?",
+            (tenant, self.live_since),
+        ).fetchone()
+        assert row is not None
+        if row[0] > self.max_adapters:
+            raise LimitReached(
+                f"you have {row[0] - 1} adapters in live sessions, and {self.max_adapters} may be; end a session"
+                " (service_client.close('success')) or let one lapse, or ask the operator for more",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NewAdapter:
-    """A training run about to be created."""
+    """A training run about to be created. Of a tenant's adapters the one of the highest priority goes first."""
 
     id: str
     tenant: str
@@ -43,10 +72,16 @@ class NewAdapter:
     optimizer: dict[str, object]
     user_metadata: dict[str, str] | None
     created_at: float
+    priority: int = 0
+    limit: AdapterLimit | None = None
 
     def insert(self, transaction: Transaction) -> None:
-        """Insert the lane and the adapter unless they exist."""
-        insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=True)
+        """Insert the lane and the adapter unless they exist.
+
+        Raises:
+            LimitReached: The tenant has as many adapters as it may have.
+        """
+        is_new = insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=True, priority=self.priority)
         transaction.execute(
             "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, user_metadata, created_at)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
@@ -61,11 +96,16 @@ class NewAdapter:
                 self.created_at,
             ),
         )
+        if is_new and self.limit is not None:
+            self.limit.check(transaction, self.tenant)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewSamplingSession:
-    """A sampling session about to be created. ``checkpoint`` is the path of the weights, listed or not."""
+    """A sampling session about to be created. ``checkpoint`` is the path of the weights, listed or not.
+
+    Its priority is that of the lane ``like`` which it comes from, else ``priority``.
+    """
 
     id: str
     tenant: str
@@ -74,10 +114,16 @@ class NewSamplingSession:
     base_model: str
     model_path: str | None = None
     checkpoint: str | None = None
+    priority: int = 0
+    like: str | None = None
 
     def insert(self, transaction: Transaction) -> None:
         """Insert the lane and the sampling session unless they exist."""
-        insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False)
+        priority = self.priority
+        if self.like is not None:
+            row = transaction.execute("SELECT nice FROM lane WHERE id = ?", (self.like,)).fetchone()
+            priority = priority if row is None else -row[0]
+        insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False, priority=priority)
         transaction.execute(
             "INSERT INTO sampling_session (id, tenant, session, base_model, model_path, checkpoint)"
             " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",

@@ -51,7 +51,7 @@ LANES_WITH_SAMPLES = (
 SAMPLES_OF_LANE = (
     "SELECT lane, seq, attempts, num_tokens, request_id, not_before, accepted_at FROM operation"
     " WHERE lane = ? AND mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
-    " ORDER BY accepted_at LIMIT ?"
+    " ORDER BY accepted_at, seq LIMIT ?"
 )
 
 
@@ -170,7 +170,7 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
         tenant: replace(turn, num_running=running_of_tenant[tenant], num_running_tokens=tokens_of_tenant[tenant])
         for tenant, turn in _turns([row for row in lane_rows.values() if row[0] in tenants_waiting], moment).items()
     }
-    waiting.sort(key=lambda row: row[6])
+    waiting.sort(key=lambda row: (row[6], row[1]))
     return [_sample_head(turns, lane_rows[row[0]], row, tokens_of_lane[row[0]]) for row in waiting]
 
 

@@ -42,7 +42,8 @@ class Upkeep:
 
     def _close_gap(self, transaction: Transaction, lane_id: str, now: float, older_than_s: float) -> list[str]:
         lane = lock_lanes(transaction, [lane_id])[lane_id]
-        if lane.head_kind is not None or lane.max_seq < lane.head_seq:
+        # Another gap may have opened since the lane was found: it is measured by its own age.
+        if lane.gap_since is None or lane.gap_since > now - older_than_s:
             return []
         row = transaction.execute(
             "SELECT MIN(seq) FROM operation WHERE lane = ? AND seq > ?", (lane_id, lane.head_seq)

@@ -208,6 +208,7 @@ class Executor(Generic[State]):
                 mesh=owner.mesh,
                 base_model=owner.config.base_model,
                 checkpoint=checkpoint.path,
+                like=claim.lane,
             )
         )
         return SaveWeightsForSamplerResponse(sampling_session_id=session_id)

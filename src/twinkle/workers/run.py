@@ -223,7 +223,8 @@ class MeshWorker(Generic[State]):
 
     def _give_back(self, lease: Lease, execution: Execution) -> None:
         for postponed in execution.postponed:
-            self._journal.give_back(lease, [postponed.claim.request_id], delay_s=postponed.retry.delay_s)
+            retry = postponed.retry
+            self._journal.give_back(lease, [postponed.claim.request_id], delay_s=retry.delay_s, reason=retry.reason)
             self._reporter.retried(postponed.claim, postponed.retry.reason)
 
     def _tell(self, outcomes: list[Outcome], started_at: float) -> None:

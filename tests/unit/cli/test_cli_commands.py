@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import structlog
 
+from harness.clock import HandClock
+from harness.journal import Bench, submission
 from twinkle.cli import main
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
@@ -23,7 +25,7 @@ from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.meshes import Meshes
 
-COMMANDS = ["serve", "server", "worker", "housekeeping", "flower", "keys", "status", "version"]
+COMMANDS = ["serve", "server", "worker", "housekeeping", "flower", "keys", "tenants", "status", "top", "version"]
 HEAVY = ["torch", "sqlalchemy", "celery", "tinker", "transformers", "fastapi", "redis", "pydantic", "numpy"]
 
 
@@ -34,6 +36,11 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
 
 
 Twinkle = Callable[..., Done]
@@ -139,6 +146,44 @@ def test_status_tells_a_live_mesh_from_one_without_worker(twinkle: Twinkle, tmp_
         twinkle("status", "--home", str(tmp_path), "--alive", name).returncode for name in ("first", "second", "x")
     ]
     assert codes == [0, 1, 1]
+
+
+def test_tenants_get_weights_and_limits_and_lose_them_again(twinkle: Twinkle, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    changed = twinkle("tenants", "set", "alice", "--weight", "2", "--max-adapters", "3", "--max-running", "0", *home)
+    (alice,) = json.loads(twinkle("tenants", "list", "--json", *home).stdout)
+    twinkle("tenants", "set", "alice", "--max-adapters", "default", *home)
+    (later,) = json.loads(twinkle("tenants", "list", "--json", *home).stdout)
+    refused = [
+        twinkle("tenants", "set", *arguments, *home)
+        for arguments in (("bob", "--weight", "2"), ("alice", "--weight", "0"), ("alice", "--max-running", "-1"))
+    ]
+
+    assert changed.returncode == 0
+    assert (alice["weight"], alice["own_limits"]) == (2.0, {"max_adapters": 3, "max_running": 0})
+    assert (later["weight"], later["own_limits"], later["limits"]["max_adapters"]) == (2.0, {"max_running": 0}, 1000)
+    assert [done.returncode for done in refused] == [2, 2, 2]
+    assert "no tenant 'bob'" in refused[0].stderr and "--max-running must be a whole number" in refused[2].stderr
+    assert "no limit" in twinkle("tenants", "list", *home).stdout
+
+
+def test_top_shows_each_tenants_line(twinkle: Twinkle, tmp_path: Path, clock: HandClock) -> None:
+    twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path))
+    assert "no mesh" in twinkle("top", "--home", str(tmp_path)).stdout
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", clock)
+    lease = bench.lease()
+    bench.created(lease, "a")
+    bench.append(*(submission("a", seq, num_tokens=70) for seq in (1, 2)))
+    bench.close()
+
+    (mesh,) = json.loads(twinkle("top", "--json", "--home", str(tmp_path)).stdout)
+    shown = twinkle("top", "--once", "--home", str(tmp_path)).stdout
+
+    assert [(line["tenant"], line["num_operations"], line["tokens_waiting"]) for line in mesh["tenants"]] == [
+        ("t0", 2, 140)
+    ]
+    assert "mesh0: training not measured yet" in shown and "t0" in shown
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name_and_no_traceback(

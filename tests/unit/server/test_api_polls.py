@@ -28,7 +28,8 @@ def test_a_poll_ends_with_408_and_the_next_one_brings_the_result(api: Api, http:
         waiting = http.post("/retrieve_future", json={"request_id": ticket})
 
     assert waiting.status_code == 408
-    assert waiting.json() == {"queue_state": "active"}
+    assert waiting.json()["queue_state"] == "active"
+    assert "next in line on mesh 'default'" in waiting.json()["queue_state_reason"]
     assert retrieve(http, ticket).json() == {"metrics": {"seq": 1}}
 
 

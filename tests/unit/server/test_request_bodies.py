@@ -86,3 +86,16 @@ async def test_too_many_bytes_at_once_are_turned_away(bodies: Bodies, budget: By
                 await bodies.read(_request([b"a" * 101]))
         await bodies.read(_request([b"a" * 101]))
     assert budget.held_bytes == 0
+
+
+async def test_of_one_tenant_no_more_is_held_than_may_and_of_others_it_is(bodies: Bodies, budget: ByteBudget) -> None:
+    own, other = ByteBudget(1000, of="yours"), ByteBudget(1000, of="yours")
+
+    async with bodies.receive(_request([b"a" * 900]), budget=own):
+        with pytest.raises(Overloaded, match=r"900 bytes of request bodies \(yours\) right now, and 1000 may be"):
+            async with bodies.receive(_request([b"a" * 101]), budget=own):
+                pass
+        async with bodies.receive(_request([b"a" * 900]), budget=other):
+            assert (own.held_bytes, other.held_bytes, budget.held_bytes) == (900, 900, 1800)
+
+    assert (own.held_bytes, other.held_bytes, budget.held_bytes) == (0, 0, 0)

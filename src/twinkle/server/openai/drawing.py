@@ -215,7 +215,7 @@ async def _submit(server: ServerState, tenant: str, sample: SampleRequest) -> st
         params = params.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
     num_prompt_tokens = len(sample.prompt_tokens())
     assert sample.sampling_session_id is not None and sample.seq_id is not None
-    await server.samples.take(tenant)
+    await server.quotas.take_sample(tenant)
     accepted = await server.submitter.submit(
         Submission(
             tenant=tenant,

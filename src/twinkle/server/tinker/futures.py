@@ -41,8 +41,7 @@ async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> R
     try:
         owned = await server.futures.wait(body.request_id, tenant, server.settings.long_poll_s)
         if not owned.status.state.is_final:
-            reason = await server.meshes.why_waiting(owned.mesh)
-            return answer(_pending(reason), status=_NOT_READY)
+            return answer(await server.queue_board.pending(body.request_id, tenant), status=_NOT_READY)
         return await _outcome(server, owned.status)
     except NotFound:
         # The SDK submits a sample again after a 410 and gives up on everything else after a 404.
@@ -51,7 +50,8 @@ async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> R
         raise
     except StorageUnavailable:
         await asyncio.sleep(_STORAGE_PAUSE_S)
-        return answer(_pending(_STORAGE_AWAY), status=_NOT_READY)
+        away = PendingResponse(queue_state="paused_capacity", queue_state_reason=_STORAGE_AWAY)
+        return answer(away, status=_NOT_READY)
 
 
 @router.post("/retrieve_futures")
@@ -87,10 +87,6 @@ def _completion(sample: EndedSample) -> FinishedCompletion | FailedCompletion:
     return FinishedCompletion(
         request_id=sample.request_id, response_payload_uncompressed_size=sample.inline_result_bytes
     )
-
-
-def _pending(reason: str | None) -> PendingResponse:
-    return PendingResponse(queue_state="paused_capacity" if reason else "active", queue_state_reason=reason)
 
 
 async def _outcome(server: ServerState, status: FutureStatus) -> Response:

@@ -11,10 +11,12 @@ from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, ticket
+from twinkle.storage.directory import metadata_of
 from twinkle.storage.meshes import MeshStatus
-from twinkle.storage.records import NewAdapter
+from twinkle.storage.records import AdapterLimit, NewAdapter
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import (
     CreateModelRequest,
@@ -38,7 +40,7 @@ router = APIRouter()
 async def create_model(request: Request, server: Server, tenant: Tenant) -> Response:
     """A new adapter on a base model. A resend gets the same one, also when its seed was drawn here."""
     body = parse_body(CreateModelRequest, await server.bodies.read(request))
-    await server.sql.run(server.directory.session, tenant, body.session_id)
+    session = await server.sql.run(server.directory.session, tenant, body.session_id)
     _check_optimizer(body.optimizer_config)
     _check_targets(body.lora_config)
     mesh = choose_mesh(await server.meshes.all(fresh=True), body.base_model)
@@ -61,6 +63,8 @@ async def create_model(request: Request, server: Server, tenant: Tenant) -> Resp
         optimizer=body.optimizer_config.model_dump(exclude_none=True),
         user_metadata=body.user_metadata,
         created_at=server.clock.now(),
+        priority=priority_of(body.user_metadata, metadata_of(session)),
+        limit=await _limit(server, tenant),
     )
     payload = config.model_dump_json().encode()
     return await _open(server, adapter, OperationKind.CREATE_MODEL, payload, body_digest(body))
@@ -69,7 +73,7 @@ async def create_model(request: Request, server: Server, tenant: Tenant) -> Resp
 async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWeightsRequest) -> Response:
     """A new adapter that begins as a checkpoint: its shape is the checkpoint's, whatever the client remembers of it."""
     assert body.session_id is not None and body.model_seq_id is not None, "the address of a create-via-load"
-    await server.sql.run(server.directory.session, tenant, body.session_id)
+    session = await server.sql.run(server.directory.session, tenant, body.session_id)
     optimizer = body.optimizer_config or OptimizerConfig()
     _check_optimizer(optimizer)
     checkpoint = await server.sql.run(server.catalog.checkpoint, body.path, tenant=tenant)
@@ -85,6 +89,8 @@ async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWei
         optimizer=optimizer.model_dump(exclude_none=True),
         user_metadata=body.user_metadata,
         created_at=server.clock.now(),
+        priority=priority_of(body.user_metadata, metadata_of(session)),
+        limit=await _limit(server, tenant),
     )
     payload = orjson.dumps({"path": body.path, "optimizer": body.optimizer})
     return await _open(server, adapter, OperationKind.LOAD_WEIGHTS, payload, body_digest(body))
@@ -124,6 +130,12 @@ async def _open(server: ServerState, adapter: NewAdapter, kind: OperationKind, p
     accepted = await server.submitter.open_lane(adapter, submission)
     assert accepted is not None, "a lane opened with an operation answers with its ticket"
     return ticket(accepted, model_id=adapter.id)
+
+
+async def _limit(server: ServerState, tenant: str) -> AdapterLimit | None:
+    most = (await server.quotas.account(tenant)).limits.max_adapters
+    live_since = server.clock.now() - server.settings.session_timeout_s
+    return AdapterLimit(max_adapters=most, live_since=live_since) if most else None
 
 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:

@@ -10,9 +10,11 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, canonical_json
 from twinkle.storage.catalog import SamplingSession
+from twinkle.storage.directory import metadata_of
 from twinkle.storage.records import NewSamplingSession
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
@@ -49,7 +51,7 @@ class ReadSample:
 async def create_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A place to sample from: a base model, or a checkpoint of either kind."""
     body = parse_body(CreateSamplingSessionRequest, await server.bodies.read(request))
-    await server.sql.run(server.directory.session, tenant, body.session_id)
+    owner = await server.sql.run(server.directory.session, tenant, body.session_id)
     base_model = await _base_model(server, tenant, body)
     mesh = choose_mesh(await server.meshes.all(), base_model)
     session = NewSamplingSession(
@@ -60,6 +62,7 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
         base_model=base_model,
         model_path=body.model_path,
         checkpoint=body.model_path,
+        priority=priority_of(metadata_of(owner)),
     )
     await server.submitter.open_lane(session)
     _check_same(await server.sql.run(server.catalog.sampling_session, session.id, tenant=tenant), session)
@@ -84,13 +87,13 @@ async def show_sampler(sampler_id: str, server: Server, tenant: Tenant) -> Respo
 @router.post("/asample")
 async def asample(request: Request, server: Server, tenant: Tenant) -> Response:
     """Draw samples of one prompt."""
-    async with server.bodies.receive(request) as body:
+    async with server.bodies.receive(request, budget=await server.quotas.bodies_of(tenant)) as body:
         raw = body.complete()
         if len(raw) <= server.settings.inline_payload_bytes:
             sample = _read_sample(raw)
         else:
             sample = await server.object_io.run(_read_sample, raw)
-        await server.samples.take(tenant)
+        await server.quotas.take_sample(tenant)
         submission = Submission(
             tenant=tenant,
             lane=sample.lane,

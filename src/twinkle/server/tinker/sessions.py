@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import Expired
+from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.storage.directory import NewSession
+from twinkle.storage.directory import NewSession, metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.session import (
     CreateSessionRequest,
@@ -37,6 +37,7 @@ router = APIRouter()
 async def create_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A new session; the same idempotency key gets the same one."""
     body = parse_body(CreateSessionRequest, await server.bodies.read(request))
+    priority_of(body.user_metadata)
     key = request.headers.get("x-idempotency-key")
     new = NewSession(
         tags=body.tags,
@@ -96,7 +97,7 @@ async def show_session(session_id: str, server: Server, tenant: Tenant) -> Respo
         SessionResponse(
             training_run_ids=[run.id for run in runs],
             sampler_ids=samplers,
-            user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
+            user_metadata=metadata_of(row),
             display_name=row.display_name,
         )
     )

@@ -62,7 +62,7 @@ class Numbered:
 @router.post("/forward_backward")
 async def forward_backward(request: Request, server: Server, tenant: Tenant) -> Response:
     """A batch of datums, forward only or with gradients. The tensors are the worker's to judge."""
-    async with server.bodies.receive(request) as body:
+    async with server.bodies.receive(request, budget=await server.quotas.bodies_of(tenant)) as body:
         if len(body.data) <= server.settings.inline_payload_bytes:
             operation = _read_forward_backward(body)
         else:

@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
-from twinkle.core.operation import OperationKind
+from twinkle.core.operation import OperationKind, OperationState
+from twinkle.core.standing import WaitReason
 from twinkle.wire.bodies.base import Identifier, RequestBody, ResponseBody
 from twinkle.wire.bodies.futures import ErrorCategory
 
@@ -46,6 +47,60 @@ class CollectResponse(ResponseBody):
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     ended: list[CollectedFuture]
+
+
+class PlaceInLine(ResponseBody):
+    """How many operations are before one; a lower bound where it is not exact."""
+
+    num_before: int
+    num_own_before: int
+    num_tokens_before: int
+    is_exact: bool
+
+
+class StandingResponse(ResponseBody):
+    """``GET futures/{request_id}``: where an operation stands. Times are Unix seconds."""
+
+    request_id: str
+    kind: OperationKind
+    state: OperationState
+    mesh: str
+    model_id: str
+    seq_id: int
+    reason: WaitReason
+    text: str
+    waits_for_seq: int | None = None
+    place: PlaceInLine | None = None
+    starts_in_s: float | None = None
+    attempt: int
+    max_attempts: int
+    last_error: str | None = None
+    next_try_at: float | None = None
+    accepted_at: float
+
+
+class TenantInLine(ResponseBody):
+    """One tenant's line on a mesh."""
+
+    tenant: str
+    weight: float
+    num_adapters_waiting: int
+    num_operations: int
+    num_samples: int
+    num_running: int
+    tokens_waiting: int
+    share: float
+    paused_for_s: float
+
+
+class MeshQueueResponse(ResponseBody):
+    """``GET meshes/{mesh}/queue``, for administrators."""
+
+    mesh: str
+    training_tokens_per_s: float | None = None
+    sampling_tokens_per_s: float | None = None
+    is_exact: bool
+    tenants: list[TenantInLine]
 
 
 class RunResponse(ResponseBody):

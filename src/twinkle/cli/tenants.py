@@ -1,0 +1,68 @@
+"""``twinkle tenants``: weights and limits of tenants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from twinkle.cli.console import say
+from twinkle.cli.journal import opened_journal
+from twinkle.cli.table import print_table
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
+from twinkle.storage.database import Database
+from twinkle.storage.tenants import TenantAccount, Tenants
+
+_DEFAULT = "default"
+
+
+def list_tenants(settings: Settings, *, as_json: bool) -> None:
+    """Show each tenant's weight and limits."""
+    with opened_journal(settings):
+        accounts = _tenants(settings).all()
+    if as_json:
+        say(json.dumps([asdict(account) for account in accounts]))
+        return
+    columns = ("tenant", "weight", "adapters", "running", "samples", "body bytes", "tokens/min")
+    print_table(columns, [_row(account) for account in accounts])
+
+
+def set_tenant(settings: Settings, name: str, *, weight: float | None, limits: Mapping[str, str | None]) -> None:
+    """Change what was given and nothing else.
+
+    Raises:
+        ConfigError: A value is out of range.
+        NotFound: There is no such tenant.
+    """
+    if weight is not None and not 0 < weight <= 1000:
+        raise ConfigError(f"--weight must be above 0 and at most 1000, not {weight:g}")
+    given = {limit: _number(limit, text) for limit, text in limits.items() if text is not None}
+    with opened_journal(settings):
+        _tenants(settings).set(name, weight=weight, limits=given)
+    say(f"{name}: the API and the workers know within a second")
+
+
+def _tenants(settings: Settings) -> Tenants:
+    return Tenants(Database(settings.resolved_database_url), settings.tenant_limits)
+
+
+def _number(limit: str, text: str) -> int | None:
+    if text == _DEFAULT:
+        return None
+    if not text.isdecimal():
+        flag = f"--{limit.replace('_', '-')}"
+        raise ConfigError(f"{flag} must be a whole number, 0 for no limit, or {_DEFAULT!r}; not {text!r}")
+    return int(text)
+
+
+def _row(account: TenantAccount) -> tuple[str, ...]:
+    limits = account.limits
+    numbers = (
+        limits.max_adapters,
+        limits.max_running,
+        limits.max_samples,
+        limits.max_body_bytes,
+        limits.tokens_per_minute,
+    )
+    return (account.name, f"{account.weight:g}", *(str(number) if number else "no limit" for number in numbers))

@@ -1,0 +1,86 @@
+"""``twinkle top``: who waits for each mesh and who was served, straight from the journal."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from twinkle.cli.console import say
+from twinkle.cli.journal import opened_journal
+from twinkle.core.clock import SystemClock
+from twinkle.core.settings import Settings
+from twinkle.scheduler.overview import MeshOverview, TenantLine, overview_of
+from twinkle.storage.database import Database
+from twinkle.storage.meshes import Meshes
+from twinkle.storage.queues import Queues
+
+_COLUMNS = ("tenant", "weight", "share", "adapters", "operations", "samples", "running", "tokens waiting", "state")
+
+
+def show_top(settings: Settings, *, every_s: float, once: bool, as_json: bool) -> None:
+    """Print the queues, again and again until Ctrl-C unless ``once`` or where the output is not a terminal."""
+    console = Console(highlight=False)
+    with opened_journal(settings):
+        database = Database(settings.resolved_database_url)
+        if as_json:
+            say(json.dumps([asdict(mesh) for mesh in _overviews(database)]))
+        elif once or not console.is_terminal:
+            console.print(_screen(_overviews(database)))
+        else:
+            _refresh(console, database, every_s)
+
+
+def _refresh(console: Console, database: Database, every_s: float) -> None:
+    try:
+        with Live(_screen(_overviews(database)), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                live.update(_screen(_overviews(database)), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _overviews(database: Database) -> list[MeshOverview]:
+    clock = SystemClock()
+    queues = Queues(database, clock)
+    return [overview_of(queues.look(mesh.name), now=clock.now()) for mesh in Meshes(database, clock).all()]
+
+
+def _screen(meshes: list[MeshOverview]) -> RenderableType:
+    if not meshes:
+        return "no mesh has had a worker yet"
+    return Group(*(_table(mesh) for mesh in meshes))
+
+
+def _table(mesh: MeshOverview) -> Table:
+    title = f"{mesh.mesh}: training {_rate(mesh.training_rate)}, sampling {_rate(mesh.sampling_rate)}"
+    if not mesh.is_exact:
+        title += " (a long queue: samples and tokens are lower bounds)"
+    table = Table(*_COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for line in mesh.tenants:
+        table.add_row(*_row(line))
+    return table
+
+
+def _row(line: TenantLine) -> tuple[str, ...]:
+    return (
+        line.tenant,
+        f"{line.weight:g}",
+        f"{line.share:.0%}",
+        str(line.num_adapters_waiting),
+        str(line.num_operations),
+        str(line.num_samples),
+        str(line.num_running),
+        str(line.tokens_waiting),
+        f"rate limited for {line.paused_for_s:.0f} s" if line.paused_for_s else "",
+    )
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "not measured yet" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s"

@@ -1,0 +1,71 @@
+"""Where operations stand: an owner asks about one future, an administrator about a mesh."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict
+
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.errors import NotFound
+from twinkle.scheduler.overview import overview_of
+from twinkle.scheduler.standing import describe
+from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.tinker.answers import answer
+from twinkle.wire.bodies.native import MeshQueueResponse, PlaceInLine, StandingResponse, TenantInLine
+
+ADMIN_HEADER = "x-admin-key"
+
+router = APIRouter()
+
+
+@router.get("/futures/{request_id}")
+async def show_standing(request_id: str, server: Server, tenant: Tenant) -> Response:
+    """Where one of the caller's operations stands, why it waits, and when it may start."""
+    standing = await server.queue_board.standing(request_id, tenant)
+    place = standing.place
+    return answer(
+        StandingResponse(
+            request_id=standing.request_id,
+            kind=standing.kind,
+            state=standing.state,
+            mesh=standing.mesh,
+            model_id=standing.lane,
+            seq_id=standing.seq,
+            reason=standing.reason,
+            text=describe(standing, now=server.clock.now()),
+            waits_for_seq=standing.waits_for_seq,
+            place=None if place is None else PlaceInLine(**asdict(place)),
+            starts_in_s=standing.starts_in_s,
+            attempt=standing.attempt,
+            max_attempts=standing.max_attempts,
+            last_error=standing.last_error,
+            next_try_at=standing.next_try_at,
+            accepted_at=standing.accepted_at,
+        )
+    )
+
+
+@router.get("/meshes/{mesh}/queue")
+async def show_mesh_queue(mesh: str, request: Request, server: Server) -> Response:
+    """All tenants' lines on a mesh; for who holds the administrator's key, and for nobody where there is none."""
+    _check_admin(server, request.headers.get(ADMIN_HEADER))
+    if await server.meshes.find(mesh) is None:
+        raise NotFound(f"no mesh {mesh!r}")
+    queue = await server.sql.run(server.queues.look, mesh)
+    overview = overview_of(queue, now=server.clock.now())
+    return answer(
+        MeshQueueResponse(
+            mesh=overview.mesh,
+            training_tokens_per_s=overview.training_rate,
+            sampling_tokens_per_s=overview.sampling_rate,
+            is_exact=overview.is_exact,
+            tenants=[TenantInLine(**asdict(line)) for line in overview.tenants],
+        )
+    )
+
+
+def _check_admin(server: ServerState, key: str | None) -> None:
+    wanted = server.settings.admin_key.get_secret_value()
+    if not wanted or not secrets.compare_digest((key or "").encode(), wanted.encode()):
+        raise NotFound("no such route, or not for you")

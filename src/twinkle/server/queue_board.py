@@ -1,0 +1,75 @@
+"""What the API knows of queues, at most a second old: thousands of polls ask, one look a second answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+
+from twinkle.core.clock import Clock
+from twinkle.core.standing import Standing, WaitReason
+from twinkle.scheduler.standing import Line, describe, line_up, standing_of
+from twinkle.server.mesh_board import MeshBoard
+from twinkle.server.threads import Threads
+from twinkle.storage.queues import Queues
+from twinkle.wire.bodies.futures import PendingResponse, QueueState
+
+_TTL_S = 1.0
+_QUEUE_STATES: dict[WaitReason, QueueState] = {
+    WaitReason.MESH_UNAVAILABLE: "paused_capacity",
+    WaitReason.RATE_LIMITED: "paused_rate_limit",
+}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    line: Line
+    looked_at: float
+
+
+class QueueBoard:
+    """Tells where operations stand."""
+
+    def __init__(self, queues: Queues, meshes: MeshBoard, clock: Clock, threads: Threads, *, max_attempts: int) -> None:
+        self._queues = queues
+        self._meshes = meshes
+        self._clock = clock
+        self._threads = threads
+        self._max_attempts = max_attempts
+        self._seen: dict[str, _Seen] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def standing(self, request_id: str, tenant: str) -> Standing:
+        """Where one of the tenant's operations stands.
+
+        Raises:
+            NotFound: There is no such future, or it is another tenant's.
+        """
+        operation = await self._threads.run(self._queues.place, request_id, tenant)
+        mesh = await self._meshes.find(operation.mesh)
+        return standing_of(
+            operation,
+            await self._line(operation.mesh),
+            is_mesh_alive=mesh is not None and mesh.alive,
+            now=self._clock.now(),
+            max_attempts=self._max_attempts,
+        )
+
+    async def pending(self, request_id: str, tenant: str) -> PendingResponse:
+        """The answer to a poll that ends without an outcome; raises as :meth:`standing` does."""
+        standing = await self.standing(request_id, tenant)
+        return PendingResponse(
+            queue_state=_QUEUE_STATES.get(standing.reason, "active"),
+            queue_state_reason=describe(standing, now=self._clock.now()),
+        )
+
+    async def _line(self, mesh: str) -> Line:
+        async with self._locks[mesh]:
+            seen = self._seen.get(mesh)
+            if seen is None or self._clock.now() - seen.looked_at > _TTL_S:
+                line = await self._threads.run(self._look, mesh)
+                seen = self._seen[mesh] = _Seen(line, self._clock.now())
+            return seen.line
+
+    def _look(self, mesh: str) -> Line:
+        return line_up(self._queues.look(mesh))

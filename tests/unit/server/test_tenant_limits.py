@@ -1,0 +1,169 @@
+"""What a tenant may use, as the official client meets it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+import tinker
+
+from harness.calls import passes, send_passes
+from harness.fake_worker import BASE_MODEL
+from harness.polling import wait_for
+from twinkle.storage.database import Database
+from twinkle.storage.tenants import Tenants
+
+if TYPE_CHECKING:
+    from conftest import Api, ServeApi
+
+ADMIN_KEY = "the-administrators"
+
+
+@pytest.fixture(scope="module")
+def limited(serve_api: ServeApi, make_database_url: Callable[[str], str]) -> Iterator[Api]:
+    """A served app with short limits."""
+    overrides = {
+        "admin_key": ADMIN_KEY,
+        "tenant_max_adapters": 2,
+        "max_outstanding_samples": 1000,
+    }
+    with serve_api(make_database_url("sqlite"), **overrides) as served:
+        served.worker.start()
+        yield served
+        served.worker.stop()
+
+
+def _tenants(api: Api) -> Tenants:
+    return Tenants(Database(api.settings.resolved_database_url), api.settings.tenant_limits)
+
+
+def _named(api: Api, name: str) -> str:
+    return api.directory.create_key(name, "test")
+
+
+def test_one_adapter_too_many_is_an_error_that_says_what_to_do_and_room_comes_back(limited: Api) -> None:
+    key = _named(limited, "many-adapters")
+    first = limited.sdk(key)
+    for _ in range(2):
+        first.create_lora_training_client(BASE_MODEL, rank=8).result()
+
+    with pytest.raises(tinker.BadRequestError, match="you have 2 adapters in live sessions, and 2 may be"):
+        first.create_lora_training_client(BASE_MODEL, rank=8).result()
+    first.close("success").result()
+
+    limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8).result()
+
+
+def test_samples_above_the_rate_get_429_and_the_client_comes_again_by_itself(limited: Api) -> None:
+    key = _named(limited, "sampling")
+    client = limited.sdk(key).create_sampling_client(base_model=BASE_MODEL)
+    _tenants(limited).set("sampling", limits={"tokens_per_minute": 1200})
+    prompt, params = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=240)
+    client.sample(prompt, 1, params).result()
+
+    began = time.monotonic()
+    with limited.http(key) as http:
+        session = http.post("/create_session", json={"type": "create_session"}).json()["session_id"]
+        sampler = http.post(
+            "/create_sampling_session",
+            json={"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL},
+        ).json()["sampling_session_id"]
+        body = {
+            "sampling_session_id": sampler,
+            "seq_id": 0,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+            "sampling_params": {"max_tokens": 4},
+        }
+        refused = wait_for(lambda: _refused(http, body), what="a refusal", deadline_s=3)
+    client.sample(prompt, 1, params).result(timeout=30)
+
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.json()["code"] == "overloaded" and "1200 tokens a minute" in refused.json()["detail"]
+    assert time.monotonic() - began >= 1.0
+
+
+def _refused(http: httpx.Client, body: dict[str, object]) -> httpx.Response | None:
+    response = http.post("/asample", json=body)
+    body["seq_id"] = int(str(body["seq_id"])) + 1
+    return response if response.status_code == 429 else None
+
+
+def test_training_above_the_rate_is_accepted_and_waits_and_says_why(limited: Api) -> None:
+    key = _named(limited, "training")
+    client = limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8)
+    _tenants(limited).set("training", limits={"tokens_per_minute": 60})
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1] * 12),
+        loss_fn_inputs={"target_tokens": tinker.TensorData(data=[1] * 12, dtype="int64", shape=[12])},
+    )
+    futures = [client.forward_backward([datum], "cross_entropy") for _ in range(2)]
+    futures[0].result()
+    model_id = str(client.model_id)
+    with limited.http(key) as http:
+        pending = http.post("/retrieve_future", json={"request_id": f"{model_id}:req:2"})
+        standing = http.get(f"{limited.url}/api/native/v1/futures/{model_id}:req:2").json()
+
+    assert pending.status_code == 408
+    assert pending.json()["queue_state"] == "paused_rate_limit"
+    assert "tokens per minute are used up" in pending.json()["queue_state_reason"]
+    assert standing["reason"] == "rate_limited" and 0 < standing["starts_in_s"] <= 3
+    assert futures[1].result(timeout=20).metrics["loss:sum"] == 2.0
+
+
+def test_only_the_owner_is_told_where_a_future_stands(limited: Api) -> None:
+    owner, other = _named(limited, "owner"), _named(limited, "other")
+    client = limited.sdk(owner).create_lora_training_client(BASE_MODEL, rank=8)
+    future = f"{limited.url}/api/native/v1/futures/{client.model_id}:req:1"
+    with limited.http(owner) as http, limited.http(other) as stranger, limited.worker.paused():
+        send_passes(http, passes(str(client.model_id), 1))
+        pending = http.post("/retrieve_future", json={"request_id": f"{client.model_id}:req:1"}).json()
+        told, refused = http.get(future), stranger.get(future)
+
+    assert told.json()["reason"] == "queued" and told.json()["place"]["num_before"] == 0
+    assert told.json()["place"]["is_exact"] and told.json()["attempt"] == 0
+    assert pending["queue_state"] == "active"
+    assert pending["queue_state_reason"].startswith("next in line on mesh 'default'")
+    assert refused.status_code == 404
+
+
+def test_an_administrator_sees_all_lines_and_nobody_else_does(limited: Api) -> None:
+    key = _named(limited, "curious")
+    url = f"{limited.url}/api/native/v1/meshes/default/queue"
+    limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8)
+
+    with limited.http(key) as http:
+        refused = [http.get(url), http.get(url, headers={"X-Admin-Key": "guessed"})]
+        told = http.get(url, headers={"X-Admin-Key": ADMIN_KEY})
+
+    assert [response.status_code for response in refused] == [404, 404]
+    assert "curious" in {line["tenant"] for line in told.json()["tenants"]}
+
+
+@pytest.mark.parametrize("priority", ["high", "101", "1.5"])
+def test_a_priority_that_is_none_is_refused_by_name(limited: Api, priority: str) -> None:
+    with limited.http(_named(limited, f"priority-{priority}")) as http:
+        body = {"type": "create_session", "user_metadata": {"twinkle_priority": priority}}
+        answer = http.post("/create_session", json=body)
+
+    assert answer.status_code == 400
+    assert "user_metadata.twinkle_priority: must be a whole number" in answer.json()["detail"]
+
+
+def test_a_priority_comes_from_the_run_else_from_its_session(limited: Api) -> None:
+    service = tinker.ServiceClient(
+        base_url=limited.url, api_key=_named(limited, "priorities"), user_metadata={"twinkle_priority": "3"}
+    )
+    plain = service.create_lora_training_client(BASE_MODEL, rank=8)
+    urgent = service.create_lora_training_client(BASE_MODEL, rank=8, user_metadata={"twinkle_priority": "7"})
+    urgent.save_weights_and_get_sampling_client().result()
+    service.create_sampling_client(base_model=BASE_MODEL).result()
+
+    rows = Database(limited.settings.resolved_database_url).read(
+        "SELECT l.id, l.nice FROM lane l JOIN tenant t ON t.id = l.tenant WHERE t.name = 'priorities'"
+    )
+    nice = dict(rows)
+    assert (nice[str(plain.model_id)], nice[str(urgent.model_id)]) == (-3, -7)
+    assert sorted(value for lane, value in nice.items() if ":sample:" in lane) == [-7, -3]
