@@ -24,12 +24,13 @@ LONG_WINDOW = 60
 class SlowBlobs(BreakableBlobs):
     """An object store that takes its time for snapshots; what a dead worker had under way does not arrive."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, put_s: float = 0.02) -> None:
         super().__init__(FolderStore(root))
         self.died = threading.Event()
+        self._put_s = put_s
 
     def put(self, key: str, data: bytes) -> None:
-        if key.startswith("snapshots/") and self.died.wait(0.02):
+        if key.startswith("snapshots/") and self.died.wait(self._put_s):
             raise StorageUnavailable("its worker died")
         super().put(key, data)
 
@@ -92,6 +93,28 @@ def test_no_crash_undoes_more_than_is_stated(
     assert max(rebuilt.num_replayed for rebuilt in rebuilds) <= 3 * every_ops
     assert max(rebuilt.num_bytes for rebuilt in rebuilds) <= 3 * (every_bytes + max(sizes))
     assert max(rebuilt.num_replayed for rebuilt in rebuilds) > 1, "nothing was tried"
+
+
+def test_a_worker_waits_for_a_slow_snapshot_before_more_is_at_stake(
+    bench: Bench, clock: HandClock, tmp_path: Path
+) -> None:
+    """At the worst moment: within a long window, just before the second snapshot would be handed over."""
+    every_ops = 5
+    bench.adapter("a")
+    bench.append(*(forward_backward(seq).numbered("a", seq) for seq in range(1, LONG_WINDOW)))
+    clock.move(1000)
+    blobs = SlowBlobs(tmp_path / "objects", put_s=0.5)
+    worker = WorkerRig(
+        "w", database=bench.database, catalog=bench.catalog, blobs=blobs, clock=clock, snapshot_every_ops=every_ops
+    )
+
+    worker.drain(4 * every_ops - 1)
+    blobs.died.set()
+    worker.bury()
+
+    num_done = bench.lane("a").head_seq
+    assert num_done >= 4 * every_ops - 2
+    assert worker.replay.state_after("a", num_done - 1).num_replayed <= 3 * every_ops
 
 
 def _die() -> None:
