@@ -133,6 +133,19 @@ def test_a_failed_operation_says_why_and_the_run_goes_on(client: Client) -> None
         client.future(f"{run.id}:req:99").result(TIMEOUT_S)
 
 
+def test_large_batches_and_results_travel_too(client: Client) -> None:
+    run = client.create_run(MODEL, rank=8)
+    lengths = [30_000, 1, 20_000]
+    data = [next_token_datum(range(length + 1)) for length in lengths]
+
+    futures = [run.forward(data), run.forward_backward(data), run.optim_step()]
+    forward, backward, step = gather(*futures).result(TIMEOUT_S)
+
+    assert [len(logprobs) for logprobs in forward.logprobs] == lengths
+    assert [len(logprobs) for logprobs in backward.logprobs] == lengths
+    assert step.metrics["step"] == 1.0
+
+
 def test_two_objects_that_train_one_run_do_not_mix_their_steps(client: Client) -> None:
     mine = client.create_run(MODEL, rank=8)
     theirs = client.attach(mine.id)

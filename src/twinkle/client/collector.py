@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from twinkle.client.bodies import read_answer
 from twinkle.client.errors import ClientClosed, TwinkleError
 from twinkle.client.future import Future
 from twinkle.client.results import decode_result, error_of
@@ -163,9 +164,9 @@ class Collector:
         )
         try:
             raw = await self._transport.send(request, gives_up=False)
-            for ended in CollectResponse.model_validate_json(raw).ended:
+            for ended in read_answer(CollectResponse, raw).ended:
                 self._take(ended)
-        except (TwinkleError, ValueError) as error:
+        except TwinkleError as error:
             _log.warning("the server does not say what became of %d operations: %s", len(poll.request_ids), error)
             for request_id in poll.request_ids:
                 self._fail(request_id, error)
@@ -202,7 +203,7 @@ class Collector:
         else:
             _settle(futures, kind, raw)
 
-    def _fail(self, request_id: str, error: Exception) -> None:
+    def _fail(self, request_id: str, error: TwinkleError) -> None:
         for future in self._remove(request_id):
             future.set_exception(error)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from twinkle.client.backoff import RetryPolicy
-from twinkle.client.bodies import to_json
+from twinkle.client.bodies import read_answer, to_json
 from twinkle.client.collector import Collector, is_sample
 from twinkle.client.endpoint import Endpoint
 from twinkle.client.errors import ClientClosed, TwinkleError
@@ -73,7 +73,7 @@ class Connection:
             request = Request(path=path, method="GET")
         else:
             request = Request(path=path, content=to_json(body), headers={"X-Idempotency-Key": new_id()})
-        return answer_class.model_validate_json(await self.transport.send(request))
+        return read_answer(answer_class, await self.transport.send(request))
 
     async def submit(self, request: Request, future: Future[Any]) -> None:
         """Hand one operation over; the future is accepted then, and collected from then on.
@@ -81,7 +81,7 @@ class Connection:
         Raises:
             TwinkleError: It was refused, or could not be handed over; the future is left as it is.
         """
-        ticket = FutureResponse.model_validate_json(await self.transport.submit(request))
+        ticket = read_answer(FutureResponse, await self.transport.submit(request))
         future.set_accepted(ticket.request_id)
         self.collector.add(ticket.request_id, future)
 

@@ -8,6 +8,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── RunClosed                   an operation could not be handed over, so the run takes no more from this object
 │   └── ClientClosed                the client was closed; the outcome can still be had with ``client.future``
 ├── OperationFailed                 the operation was accepted and ended in an error: code, message, category
+├── BadAnswer                       what answered is no Twinkle server, or of another age
 ├── TransientError                  was tried again until the time for that was up
 │   ├── Overloaded                  429: too much waits already
 │   └── Unavailable                 no connection, or an answer of 500 and above
@@ -36,6 +37,7 @@ from twinkle.core.errors import (
 from twinkle.wire.bodies.futures import ErrorCategory
 
 __all__ = [
+    "BadAnswer",
     "Cancelled",
     "ClientClosed",
     "ConfigError",
@@ -66,6 +68,12 @@ class OperationFailed(TwinkleError):
         self.code = code
         self.category = category
         """Who can mend it: ``user``, ``server`` or ``unknown``."""
+
+
+class BadAnswer(TwinkleError):
+    """An answer that cannot be understood: from something in between, or from a server of another age."""
+
+    code = "bad_answer"
 
 
 class RunClosed(UserError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from twinkle.client.bodies import make_body, to_json
 from twinkle.client.connection import Connection
 from twinkle.client.datum import to_token_ids
-from twinkle.client.errors import TwinkleError
+from twinkle.client.errors import ClientClosed, TwinkleError
 from twinkle.client.future import Future
 from twinkle.client.transport import TINKER_PREFIX, Request
 from twinkle.wire.sample_result import SampleResult
@@ -97,5 +98,8 @@ class Sampler:
                 await self._connection.submit(request, future)
         except TwinkleError as error:
             future.set_exception(error)
+        except asyncio.CancelledError:
+            future.set_exception(ClientClosed("closed before this sample was accepted"))
+            raise
         finally:
             self._connection.note_unsent(-1)

@@ -14,6 +14,7 @@ from twinkle.client import AsyncClient, Client
 from twinkle.client.backoff import RetryPolicy
 from twinkle.client.endpoint import find_endpoint
 from twinkle.client.errors import (
+    BadAnswer,
     Cancelled,
     ClientClosed,
     Conflict,
@@ -201,6 +202,31 @@ def test_closing_hands_over_what_is_queued_and_says_where_the_rest_is() -> None:
             futures[0].result(0)
         with pytest.raises(ClientClosed):
             run.optim_step()
+
+
+def test_what_is_no_twinkle_server_is_told_from_one() -> None:
+    with ScriptedServer(lambda _: Reply(200, "welcome to the router")) as server:
+        client = Client(server.url, KEY)
+        with pytest.raises(BadAnswer, match="Twinkle server"):
+            client.models()
+        client.close()
+
+
+def test_a_sample_that_was_never_handed_over_ends_with_the_client() -> None:
+    def reply(seen: Seen) -> Reply:
+        if seen.path.endswith("/asample"):
+            return refusal(503, "storage_unavailable")
+        return Reply(200, {"session_id": "s", "sampling_session_id": "s:sample:0"})
+
+    with ScriptedServer(reply) as server:
+        client = Client(server.url, KEY)
+        sample = client.sampler(base_model="b").sample([1], max_tokens=1)
+        client.close(flush_timeout_s=0.2)
+
+        with pytest.raises(ClientClosed):
+            sample.result(0)
+        with pytest.raises(ClientClosed):
+            sample.accepted().result(0)
 
 
 def test_a_server_that_is_away_is_an_error_in_the_end() -> None:
