@@ -13,8 +13,10 @@ The mode is measured at start-up, never assumed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -25,6 +27,10 @@ Determinism = Literal["mkl-strict", "tiled", "none"]
 
 WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "tiled", "mkl-strict")
 MKL_MODE_VARIABLE = "MKL_CBWR"
+MKL_CBWR_ALL = -1
+MKL_CBWR_STRICT = 0x10000
+"""As ``mkl_cbwr_get`` takes and gives them (Intel, "Developer Reference for oneMKL", Conditional Numerical
+Reproducibility)."""
 SELF_TEST_SHAPES = (
     (64, 96),
     (256, 688),
@@ -69,14 +75,29 @@ def measure_determinism(device: torch.device, dtype: torch.dtype) -> tuple[Deter
     """The strongest mode whose self-test passes on this device, and the cheapest product that keeps its promise."""
     if device.type != "cpu":
         return "none", UNPADDED
-    strict = os.environ.get(MKL_MODE_VARIABLE, "").upper().endswith(",STRICT")
-    if dtype == torch.float32 and strict:
+    if dtype == torch.float32 and strict_mode_in_force():
         for min_rows in MIN_ROWS_CHOICES:
             product = RowProduct(min_rows=min_rows)
             if rows_are_independent(product, dtype):
                 return "mkl-strict", product
     tiled = RowProduct(DEFAULT_TILE_ROWS)
     return ("tiled", tiled) if rows_are_independent(tiled, dtype) else ("none", UNPADDED)
+
+
+def strict_mode_in_force() -> bool:
+    """Whether MKL computes in strict mode.
+
+    A process that multiplied matrices before the mode was set keeps the one it had, and the self-test may pass by luck;
+    so MKL is asked, where its library lets itself be asked.
+    """
+    if not os.environ.get(MKL_MODE_VARIABLE, "").upper().endswith(",STRICT"):
+        return False
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        ask = ctypes.CDLL(str(library)).mkl_serv_cbwr_get
+    except (OSError, AttributeError):
+        return True
+    return bool(ask(MKL_CBWR_ALL) & MKL_CBWR_STRICT)
 
 
 def agreed_product(
