@@ -76,7 +76,7 @@ def show_run(settings: Settings, run_id: str, *, num_steps: int, as_json: bool) 
     with _opened(settings) as runs:
         run = runs.catalog.adapter(run_id)
         facts = _facts(runs, run)
-        steps = runs.branches.steps(run_id)[-num_steps:]
+        steps = runs.branches.steps(run_id, limit=num_steps)
         snapshots = runs.snapshots.all(run_id)
         cost = runs.snapshots.cost(run_id)
         origin = runs.branches.origin(run_id)
@@ -217,7 +217,7 @@ def _facts(runs: _Runs, run: Adapter) -> _Facts:
         base_model=run.config.base_model,
         rank=run.config.rank,
         mesh=run.mesh,
-        steps=len(runs.branches.steps(run.id)),
+        steps=runs.branches.num_steps(run.id),
         state="active" if run.parked_at is None else "parked",
         created_at=run.created_at,
     )

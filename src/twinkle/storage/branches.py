@@ -146,21 +146,40 @@ class Branches:
         """
         if step == 0:
             return 0
-        found = self.steps(adapter)
-        if step > len(found):
-            raise InvalidInput("step", f"{adapter} has made {len(found)} steps, not {step}")
-        return found[step - 1].seq
-
-    def steps(self, adapter: str) -> list[Step]:
-        """The steps of the optimizer that the run's present state has come from."""
+        where, parameters = self._applied_steps(adapter)
         rows = self._database.read(
-            "SELECT seq, finished_at FROM operation WHERE lane = ? AND kind = 'optim_step' AND state = 'done'"
-            " ORDER BY seq",
-            (adapter,),
+            f"SELECT seq FROM operation WHERE {where} ORDER BY seq LIMIT 1 OFFSET ?", (*parameters, step - 1)
         )
+        if not rows:
+            raise InvalidInput("step", f"{adapter} has made {self.num_steps(adapter)} steps, not {step}")
+        return int(rows[0][0])
+
+    def num_steps(self, adapter: str) -> int:
+        """How many steps of the optimizer the run's present state has come from."""
+        where, parameters = self._applied_steps(adapter)
+        return int(self._database.read(f"SELECT COUNT(*) FROM operation WHERE {where}", parameters)[0][0])
+
+    def steps(self, adapter: str, *, limit: int) -> list[Step]:
+        """The latest of these steps, in order."""
+        where, parameters = self._applied_steps(adapter)
+        rows = self._database.read(
+            f"SELECT seq, finished_at FROM operation WHERE {where} ORDER BY seq DESC LIMIT ?", (*parameters, limit)
+        )
+        if not rows:
+            return []
+        counted = self._database.read(
+            f"SELECT COUNT(*) FROM operation WHERE {where} AND seq <= ?", (*parameters, rows[0][0])
+        )
+        last = int(counted[0][0])
+        return [
+            Step(number=last - place, seq=row[0], finished_at=row[1]) for place, row in reversed(list(enumerate(rows)))
+        ]
+
+    def _applied_steps(self, adapter: str) -> tuple[str, tuple[object, ...]]:
+        """A condition on ``operation``, and its parameters."""
         undone = self._undone(adapter)
-        line = [row for row in rows if not any(after < row[0] < before for after, before in undone)]
-        return [Step(number=place + 1, seq=row[0], finished_at=row[1]) for place, row in enumerate(line)]
+        where = "lane = ? AND kind = 'optim_step' AND state = 'done'" + " AND NOT (seq > ? AND seq < ?)" * len(undone)
+        return where, (adapter, *(seq for cut in undone for seq in cut))
 
     def _undone(self, adapter: str) -> list[tuple[int, int]]:
         """What rewinds have cut out of the run's history: operations strictly between two numbers."""

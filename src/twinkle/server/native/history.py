@@ -97,18 +97,15 @@ async def _open_session(server: ServerState, tenant: str, run_id: str, key: str 
 
 def _describe(server: ServerState, run_id: str, tenant: str) -> HistoryResponse:
     run = server.catalog.adapter(run_id, tenant=tenant)
-    steps = server.branches.steps(run_id)
+    steps = server.branches.steps(run_id, limit=_MAX_STEPS_SHOWN)
     origin = server.branches.origin(run_id)
     cost = server.snapshots.cost(run_id)
     return HistoryResponse(
         run_id=run.id,
         parked_at=None if run.parked_at is None else moment(run.parked_at),
         earliest_operation=max(cost.floor_seq, 0),
-        num_steps=len(steps),
-        steps=[
-            StepInfo(step=step.number, operation=step.seq, time=moment(step.finished_at))
-            for step in steps[-_MAX_STEPS_SHOWN:]
-        ],
+        num_steps=server.branches.num_steps(run_id),
+        steps=[StepInfo(step=step.number, operation=step.seq, time=moment(step.finished_at)) for step in steps],
         origin=None if origin is None else _branch(origin),
         rewinds=[_branch(branch) for branch in server.branches.rewinds(run_id)],
         forks=[_branch(branch) for branch in server.branches.forks(run_id)],
