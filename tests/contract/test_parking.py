@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,9 @@ from harness.clock import HandClock
 from harness.journal import Bench
 from harness.operations import Request, create, forward_backward, optim_step, replayed
 from harness.worker import BreakableBlobs, Killed, WorkerRig
+from twinkle.cli.runs import list_runs, pin_run
+from twinkle.core.errors import NotFound
+from twinkle.core.settings import Settings
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.census import census
@@ -156,3 +160,29 @@ def test_what_a_dead_worker_had_is_parked_by_its_heir_and_its_payloads_need_not_
 
 def _die() -> None:
     raise Killed
+
+
+def test_a_pinned_adapter_is_not_parked_with_its_session_and_is_shown_as_pinned(
+    bench: Bench, make_worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for adapter in "ab":
+        _submit(bench, forward_backward(1), optim_step(), adapter=adapter)
+    settings = Settings(database_url=bench.url)
+    worker = make_worker()
+    worker.drain()
+
+    pin_run(settings, "a", is_pinned=True)
+    bench.clock.move(2 * SILENT_S)
+    worker.drain()
+
+    assert _parked(bench) == ["b"]
+    capsys.readouterr()
+    list_runs(settings, limit=10, as_json=True)
+    assert {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)} == {"a": "pinned", "b": "parked"}
+
+    pin_run(settings, "a", is_pinned=False)
+    worker.drain()
+
+    assert _parked(bench) == ["a", "b"]
+    with pytest.raises(NotFound):
+        pin_run(settings, "nobody", is_pinned=True)

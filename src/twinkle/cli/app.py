@@ -261,6 +261,21 @@ def runs_rewind(
     rewind_run(_settings(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
 
 
+@runs.command("pin")
+def runs_pin(
+    run: RunArgument,
+    off: Annotated[bool, typer.Option("--off", help="Let it leave the device again.")] = False,
+    home: HomeFlag = None,
+) -> None:
+    """Keep a run's adapter on its device from its next operation on, whoever else needs the room.
+
+    twinkle runs pin 0b1c...:train:0
+    """
+    from twinkle.cli.runs import pin_run
+
+    pin_run(_settings(home=home), run, is_pinned=not off)
+
+
 @tenants.command("list")
 def tenants_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """List the tenants with their weights and limits.

@@ -223,6 +223,12 @@ def _facts(runs: _Runs, run: Adapter) -> _Facts:
     )
 
 
+def _state(run: Adapter) -> str:
+    if run.pinned_at is not None:
+        return "pinned"
+    return "active" if run.parked_at is None else "parked"
+
+
 def _words(branch: Branch, run_id: str) -> str:
     when = _date(branch.created_at)
     if branch.adapter == branch.source:

@@ -29,6 +29,7 @@ class Adapter:
     user_metadata: dict[str, str] | None
     created_at: float
     parked_at: float | None
+    pinned_at: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +212,7 @@ def _adapter_of(row: AdapterRow) -> Adapter:
         user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
         created_at=row.created_at,
         parked_at=row.parked_at,
+        pinned_at=row.pinned_at,
     )
 
 
