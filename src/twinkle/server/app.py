@@ -139,6 +139,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             clock,
             sql,
             max_body_bytes=settings.max_body_bytes,
+            session_timeout_s=settings.session_timeout_s,
         ),
         copies=Copies(database, clock),
         branches=Branches(database, journal, clock),

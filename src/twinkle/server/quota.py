@@ -11,6 +11,7 @@ from twinkle.core.errors import Overloaded, StorageUnavailable
 from twinkle.server.body import ByteBudget
 from twinkle.server.threads import Threads
 from twinkle.storage.journal import Journal
+from twinkle.storage.records import AdapterLimit
 from twinkle.storage.tenants import TenantAccount, Tenants
 
 _RECOUNT_S = 5.0
@@ -38,7 +39,14 @@ class Quotas:
     """Refuses what is beyond a tenant's limits, in a way its client comes again after. Lives on one event loop."""
 
     def __init__(
-        self, journal: Journal, tenants: Tenants, clock: Clock, threads: Threads, *, max_body_bytes: int
+        self,
+        journal: Journal,
+        tenants: Tenants,
+        clock: Clock,
+        threads: Threads,
+        *,
+        max_body_bytes: int,
+        session_timeout_s: float,
     ) -> None:
         self._journal = journal
         self._tenants = tenants
@@ -47,6 +55,7 @@ class Quotas:
         self._counts: dict[str, _Count] = {}
         self._accounts: dict[str, _Known] = {}
         self._max_body_bytes = max_body_bytes
+        self._session_timeout_s = session_timeout_s
         self._bodies: dict[str, ByteBudget] = {}
 
     async def account(self, tenant: str) -> TenantAccount:
@@ -83,6 +92,12 @@ class Quotas:
         if most and count.num_open >= most:
             raise Overloaded(f"{count.num_open} samples are open already, and {most} may be; come again")
         count.num_open += 1
+
+    async def adapters_of(self, tenant: str) -> AdapterLimit | None:
+        """How many adapters a tenant may have, for whoever creates one; ``None`` is no limit."""
+        most = (await self.account(tenant)).limits.max_adapters
+        live_since = self._clock.now() - self._session_timeout_s
+        return AdapterLimit(max_adapters=most, live_since=live_since) if most else None
 
     async def bodies_of(self, tenant: str) -> ByteBudget:
         """What may be held of a tenant's request bodies; one alone always may."""

@@ -167,3 +167,14 @@ def test_a_priority_comes_from_the_run_else_from_its_session(limited: Api) -> No
     nice = dict(rows)
     assert (nice[str(plain.model_id)], nice[str(urgent.model_id)]) == (-3, -7)
     assert sorted(value for lane, value in nice.items() if ":sample:" in lane) == [-7, -3]
+
+
+def test_a_fork_is_an_adapter_like_any_other(limited: Api) -> None:
+    key = _named(limited, "forking")
+    service = limited.sdk(key)
+    runs = [service.create_lora_training_client(BASE_MODEL, rank=8) for _ in range(2)]
+
+    with limited.http(key) as http:
+        answer = http.post(f"{limited.url}/api/native/v1/runs/{runs[0].model_id}/fork", json={"operation": 0})
+
+    assert (answer.status_code, answer.json()["code"]) == (400, "limit_reached")

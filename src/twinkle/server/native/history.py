@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput
+from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.sessions import MAX_IDEMPOTENCY_KEY_LENGTH
@@ -61,7 +63,11 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
         session_id = await _open_session(server, tenant, run_id, _key_of(request))
     else:
         session_id = (await server.sql.run(server.directory.session, tenant, body.session_id)).id
-    adapter = fork_of(source, str(ModelId(session_id, body.model_seq_id)), session_id, now=server.clock.now())
+    adapter = replace(
+        fork_of(source, str(ModelId(session_id, body.model_seq_id)), session_id, now=server.clock.now()),
+        priority=priority_of(source.user_metadata),
+        limit=await server.quotas.adapters_of(tenant),
+    )
     accepted = await server.submitter.write(partial(server.branches.fork, adapter, source=run_id, at=operation))
     await server.sql.run(
         server.audit.note, tenant, "run_fork", training_run=adapter.id, source=run_id, operation=str(operation)

@@ -16,7 +16,7 @@ from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, ticket
 from twinkle.storage.directory import metadata_of
 from twinkle.storage.meshes import MeshStatus
-from twinkle.storage.records import AdapterLimit, NewAdapter
+from twinkle.storage.records import NewAdapter
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import (
     CreateModelRequest,
@@ -64,7 +64,7 @@ async def create_model(request: Request, server: Server, tenant: Tenant) -> Resp
         user_metadata=body.user_metadata,
         created_at=server.clock.now(),
         priority=priority_of(body.user_metadata, metadata_of(session)),
-        limit=await _limit(server, tenant),
+        limit=await server.quotas.adapters_of(tenant),
     )
     payload = config.model_dump_json().encode()
     return await _open(server, adapter, OperationKind.CREATE_MODEL, payload, body_digest(body))
@@ -90,7 +90,7 @@ async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWei
         user_metadata=body.user_metadata,
         created_at=server.clock.now(),
         priority=priority_of(body.user_metadata, metadata_of(session)),
-        limit=await _limit(server, tenant),
+        limit=await server.quotas.adapters_of(tenant),
     )
     payload = orjson.dumps({"path": body.path, "optimizer": body.optimizer})
     return await _open(server, adapter, OperationKind.LOAD_WEIGHTS, payload, body_digest(body))
@@ -130,12 +130,6 @@ async def _open(server: ServerState, adapter: NewAdapter, kind: OperationKind, p
     accepted = await server.submitter.open_lane(adapter, submission)
     assert accepted is not None, "a lane opened with an operation answers with its ticket"
     return ticket(accepted, model_id=adapter.id)
-
-
-async def _limit(server: ServerState, tenant: str) -> AdapterLimit | None:
-    most = (await server.quotas.account(tenant)).limits.max_adapters
-    live_since = server.clock.now() - server.settings.session_timeout_s
-    return AdapterLimit(max_adapters=most, live_since=live_since) if most else None
 
 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:
