@@ -16,7 +16,7 @@ import pytest
 
 from harness.polling import wait_for
 from harness.served import Served
-from twinkle.client import AsyncClient, Client, Run, as_completed, gather, next_token_datum
+from twinkle.client import AsyncClient, Client, Run, WaitReason, as_completed, gather, next_token_datum
 from twinkle.client.errors import Cancelled, Conflict, NotFound, OperationFailed
 
 MODEL = "null"
@@ -240,6 +240,28 @@ async def test_the_asynchronous_client_trains_several_runs_at_once(served: Serve
 
     assert len(done) == 16
     assert [future.request_id for future in futures[:8]] == [f"{run.id}:req:1" for run in runs]
+
+
+def test_a_waiting_operation_says_where_it_stands(served: Served, client: Client) -> None:
+    run = client.create_run(MODEL, rank=8)
+    done = run.optim_step()
+    done.result(TIMEOUT_S)
+    engine = served.engine_pid()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        futures = [run.optim_step() for _ in range(3)]
+        last = futures[-1].status().result(TIMEOUT_S)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+
+    assert (last.reason, last.seq_id, last.request_id) == (
+        WaitReason.WAITING_FOR_PREDECESSOR,
+        4,
+        futures[-1].request_id,
+    )
+    assert last.place is not None
+    assert last.place.num_own_before >= 1
+    assert done.status().result(TIMEOUT_S).reason is WaitReason.DONE
 
 
 def test_a_wait_that_timed_out_can_be_taken_up_again(served: Served, client: Client) -> None:

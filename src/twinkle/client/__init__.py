@@ -14,6 +14,7 @@ from twinkle.client.promise import Promise
 from twinkle.client.run import Run
 from twinkle.client.sampler import Sampler
 from twinkle.client.waiting import as_completed, gather
+from twinkle.core.standing import WaitReason
 
 __all__ = [
     "AsyncClient",
@@ -23,6 +24,7 @@ __all__ = [
     "Promise",
     "Run",
     "Sampler",
+    "WaitReason",
     "as_completed",
     "gather",
     "next_token_datum",

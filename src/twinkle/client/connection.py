@@ -12,10 +12,12 @@ from twinkle.client.collector import Collector, is_sample
 from twinkle.client.endpoint import Endpoint
 from twinkle.client.errors import ClientClosed, TwinkleError
 from twinkle.client.future import Future
-from twinkle.client.transport import TINKER_PREFIX, Request, Transport
+from twinkle.client.promise import Promise
+from twinkle.client.transport import NATIVE_PREFIX, TINKER_PREFIX, Request, Transport
 from twinkle.core.ids import new_id
 from twinkle.wire.bodies.base import RequestBody, ResponseBody
 from twinkle.wire.bodies.futures import CancelFutureRequest, FutureResponse
+from twinkle.wire.bodies.native import StandingResponse
 
 P = ParamSpec("P")
 ResponseT = TypeVar("ResponseT", bound=ResponseBody)
@@ -57,7 +59,8 @@ class Connection:
 
     def new_future(self, *, for_sample: bool = False) -> Future[Any]:
         """A future of this client's loop. Callable from any thread."""
-        return Future(self.loop, ask_to_cancel=self._ask_to_cancel if for_sample else None)
+        ask_to_cancel = self._ask_to_cancel if for_sample else None
+        return Future(self.loop, ask_status=self._ask_status, ask_to_cancel=ask_to_cancel)
 
     def follow(self, request_id: str) -> Future[Any]:
         """A future for an operation that was accepted earlier. Callable from any thread."""
@@ -106,6 +109,21 @@ class Connection:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.collector.close()
         await self.transport.close()
+
+    def _ask_status(self, future: Future[Any]) -> Promise[StandingResponse]:
+        status: Promise[StandingResponse] = Promise(self.loop)
+        self.call_soon(lambda: self.spawn(self._look_up(future, status)))
+        return status
+
+    async def _look_up(self, future: Future[Any], status: Promise[StandingResponse]) -> None:
+        try:
+            request_id = await future.accepted()
+            status.set_result(await self.ask(f"{NATIVE_PREFIX}/futures/{request_id}", StandingResponse))
+        except TwinkleError as error:
+            status.set_exception(error)
+        except asyncio.CancelledError:
+            status.set_exception(ClientClosed("closed before the server answered"))
+            raise
 
     def _ask_to_cancel(self, future: Future[Any]) -> None:
         self.call_soon(lambda: self.spawn(self._cancel(future)))

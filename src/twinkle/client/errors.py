@@ -2,7 +2,7 @@
 
 TwinkleError                        code, retryable, context as attributes
 ├── UserError                       the caller can fix it; never sent again
-│   ├── InvalidInput, NotFound, Conflict, Forbidden, Unauthenticated, TooLarge
+│   ├── InvalidInput, NotFound, Conflict, Forbidden, Unauthenticated, TooLarge, LimitReached
 │   ├── Cancelled                   the operation was cancelled before it had an outcome
 │   ├── Expired                     the result was kept for its time and is gone
 │   ├── RunClosed                   an operation could not be handed over, so the run takes no more from this object
@@ -26,6 +26,7 @@ from twinkle.core.errors import (
     Expired,
     Forbidden,
     InvalidInput,
+    LimitReached,
     NotFound,
     Overloaded,
     TooLarge,
@@ -45,6 +46,7 @@ __all__ = [
     "Expired",
     "Forbidden",
     "InvalidInput",
+    "LimitReached",
     "NotFound",
     "OperationFailed",
     "Overloaded",
@@ -95,7 +97,8 @@ class Unavailable(TransientError):
 
 
 _BY_CODE: dict[str, type[UserError]] = {
-    kind.code: kind for kind in (NotFound, Conflict, Forbidden, Unauthenticated, TooLarge, Expired, Cancelled)
+    kind.code: kind
+    for kind in (NotFound, Conflict, Forbidden, Unauthenticated, TooLarge, LimitReached, Expired, Cancelled)
 }
 _BY_STATUS: dict[int, type[UserError]] = {
     401: Unauthenticated,

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from twinkle.client.errors import Cancelled
 from twinkle.client.promise import Promise
+from twinkle.wire.bodies.native import StandingResponse
 
 T = TypeVar("T")
 
@@ -24,10 +25,18 @@ class Future(Promise[T]):
         self,
         loop: asyncio.AbstractEventLoop,
         *,
+        ask_status: Callable[[Future[T]], Promise[StandingResponse]],
         ask_to_cancel: Callable[[Future[T]], None] | None = None,
     ) -> None:
-        """``ask_to_cancel`` tells the server that nobody wants the outcome; absent where it cannot be told."""
+        """Make the ticket of an operation that is still to be sent.
+
+        Args:
+            loop: The loop of the client that sends it.
+            ask_status: Asks the server where it stands.
+            ask_to_cancel: Tells the server that nobody wants the outcome; absent where it cannot be told.
+        """
         super().__init__(loop)
+        self._ask_status = ask_status
         self._accepted: Promise[str] = Promise(loop)
         self._ask_to_cancel = ask_to_cancel
         self._lock = threading.Lock()
@@ -48,6 +57,15 @@ class Future(Promise[T]):
         It fails with the error that this future fails with when the operation never gets there.
         """
         return self._accepted
+
+    def status(self) -> Promise[StandingResponse]:
+        """Where the operation stands, once it is accepted: its place in line, why it waits, when it may start.
+
+        ``reason`` is a ``WaitReason``, ``text`` says it in a sentence; ``place``, ``starts_in_s``, ``attempt`` of
+        ``max_attempts``, ``last_error`` and ``next_try_at`` (Unix seconds) are there when they are known. Raises
+        ``ClientClosed`` when the client is closed.
+        """
+        return self._ask_status(self)
 
     def cancel(self) -> bool:
         """Say that the outcome is not wanted; whether that can still have an effect. Does not block.

@@ -10,6 +10,7 @@ import pytest
 
 from twinkle.client import Future, Promise, as_completed, gather
 from twinkle.client.errors import Cancelled
+from twinkle.wire.bodies.native import StandingResponse
 
 
 @pytest.fixture
@@ -22,6 +23,10 @@ def other_loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+def nobody(future: Future[int]) -> Promise[StandingResponse]:
+    raise AssertionError("asked")
 
 
 def promises(loop: asyncio.AbstractEventLoop, count: int) -> list[Promise[int]]:
@@ -130,7 +135,7 @@ async def test_as_completed_in_a_loop(other_loop: asyncio.AbstractEventLoop) -> 
 
 
 def test_an_unsent_operation_is_cancelled_at_once(other_loop: asyncio.AbstractEventLoop) -> None:
-    future: Future[int] = Future(other_loop)
+    future: Future[int] = Future(other_loop, ask_status=nobody)
 
     assert future.cancel()
     assert not future.begin()
@@ -141,7 +146,7 @@ def test_an_unsent_operation_is_cancelled_at_once(other_loop: asyncio.AbstractEv
 
 
 def test_an_accepted_training_operation_stays(other_loop: asyncio.AbstractEventLoop) -> None:
-    future: Future[int] = Future(other_loop)
+    future: Future[int] = Future(other_loop, ask_status=nobody)
     assert future.begin()
     future.set_accepted("run:req:1")
 
@@ -151,7 +156,7 @@ def test_an_accepted_training_operation_stays(other_loop: asyncio.AbstractEventL
 
 def test_for_a_sample_that_was_sent_the_server_is_asked(other_loop: asyncio.AbstractEventLoop) -> None:
     asked: list[Future[int]] = []
-    future: Future[int] = Future(other_loop, ask_to_cancel=asked.append)
+    future: Future[int] = Future(other_loop, ask_status=nobody, ask_to_cancel=asked.append)
     future.begin()
 
     assert future.cancel()
