@@ -218,7 +218,7 @@ def _facts(runs: _Runs, run: Adapter) -> _Facts:
         rank=run.config.rank,
         mesh=run.mesh,
         steps=runs.branches.num_steps(run.id),
-        state="active" if run.parked_at is None else "parked",
+        state=_state(run),
         created_at=run.created_at,
     )
 
