@@ -218,7 +218,7 @@ def _upgrade_patiently(sql: SqlEngine, clock: Clock) -> None:
         try:
             upgrade(sql)
         except StorageUnavailable as error:
-            _log.warning("worker.storage_unavailable", error=error.message, retry_s=_STORAGE_RETRY_S)
+            _log.warning("worker.waits_for_database", error=error.message, retry_s=_STORAGE_RETRY_S)
             clock.sleep(_STORAGE_RETRY_S)
         else:
             return
