@@ -181,6 +181,7 @@ def test_a_pinned_adapter_is_not_parked_with_its_session_and_is_shown_as_pinned(
     assert {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)} == {"a": "pinned", "b": "parked"}
 
     pin_run(settings, "a", is_pinned=False)
+    bench.clock.move(2 * SILENT_S)
     worker.drain()
 
     assert _parked(bench) == ["a", "b"]
