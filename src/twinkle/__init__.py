@@ -5,8 +5,9 @@ Importing this package is cheap: torch, SQLAlchemy and Celery load only with the
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from twinkle.infra.device_group import DeviceGroup
@@ -27,20 +28,14 @@ __all__ = [
     "is_master",
 ]
 
-_MODULES = {
-    "DeviceGroup": "twinkle.infra.device_group",
-    "DeviceMesh": "twinkle.infra.device_mesh",
-    "Platform": "twinkle.infra.platform",
-    "get_device_placement": "twinkle.infra.placement",
-    "initialize": "twinkle.infra.runtime",
-    "is_master": "twinkle.infra.runtime",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Load the module of a public name when it is first asked for."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "DeviceGroup": "twinkle.infra.device_group",
+        "DeviceMesh": "twinkle.infra.device_mesh",
+        "Platform": "twinkle.infra.platform",
+        "get_device_placement": "twinkle.infra.placement",
+        "initialize": "twinkle.infra.runtime",
+        "is_master": "twinkle.infra.runtime",
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from twinkle.model.base import TwinkleModel
@@ -12,17 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiLoraTransformersModel", "TransformersModel", "TwinkleModel"]
 
-_MODULES = {
-    "MultiLoraTransformersModel": "twinkle.model.multi_lora",
-    "TransformersModel": "twinkle.model.transformers_model",
-    "TwinkleModel": "twinkle.model.base",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Load the module of a public name when it is first asked for."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "MultiLoraTransformersModel": "twinkle.model.multi_lora",
+        "TransformersModel": "twinkle.model.transformers_model",
+        "TwinkleModel": "twinkle.model.base",
+    },
+)
