@@ -18,6 +18,7 @@ import typer.main
 
 from twinkle.cli.app import app
 from twinkle.client.endpoint import KEY_VARIABLES, URL_VARIABLES
+from twinkle.core.crash import VARIABLE as CRASH_VARIABLE
 from twinkle.core.settings import Settings
 from twinkle.server import tinker
 
@@ -74,7 +75,11 @@ def names_in(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.name)
 def test_every_setting_named_is_one(path: Path) -> None:
-    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | {*URL_VARIABLES, *KEY_VARIABLES}
+    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | {
+        *URL_VARIABLES,
+        *KEY_VARIABLES,
+        CRASH_VARIABLE,
+    }
 
     assert set(re.findall(r"TWINKLE_[A-Z_]+[A-Z]", path.read_text())) <= known
 
@@ -89,7 +94,7 @@ def test_the_table_of_settings_is_the_settings() -> None:
 def test_every_route_of_the_protocol_is_in_the_list_and_no_other() -> None:
     text = (ROOT / "docs" / "tinker-compatibility.md").read_text()
     served = text.partition("## Served")[2].partition("## Flags")[0]
-    listed = set(re.findall(r"`([a-z_/{}]+)`", served)) - {"delete", "publish", "ttl", "healthz", "readyz"}
+    listed = set(re.findall(r"`([a-z_/{}]+)`", served)) - {"delete", "publish", "ttl", "healthz", "readyz", "livez"}
     parts = [
         importlib.import_module(f"{tinker.__name__}.{part.name}") for part in pkgutil.iter_modules(tinker.__path__)
     ]
