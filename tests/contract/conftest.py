@@ -6,12 +6,14 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench
+from harness.worker import BreakableBlobs, MakeWorker, WorkerRig
 from twinkle.core.lease import Lease
 from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore
 from twinkle.storage.database import sql_engine
@@ -76,6 +78,28 @@ def bench(database_url: str, clock: HandClock) -> Iterator[Bench]:
 @pytest.fixture
 def lease(bench: Bench) -> Lease:
     return bench.lease()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BreakableBlobs:
+    return BreakableBlobs(FolderStore(tmp_path / "objects"))
+
+
+@pytest.fixture
+def make_worker(bench: Bench, store: BreakableBlobs, clock: HandClock) -> Iterator[MakeWorker]:
+    """Workers one after the other on one journal; each takes the mesh, whoever had it."""
+    workers: list[WorkerRig] = []
+
+    def make(**options: Any) -> WorkerRig:
+        clock.move(1000)
+        name = f"worker{len(workers)}"
+        worker = WorkerRig(name, database=bench.database, catalog=bench.catalog, blobs=store, clock=clock, **options)
+        workers.append(worker)
+        return worker
+
+    yield make
+    for worker in workers:
+        worker.bury()
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from harness.clock import HandClock
 from harness.journal import Bench, new_adapter, submission
 from harness.operations import Request, forward_backward, load, optim_step, save
-from harness.worker import Killed, WorkerRig
+from harness.worker import Killed, MakeWorker, WorkerRig
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState
@@ -21,32 +20,14 @@ from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
 from twinkle.workers.null_engine import NullState
 
-MakeWorker = Callable[..., WorkerRig]
-
 KEEP_ALL = Retention(keep_s=1e12, every_ops=4, max_snapshots=100)
 STEP = (OperationKind.FORWARD_BACKWARD, OperationKind.OPTIM_STEP)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FolderStore:
-    return FolderStore(tmp_path / "objects")
-
-
-@pytest.fixture
-def make_worker(bench: Bench, store: FolderStore, clock: HandClock) -> Iterator[MakeWorker]:
-    workers: list[WorkerRig] = []
-
-    def make(**options: object) -> WorkerRig:
-        clock.move(1000)
-        values: dict[str, object] = {"retention": KEEP_ALL, **options}
-        name = f"worker{len(workers)}"
-        worker = WorkerRig(name, database=bench.database, catalog=bench.catalog, blobs=store, clock=clock, **values)  # type: ignore[arg-type]
-        workers.append(worker)
-        return worker
-
-    yield make
-    for worker in workers:
-        worker.bury()
+def make_worker(make_worker: MakeWorker) -> MakeWorker:
+    """Workers that keep everything."""
+    return partial(make_worker, retention=KEEP_ALL)
 
 
 def _steps(*learning_rates: float) -> list[Request]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +18,13 @@ from harness.operations import (
     replayed,
     sample_body,
     save,
+    submit_run,
 )
-from harness.worker import BreakableBlobs, Killed, WorkerRig
+from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.core.errors import OutOfMemory, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
-from twinkle.storage.blobs import FolderStore
 from twinkle.storage.parking import Parking
 from twinkle.storage.records import PastOperation
-
-MakeWorker = Callable[..., WorkerRig]
 
 
 @pytest.fixture
@@ -36,35 +33,6 @@ def bench(sqlite_url: str, clock: HandClock) -> Iterator[Bench]:
     bench = Bench(sqlite_url, clock)
     yield bench
     bench.close()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> BreakableBlobs:
-    return BreakableBlobs(FolderStore(tmp_path / "objects"))
-
-
-@pytest.fixture
-def make_worker(bench: Bench, store: BreakableBlobs, clock: HandClock) -> Iterator[MakeWorker]:
-    workers: list[WorkerRig] = []
-
-    def make(**options: int) -> WorkerRig:
-        clock.move(1000)
-        name = f"worker{len(workers)}"
-        worker = WorkerRig(name, database=bench.database, catalog=bench.catalog, blobs=store, clock=clock, **options)
-        workers.append(worker)
-        return worker
-
-    yield make
-    for worker in workers:
-        worker.bury()
-
-
-def _submit(bench: Bench, *requests: Request, adapter: str = "a") -> list[Request | None]:
-    """A new adapter and its requests; the whole run."""
-    run = [create(), *requests]
-    bench.adapter(adapter)
-    bench.append(*(request.numbered(adapter, seq) for seq, request in enumerate(run) if seq > 0))
-    return list(run)
 
 
 def _submit_sample(bench: Bench, *numbers: int) -> None:
@@ -92,7 +60,7 @@ def _assert_as_one_by_one(worker: WorkerRig, bench: Bench, run: list[Request | N
 
 
 def test_a_run_without_trouble_ends_as_one_by_one(bench: Bench, make_worker: MakeWorker) -> None:
-    run = _submit(bench, forward_backward(1), optim_step(), save("x"), forward_backward(2), load("x"), optim_step())
+    run = submit_run(bench, forward_backward(1), optim_step(), save("x"), forward_backward(2), load("x"), optim_step())
     worker = make_worker()
 
     worker.drain()
@@ -105,7 +73,7 @@ def test_a_run_without_trouble_ends_as_one_by_one(bench: Bench, make_worker: Mak
 def test_a_worker_killed_at_any_moment_leaves_nothing_applied_twice(
     bench: Bench, make_worker: MakeWorker, when: str
 ) -> None:
-    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), forward_backward(3), optim_step())
+    run = submit_run(bench, forward_backward(1), optim_step(), forward_backward(2), forward_backward(3), optim_step())
     for batches in range(len(run)):
         worker = make_worker(max_attempts=100)
         worker.drain(batches)
@@ -122,7 +90,7 @@ def test_a_worker_killed_at_any_moment_leaves_nothing_applied_twice(
 def test_a_result_that_cannot_be_stored_is_computed_again_and_applied_once(
     bench: Bench, make_worker: MakeWorker, store: BreakableBlobs
 ) -> None:
-    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
+    run = submit_run(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
     worker = make_worker(inline_bytes=1)
     worker.drain(1)
     for _ in run[1:]:
@@ -138,7 +106,7 @@ def test_a_result_that_cannot_be_stored_is_computed_again_and_applied_once(
 def test_a_device_that_fails_for_a_moment_costs_a_retry_and_nothing_else(
     bench: Bench, make_worker: MakeWorker, error: Exception
 ) -> None:
-    run = _submit(bench, forward_backward(1), forward_backward(2), optim_step(), optim_step())
+    run = submit_run(bench, forward_backward(1), forward_backward(2), optim_step(), optim_step())
     worker = make_worker()
     worker.engine.pass_errors = [error]
     worker.engine.step_errors = [error]
@@ -152,7 +120,7 @@ def test_a_device_that_fails_for_a_moment_costs_a_retry_and_nothing_else(
 def test_a_device_that_keeps_failing_ends_the_operation_and_leaves_the_adapter_as_it_was(
     bench: Bench, make_worker: MakeWorker
 ) -> None:
-    _submit(bench, forward_backward(1), optim_step(), optim_step(0.7))
+    submit_run(bench, forward_backward(1), optim_step(), optim_step(0.7))
     worker = make_worker(max_attempts=2)
     worker.engine.step_errors = [RuntimeError("secret detail"), RuntimeError("secret detail")]
 
@@ -168,7 +136,7 @@ def test_a_device_that_keeps_failing_ends_the_operation_and_leaves_the_adapter_a
 def test_an_optim_step_after_a_failed_pass_is_refused_names_it_and_empties_the_gradients(
     bench: Bench, make_worker: MakeWorker
 ) -> None:
-    run = _submit(
+    run = submit_run(
         bench, forward_backward(1), forward_backward(is_bad=True), optim_step(), forward_backward(2), optim_step()
     )
     worker = make_worker()
@@ -181,7 +149,7 @@ def test_an_optim_step_after_a_failed_pass_is_refused_names_it_and_empties_the_g
 
 
 def test_a_replay_empties_the_gradients_where_the_window_had_failed(bench: Bench, make_worker: MakeWorker) -> None:
-    run = _submit(
+    run = submit_run(
         bench, forward_backward(1), forward_backward(is_bad=True), optim_step(), forward_backward(2), optim_step()
     )
     make_worker().drain(5)
@@ -196,7 +164,7 @@ def test_a_replay_empties_the_gradients_where_the_window_had_failed(bench: Bench
 def test_a_bad_optim_step_leaves_the_adapter_unchanged_and_the_next_is_served(
     bench: Bench, make_worker: MakeWorker, rate: float
 ) -> None:
-    _submit(bench, forward_backward(1))
+    submit_run(bench, forward_backward(1))
     broken = b'{"model_id":"a","seq_id":2,"adam_params":{"learning_rate":%s}}' % (b"null" if rate != rate else b"1e999")
     payload = Payload(inline=broken)
     kind = OperationKind.OPTIM_STEP
@@ -215,8 +183,8 @@ def test_a_bad_optim_step_leaves_the_adapter_unchanged_and_the_next_is_served(
 def test_an_operation_that_kills_its_worker_ends_and_its_neighbours_are_unharmed(
     bench: Bench, make_worker: MakeWorker
 ) -> None:
-    poison = _submit(bench, forward_backward(1), adapter="a")
-    healthy = _submit(bench, forward_backward(2), adapter="b")
+    poison = submit_run(bench, forward_backward(1), adapter="a")
+    healthy = submit_run(bench, forward_backward(2), adapter="b")
     make_worker().drain(1)
     deaths = 0
     for _ in range(10):
@@ -242,7 +210,7 @@ def test_an_operation_that_kills_its_worker_ends_and_its_neighbours_are_unharmed
 
 def test_passes_of_several_adapters_share_a_step(bench: Bench, make_worker: MakeWorker) -> None:
     for adapter in "abc":
-        _submit(bench, forward_backward(1), adapter=adapter)
+        submit_run(bench, forward_backward(1), adapter=adapter)
     worker = make_worker()
 
     worker.drain()
@@ -251,7 +219,7 @@ def test_passes_of_several_adapters_share_a_step(bench: Bench, make_worker: Make
 
 
 def test_what_a_fenced_worker_computed_is_forgotten_also_by_itself(bench: Bench, make_worker: MakeWorker) -> None:
-    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
+    run = submit_run(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
     zombie, thief = make_worker(), make_worker()
     zombie.drain(2)
 
@@ -271,7 +239,7 @@ def test_what_a_fenced_worker_computed_is_forgotten_also_by_itself(bench: Bench,
 
 
 def test_a_commit_whose_answer_was_lost_stands_and_is_not_repeated(bench: Bench, make_worker: MakeWorker) -> None:
-    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
+    run = submit_run(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
     worker = make_worker()
     worker.drain(2)
     worker.journal.after_commit = _stay_silent
@@ -284,7 +252,7 @@ def test_a_commit_whose_answer_was_lost_stands_and_is_not_repeated(bench: Bench,
 def test_an_error_nobody_expected_leaves_memory_no_further_than_the_journal(
     bench: Bench, make_worker: MakeWorker
 ) -> None:
-    run = _submit(bench, forward_backward(1), optim_step())
+    run = submit_run(bench, forward_backward(1), optim_step())
     worker = make_worker()
     for _ in run:
         worker.journal.before_commit = _go_wrong
@@ -300,7 +268,7 @@ def test_adapters_that_had_to_leave_the_device_come_back_as_they_were(
     bench: Bench, make_worker: MakeWorker, parked_bytes: int
 ) -> None:
     requests = [forward_backward(1), optim_step(), forward_backward(2), forward_backward(3), optim_step()]
-    runs = {adapter: _submit(bench, *requests, adapter=adapter) for adapter in "abcde"}
+    runs = {adapter: submit_run(bench, *requests, adapter=adapter) for adapter in "abcde"}
     worker = make_worker(max_resident=1, parked_bytes=parked_bytes)
 
     worker.drain()
@@ -312,7 +280,7 @@ def test_adapters_that_had_to_leave_the_device_come_back_as_they_were(
 def test_a_parked_adapter_goes_on_without_a_replay_open_gradients_included(
     bench: Bench, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = {adapter: _submit(bench, forward_backward(1), forward_backward(2), adapter=adapter) for adapter in "abc"}
+    runs = {adapter: submit_run(bench, forward_backward(1), forward_backward(2), adapter=adapter) for adapter in "abc"}
     worker = make_worker(max_resident=1, parked_bytes=1 << 20)
     worker.drain()
     replays: list[str] = []
@@ -338,7 +306,7 @@ def test_the_adapter_needed_last_leaves_the_device_not_the_longest_unused(
     bench: Bench, make_worker: MakeWorker
 ) -> None:
     for adapter in "abc":
-        _submit(bench, adapter=adapter)
+        submit_run(bench, adapter=adapter)
     worker = make_worker(max_resident=2, parked_bytes=1 << 20)
     worker.drain()
     for adapter in "abc":
@@ -357,7 +325,7 @@ def test_a_pinned_adapter_stays_on_the_device_but_pins_never_take_more_than_half
 ) -> None:
     parking = Parking(bench.database, clock)
     for adapter in "abcd":
-        _submit(bench, adapter=adapter)
+        submit_run(bench, adapter=adapter)
     for adapter in "ab":
         assert parking.pin(adapter, is_pinned=True)
         clock.move(1)
@@ -373,7 +341,7 @@ def test_a_pinned_adapter_stays_on_the_device_but_pins_never_take_more_than_half
 
 
 def test_a_closing_worker_snapshots_what_is_parked(bench: Bench, make_worker: MakeWorker) -> None:
-    runs = {adapter: _submit(bench, forward_backward(1), optim_step(), adapter=adapter) for adapter in "ab"}
+    runs = {adapter: submit_run(bench, forward_backward(1), optim_step(), adapter=adapter) for adapter in "ab"}
     worker = make_worker(max_resident=1, parked_bytes=1 << 20)
     worker.drain()
 
@@ -411,7 +379,7 @@ def test_a_sample_that_could_not_be_given_back_is_tried_again_all_the_same(
 
 
 def test_a_name_may_use_all_the_characters_it_is_allowed(bench: Bench, make_worker: MakeWorker) -> None:
-    run = _submit(bench, save("n" * 255), load("n" * 255))
+    run = submit_run(bench, save("n" * 255), load("n" * 255))
     worker = make_worker()
 
     _drain_with_pauses(worker)
@@ -422,11 +390,11 @@ def test_a_name_may_use_all_the_characters_it_is_allowed(bench: Bench, make_work
 def test_the_same_bytes_of_two_results_expire_each_in_its_own_time(
     bench: Bench, make_worker: MakeWorker, store: BreakableBlobs, clock: HandClock
 ) -> None:
-    _submit(bench, forward_backward(1), adapter="a")
+    submit_run(bench, forward_backward(1), adapter="a")
     worker = make_worker(inline_bytes=1)
     worker.drain()
     clock.move(5000)
-    _submit(bench, forward_backward(1), adapter="b")
+    submit_run(bench, forward_backward(1), adapter="b")
     worker.drain()
     clock.move(5000)
 

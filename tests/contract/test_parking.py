@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench
-from harness.operations import Request, create, forward_backward, optim_step, replayed
-from harness.worker import BreakableBlobs, Killed, WorkerRig
+from harness.operations import forward_backward, optim_step, replayed, submit_run
+from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.cli.runs import list_runs, pin_run
 from twinkle.core.errors import NotFound
 from twinkle.core.settings import Settings
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.blobs import FolderStore
 from twinkle.storage.census import census
 
-MakeWorker = Callable[..., WorkerRig]
 SILENT_S = 300.0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> BreakableBlobs:
-    return BreakableBlobs(FolderStore(tmp_path / "objects"))
-
-
-@pytest.fixture
-def make_worker(bench: Bench, store: BreakableBlobs, clock: HandClock) -> Iterator[MakeWorker]:
-    workers: list[WorkerRig] = []
-
-    def make(**options: object) -> WorkerRig:
-        clock.move(1000)
-        values: dict[str, object] = {
-            "snapshot_every_ops": 1000,
-            "session_timeout_s": SILENT_S,
-            "lease_s": 1e9,
-            **options,
-        }
-        name = f"worker{len(workers)}"
-        worker = WorkerRig(name, database=bench.database, catalog=bench.catalog, blobs=store, clock=clock, **values)  # type: ignore[arg-type]
-        workers.append(worker)
-        return worker
-
-    yield make
-    for worker in workers:
-        worker.bury()
-
-
-def _submit(bench: Bench, *requests: Request, adapter: str = "a") -> list[Request | None]:
-    run = [create(), *requests]
-    bench.adapter(adapter)
-    bench.append(*(request.numbered(adapter, seq) for seq, request in enumerate(run) if seq > 0))
-    return list(run)
+def make_worker(make_worker: MakeWorker) -> MakeWorker:
+    """Workers that take no snapshot of their own accord and never lose their lease."""
+    return partial(make_worker, snapshot_every_ops=1000, session_timeout_s=SILENT_S, lease_s=1e9)
 
 
 def _heartbeat(bench: Bench, tenant: str = "t0") -> None:
@@ -79,7 +48,7 @@ def test_a_silent_sessions_adapters_are_stored_and_evicted_and_come_back_with_th
     bench: Bench, make_worker: MakeWorker, clock: HandClock, window: int, max_resident: int
 ) -> None:
     requests = [forward_backward(1), optim_step(), *[forward_backward(2)] * window]
-    runs = {adapter: _submit(bench, *requests, adapter=adapter) for adapter in "ab"}
+    runs = {adapter: submit_run(bench, *requests, adapter=adapter) for adapter in "ab"}
     _heartbeat(bench)
     worker = make_worker(max_resident=max_resident, parked_bytes=1 << 20)
     _heartbeat(bench)
@@ -104,7 +73,7 @@ def test_a_silent_sessions_adapters_are_stored_and_evicted_and_come_back_with_th
 def test_who_is_heard_of_or_waits_for_something_is_not_parked(
     bench: Bench, make_worker: MakeWorker, clock: HandClock
 ) -> None:
-    _submit(bench, forward_backward(1), optim_step())
+    submit_run(bench, forward_backward(1), optim_step())
     worker = make_worker()
     _heartbeat(bench)
     worker.drain()
@@ -120,7 +89,7 @@ def test_who_is_heard_of_or_waits_for_something_is_not_parked(
 def test_while_the_object_store_is_away_nothing_leaves_memory(
     bench: Bench, store: BreakableBlobs, make_worker: MakeWorker, clock: HandClock
 ) -> None:
-    _submit(bench, forward_backward(1), optim_step())
+    submit_run(bench, forward_backward(1), optim_step())
     worker = make_worker()
     _heartbeat(bench)
     worker.drain()
@@ -139,7 +108,7 @@ def test_while_the_object_store_is_away_nothing_leaves_memory(
 def test_what_a_dead_worker_had_is_parked_by_its_heir_and_its_payloads_need_not_stay(
     bench: Bench, make_worker: MakeWorker, clock: HandClock
 ) -> None:
-    run = _submit(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
+    run = submit_run(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step())
     worker = make_worker(lease_s=15.0)
     worker.drain(4)
     worker.journal.after_commit = _die
@@ -166,7 +135,7 @@ def test_a_pinned_adapter_is_not_parked_with_its_session_and_is_shown_as_pinned(
     bench: Bench, make_worker: MakeWorker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for adapter in "ab":
-        _submit(bench, forward_backward(1), optim_step(), adapter=adapter)
+        submit_run(bench, forward_backward(1), optim_step(), adapter=adapter)
     settings = Settings(database_url=bench.url)
     worker = make_worker()
     worker.drain()

@@ -8,20 +8,14 @@ from pathlib import Path
 import pytest
 
 from harness.crashes import Crashes
+from harness.models import make_text_model
 from harness.served import Served
 from harness.struck import Struck
-from twinkle.hub.tiny import make_tiny_model
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 with random weights, and a tokenizer trained on the shipped text."""
-    texts = [path.read_text() for path in sorted(EXAMPLES.glob("*.jsonl"))]
-    return make_tiny_model(
-        tmp_path_factory.mktemp("models") / "some" / "tiny", texts=texts, hidden_size=32, layers=2, vocab_size=400
-    )
+    return make_text_model(tmp_path_factory.mktemp("models") / "some" / "tiny")
 
 
 @pytest.fixture(scope="module")

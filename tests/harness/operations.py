@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.journal import CONFIG, digest
+from harness.journal import CONFIG, Bench, digest
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 
@@ -180,3 +180,11 @@ def replayed(requests: Sequence[Request | None]) -> tuple[SequentialAdapter, lis
 
 def _chain(previous: str, *parts: str) -> str:
     return hashlib.sha256("\n".join((previous, *parts)).encode()).hexdigest()
+
+
+def submit_run(bench: Bench, *requests: Request, adapter: str = "a") -> list[Request | None]:
+    """A new adapter and its requests; the whole run."""
+    run = [create(), *requests]
+    bench.adapter(adapter)
+    bench.append(*(request.numbered(adapter, seq) for seq, request in enumerate(run) if seq > 0))
+    return list(run)

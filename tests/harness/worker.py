@@ -284,3 +284,6 @@ class WorkerRig:
     def bury(self) -> None:
         """Let go of the threads of a worker that is to have died; whatever it had queued to write is written."""
         self.snapshots.close()
+
+
+MakeWorker = Callable[..., WorkerRig]
