@@ -16,19 +16,17 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.environment import environment_python
+from harness.environment import overlaid_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = Path(__file__).with_name("cookbook-requirements.txt")
 CACHE = REPOSITORY / ".cache" / "cookbook-venv"
 RECIPE_TIMEOUT_S = 150.0
-OWN_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 NO_ROBOTS = "HuggingFaceH4/no_robots"
 GSM8K = "openai/gsm8k"
@@ -55,14 +53,7 @@ SL_LOOP_ARGUMENTS = ("batch_size=8", "max_steps=3", "save_every=2", "lora_rank=8
 
 def cookbook_python(cache: Path = CACHE) -> Path:
     """Returns the Python of the cookbook's environment; makes it first (half a minute) when there is none."""
-    below = sysconfig.get_path("purelib")
-
-    def fill(python: Path) -> None:
-        own = subprocess.run([python, "-c", OWN_PACKAGES], check=True, capture_output=True, text=True).stdout.strip()
-        (Path(own) / "below.pth").write_text(f"{below}\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", REQUIREMENTS], check=True)
-
-    return environment_python(cache, made_from=REQUIREMENTS.read_text() + below, fill=fill)
+    return overlaid_python(cache, install=("-r", REQUIREMENTS), made_from=REQUIREMENTS.read_text())
 
 
 def make_offline_data(folder: Path, *, model_name: str, tokenizer_folder: Path) -> Path:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import subprocess
+import sysconfig
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+_OWN_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 def environment_python(cache: Path, *, made_from: str, fill: Callable[[Path], None]) -> Path:
@@ -30,3 +34,21 @@ def environment_python(cache: Path, *, made_from: str, fill: Callable[[Path], No
             fill(python)
             stamp.write_text(wanted)
     return python
+
+
+def overlaid_python(cache: Path, *, install: Sequence[str | Path], made_from: str) -> Path:
+    """Returns the Python of an environment laid over the one that runs this: its own packages come first.
+
+    Args:
+        cache: Its folder.
+        install: pip's arguments, installed without their dependencies: those are below.
+        made_from: Whatever decides its content, besides the environment below.
+    """
+    below = sysconfig.get_path("purelib")
+
+    def fill(python: Path) -> None:
+        asked = subprocess.run([python, "-c", _OWN_PACKAGES], check=True, capture_output=True, text=True)
+        (Path(asked.stdout.strip()) / "below.pth").write_text(f"{below}\n")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *install], check=True)
+
+    return environment_python(cache, made_from=made_from + below, fill=fill)

@@ -1,0 +1,89 @@
+"""What the pinned SDK can call, send and read: all of it is served, but for what docs/tinker-compatibility.md says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.sdk_surface import unknown_fields, unknown_protobuf_fields, unknown_routes
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tinker-compatibility.md"
+
+NOT_SERVED = {
+    "GET sessions/{session_id}/trace_export": "`trace_export`",
+    "POST auth/token": "`auth/token`",
+    "POST create_custom_loss": "`create_custom_loss`",
+}
+"""Routes, and how the document names them."""
+
+NO_MODELS_OF_OURS = {
+    # Bodies of the routes above, and what the SDK makes of a JWT.
+    "AuthTokenResponse",
+    "CreateCustomLossRequest",
+    "CreateCustomLossResponse",
+    "WhoamiResponse",
+    # Nothing in the SDK sends it.
+    "UnloadModelRequest",
+    "UnloadModelResponse",
+    # Parameters of a GET, and a body of one constant.
+    "GetBillingUsageRequest",
+    "GetCurrentCheckpointStorageUsageRequest",
+    "HealthResponse",
+}
+
+NOT_READ = {
+    # Image and audio chunks are refused.
+    *(f"SampleRequest.prompt.chunks.{name}" for name in ("data", "dmel", "expected_tokens", "format", "location")),
+    # Telemetry is dropped.
+    *(f"TelemetrySendRequest.{name}" for name in ("platform", "process_uuid", "sdk_version")),
+}
+
+NEVER_SENT = {
+    # Flags left at the SDK's default.
+    *(
+        f"ClientConfigResponse.{name}"
+        for name in (
+            "billing_exception_max_pause_duration_sec",
+            "credential_default_source",
+            "custom_loss_server_side",
+            "fwdbwd_dispatch_bytes_semaphore_size",
+            "inflight_response_bytes_semaphore_size",
+            "pjwt_auth_enabled",
+            "sample_dispatch_bytes_semaphore_size",
+            "sample_enable_stuck_detection",
+            "sample_no_retries",
+            "use_pyqwest_transport",
+        )
+    ),
+    # Nothing has a price, and an account has no users of its own.
+    "BillingUsageResponse.cost_data_through",
+    "BillingUsageResponse.data.effective_rate_usd_per_gigabyte_month",
+    "BillingUsageResponse.data.effective_rate_usd_per_million_tokens",
+    "BillingUsageResponse.data.estimated_cost_usd",
+    "BillingUsageResponse.data.user_id",
+    "CurrentCheckpointStorageUsageResponse.data.estimated_monthly_cost_usd",
+    "CurrentCheckpointStorageUsageResponse.data.org_user_urn",
+    "CurrentCheckpointStorageUsageResponse.data.user_email",
+    "CurrentCheckpointStorageUsageResponse.effective_rate_usd_per_gigabyte_month",
+    "AuditLogResponse.entries.purpose",
+    # Sessions end by themselves or by their client.
+    "SessionSearchResponse.sessions.status.category",
+    "SessionSearchResponse.sessions.status.message",
+}
+
+UNUSED_MESSAGES = {"SamplingParams", "StopStrings", "StopTokens"}
+"""In the SDK's schema, but in no request or response of it."""
+
+
+def test_every_route_of_the_sdk_is_served_or_documented_as_missing() -> None:
+    document = DOCUMENT.read_text(encoding="utf-8")
+
+    assert set(unknown_routes()) == set(NOT_SERVED)
+    assert all(name in document for name in NOT_SERVED.values())
+
+
+def test_every_field_of_the_sdk_is_known_but_for_those_of_what_is_not_there() -> None:
+    assert set(unknown_fields()) == NO_MODELS_OF_OURS | NOT_READ | NEVER_SENT
+
+
+def test_every_protobuf_field_of_the_sdk_has_its_number_here() -> None:
+    assert {field.partition(".")[0] for field in unknown_protobuf_fields()} == UNUSED_MESSAGES
