@@ -108,6 +108,12 @@ class LaneRow(SQLModel, table=True):
             sqlite_where=text("gap_since IS NOT NULL"),
             postgresql_where=text("gap_since IS NOT NULL"),
         ),
+        Index(
+            "lane_prunable",
+            "id",
+            sqlite_where=text("pruned_seq < floor_seq"),
+            postgresql_where=text("pruned_seq < floor_seq"),
+        ),
     )
     id: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id")
@@ -133,6 +139,7 @@ class AdapterRow(SQLModel, table=True):
     """A training run. Its lane has the same id."""
 
     __tablename__ = "adapter"
+    __table_args__ = (Index("adapter_of_mesh", "mesh"),)
     id: str = Field(primary_key=True, foreign_key="lane.id")
     tenant: str = Field(foreign_key="tenant.id", index=True)
     session: str = Field(foreign_key="session.id", index=True)

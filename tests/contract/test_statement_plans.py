@@ -1,0 +1,155 @@
+"""No statement on the way of an operation, and none that housekeeping repeats, reads a whole table to find its rows.
+
+The statements are those that the code really sends, each explained by the database that got it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+
+from harness.journal import Bench, done, failed, new_sampler, submission
+from twinkle.core.ids import request_id_of
+from twinkle.core.lease import Lease
+from twinkle.core.operation import OperationKind
+from twinkle.scheduler.retention import Retention
+from twinkle.storage.database import Cursor, Database, Row, Transaction
+
+Statement = tuple[str, tuple[object, ...]]
+Action = Callable[[Bench, Lease], object]
+
+NUM_LANES = 50_000
+"""As many as PostgreSQL no longer reads as a whole to find a hundred."""
+
+DAY_S = 86_400.0
+
+# A walk along one of these is one along what waits, not along what there is.
+_SMALL = "lane_ready|lane_gap|lane_prunable|sample_waiting|operation_open"
+_WHOLE_TABLE = re.compile(
+    rf"SCAN (o|l|operation|lane|adapter)\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
+    r'|"Seq Scan"[^{}]*"Relation Name": "(operation|lane|adapter)"'
+)
+
+
+@pytest.fixture
+def crowded(bench: Bench, lease: Lease) -> Bench:
+    """Many adapters with finished operations, few with work; adapter ``a`` has one running and one waiting."""
+    bench.created(lease, "a", "b")
+    bench.journal.open_lane(new_sampler("s"))
+    with bench.database.transaction() as transaction:
+        numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {NUM_LANES})"
+        transaction.execute(
+            "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
+            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'mesh0', TRUE, 1, 0, 0, 0 FROM n"
+        )
+        transaction.execute(
+            "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, created_at)"
+            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'session-t0', 'mesh' || CAST(i AS TEXT), '', '', 0 FROM n"
+        )
+        transaction.execute(
+            "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
+            " num_tokens, device_s, expired, accepted_at, not_before, finished_at)"
+            f" {numbers} SELECT CAST(i AS TEXT) || ':req:0', 't0', CAST(i AS TEXT), 'mesh0', 0, 'forward', '', 'done',"
+            f" 1, 1, 5, 0, FALSE, 0, 0, {bench.clock.now() + 10 * DAY_S} FROM n"
+        )
+    bench.append(submission("a", 1))
+    bench.claim(lease)
+    bench.append(submission("a", 2), submission("b", 1), submission("s", 0, OperationKind.SAMPLE))
+    if bench.database.is_postgres:
+        # As autovacuum would; for SQLite the service keeps no statistics.
+        with bench.database.transaction() as transaction:
+            transaction.execute("ANALYZE")
+    return bench
+
+
+def _commit(bench: Bench, lease: Lease) -> None:
+    claims = bench.claim(lease)
+    bench.journal.commit(lease, [failed(claim) if claim.lane == "a" else done(claim) for claim in claims])
+
+
+def _commit_sample(bench: Bench, lease: Lease) -> None:
+    bench.journal.commit(lease, [done(claim) for claim in bench.claim_samples(lease, 4)])
+
+
+def _close_gap(bench: Bench, lease: Lease) -> None:
+    bench.clock.move(700)
+    assert bench.upkeep.close_gaps(older_than_s=600)
+
+
+def _expire_overdue(bench: Bench, lease: Lease) -> None:
+    bench.clock.move(2 * DAY_S)
+    assert bench.upkeep.expire_overdue(deadline_s=DAY_S, deadline_s_of={OperationKind.SAMPLE: 60.0})
+
+
+# In this order, each finds something to do.
+ACTIONS: dict[str, Action] = {
+    "append": lambda bench, lease: bench.append(submission("1", 1), submission("2", 2), submission("s", 1)),
+    "resend": lambda bench, lease: bench.append(submission("a", 2)),
+    "statuses": lambda bench, lease: bench.journal.statuses([request_id_of("a", 1), request_id_of("1", 0)]),
+    "cancelled": lambda bench, lease: bench.journal.cancelled([request_id_of("s", 0)]),
+    "num_open_samples": lambda bench, lease: bench.journal.num_open_samples("t0"),
+    "ready_meshes": lambda bench, lease: bench.journal.ready_meshes(),
+    "meshes": lambda bench, lease: bench.meshes.all(),
+    "claim": lambda bench, lease: bench.claim(lease),
+    "claim_samples": lambda bench, lease: bench.claim_samples(lease, 4, under_way=["s:req:7"]),
+    "give_back": lambda bench, lease: bench.journal.give_back(lease, [request_id_of("a", 1)], delay_s=0.0),
+    "commit": _commit,
+    "commit_sample": _commit_sample,
+    "close_gaps": _close_gap,
+    "runs_to_prune": lambda bench, lease: bench.snapshots.runs_to_prune(older_than_s=DAY_S),
+    "prune": lambda bench, lease: bench.snapshots.prune("1", Retention(keep_s=0, every_ops=1, max_snapshots=2).choose),
+    "expire_overdue": _expire_overdue,
+    "expire_results": lambda bench, lease: bench.upkeep.expire_results(older_than_s=DAY_S),
+}
+
+
+def test_what_is_done_again_and_again_never_reads_a_whole_table(
+    crowded: Bench, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, action in ACTIONS.items():
+        statements = _statements_of(partial(action, crowded, lease), monkeypatch)
+
+        assert statements, name
+        for sql, parameters in statements:
+            plan = _plan(crowded, sql, parameters)
+            assert not _WHOLE_TABLE.search(plan), f"{name}: {sql}\n{plan}"
+
+
+@pytest.mark.parametrize("table", ["operation", "lane", "adapter"])
+def test_a_statement_that_reads_a_whole_table_is_recognised(crowded: Bench, table: str) -> None:
+    plan = _plan(crowded, f"SELECT COUNT(*) FROM {table} WHERE tenant || mesh = ?", ("t0mesh0",))
+
+    assert _WHOLE_TABLE.search(plan), plan
+
+
+def _statements_of(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
+    """What the action sends to the database, each statement once."""
+    seen: dict[str, tuple[object, ...]] = {}
+    execute, read = Transaction.execute, Database.read
+
+    def note(sql: str, parameters: Sequence[object]) -> None:
+        seen.setdefault(sql, tuple(parameters))
+
+    def noted_execute(transaction: Transaction, sql: str, parameters: Sequence[object] = ()) -> Cursor:
+        note(sql, parameters)
+        return execute(transaction, sql, parameters)
+
+    def noted_read(database: Database, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        note(sql, parameters)
+        return read(database, sql, parameters)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "execute", noted_execute)
+        patched.setattr(Database, "read", noted_read)
+        action()
+    return list(seen.items())
+
+
+def _plan(bench: Bench, sql: str, parameters: Sequence[object]) -> str:
+    if bench.database.is_postgres:
+        return json.dumps(bench.rows(f"EXPLAIN (FORMAT JSON) {sql}", parameters)[0][0])
+    return "".join(f"{row[3]}\n" for row in bench.rows(f"EXPLAIN QUERY PLAN {sql}", parameters))
