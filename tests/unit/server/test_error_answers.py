@@ -48,7 +48,7 @@ def test_no_error_is_ever_a_409() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TwinkleError)]
 
     for kind in kinds:
-        error = kind("field", "message") if kind is errors.InvalidInput else kind("message")
+        error = kind("field", "message") if issubclass(kind, errors.InvalidInput) else kind("message")
         assert _client(error).get("/").status_code != 409
 
 
