@@ -56,6 +56,7 @@ soak: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/queue_overhead.py --short --output build/bench/queue_overhead.json
+	$(BIN)/python benchmarks/scale.py --short --output build/bench/scale.json
 	$(BIN)/python benchmarks/native_client.py --short --output build/bench/native_client.json
 	$(BIN)/python benchmarks/step_overhead.py --short --output build/bench/step_overhead.json
 	$(BIN)/python benchmarks/fusion.py --short --determinism --output build/bench/fusion.json

@@ -308,6 +308,71 @@ def sampling_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def scale_text(result: Result) -> str:
+    """Returns the tables of what an operation costs in journals of several sizes, and of what comes together."""
+    work = result["workload"]
+    parts = tuple(result["alone"][0]["cost"])
+    sizes = ("series", "rows", "adapters", "meshes")
+    loaded = (
+        *(*sizes, "tenants", "operations", "crashes", "ops_per_s", "cpu_ms_per_op"),
+        *(f"{part}_cpu_ms_per_op" for part in ("append", "claim", "commit")),
+    )
+    wakes = ("open_futures", "commit_size", "queries_per_completion", "wake_p50_ms", "wake_p95_ms")
+    lines = [
+        machine_line(result),
+        "",
+        f"{work['database']}, payloads of {work['payload_bytes']} bytes. One operation at a time, median of "
+        f"{work['operations_alone']} in CPU ms; in brackets against the first size of the series, by CPU and by wall.",
+        "",
+        *table(
+            ("series", "rows", "adapters", "meshes", *parts),
+            [(*(cell[key] for key in sizes), *(_scale_cell(cell, part) for part in parts)) for cell in result["alone"]],
+        ),
+        "",
+        f"Everything waiting at once, batches of at most {work['max_adapters']}, a worker that dies at one step in "
+        f"{work['steps_per_crash']}; CPU ms of an operation.",
+        "",
+        *table(
+            (
+                *("series", "rows", "adapters", "meshes", "tenants", "operations", "workers died", "ops/s", "CPU"),
+                *("of it append", "claim", "commit"),
+            ),
+            [tuple(cell[key] for key in loaded) for cell in result["loaded"]],
+        ),
+        "",
+        "Submissions that arrive together, against a transaction for each:",
+        "",
+        *table(
+            (
+                *("submitters", "operations a transaction", "p50 ms", "alone p50 ms", "p95 ms", "alone p95 ms"),
+                *("ops/s", "alone ops/s", "CPU ms", "alone CPU ms"),
+            ),
+            [
+                (
+                    *(cell["submitters"], cell["grouped"]["ops_per_transaction"]),
+                    *(
+                        cell[side][key]
+                        for key in ("p50_ms", "p95_ms", "ops_per_s", "cpu_ms_per_op")
+                        for side in ("grouped", "single")
+                    ),
+                )
+                for cell in result["group_commit"]
+            ],
+        ),
+        "",
+        "Clients that wait, and what the journal is asked:",
+        "",
+        *table(
+            (
+                *("open futures", "operations a commit", "queries a completion", "commit to answer p50 ms", "p95 ms"),
+                "queries a second when nothing ends",
+            ),
+            [tuple(cell[key] for key in (*wakes, "idle_queries_per_s")) for cell in result["wake_ups"]],
+        ),
+    ]
+    return "\n".join(lines)
+
+
 RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "queue_overhead": queue_text,
     "native_client": native_text,
@@ -316,6 +381,7 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "sampling": sampling_text,
     "adapter_switch": switch_text,
     "ranks": ranks_text,
+    "scale": scale_text,
 }
 
 
@@ -399,6 +465,11 @@ def _fusion_row(cell: Result) -> tuple[object, ...]:
         *(f"{against['peft_switching']:.2f}", f"{by_wall['peft_switching']:.2f}"),
         *(f"{against[way]:.2f}" for way in ("one_by_one", "limit", "peft_one_adapter")),
     )
+
+
+def _scale_cell(cell: Result, part: str) -> str:
+    cost, ratio = cell["cost"][part], cell["of_smallest"][part]
+    return f"{cost['cpu_p50_ms']} ({ratio['cpu_p50_ms']:.2f}, {ratio['wall_p50_ms']:.2f})"
 
 
 def _missed_at(goal: Result) -> str:
