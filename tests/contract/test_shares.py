@@ -54,6 +54,16 @@ def test_ten_adapters_get_as_many_tokens_as_one_and_share_them(bench: Bench, lea
     assert max(heads) - min(heads) <= 1
 
 
+@pytest.mark.parametrize(("limit", "lanes"), [(3, ["b", "a0", "a1"]), (8, ["b", "a0", "a1", "a2", "a3"])])
+def test_the_next_tenant_is_asked_where_the_one_whose_turn_it_is_has_too_little(
+    bench: Bench, lease: Lease, crowd: list[str], limit: int, lanes: list[str]
+) -> None:
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE share SET vtime = CASE WHEN tenant = 't1' THEN 0 ELSE 1000 END")
+
+    assert [claim.lane for claim in bench.claim(lease, limit)] == lanes
+
+
 def test_a_tenant_of_twice_the_weight_gets_twice_the_tokens(bench: Bench, lease: Lease, crowd: list[str]) -> None:
     _set(bench, "t1", "weight", 2.0)
 
