@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request
 from sqlalchemy import Engine
 
 from twinkle.core.clock import Clock, SystemClock
-from twinkle.core.errors import ConfigError
+from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener
 from twinkle.server import downloads, health
@@ -75,7 +75,14 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
             yield
         _log.info("api.stopped")
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(_refuse_nul)],
+    )
     install_error_answers(app)
     app.include_router(health.router)
     app.include_router(downloads.router)
@@ -83,6 +90,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(native_router)
     app.include_router(openai_router)
     return app
+
+
+async def _refuse_nul(request: Request) -> None:
+    # PostgreSQL cannot look for NUL. Bodies' texts are judged where they are parsed.
+    if "\x00" in request.scope["path"] or b"%00" in request.scope["query_string"]:
+        raise InvalidInput("path", "must not contain NUL characters, nor may the query")
 
 
 async def _open(settings: Settings, database: Database, clock: Clock, stack: AsyncExitStack) -> ServerState:

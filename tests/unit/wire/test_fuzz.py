@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.hostile import mutated
 from twinkle.core.errors import InvalidInput, TooLarge
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import CreateModelRequest, OptimStepRequest, peek_operation
@@ -49,19 +50,6 @@ VALID_JSON = (
     b'"model_id":"m","adam_params":{"learning_rate":1e-4},"session_id":"s","model_seq_id":1,"base_model":"m",'
     b'"user_metadata":{"a":[1,2]},"lora_config":{"rank":4}}'
 )
-PIECES = st.binary(max_size=12) | st.sampled_from(
-    [b"\xff" * 9 + b"\x01", b"\x80\x80\x80\x08", b"NaN", b"null", b"1e999", b"{"]
-)
-
-
-@st.composite
-def _mutated(draw: st.DrawFn, valid: bytes) -> bytes:
-    raw = valid
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(raw)))
-        end = min(len(raw), start + draw(st.integers(0, 8)))
-        raw = raw[:start] + draw(PIECES) + raw[end:]
-    return raw
 
 
 def _feed_protobuf(raw: bytes) -> None:
@@ -85,13 +73,13 @@ def _feed_json(raw: bytes) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.one_of(st.binary(max_size=200), *(_mutated(valid) for valid in (VALID_REQUEST, VALID_OUTPUT, VALID_SAMPLE))))
+@given(st.one_of(st.binary(max_size=200), *(mutated(valid) for valid in (VALID_REQUEST, VALID_OUTPUT, VALID_SAMPLE))))
 def test_no_protobuf_body_crashes_the_reader(raw: bytes) -> None:
     _feed_protobuf(raw)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200) | _mutated(VALID_JSON))
+@given(st.binary(max_size=200) | mutated(VALID_JSON))
 def test_no_json_body_crashes_the_reader(raw: bytes) -> None:
     _feed_json(raw)
 
