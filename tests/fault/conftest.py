@@ -27,6 +27,8 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
         "TWINKLE_MAX_ATTEMPTS": "20",
         "TWINKLE_SNAPSHOT_EVERY_OPS": "7",
         "TWINKLE_INLINE_PAYLOAD_BYTES": "1024",
+        # Its one tenant makes a few runs for every kill and ends none of their sessions.
+        "TWINKLE_TENANT_MAX_ADAPTERS": "0",
     }
     with Served(folder / "home", model="null", flags=("--engine", "null"), **settings, **crashes.variables) as served:
         yield Struck(served, crashes)

@@ -117,7 +117,7 @@ class Tenant:
             self.history.note("invoke", lane, seq)
             response = self._try(path, content=content, json=json)
             if response is not None:
-                response.raise_for_status()
+                _require_answer(response)
                 request_id = str(response.json()["request_id"])
                 self.history.note("accepted", lane, seq, request_id.encode())
                 return request_id
@@ -132,7 +132,7 @@ class Tenant:
             if response is None or response.status_code == _NOT_READY:
                 _pause(ends_at, f"the end of {request_id}")
                 continue
-            response.raise_for_status()
+            _require_answer(response)
             has_failed = response.content.startswith(b'{"error"')
             self.history.note("fail" if has_failed else "ok", lane, seq, response.content)
             return response.content
@@ -142,7 +142,7 @@ class Tenant:
         ends_at = time.monotonic() + PATIENCE_S
         while (response := self._try(path, json=json)) is None:
             _pause(ends_at, path)
-        response.raise_for_status()
+        _require_answer(response)
         answer: dict[str, object] = response.json()
         return answer
 
@@ -186,6 +186,10 @@ def _raise_first(errors: Sequence[BaseException | None]) -> None:
     for error in errors:
         if error is not None:
             raise error
+
+
+def _require_answer(response: httpx.Response) -> None:
+    assert response.is_success, f"{response.request.url.path}: {response.status_code} {response.text}"
 
 
 def _pause(ends_at: float, what: str) -> None:
