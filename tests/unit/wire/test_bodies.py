@@ -167,6 +167,11 @@ def test_a_body_without_an_address_has_none(raw: bytes) -> None:
     assert training.peek_operation(raw) is None
 
 
+@pytest.mark.parametrize("escape", [rb"\u0000", rb"\ud800", rb"\udc00a"])
+def test_an_address_that_no_database_takes_is_none(escape: bytes) -> None:
+    assert training.peek_operation(b'{"model_id":"%s","seq_id":1}' % escape) is None
+
+
 def test_unknown_fields_are_ignored() -> None:
     body = parse_body(session.SessionHeartbeatRequest, b'{"session_id":"s","type":"session_heartbeat","new":1}')
 

@@ -100,6 +100,14 @@ def _path(location: tuple[int | str, ...]) -> str:
     return path
 
 
+def is_storable(text: str) -> bool:
+    """Whether a database takes it: no NUL, which PostgreSQL refuses, and no half of a surrogate pair.
+
+    A pydantic body never has the latter, but :func:`read_keys` may.
+    """
+    return "\x00" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def read_keys(raw: bytes) -> dict[str, Any]:
     """Reads the top level of a JSON object, or gives an empty one; for what must work on a bad body."""
     try:

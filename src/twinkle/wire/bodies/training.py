@@ -21,6 +21,7 @@ from twinkle.wire.bodies.base import (
     SeqId,
     Text,
     TtlSeconds,
+    is_storable,
     read_keys,
 )
 from twinkle.wire.training import EnvelopeKey
@@ -248,7 +249,7 @@ def peek_operation(raw: bytes) -> EnvelopeKey | None:
     """Reads only the address of a JSON operation, for a body that ``parse_body`` refused."""
     keys = read_keys(raw)
     model_id, seq_id = keys.get("model_id"), keys.get("seq_id")
-    if not isinstance(model_id, str) or not 1 <= len(model_id) <= 512 or "\x00" in model_id:
+    if not isinstance(model_id, str) or not 1 <= len(model_id) <= 512 or not is_storable(model_id):
         return None
     if not isinstance(seq_id, int) or isinstance(seq_id, bool) or not 1 <= seq_id <= MAX_INT32:
         return None
