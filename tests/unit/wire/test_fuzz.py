@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import tracemalloc
 
 import numpy as np
+import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +16,8 @@ from harness.hostile import mutated
 from twinkle.core.errors import InvalidInput, TooLarge
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import CreateModelRequest, OptimStepRequest, peek_operation
-from twinkle.wire.compression import decompress
+from twinkle.wire.compression import decompress, decompress_prefix
+from twinkle.wire.protobuf import DTYPE_FLOAT32, DTYPE_INT64, ForwardBackwardRequest, Message, Tensor
 from twinkle.wire.sample_result import SampledSequence, SampleResult, decode_sample_response, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.tensors import sparsify
@@ -36,6 +40,7 @@ DATUM = WireDatum(
 VALID_REQUEST = encode_forward_backward(
     ForwardBackwardBody("s:train:0", 1, False, "ppo", {"clip_low_threshold": 0.8, "loss_id": "a"}, (DATUM, DATUM))
 )
+WITHOUT_SIZE = zstandard.ZstdCompressor(write_content_size=False)
 VALID_OUTPUT = encode_forward_backward_output([np.zeros(3), np.zeros((2, 2))], {"loss:sum": 1.0})
 VALID_SAMPLE = encode_sample_response(
     SampleResult(
@@ -49,6 +54,18 @@ VALID_JSON = (
     b'"sampling_session_id":"s","target_prompt_logprobs":{"data":[1],"dtype":"int64","shape":[1,1]},'
     b'"model_id":"m","adam_params":{"learning_rate":1e-4},"session_id":"s","model_seq_id":1,"base_model":"m",'
     b'"user_metadata":{"a":[1,2]},"lora_config":{"rank":4}}'
+)
+
+
+PROTOBUF_BODIES = st.one_of(
+    st.binary(max_size=200), *(mutated(valid) for valid in (VALID_REQUEST, VALID_OUTPUT, VALID_SAMPLE))
+)
+JSON_BODIES = st.binary(max_size=200) | mutated(VALID_JSON)
+COMPRESSED_BODIES = st.one_of(
+    st.binary(max_size=200),
+    st.binary(max_size=200).map(lambda tail: b"\x28\xb5\x2f\xfd" + tail),
+    mutated(zstandard.compress(VALID_REQUEST)),
+    mutated(WITHOUT_SIZE.compress(VALID_REQUEST)),
 )
 
 
@@ -72,23 +89,37 @@ def _feed_json(raw: bytes) -> None:
             parse_body(body_class, raw)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.one_of(st.binary(max_size=200), *(mutated(valid) for valid in (VALID_REQUEST, VALID_OUTPUT, VALID_SAMPLE))))
+def _feed_compressed(raw: bytes) -> None:
+    assert len(decompress_prefix(raw, 1000)) <= 1000
+    with contextlib.suppress(InvalidInput, TooLarge):
+        assert len(decompress(raw, 1000)) <= 1000
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(PROTOBUF_BODIES)
 def test_no_protobuf_body_crashes_the_reader(raw: bytes) -> None:
     _feed_protobuf(raw)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200) | mutated(VALID_JSON))
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(JSON_BODIES)
 def test_no_json_body_crashes_the_reader(raw: bytes) -> None:
     _feed_json(raw)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"\x28\xb5\x2f\xfd" + tail))
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(COMPRESSED_BODIES)
 def test_no_compressed_body_crashes_the_reader(raw: bytes) -> None:
-    with contextlib.suppress(InvalidInput, TooLarge):
-        assert len(decompress(raw, 1000)) <= 1000
+    _feed_compressed(raw)
+
+
+@pytest.mark.soak
+@settings(max_examples=20_000, deadline=None)
+@given(PROTOBUF_BODIES, JSON_BODIES, COMPRESSED_BODIES)
+def test_none_of_very_many_bodies_does(protobuf: bytes, json: bytes, compressed: bytes) -> None:
+    _feed_protobuf(protobuf)
+    _feed_json(json)
+    _feed_compressed(compressed)
 
 
 def test_every_single_flipped_byte_is_survived_in_bounded_memory() -> None:
@@ -101,6 +132,70 @@ def test_every_single_flipped_byte_is_survived_in_bounded_memory() -> None:
     tracemalloc.stop()
 
     assert peak_bytes < 8 << 20
+
+
+# What a length or a size may claim: more than there is, than fits in memory, than fits in 32 and 64 bits.
+CLAIMS = (2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1)
+
+
+def _tensors_that_claim(claim: int) -> list[Message]:
+    sparse = Tensor(dtype=DTYPE_FLOAT32, shape=[claim, claim])
+    sparse.sparse_csr.values, sparse.sparse_csr.crow_indices, sparse.sparse_csr.col_indices = b"", bytes(8), b""
+    wide = Tensor(dtype=DTYPE_INT64, shape=[1, claim])
+    wide.sparse_csr.values, wide.sparse_csr.crow_indices, wide.sparse_csr.col_indices = b"", bytes(16), b""
+    return [
+        Tensor(dtype=DTYPE_FLOAT32, shape=[claim], dense=bytes(12)),
+        Tensor(dtype=DTYPE_FLOAT32, shape=[0, claim, claim, claim], dense=bytes(12)),
+        Tensor(dtype=DTYPE_INT64, shape=[-1, claim], dense=b""),
+        Tensor(dtype=DTYPE_INT64, shape=[claim] * 1000, dense=b""),
+        sparse,
+        wide,
+    ]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claimed_size_takes_no_memory(claim: int) -> None:
+    bodies = []
+    for tensor in _tensors_that_claim(claim):
+        message = ForwardBackwardRequest.FromString(VALID_REQUEST)
+        message.data[0].loss_fn_inputs["weights"].CopyFrom(tensor)
+        bodies.append(message.SerializeToString())
+
+    tracemalloc.start()
+    for raw in bodies:
+        with contextlib.suppress(InvalidInput):
+            decode_data(raw, max_cells=1 << 18)
+    for field_number in range(1, 8):
+        _feed_protobuf(_varint(field_number << 3 | 2) + _varint(claim) + VALID_REQUEST)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak_bytes < 8 << 20
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_frame_that_claims_a_size_takes_no_memory(claim: int) -> None:
+    # RFC 8878, 3.1.1: a single-segment frame with a content size of eight bytes, and one with a window descriptor.
+    claims_content = b"\x28\xb5\x2f\xfd\xe0" + claim.to_bytes(8, "little") + b"\x01\x00\x00"
+    claims_window = b"\x28\xb5\x2f\xfd\x00" + bytes([min(claim.bit_length() - 11, 31) << 3]) + b"\x01\x00\x00"
+
+    tracemalloc.start()
+    before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for raw in (claims_content, claims_window):
+        decompress_prefix(raw, 1000)
+        with contextlib.suppress(InvalidInput, TooLarge):
+            assert decompress(raw, 1 << 16) == b""
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak_bytes < 1 << 20
+    # The window is zstd's own memory, which Python does not trace.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before_bytes < 64 << 20
+
+
+def _varint(value: int) -> bytes:
+    groups = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
 
 
 def test_the_valid_bodies_of_this_fuzz_are_valid() -> None:
