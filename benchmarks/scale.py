@@ -94,8 +94,9 @@ def main() -> None:
     parser.add_argument("--database", help="a PostgreSQL server's URL; without it SQLite")
     parser.add_argument("--step-s", type=float, default=0.0, help="what a simulated device step takes")
     parser.add_argument("--steps-per-crash", type=int, default=50, help="how often a worker dies; 0 is never")
-    parser.add_argument("--output", type=Path, default=RESULTS / "scale.json")
+    parser.add_argument("--output", type=Path, help="results/scale.json, or scale_postgresql.json with --database")
     arguments = parser.parse_args()
+    output = arguments.output or RESULTS / ("scale_postgresql.json" if arguments.database else "scale.json")
     num_operations = 30 if arguments.short else 100
     machine, load_before = machine_facts(PACKAGES), load_average()
     alone, loaded = [], []
@@ -136,9 +137,9 @@ def main() -> None:
         "group_commit": together,
         "wake_ups": wakes,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {output}")
 
 
 def measure_alone(databases: Mapping[Size, Database], num_operations: int) -> list[dict[str, object]]:
@@ -287,7 +288,7 @@ def _accepted(journal: Journal, submissions: list[Submission]) -> list[Accepted]
 
 
 def _summary(times: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Median wall, mean CPU: a write-ahead log is written back now and then, which the mean has in it."""
+    """Medians, and the mean: a write-ahead log is written back now and then, which only the mean has in it."""
     return {
         "wall_p50_ms": rounded(1000 * percentile([wall for wall, _ in times], 50)),
         "cpu_ms": rounded(1000 * statistics.fmean(cpu for _, cpu in times)),

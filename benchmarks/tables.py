@@ -382,6 +382,7 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "adapter_switch": switch_text,
     "ranks": ranks_text,
     "scale": scale_text,
+    "scale_postgresql": scale_text,
 }
 
 
