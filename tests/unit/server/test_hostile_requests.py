@@ -240,7 +240,7 @@ def test_no_request_gets_anything_but_an_answer_or_a_refusal(victim: Victim, rou
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("route", ROUTES, ids=IDS)
-@settings(max_examples=1000, deadline=None, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=300, deadline=None, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_no_request_of_very_many_does(victim: Victim, route: Route, data: st.DataObject) -> None:
     attack(victim, route, data)
