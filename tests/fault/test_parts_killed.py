@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections import Counter
+
 import psutil
 import pytest
 
@@ -14,6 +18,10 @@ pytestmark = pytest.mark.timeout(240)
 GOES_ON_WITHIN_S = 30.0
 """The goal is 5 s on two quiet cores (``docs/recovery.md`` has what was measured); a machine that does other things at
 the same time needs longer. What this must tell apart is a pause and a stall."""
+SOAK_S = 1800.0
+SOAK_RUNS = 1000
+SOAK_PAUSE_S = (2.0, 15.0)
+SOAK_SEED = 20261121
 PARTS = {
     "the API": "twinkle.cli server",
     "the worker": "twinkle.cli worker",
@@ -72,3 +80,26 @@ def test_an_orphaned_process_takes_no_rows(struck: Struck) -> None:
 
     assert verdict.violations == verdict.failed == []
     assert not orphans[0].is_running()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_half_an_hour_of_restarts_under_a_thousand_short_runs(struck: Struck) -> None:
+    dice = random.Random(SOAK_SEED)
+    killed: Counter[str] = Counter()
+    (runs_before,) = struck.served.query("SELECT COUNT(*) FROM adapter")[0]
+    ends_at = time.monotonic() + SOAK_S
+
+    def restart_forever() -> None:
+        while time.monotonic() < ends_at:
+            time.sleep(dice.uniform(*SOAK_PAUSE_S))
+            part = dice.choice(list(PARTS))
+            _kill(struck, PARTS[part])
+            killed[part] += 1
+
+    verdict = struck.work_through(restart_forever, runs=4, steps=3)
+
+    (runs_after,) = struck.served.query("SELECT COUNT(*) FROM adapter")[0]
+    print(f"\n{runs_after - runs_before} runs; killed: {dict(killed)}")
+    assert verdict.violations == verdict.failed == []
+    assert runs_after - runs_before >= SOAK_RUNS and len(killed) == len(PARTS)
