@@ -12,9 +12,11 @@ import pytest
 
 from harness.clock import HandClock
 from harness.journal import MESH, Bench, identity
-from twinkle.core.errors import LeaseLost
+from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.storage.database import Database
+from twinkle.storage.meshes import Meshes
 
 _CAPABILITIES = MeshCapabilities(
     base_model="base",
@@ -231,3 +233,23 @@ def test_of_many_contenders_exactly_one_gets_the_mesh(bench: Bench) -> None:
         thread.join()
 
     assert sorted(lease.epoch for lease in taken if lease is not None) == [1]
+
+
+def test_a_process_frozen_in_a_transaction_does_not_keep_its_mesh(postgres_url: str, clock: HandClock) -> None:
+    frozen, next_one = Database(postgres_url), Database(postgres_url)
+    Meshes(frozen, clock).acquire(MESH, identity("frozen"), lease_s=1.0)
+    clock.move(10)
+
+    def freeze_and_wake() -> None:
+        with frozen.transaction() as transaction:
+            transaction.execute("UPDATE mesh SET epoch = epoch WHERE name = ?", (MESH,))
+            successor = Meshes(next_one, clock).acquire(MESH, identity("next"), lease_s=1.0)
+            assert successor is not None and successor.epoch == 2
+            transaction.execute("UPDATE mesh SET epoch = 0 WHERE name = ?", (MESH,))
+
+    with pytest.raises(StorageUnavailable):
+        freeze_and_wake()
+
+    assert frozen.read("SELECT epoch FROM mesh WHERE name = ?", (MESH,)) == [(2,)]
+    frozen.close()
+    next_one.close()

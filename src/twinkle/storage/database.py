@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import psycopg
 import psycopg.errors
 import structlog
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -25,6 +26,8 @@ from twinkle.core.errors import ConfigError, StorageUnavailable
 
 _BUSY_TIMEOUT_S = 30
 _CONNECT_TIMEOUT_S = 5
+_FROZEN_AFTER_S = 5
+"""A transaction of ours never pauses: one that does is a frozen process's, which must not keep its locks."""
 _SQLITE_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     # Safe against the death of a process; a power cut may drop the last commits, never corrupt.
@@ -41,6 +44,7 @@ _AWAY = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
     psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
 )
 
 Row = tuple[Any, ...]
@@ -177,7 +181,9 @@ class Database:
 
     def _postgres(self) -> psycopg.Connection[Row]:
         if self._open.postgres is None or self._open.postgres.closed:
-            self._open.postgres = psycopg.connect(self.url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S)
+            self._open.postgres = psycopg.connect(
+                self.url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, options=_postgres_options(self.url)
+            )
         return self._open.postgres
 
 
@@ -185,7 +191,11 @@ def sql_engine(url: str) -> Engine:
     """A SQLAlchemy engine on the same database, for everything that is not hot."""
     if not url.startswith("sqlite"):
         scheme_free = url.split("://", 1)[1]
-        engine = create_engine(f"postgresql+psycopg://{scheme_free}", pool_pre_ping=True)
+        engine = create_engine(
+            f"postgresql+psycopg://{scheme_free}",
+            pool_pre_ping=True,
+            connect_args={"options": _postgres_options(url)},
+        )
         event.listen(engine, "handle_error", _translate_error)
         return engine
     engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
@@ -199,6 +209,12 @@ def sql_engine(url: str) -> Engine:
         cursor.close()
 
     return engine
+
+
+def _postgres_options(url: str) -> str:
+    """Those of the URL, and the server's own guard against frozen clients."""
+    given = conninfo_to_dict(url).get("options") or ""
+    return f"{given} -c idle_in_transaction_session_timeout={_FROZEN_AFTER_S}s".strip()
 
 
 def _translate_error(context: ExceptionContext) -> None:
