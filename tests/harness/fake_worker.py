@@ -113,8 +113,9 @@ class FakeWorker:
             if claims:
                 records = Records()
                 outcomes = [self._answer(claim, records) for claim in claims]
-                self.journal.commit(self._lease, outcomes, records)
+                # Before the commit: whoever sees an outcome may look here the next moment.
                 self.executed += claims
+                self.journal.commit(self._lease, outcomes, records)
                 self._publisher.publish([outcome.request_id for outcome in outcomes])
 
     def _answer(self, claim: Claim, records: Records) -> Outcome:
