@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -25,6 +26,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from twinkle.core.errors import ConfigError, StorageUnavailable
 
 _BUSY_TIMEOUT_S = 30
+_BUSY_PAUSE_S = 0.02
 _CONNECT_TIMEOUT_S = 5
 _FROZEN_AFTER_S = 5
 """A transaction of ours never pauses: one that does is a frozen process's, which must not keep its locks."""
@@ -174,8 +176,7 @@ class Database:
         if self._open.sqlite is None:
             path = Path(self.url.removeprefix("sqlite:///"))
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
-            for pragma in _SQLITE_PRAGMAS:
-                connection.execute(pragma)
+            _apply_pragmas(connection)
             self._open.sqlite = connection
         return self._open.sqlite
 
@@ -204,11 +205,32 @@ def sql_engine(url: str) -> Engine:
     @event.listens_for(engine, "connect")
     def _set_pragmas(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         cursor = connection.cursor()
-        for pragma in _SQLITE_PRAGMAS:
-            cursor.execute(pragma)
+        _apply_pragmas(cursor)
         cursor.close()
 
     return engine
+
+
+def _apply_pragmas(connection: _Executes) -> None:
+    """Set a new connection up. The change to WAL does not wait for a lock by itself, whatever the busy timeout."""
+    ends_at = time.monotonic() + _BUSY_TIMEOUT_S
+    for pragma in _SQLITE_PRAGMAS:
+        while True:
+            try:
+                connection.execute(pragma)
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends_at:
+                    raise
+            time.sleep(_BUSY_PAUSE_S)
+
+
+class _Executes(Protocol):
+    """A connection of sqlite3 or a cursor of it."""
+
+    def execute(self, sql: str, /) -> Any:
+        """Run a statement."""
+        ...
 
 
 def _postgres_options(url: str) -> str:
