@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from typing_extensions import TypedDict
 
 from twinkle.core.errors import (
     Conflict,
@@ -67,10 +68,17 @@ _HOT_LOOP_PAUSE_S = 1.0
 _log = structlog.get_logger()
 
 
+class Refusal(TypedDict):
+    """Why a request was refused, in words and as a code that stays the same."""
+
+    detail: str
+    code: str
+
+
 def refusal(status: int, detail: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
     """An error as the client sees it."""
-    body = orjson.dumps({"detail": detail, "code": code})
-    return Response(body, status_code=status, media_type=JSON, headers=dict(headers or {}))
+    body = Refusal(detail=detail, code=code)
+    return Response(orjson.dumps(body), status_code=status, media_type=JSON, headers=dict(headers or {}))
 
 
 def _refuse(
