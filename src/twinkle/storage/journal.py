@@ -35,7 +35,7 @@ from twinkle.storage.turns import Head, Moment, charge, ready_heads, served_of, 
 
 _STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
-    " error, error_category, error_code, expired, mesh"
+    " error, error_category, error_code, expired, mesh, result_bytes"
 )
 
 MAX_NUMBERS_AHEAD = 10_000
@@ -375,12 +375,14 @@ def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, no
     failure = outcome.failure
     result = outcome.result
     changed = transaction.execute(
-        "UPDATE operation SET state = ?, result = ?, result_blob = ?, error = ?, error_category = ?, error_code = ?,"
-        " device_s = ?, num_tokens = ?, finished_at = ? WHERE request_id = ? AND state = 'running' AND claim_epoch = ?",
+        "UPDATE operation SET state = ?, result = ?, result_blob = ?, result_bytes = ?, error = ?, error_category = ?,"
+        " error_code = ?, device_s = ?, num_tokens = ?, finished_at = ?"
+        " WHERE request_id = ? AND state = 'running' AND claim_epoch = ?",
         (
             OperationState.FAILED.value if failure else OperationState.DONE.value,
             result.inline if result else None,
             result.blob if result else None,
+            result.size_bytes if result else None,
             failure.message if failure else None,
             failure.category.value if failure else None,
             failure.code if failure else None,
@@ -431,7 +433,7 @@ def _status_of(row: Row) -> OwnedStatus:
         lane=row[4],
         seq=row[5],
         attempt=row[6],
-        result=Payload(inline=row[7], blob=row[8]) if state is OperationState.DONE else None,
+        result=Payload(inline=row[7], blob=row[8], blob_bytes=row[14] or 0) if state is OperationState.DONE else None,
         failure=failure,
         expired=bool(row[12]),
     )

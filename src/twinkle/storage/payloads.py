@@ -34,7 +34,7 @@ def write_result(blobs: BlobStore, request_id: str, data: bytes, *, inline_bytes
         return Payload(inline=data)
     key = f"results/{request_id.replace(':', '/')}/{_sha256(data)}"
     blobs.put(key, data)
-    return Payload(blob=key)
+    return Payload(blob=key, blob_bytes=len(data))
 
 
 def read_payload(blobs: BlobStore, payload: Payload) -> bytes:

@@ -21,8 +21,8 @@ class EndedSample:
     request_id: str
     ended_no: int
     failed: bool
-    inline_result_bytes: int | None
-    """The size of a result that is inline; ``None`` for a blob's, which nobody has looked up."""
+    result_bytes: int | None
+    """The size of its result; ``None`` when it failed, or ended before sizes were kept."""
 
 
 class SampleJournal:
@@ -65,12 +65,12 @@ class SampleJournal:
         """One client's samples with an ``ended_no`` above ``after``, in the order in which they ended."""
         first_seq = client * _SEQS_PER_CLIENT
         rows = self._database.read(
-            "SELECT request_id, ended_no, state, LENGTH(result) FROM operation"
+            "SELECT request_id, ended_no, state, result_bytes FROM operation"
             " WHERE lane = ? AND ended_no > ? AND seq >= ? AND seq < ? ORDER BY ended_no LIMIT ?",
             (sampling_session, after, first_seq, first_seq + _SEQS_PER_CLIENT, limit),
         )
         return [
-            EndedSample(request_id=row[0], ended_no=row[1], failed=row[2] == "failed", inline_result_bytes=row[3])
+            EndedSample(request_id=row[0], ended_no=row[1], failed=row[2] == "failed", result_bytes=row[3])
             for row in rows
         ]
 

@@ -240,6 +240,8 @@ class OperationRow(SQLModel, table=True):
     payload_bytes: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
     result: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
     result_blob: str | None = None
+    result_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    """Absent for results from before it was kept."""
     error: str | None = Field(default=None, sa_type=Text)
     error_category: str | None = None
     error_code: str | None = None

@@ -57,13 +57,14 @@ class Sampler:
         body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "tiny/one"}
         self.id = str(http.post("/create_sampling_session", json=body).json()["sampling_session_id"])
 
-    def sample(self, seq: int) -> str:
+    def sample(self, seq: int, **more: object) -> str:
         body = {
             "sampling_session_id": self.id,
             "seq_id": seq,
             "num_samples": 1,
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
             "sampling_params": {"max_tokens": 2},
+            **more,
         }
         return str(self.http.post("/asample", json=body).json()["request_id"])
 
@@ -133,6 +134,19 @@ def test_a_poll_tells_what_ended_after_its_cursor_and_nothing_twice(together: Ap
     assert [completion["request_id"] for completion in later["completions"]] == [second]
     assert last == {"completions": [], "cursor": later["cursor"]}
     assert [c["request_id"] for c in sampler.poll(0).json()["completions"]] == [first, second]
+
+
+def test_a_poll_tells_the_sizes_of_results_large_and_small(together: Api, sampler: Sampler) -> None:
+    requests = [sampler.sample(0), sampler.sample(1, num_samples=100, topk_sample_logprobs=10)]
+    sizes = {request_id: len(retrieve(sampler.http, request_id).content) for request_id in requests}
+
+    told = {
+        completion["request_id"]: completion["response_payload_uncompressed_size"]
+        for completion in sampler.poll(0).json()["completions"]
+    }
+
+    assert told == sizes
+    assert max(sizes.values()) > together.settings.inline_payload_bytes > min(sizes.values())
 
 
 def test_a_held_poll_ends_with_the_first_completion(together: Api, sampler: Sampler) -> None:

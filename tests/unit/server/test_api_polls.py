@@ -59,6 +59,23 @@ def _refused(http: httpx.Client, ticket: str) -> httpx.Response | None:
     return None if response.is_success else response
 
 
+def test_a_large_result_is_announced_with_its_size_to_who_can_hear_it(http: httpx.Client, model_id: str) -> None:
+    large = send_passes(http, passes(model_id, 1, length=3000)).json()["request_id"]
+    small = http.post("/optim_step", json=optim_step(model_id, 2)).json()["request_id"]
+    failed = http.post("/save_weights", json={"model_id": model_id, "seq_id": 3, "path": "no/slash"}).json()
+    result = retrieve(http, large)
+
+    def announced(request_id: str) -> dict[str, object]:
+        retrieve(http, request_id)
+        body = {"request_id": request_id, "allow_metadata_only": True}
+        return dict(http.post("/retrieve_future", json=body).json())
+
+    assert result.headers["content-type"] == "application/x-protobuf"
+    assert announced(large) == {"status": "complete_metadata", "response_payload_size": len(result.content)}
+    assert announced(small) == {"metrics": {"seq": 2}}
+    assert announced(failed["request_id"])["category"] == "user"
+
+
 def test_a_result_whose_blob_cannot_be_read_just_now_is_waited_for(api: Api, http: httpx.Client, model_id: str) -> None:
     body = passes(model_id, 1, length=3000, token=secrets.randbelow(2**30))
     ticket = send_passes(http, body).json()["request_id"]

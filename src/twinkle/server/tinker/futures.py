@@ -19,6 +19,7 @@ from twinkle.wire.bodies.futures import (
     FailedCompletion,
     FailedResponse,
     FinishedCompletion,
+    MetadataResponse,
     PendingResponse,
     RetrieveFutureRequest,
     RetrieveFuturesRequest,
@@ -42,7 +43,7 @@ async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> R
         owned = await server.futures.wait(body.request_id, tenant, server.settings.long_poll_s)
         if not owned.status.state.is_final:
             return answer(await server.queue_board.pending(body.request_id, tenant), status=_NOT_READY)
-        return await _outcome(server, owned.status)
+        return await _outcome(server, owned.status, allow_metadata_only=body.allow_metadata_only)
     except NotFound:
         # The SDK submits a sample again after a 410 and gives up on everything else after a 404.
         if request.headers.get("x-tinker-request-type") == "Sample":
@@ -84,12 +85,10 @@ async def cancel_future(request: Request, server: Server, tenant: Tenant) -> Res
 def _completion(sample: EndedSample) -> FinishedCompletion | FailedCompletion:
     if sample.failed:
         return FailedCompletion(request_id=sample.request_id)
-    return FinishedCompletion(
-        request_id=sample.request_id, response_payload_uncompressed_size=sample.inline_result_bytes
-    )
+    return FinishedCompletion(request_id=sample.request_id, response_payload_uncompressed_size=sample.result_bytes)
 
 
-async def _outcome(server: ServerState, status: FutureStatus) -> Response:
+async def _outcome(server: ServerState, status: FutureStatus, *, allow_metadata_only: bool) -> Response:
     if status.expired:
         kept_h = server.settings.result_ttl_s / 3600
         raise Expired(f"the result of {status.request_id} was kept for {kept_h:g} h and is gone")
@@ -98,6 +97,9 @@ async def _outcome(server: ServerState, status: FutureStatus) -> Response:
     assert status.result is not None, "a final future has a result or a failure"
     if status.result.inline is not None:
         data = status.result.inline
+    elif allow_metadata_only and status.result.size_bytes:
+        # Large: the client makes room for so many bytes, then asks for them.
+        return answer(MetadataResponse(response_payload_size=status.result.size_bytes))
     else:
         data = await server.object_io.run(read_payload, server.blobs, status.result)
     return Response(data, media_type=_PROTOBUF if status.kind.answers_protobuf else JSON)

@@ -1,4 +1,4 @@
-"""Bodies of futures: the claim ticket, the long poll, and its three ways to end."""
+"""Bodies of futures: the claim ticket, the long poll, and the ways it ends."""
 
 from __future__ import annotations
 
