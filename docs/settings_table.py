@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from twinkle.core.settings import Settings
@@ -30,7 +30,11 @@ def with_table(document: str) -> str:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+    default = field.default
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()
+    elif isinstance(default, BaseModel):
+        default = default.model_dump(exclude_none=True)
     shown = f"`{default}`" if str(default) else "empty"
     return f"| `TWINKLE_{name.upper()}` | {shown} | {field.description or _MEANINGS[name]} |"
 

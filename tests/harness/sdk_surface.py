@@ -84,6 +84,11 @@ def unknown_fields() -> list[str]:
     return sorted(set(unknown))
 
 
+def client_flags() -> set[str]:
+    """Returns every flag by which the SDK lets a service tell it what to do."""
+    return {*tinker.types.ClientConfigResponse.model_fields, *tinker.types.ClientDynamicConfigResponse.model_fields}
+
+
 def unknown_protobuf_fields() -> list[str]:
     """Returns the fields of the SDK's messages that ours do not have under that number, as `Message.field = number`."""
     theirs = importlib.import_module("tinker.proto.tinker_public_pb2").DESCRIPTOR.message_types_by_name

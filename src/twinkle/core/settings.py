@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, SecretStr, ValidationError
+from pydantic import BaseModel, Field, PositiveFloat, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from twinkle.core.client_flags import ClientFlags
 from twinkle.core.errors import ConfigError
 from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind
@@ -42,6 +43,10 @@ class Settings(BaseSettings):
     poll_samples_together: bool = Field(
         default=False,
         description="tell clients to hold one poll for all samples of a sampling client, not one for each",
+    )
+    client_flags: ClientFlags = Field(
+        default=ClientFlags(),
+        description='flags of the official SDK, like {"proto_compress_fwdbwd": true}; the others stay at its defaults',
     )
     max_outstanding_samples: int = Field(
         default=4000, gt=0, description="that wait or run, per tenant; more is answered 429"
@@ -230,4 +235,6 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def _text_of(value: object) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
+    if isinstance(value, BaseModel):
+        return value.model_dump_json(exclude_none=True)
     return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from harness.sdk_surface import unknown_fields, unknown_protobuf_fields, unknown_routes
+from harness.sdk_surface import client_flags, unknown_fields, unknown_protobuf_fields, unknown_routes
+from twinkle.core.client_flags import ClientFlags
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tinker-compatibility.md"
 
@@ -39,21 +41,9 @@ NOT_READ = {
 
 NEVER_SENT = {
     # Flags left at the SDK's default.
-    *(
-        f"ClientConfigResponse.{name}"
-        for name in (
-            "billing_exception_max_pause_duration_sec",
-            "credential_default_source",
-            "custom_loss_server_side",
-            "fwdbwd_dispatch_bytes_semaphore_size",
-            "inflight_response_bytes_semaphore_size",
-            "pjwt_auth_enabled",
-            "sample_dispatch_bytes_semaphore_size",
-            "sample_enable_stuck_detection",
-            "sample_no_retries",
-            "use_pyqwest_transport",
-        )
-    ),
+    "ClientConfigResponse.credential_default_source",
+    "ClientConfigResponse.custom_loss_server_side",
+    "ClientConfigResponse.pjwt_auth_enabled",
     # Nothing has a price, and an account has no users of its own.
     "BillingUsageResponse.cost_data_through",
     "BillingUsageResponse.data.effective_rate_usd_per_gigabyte_month",
@@ -69,6 +59,11 @@ NEVER_SENT = {
     "SessionSearchResponse.sessions.status.category",
     "SessionSearchResponse.sessions.status.message",
 }
+
+OLDER_FLAGS = {"proto_write_fwdbwd", "fwd_via_fwdbwd", "create_model_via_load_weights"}
+"""Flags of SDKs before the pinned one."""
+
+FLAG_ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| (free)?", re.MULTILINE)
 
 UNUSED_MESSAGES = {"SamplingParams", "StopStrings", "StopTokens"}
 """In the SDK's schema, but in no request or response of it."""
@@ -87,3 +82,12 @@ def test_every_field_of_the_sdk_is_known_but_for_those_of_what_is_not_there() ->
 
 def test_every_protobuf_field_of_the_sdk_has_its_number_here() -> None:
     assert {field.partition(".")[0] for field in unknown_protobuf_fields()} == UNUSED_MESSAGES
+
+
+def test_every_flag_of_the_sdk_is_documented_and_the_free_ones_can_be_set() -> None:
+    section = DOCUMENT.read_text(encoding="utf-8").partition("\n## Flags\n")[2].partition("\n## ")[0]
+    rows = [(set(re.findall(r"\w+", names)), free) for names, free in FLAG_ROW.findall(section)]
+
+    assert set().union(*(names for names, _ in rows)) == client_flags() | OLDER_FLAGS
+    free = set().union(*(names for names, free in rows if free))
+    assert free | {"sample_cancel_enabled"} == set(ClientFlags.model_fields)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from twinkle.server.state import Server, Tenant
+from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
+from twinkle.wire.bodies.base import ResponseBody
 from twinkle.wire.bodies.session import (
     CapabilitiesResponse,
     ClientConfigResponse,
@@ -19,25 +20,25 @@ router = APIRouter()
 
 @router.post("/client/config")
 async def client_config(server: Server, _: Tenant) -> Response:
-    """Flags for a client's lifetime: the SDK's own defaults, and protobuf for those from before 0.25.
+    """Flags for a client's lifetime: the operator's, else the SDK's own defaults, and protobuf for those before 0.25.
 
     A poll for many samples is told apart by the number of its client, so clones then ask for theirs.
     """
     together = True if server.settings.poll_samples_together else None
-    return answer(
-        ClientConfigResponse(
-            proto_write_fwdbwd=True,
-            fwd_via_fwdbwd=True,
-            sample_use_retrieve_futures=together,
-            sample_join_sampling_session=together,
-        )
+    flags = ClientConfigResponse(
+        proto_write_fwdbwd=True,
+        fwd_via_fwdbwd=True,
+        sample_use_retrieve_futures=together,
+        sample_join_sampling_session=together,
     )
+    return answer(flags.model_copy(update=_chosen(server, of=ClientConfigResponse)))
 
 
 @router.post("/client/dynamic_config")
-async def client_dynamic_config(_: Tenant) -> Response:
+async def client_dynamic_config(server: Server, _: Tenant) -> Response:
     """Flags a client asks for again every few minutes."""
-    return answer(ClientDynamicConfigResponse(sample_cancel_enabled=True))
+    flags = ClientDynamicConfigResponse(sample_cancel_enabled=True)
+    return answer(flags.model_copy(update=_chosen(server, of=ClientDynamicConfigResponse)))
 
 
 @router.post("/telemetry")
@@ -61,3 +62,8 @@ async def get_server_capabilities(server: Server, _: Tenant) -> Response:
         if (capabilities := mesh.capabilities) is not None
     }
     return answer(CapabilitiesResponse(supported_models=[models[name] for name in sorted(models)]))
+
+
+def _chosen(server: ServerState, *, of: type[ResponseBody]) -> dict[str, bool | int]:
+    """The flags the operator set, as far as they belong into this answer."""
+    return server.settings.client_flags.model_dump(include=set(of.model_fields), exclude_none=True)

@@ -18,11 +18,18 @@ class ClientConfigRequest(RequestBody):
 class ClientConfigResponse(ResponseBody):
     """Flags for a client's lifetime; the SDK has a default for each one that is absent."""
 
-    proto_compress_fwdbwd: bool | None = None
     parallel_fwdbwd_chunks: bool | None = None
+    proto_compress_fwdbwd: bool | None = None
     fwdbwd_max_chunk_len: int | None = None
     fwdbwd_max_chunk_bytes_count: int | None = None
+    fwdbwd_dispatch_bytes_semaphore_size: int | None = None
+    sample_dispatch_bytes_semaphore_size: int | None = None
+    inflight_response_bytes_semaphore_size: int | None = None
     sample_max_concurrent_requests: int | None = None
+    sample_no_retries: bool | None = None
+    sample_enable_stuck_detection: bool | None = None
+    use_pyqwest_transport: bool | None = None
+    billing_exception_max_pause_duration_sec: int | None = None
     sample_use_retrieve_futures: bool | None = None
     sample_join_sampling_session: bool | None = None
     # Not for the SDK from 0.25 on, which always does so; older ones then send protobuf.
