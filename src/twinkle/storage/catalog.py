@@ -6,14 +6,24 @@ import json
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
-from sqlmodel import Session, col, func, or_, select
+from sqlmodel import Session, and_, col, func, or_, select
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.storage.copies import remove_checkpoints
 from twinkle.storage.database import Database
-from twinkle.storage.tables import AdapterRow, CheckpointRow, SamplingSessionRow
+from twinkle.storage.tables import (
+    AdapterRow,
+    CheckpointRow,
+    LaneRow,
+    OperationRow,
+    SamplingSessionRow,
+    SessionRow,
+)
+
+NO_PROJECT = "default"
+"""The project of sessions that were put into none: the SDK wants a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +75,25 @@ class Catalog:
             return _adapter_of(row)
 
     def adapters(
-        self, tenant: str, *, limit: int, offset: int, session_id: str | None = None
+        self, tenant: str, *, limit: int, offset: int, session_id: str | None = None, project_id: str | None = None
     ) -> tuple[list[Adapter], int]:
-        """A page of the tenant's training runs, newest first, and how many there are."""
+        """A page of the tenant's training runs, the one with the latest request first, and how many there are."""
         with Session(self._engine) as session:
             mine = select(AdapterRow).where(AdapterRow.tenant == tenant)
             if session_id is not None:
                 mine = mine.where(AdapterRow.session == session_id)
+            if project_id is not None:
+                project = func.coalesce(SessionRow.project_id, NO_PROJECT)
+                mine = mine.join(SessionRow, col(SessionRow.id) == AdapterRow.session).where(project == project_id)
             total = session.exec(select(func.count()).select_from(mine.subquery())).one()
-            rows = session.exec(mine.order_by(col(AdapterRow.created_at).desc()).limit(limit).offset(offset)).all()
-            return [_adapter_of(row) for row in rows], total
+            latest = and_(col(OperationRow.lane) == LaneRow.id, col(OperationRow.seq) == LaneRow.max_seq)
+            requested_at = func.coalesce(OperationRow.accepted_at, AdapterRow.created_at)
+            page = (
+                mine.join(LaneRow, col(LaneRow.id) == AdapterRow.id)
+                .outerjoin(OperationRow, latest)
+                .order_by(requested_at.desc(), col(AdapterRow.id).desc())
+            )
+            return [_adapter_of(row) for row in session.exec(page.limit(limit).offset(offset)).all()], total
 
     def newest_adapters(self, *, limit: int) -> list[Adapter]:
         """The newest training runs of every tenant."""

@@ -154,6 +154,30 @@ def test_sessions_are_found_by_what_is_known_of_them(service: tinker.ServiceClie
     assert [one.session_id for one in search(session_id=session_id)] == [session_id]
 
 
+def test_runs_are_listed_by_project_and_the_one_with_the_latest_request_first(api: Api, key: str) -> None:
+    rest = tinker.RestClient(base_url=api.url, api_key=key)
+    clients = [tinker.ServiceClient(base_url=api.url, api_key=key, project_id=name) for name in ("p1", "p2", None)]
+    runs = [
+        client.create_lora_training_client(base_model="tiny/one", rank=4).result() for client in (*clients, clients[0])
+    ]
+    for run in (runs[1], runs[0]):
+        run.optim_step(types.AdamParams()).result()
+
+    def listed(project_id: str | None = None, limit: int = 20) -> tuple[list[str], int]:
+        answer = rest.list_training_runs(limit=limit, project_id=project_id).result()
+        return [run.training_run_id for run in answer.training_runs], answer.cursor.total_count
+
+    first, second, third, fourth = (run.model_id for run in runs)
+    assert listed() == ([first, second, fourth, third], 4)
+    assert listed(limit=2) == ([first, second], 4)
+    assert listed("p1") == ([first, fourth], 2)
+    assert listed("p2") == ([second], 1)
+    assert listed("default") == ([third], 1)
+    assert listed("p3") == ([], 0)
+    for client in clients:
+        client.close("success")
+
+
 def test_the_search_goes_page_by_page(http: httpx.Client) -> None:
     ids = [http.post("/create_session", json={"display_name": f"n{n}"}).json()["session_id"] for n in range(5)]
     http.post(f"/sessions/{ids[0]}/finish", json={"reason": {"type": "errored"}, "detail": "out of luck"})

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.storage.audit import AuditRecord
+from twinkle.storage.catalog import NO_PROJECT
 from twinkle.storage.session_search import FoundSession
 from twinkle.wire.bodies.account import (
     ActiveStatus,
@@ -28,9 +29,6 @@ from twinkle.wire.bodies.account import (
     UserDetails,
 )
 from twinkle.wire.bodies.base import parse_body
-
-NO_PROJECT = "default"
-"""The project of sessions that were put into none: the SDK wants a name."""
 
 Status = ActiveStatus | FinishedStatus | None
 

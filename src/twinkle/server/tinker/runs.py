@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.server.state import Server, ServerState, Tenant
@@ -16,9 +18,17 @@ router = APIRouter()
 
 
 @router.get("/training_runs")
-async def list_runs(server: Server, tenant: Tenant, limit: Limit = 20, offset: Offset = 0) -> Response:
-    """The tenant's training runs, newest first."""
-    page, total = await server.sql.run(server.catalog.adapters, tenant, limit=limit, offset=offset)
+async def list_runs(
+    server: Server,
+    tenant: Tenant,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    project_id: Annotated[str | None, Query(max_length=4096)] = None,
+) -> Response:
+    """The tenant's training runs, the one with the latest request first."""
+    page, total = await server.sql.run(
+        server.catalog.adapters, tenant, limit=limit, offset=offset, project_id=project_id
+    )
     runs = await server.sql.run(_describe_all, server, tenant, page)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(TrainingRunsResponse(training_runs=runs, cursor=cursor))
