@@ -95,6 +95,16 @@ def test_a_bad_parameter_is_named(http: httpx.Client) -> None:
     assert refused.json()["detail"].startswith("limit: ")
 
 
+def test_a_resent_wish_for_a_session_is_answered_with_the_same_one(api: Api, http: httpx.Client) -> None:
+    headers = {"x-idempotency-key": "stainless-python-retry-1"}
+
+    first, again = (http.post("/create_session", json={}, headers=headers).json()["session_id"] for _ in range(2))
+    with api.http(api.new_key()) as stranger:
+        others = stranger.post("/create_session", json={}, headers=headers).json()["session_id"]
+
+    assert first == again != others
+
+
 def test_a_session_lives_until_it_is_finished(http: httpx.Client) -> None:
     body = {"user_metadata": {"a": "b"}, "display_name": "mine"}
     headers = {"X-Idempotency-Key": "once"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,24 @@ def test_sampling_from_a_saved_path(service: tinker.ServiceClient) -> None:
 
     assert drawn.sequences[0].tokens == [0, 1]
     assert sampling.get_base_model() == "tiny/one"
+
+
+def test_a_clone_of_a_sampling_client_has_numbers_of_its_own(
+    api: Api, key: str, service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", key)
+    monkeypatch.setenv("TINKER_BASE_URL", api.url)
+    sampling = service.create_sampling_client(base_model="tiny/one")
+    clone = pickle.loads(pickle.dumps(sampling))
+    prompt, params = types.ModelInput.from_ints([1, 2]), types.SamplingParams(max_tokens=2)
+
+    drawn = [one.sample(prompt, 1, params).result().sequences[0].tokens for one in (sampling, clone, sampling, clone)]
+
+    assert drawn == [[0, 1]] * 4
+    lane = api.worker.executed[-1].lane
+    own, clones = [0, 1], [claim.seq for claim in api.worker.executed_of(lane) if claim.seq >= 1_000_000_000]
+    assert [claim.seq for claim in api.worker.executed_of(lane) if claim.seq not in clones] == own
+    assert [seq % 1_000_000_000 for seq in clones] == own
 
 
 def test_checkpoints_are_listed_published_timed_and_deleted(api: Api, service: tinker.ServiceClient) -> None:

@@ -57,6 +57,19 @@ def test_another_body_under_a_used_number_is_refused_at_once_and_changes_nothing
     assert retrieve(http, ticket["request_id"]).status_code == 200
 
 
+def test_a_resent_ephemeral_save_is_known_by_its_number_though_its_sampling_session_counts_on(
+    api: Api, http: httpx.Client, model_id: str
+) -> None:
+    body = {"model_id": model_id, "seq_id": 1, "sampling_session_seq_id": 0}
+
+    first, again = (http.post("/save_weights_for_sampler", json=body | {"sampling_session_seq_id": n}) for n in (0, 1))
+
+    assert first.json() == again.json()
+    result = retrieve(http, first.json()["request_id"]).json()
+    assert result["sampling_session_id"] == f"{model_id.partition(':train:')[0]}:sample:0"
+    assert [claim.seq for claim in api.worker.executed_of(model_id)] == [0, 1]
+
+
 def test_a_create_model_with_a_drawn_seed_can_be_resent(api: Api, http: httpx.Client, session_id: str) -> None:
     body = {"session_id": session_id, "model_seq_id": 7, "base_model": "tiny/one"}
     first, again = (http.post("/create_model", json=body).json() for _ in range(2))
