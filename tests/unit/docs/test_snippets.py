@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from harness.polling import wait_until
+from harness.servers import free_port
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 120
@@ -47,10 +48,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def service(tmp_path: Path, environment: Mapping[str, str], free_port: int) -> Iterator[dict[str, str]]:
+def service(tmp_path: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """A service without a model, and the variables a client needs for it."""
-    home, url = tmp_path / "home", f"http://127.0.0.1:{free_port}"
-    flags = ("--engine", "null", "--model", "my-model", "--home", str(home), "--port", str(free_port))
+    home, port = tmp_path / "home", free_port()
+    url = f"http://127.0.0.1:{port}"
+    flags = ("--engine", "null", "--model", "my-model", "--home", str(home), "--port", str(port))
     with (tmp_path / "serve.log").open("wb") as log:
         process = subprocess.Popen(["twinkle", "serve", *flags], env=environment, stdout=log, stderr=log)
     try:
