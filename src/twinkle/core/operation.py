@@ -18,6 +18,8 @@ class OperationKind(StrEnum):
     SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
     LOAD_WEIGHTS = "load_weights"
     SAMPLE = "sample"
+    CREATE_CUSTOM_LOSS = "create_custom_loss"
+    """Defines a loss. No worker takes it: it is complete when it is accepted, numbered within its session."""
     FORK = "fork"
     """Begins an adapter as another one was after one of its operations."""
     REWIND = "rewind"
@@ -32,8 +34,8 @@ class OperationKind(StrEnum):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether it waits for its predecessor. Samples do not: they arrive and finish in any order."""
-        return self is not OperationKind.SAMPLE
+        """Whether it waits for its predecessor. Samples and losses do not: they arrive and finish in any order."""
+        return self not in {OperationKind.SAMPLE, OperationKind.CREATE_CUSTOM_LOSS}
 
     @property
     def answers_protobuf(self) -> bool:

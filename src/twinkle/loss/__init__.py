@@ -22,6 +22,7 @@ from twinkle.loss.policy_gradient import ImportanceSampling, StableReinforce
 from twinkle.loss.reference_free import CPOLoss, ORPOLoss, SimPOLoss
 from twinkle.loss.registry import LOSSES, create_loss
 from twinkle.loss.surrogate import Surrogate, differentiate
+from twinkle.loss.traced import TracedLoss
 
 torch_loss_mapping = LOSSES
 """``LOSSES`` under the name scripts import."""
@@ -57,6 +58,7 @@ __all__ = [
     "SimPOLoss",
     "StableReinforce",
     "Surrogate",
+    "TracedLoss",
     "create_datum_loss",
     "create_loss",
     "differentiate",

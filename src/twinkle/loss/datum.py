@@ -8,14 +8,27 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 
 from twinkle.core.errors import InvalidInput
 
 LossConfig = Mapping[str, float | str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """What a loss says of one datum, or of a slice of one; ``d_logprobs`` has the shape of the logprobs.
+
+    ``metrics`` are of the datum alone and named ``name:sum`` or ``name:mean``, which is how they add up over datums.
+    """
+
+    loss: torch.Tensor
+    d_logprobs: torch.Tensor
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +51,27 @@ class DatumLoss(ABC):
     @abstractmethod
     def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The scalar loss of one datum (or of a slice of one, where ``separable``)."""
+
+    def evaluate(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Evaluation:
+        """The loss and its gradient by the logprobs, which need not be part of a graph.
+
+        Raises:
+            UserError: A loss of the client's own cannot be computed; the others never raise.
+        """
+        with torch.enable_grad():
+            leaf = logprobs.detach().requires_grad_(True)
+            value = self(leaf, inputs)
+            (gradient,) = torch.autograd.grad(value, leaf)
+        return Evaluation(loss=value.detach(), d_logprobs=gradient)
+
+    def tensors(self, inputs: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
+        """Those of a datum's inputs that the loss reads, where and as it wants them; they share no memory."""
+        known = (*self.required_inputs, *self.optional_inputs)
+        return {
+            name: torch.as_tensor(np.array(inputs[name])).to(device=device, dtype=torch.float32)
+            for name in known
+            if name in inputs
+        }
 
     @classmethod
     def from_config(cls, config: LossConfig) -> Self:

@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 import torch
 
-from twinkle.core.errors import OutOfMemory
+from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.job_run import JobRun
 from twinkle.model.loss_head import HeadItem, LossHead
@@ -137,11 +137,13 @@ class FusedStep:
                 self._backward(hidden_TH, None if d_hidden_TH is None else d_hidden_TH.zero_())
             raise
         self._backward(hidden_TH, d_hidden_TH)
-        for (run, _), item in zip(places, items, strict=True):
+        for (run, index), item in zip(places, items, strict=True):
+            if item.failure is not None:
+                run.fail(UserError(f"data[{index}]: {item.failure.message}"))
+            if run.failure is not None:
+                continue
             logprobs = torch.cat(item.logprobs).cpu().numpy()
-            loss = float(sum(loss.item() for loss in item.losses))
-            if run.failure is None:
-                run.record(logprobs, loss)
+            run.record(logprobs, float(sum(loss.item() for loss in item.losses)), item.metrics)
 
     def _forward(
         self,
@@ -177,7 +179,6 @@ class FusedStep:
     def _head_item(self, place: Place, span: tuple[int, int]) -> HeadItem:
         run, index = place
         inputs = run.job.data[index].inputs
-        known = (*run.loss.required_inputs, *run.loss.optional_inputs)
         return HeadItem(
             start=span[0],
             end=span[1],
@@ -185,7 +186,7 @@ class FusedStep:
             gradient=run.gradient,
             loss=run.loss,
             targets=self._tensor(inputs["target_tokens"], torch.int64),
-            inputs={name: self._tensor(inputs[name], torch.float32) for name in known if name in inputs},
+            inputs=run.loss.tensors(inputs, self._device),
         )
 
     def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

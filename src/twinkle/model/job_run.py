@@ -37,6 +37,7 @@ class JobRun:
         self._in_place = in_place
         self._logprobs: list[np.ndarray] = []
         self._losses: list[float] = []
+        self._metrics: list[Mapping[str, float]] = []
         self._sum: torch.Tensor | None = None
         self.gradient: Mapping[str, LoraPair] | None = None
         if job.backward:
@@ -48,10 +49,11 @@ class JobRun:
         """Whether there are datums of this rank's share left to run."""
         return self.failure is None and self.next_datum < self.share.stop
 
-    def record(self, logprobs: np.ndarray, loss: float) -> None:
+    def record(self, logprobs: np.ndarray, loss: float, metrics: Mapping[str, float]) -> None:
         """Take the outcome of the next datum."""
         self._logprobs.append(logprobs)
         self._losses.append(loss)
+        self._metrics.append(metrics)
         if not (np.isfinite(loss) and np.isfinite(logprobs).all()):
             self.fail(
                 UserError(
@@ -66,6 +68,7 @@ class JobRun:
         self.next_datum = self.share.start
         self._logprobs.clear()
         self._losses.clear()
+        self._metrics.clear()
         if self._sum is not None:
             self._sum.zero_()
 
@@ -77,7 +80,12 @@ class JobRun:
     def report(self) -> ShareReport:
         """How this rank's share ended, for the other ranks."""
         failure = None if self.failure is None else FailureReport.of(self.failure)
-        return ShareReport(failure=failure, logprobs=tuple(self._logprobs), losses=tuple(self._losses))
+        return ShareReport(
+            failure=failure,
+            logprobs=tuple(self._logprobs),
+            losses=tuple(self._losses),
+            metrics=tuple(self._metrics),
+        )
 
     def take_reports(self, reports: Sequence[ShareReport]) -> None:
         """Take in how every rank's share ended, by rank; the failure of the earliest datums is the job's."""
@@ -86,6 +94,7 @@ class JobRun:
         self.failure = failures[0].to_error() if failures else None
         self._logprobs = [logprobs for report in in_order for logprobs in report.logprobs]
         self._losses = [loss for report in in_order for loss in report.losses]
+        self._metrics = [metrics for report in in_order for metrics in report.metrics]
 
     def add_up(self, ranks: RankGroup) -> None:
         """Add the gradients of all shares; a job that failed has none."""
@@ -102,7 +111,7 @@ class JobRun:
             return self.failure
         num_tokens = sum(datum.tokens.size for datum in self.job.data)
         loss = float(sum(self._losses))
-        metrics = {"loss:sum": loss, "num_tokens:sum": float(num_tokens)}
+        metrics = {"loss:sum": loss, "num_tokens:sum": float(num_tokens), **_add_up(self._metrics)}
         return TrainOutcome(logprobs=self._logprobs, loss=loss, num_tokens=num_tokens, metrics=metrics)
 
     def _commit_gradient(self, total: torch.Tensor) -> None:
@@ -148,6 +157,15 @@ def settle(runs: Sequence[JobRun], ranks: RankGroup) -> None:
         run.take_reports([of_rank[number] for of_rank in reports])
     for run in runs:
         run.add_up(ranks)
+
+
+def _add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of datums as those of their job: each name's suffix says whether to add or to average."""
+    totals: dict[str, float] = {}
+    for of_datum in metrics:
+        for name, value in of_datum.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return {name: total / len(metrics) if name.endswith(":mean") else total for name, total in totals.items()}
 
 
 def all_finite(buffer: torch.Tensor) -> bool:

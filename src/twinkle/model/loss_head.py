@@ -1,9 +1,9 @@
 """From hidden states to logprobs, losses and the gradient of the hidden states, without ever keeping ``[T, vocab]``.
 
 One pass over the vocabulary: for a group of rows compute logits, read off the target logprobs, differentiate the loss
-with autograd on that small vector alone, turn it into the gradient of the logits in place, multiply back. Rows are
-grouped over datums, since rows of the frozen product are independent; everything an adapter sums over is cut at datum
-boundaries and, within a datum, at fixed distances from its start.
+on that small vector alone, turn it into the gradient of the logits in place, multiply back. Rows are grouped over
+datums, since rows of the frozen product are independent; everything an adapter sums over is cut at datum boundaries
+and, within a datum, at fixed distances from its start.
 
 Shapes: T packed tokens, n rows of a group, N tokens of a datum, K targets a token, H hidden size, V vocabulary.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from twinkle.core.errors import UserError
 from twinkle.loss import DatumLoss
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.packed_products import LoopedProducts, SegmentPair
@@ -35,6 +36,9 @@ class HeadItem:
     inputs: Mapping[str, torch.Tensor]
     logprobs: list[torch.Tensor] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    failure: UserError | None = None
+    """Why a loss of the client's own could not be computed; the datum then has no gradient."""
     d_logprobs: torch.Tensor | None = None
     """Known before the vocabulary pass only for a long datum whose loss needs the whole sequence."""
 
@@ -53,6 +57,8 @@ class _Piece:
 
     @property
     def inputs(self) -> Mapping[str, torch.Tensor]:
+        if not self.item.loss.separable:
+            return self.item.inputs
         return {name: values[self.start : self.end] for name, values in self.item.inputs.items()}
 
     @property
@@ -126,10 +132,7 @@ class LossHead:
         for piece in self._pieces([item]):
             logits_nV = self.logits(hidden_TH[piece.rows], [Segment(item.adapter, 0, piece.end - piece.start)])
             scored.append(_target_logprobs(torch.log_softmax(logits_nV, dim=-1), piece))
-        logprobs = torch.cat(scored)
-        loss, item.d_logprobs = _differentiate(item.loss, logprobs, item.inputs)
-        item.logprobs.append(logprobs)
-        item.losses.append(loss)
+        item.d_logprobs = _evaluate(item, torch.cat(scored), item.inputs)
 
     def _run_group(self, hidden_TH: torch.Tensor, group: Sequence[_Piece], d_hidden_TH: torch.Tensor | None) -> None:
         # Pieces of a group need not be neighbours: a long datum scored beforehand leaves a hole.
@@ -167,11 +170,7 @@ class LossHead:
         item = piece.item
         if item.d_logprobs is not None:
             return item.d_logprobs[piece.start : piece.end]
-        logprobs = _target_logprobs(logprobs_nV, piece)
-        loss, gradient = _differentiate(item.loss, logprobs, piece.inputs)
-        item.logprobs.append(logprobs)
-        item.losses.append(loss)
-        return gradient
+        return _evaluate(item, _target_logprobs(logprobs_nV, piece), piece.inputs)
 
 
 def _spans(group: Sequence[_Piece]) -> list[slice]:
@@ -189,11 +188,14 @@ def _target_logprobs(logprobs_nV: torch.Tensor, piece: _Piece) -> torch.Tensor:
     return gathered_nK if piece.item.targets.dim() == 2 else gathered_nK[:, 0]
 
 
-def _differentiate(
-    loss: DatumLoss, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.enable_grad():
-        leaf = logprobs.detach().requires_grad_(True)
-        value = loss(leaf, inputs)
-        (gradient,) = torch.autograd.grad(value, leaf)
-    return value.detach(), gradient
+def _evaluate(item: HeadItem, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Add what the loss says of these rows to the datum's outcome; the gradient by their logprobs."""
+    item.logprobs.append(logprobs)
+    try:
+        evaluation = item.loss.evaluate(logprobs, inputs)
+    except UserError as error:
+        item.failure = error
+        return torch.zeros_like(logprobs)
+    item.losses.append(evaluation.loss)
+    item.metrics = evaluation.metrics
+    return evaluation.d_logprobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,8 +55,9 @@ class FailureReport:
 
 @dataclass(frozen=True, eq=False)
 class ShareReport:
-    """How one rank's share of a job ended: logprobs and losses of its datums, or why not."""
+    """How one rank's share of a job ended: logprobs, losses and metrics of its datums, or why not."""
 
     failure: FailureReport | None
     logprobs: tuple[np.ndarray, ...]
     losses: tuple[float, ...]
+    metrics: tuple[Mapping[str, float], ...]

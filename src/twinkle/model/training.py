@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from twinkle.core.loss_graph import LossGraph
 from twinkle.loss.datum import LossConfig
 from twinkle.module.lora import LoraAdapter
 
@@ -24,13 +25,14 @@ class Datum:
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """One ``forward`` or ``forward_backward`` of one adapter."""
+    """One ``forward`` or ``forward_backward`` of one adapter; ``graph`` is what the loss ``custom`` computes."""
 
     adapter: LoraAdapter
     data: tuple[Datum, ...]
     loss: str
     loss_config: Mapping[str, float | str] = field(default_factory=dict)
     backward: bool = True
+    graph: LossGraph | None = None
 
 
 @dataclass(frozen=True, eq=False)

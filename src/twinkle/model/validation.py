@@ -8,20 +8,24 @@ from collections.abc import Mapping
 import numpy as np
 
 from twinkle.core.errors import InvalidInput
-from twinkle.loss import DatumLoss, create_datum_loss
+from twinkle.core.loss_graph import LossGraph
+from twinkle.loss import DatumLoss, TracedLoss, create_datum_loss
 from twinkle.model.training import AdamParams, Datum, TrainJob
 
 
 def validate_job(job: TrainJob, *, vocab_size: int, max_context_length: int) -> DatumLoss:
     """Raise ``InvalidInput`` for the first thing wrong with ``job``; return its loss."""
-    loss = create_datum_loss(job.loss, job.loss_config)
+    loss = create_datum_loss(job.loss, job.loss_config, job.graph)
     if job.backward and not job.adapter.trainable:
         raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
     if not job.data:
         raise InvalidInput("data", "is empty; send at least one datum")
     for index, datum in enumerate(job.data):
         _validate_tokens(f"data[{index}].model_input", datum.tokens, vocab_size, max_context_length)
-        _validate_inputs(f"data[{index}].loss_fn_inputs", datum, loss, vocab_size)
+        if isinstance(loss, TracedLoss):
+            _validate_traced(f"data[{index}].loss_fn_inputs", datum, loss.graph, vocab_size)
+        else:
+            _validate_inputs(f"data[{index}].loss_fn_inputs", datum, loss, vocab_size)
     return loss
 
 
@@ -68,19 +72,36 @@ def _validate_inputs(field: str, datum: Datum, loss: DatumLoss, vocab_size: int)
         if name not in datum.inputs:
             raise InvalidInput(f"{field}.{name}", f"is missing; {loss.name} needs {', '.join(required)}")
     targets = datum.inputs["target_tokens"]
-    _validate_targets(f"{field}.target_tokens", targets, datum, loss, vocab_size)
+    allowed_ranks = (1, 2) if loss.top_k_targets else (1,)
+    _validate_targets(f"{field}.target_tokens", targets, datum, allowed_ranks, vocab_size)
     for name in (*loss.required_inputs, *loss.optional_inputs):
         if name in datum.inputs:
             _validate_values(f"{field}.{name}", datum.inputs[name], targets.shape)
 
 
-def _validate_targets(field: str, targets: np.ndarray, datum: Datum, loss: DatumLoss, vocab_size: int) -> None:
+def _validate_traced(field: str, datum: Datum, graph: LossGraph, vocab_size: int) -> None:
+    """Ranks alone: what a client's own loss makes of sizes and values is its own affair."""
+    logprobs, *others = graph.inputs
+    for name, rank in [("target_tokens", logprobs.rank), *((declared.name, declared.rank) for declared in others)]:
+        if name not in datum.inputs:
+            raise InvalidInput(f"{field}.{name}", f"is missing; the custom loss {graph.name!r} takes it")
+        if datum.inputs[name].ndim != rank:
+            raise InvalidInput(
+                f"{field}.{name}",
+                f"has rank {datum.inputs[name].ndim}, but the custom loss {graph.name!r} was declared with {rank}",
+            )
+    targets = datum.inputs["target_tokens"]
+    _validate_targets(f"{field}.target_tokens", targets, datum, (logprobs.rank,), vocab_size)
+
+
+def _validate_targets(
+    field: str, targets: np.ndarray, datum: Datum, allowed_ranks: tuple[int, ...], vocab_size: int
+) -> None:
     if targets.dtype.kind not in "iu":
         raise InvalidInput(field, f"has dtype {targets.dtype}, must be int64")
     num_tokens = datum.tokens.size
-    allowed_dims = (1, 2) if loss.top_k_targets else (1,)
-    if targets.ndim not in allowed_dims or targets.shape[0] != num_tokens or targets.size == 0:
-        expected = f"({num_tokens},) or ({num_tokens}, K)" if loss.top_k_targets else f"({num_tokens},)"
+    if targets.ndim not in allowed_ranks or targets.shape[0] != num_tokens or targets.size == 0:
+        expected = " or ".join(f"({num_tokens},)" if rank == 1 else f"({num_tokens}, K)" for rank in allowed_ranks)
         raise InvalidInput(field, f"has shape {targets.shape}, must be {expected}, one row for each input token")
     _validate_ids(field, targets, vocab_size)
 

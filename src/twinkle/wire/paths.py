@@ -1,4 +1,4 @@
-"""The identifiers that carry meaning: ``tinker://`` paths, model ids, sampling session ids.
+"""The identifiers that carry meaning: ``tinker://`` paths, ids of models, sampling sessions and custom losses.
 
 The SDK builds some of these itself, so their form is part of the contract.
 """
@@ -61,6 +61,22 @@ class SamplingSessionId:
         return f"{self.session_id}:sample:{self.sampling_session_seq_id}"
 
 
+@dataclass(frozen=True)
+class CustomLossId:
+    """``<session_id>:loss:<custom_loss_seq_id>``."""
+
+    session_id: str
+    custom_loss_seq_id: int
+
+    def __str__(self) -> str:
+        return f"{self.session_id}:loss:{self.custom_loss_seq_id}"
+
+    @property
+    def lane(self) -> str:
+        """Where the journal numbers the losses of the session."""
+        return f"{self.session_id}:loss"
+
+
 def parse_checkpoint_path(text: str, *, field: str = "path") -> CheckpointPath:
     """Reads a complete checkpoint path."""
     if not text.startswith(SCHEME):
@@ -102,6 +118,12 @@ def parse_sampling_session_id(text: str, *, field: str = "sampling_session_id") 
     """Reads a sampling session id."""
     session_id, number = _parse_numbered(text, ":sample:", field)
     return SamplingSessionId(session_id, number)
+
+
+def parse_custom_loss_id(text: str, *, field: str = "loss_id") -> CustomLossId:
+    """Reads a custom loss's id."""
+    session_id, number = _parse_numbered(text, ":loss:", field)
+    return CustomLossId(session_id, number)
 
 
 def _parse_numbered(text: str, separator: str, field: str) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.loss_graph import LossGraph
 from twinkle.wire import protobuf as pb
 from twinkle.wire.scan import scan_fields
 from twinkle.wire.tensors import (
@@ -67,7 +68,7 @@ class WireDatum:
 
 @dataclass(frozen=True, eq=False)
 class ForwardBackwardBody:
-    """A ``forward_backward`` request, completely read."""
+    """A ``forward_backward`` request, completely read; ``loss_graph`` is what its ``loss_id`` stands for, if known."""
 
     model_id: str
     seq_id: int
@@ -75,6 +76,7 @@ class ForwardBackwardBody:
     loss_fn: str
     loss_fn_config: dict[str, float | str]
     data: tuple[WireDatum, ...]
+    loss_graph: LossGraph | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,7 +137,7 @@ def test_losses_that_may_be_sliced_are_sums_of_their_slices():
 
 
 def test_an_unknown_loss_is_refused_with_the_known_ones():
-    with pytest.raises(InvalidInput, match=r"loss_fn: 'cross_entropi'.*cispo, cross_entropy, dro"):
+    with pytest.raises(InvalidInput, match=r"loss_fn: 'cross_entropi'.*cispo, cross_entropy, custom, dro"):
         create_datum_loss("cross_entropi", {})
 
 
