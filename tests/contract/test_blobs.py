@@ -14,6 +14,8 @@ from twinkle.core.operation import Payload
 from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore, open_blob_store
 from twinkle.storage.payloads import read_payload, write_payload, write_result
 
+NOW = 1_800_000_000.0
+
 
 @pytest.mark.parametrize("data", [b"", b"\x00\xff", bytes(range(256)) * 20_480], ids=["empty", "binary", "5MB"])
 def test_what_was_put_is_what_one_gets(blobs: BlobStore, data: bytes) -> None:
@@ -70,6 +72,34 @@ def test_what_was_deleted_is_missing_and_deleting_again_is_harmless(blobs: BlobS
 
     with pytest.raises(KeyError):
         blobs.get("a/b")
+
+
+def test_blobs_are_listed_in_the_order_of_their_keys_and_page_by_page(blobs: BlobStore) -> None:
+    keys = ["a", "b/c.d", "b/c/d", "b/é", "b-c", "b.c/d", "c/d/e", "z"]
+    for key in keys:
+        blobs.put(key, b"x")
+    ordered = sorted(keys, key=str.encode)
+
+    pages, after = [], ""
+    while page := blobs.scan(after=after, limit=3):
+        pages.append(page)
+        after = page[-1].key
+
+    assert [blob.key for page in pages for blob in page] == ordered
+    assert {blob.size_bytes for page in pages for blob in page} == {1}
+    assert [len(page) for page in pages] == [3, 3, 2]
+
+
+def test_a_folder_that_a_deletion_leaves_empty_goes_and_others_stay(tmp_path: Path) -> None:
+    blobs = FolderStore(tmp_path / "objects")
+    blobs.put("a/b/c", b"x")
+    blobs.put("a/d", b"x")
+    blobs.delete("a/b/c")
+
+    assert sorted(path.name for path in (tmp_path / "objects").rglob("*")) == ["a", "d"]
+    blobs.delete("a/d")
+    assert list((tmp_path / "objects").iterdir()) == []
+    blobs.put("a/b/c", b"x")
 
 
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a/..", ".", "a//b", "a/", "a/./b", "a\x00b"])
@@ -169,8 +199,8 @@ def test_a_bucket_that_is_not_there_is_storage_unavailable(s3_url: str) -> None:
 def test_a_payload_is_inline_up_to_the_limit_and_a_blob_above(blobs: BlobStore, size: int, is_inline: bool) -> None:
     data = b"x" * size
     for payload in (
-        write_payload(blobs, "s:train:0:req:1", data, inline_bytes=10),
-        write_result(blobs, "s:train:0:req:1", data, inline_bytes=10),
+        write_payload(blobs, "s:train:0:req:1", data, inline_bytes=10, now=NOW),
+        write_result(blobs, "s:train:0:req:1", data, inline_bytes=10, now=NOW),
     ):
         assert (payload.inline is not None, payload.blob is not None) == (is_inline, not is_inline)
         assert read_payload(blobs, payload) == data
@@ -179,15 +209,15 @@ def test_a_payload_is_inline_up_to_the_limit_and_a_blob_above(blobs: BlobStore, 
 def test_a_resend_is_stored_once_and_each_operation_has_blobs_of_its_own(blobs: BlobStore) -> None:
     data = b"x" * 100
 
-    resent = {write_payload(blobs, "a:req:1", data, inline_bytes=1).blob for _ in range(2)}
-    payloads = {write_payload(blobs, f"a:req:{seq}", data, inline_bytes=1).blob for seq in range(2)}
-    results = {write_result(blobs, f"a:req:{seq}", data, inline_bytes=1).blob for seq in range(2)}
+    resent = {write_payload(blobs, "a:req:1", data, inline_bytes=1, now=NOW).blob for _ in range(2)}
+    payloads = {write_payload(blobs, f"a:req:{seq}", data, inline_bytes=1, now=NOW).blob for seq in range(2)}
+    results = {write_result(blobs, f"a:req:{seq}", data, inline_bytes=1, now=NOW).blob for seq in range(2)}
 
     assert (len(resent), len(payloads), len(results)) == (1, 2, 2)
 
 
 def test_a_payload_is_stored_whatever_its_lane_is_called(blobs: BlobStore) -> None:
-    payload = write_payload(blobs, "../../etc//\x00:req:1", b"x" * 100, inline_bytes=1)
+    payload = write_payload(blobs, "../../etc//\x00:req:1", b"x" * 100, inline_bytes=1, now=NOW)
 
     assert read_payload(blobs, payload) == b"x" * 100
     assert payload.size_bytes == 100

@@ -16,7 +16,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionPublisher
-from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.blobs import day_of, open_blob_store
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal import Journal
@@ -125,7 +125,8 @@ class FakeWorker:
                 request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure
             )
         result = self._result(claim, records)
-        payload = write_result(self._blobs, claim.request_id, result, inline_bytes=self._settings.inline_payload_bytes)
+        inline_bytes, now = self._settings.inline_payload_bytes, self._clock.now()
+        payload = write_result(self._blobs, claim.request_id, result, inline_bytes=inline_bytes, now=now)
         return Outcome(
             request_id=claim.request_id,
             lane=claim.lane,
@@ -173,7 +174,7 @@ class FakeWorker:
         kind = _KIND_OF_SAVE[claim.kind]
         name = str(body.get("path", f"ephemeral-{claim.seq}"))
         path = f"tinker://{claim.lane}/{kind.segment}/{name}"
-        key = f"checkpoints/{claim.lane}/{kind.segment}/{name}/{claim.seq}/adapter"
+        key = f"checkpoints/{day_of(self._clock.now())}/{claim.lane}/{kind.segment}/{name}/{claim.seq}/adapter"
         self._blobs.put(key, WEIGHTS)
         adapter = self.catalog.adapter(claim.lane)
         checkpoint = Checkpoint(

@@ -228,7 +228,7 @@ class WorkerRig:
             lease_s=lease_s,
         )
         artifacts = Artifacts[NullState](engine=self.engine, catalog=catalog, blobs=blobs, clock=clock)
-        endings = Endings(blobs=blobs, inline_bytes=inline_bytes, max_attempts=max_attempts)
+        endings = Endings(blobs=blobs, clock=clock, inline_bytes=inline_bytes, max_attempts=max_attempts)
         self.residents = Residents[NullState](
             engine=self.engine,
             replay=self.replay,

@@ -363,3 +363,23 @@ def version() -> None:
         print(version_of("twinkle-queue"))
     except PackageNotFoundError:
         print("not installed: run from source")
+@app.command()
+def orphans(
+    older_than_days: Annotated[
+        int, typer.Option(metavar="DAYS", min=2, help="Only what was written so many days ago.")
+    ] = 2,
+    delete: Annotated[bool, typer.Option("--delete", help="Have housekeeping delete them.")] = False,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what lies in the object store and in no row of the journal: leftovers of crashes and refused requests.
+
+    Delete only while the journal is the one that belongs to the store, and no older.
+
+    twinkle orphans --delete
+    """
+    from twinkle.cli.orphans import show_orphans
+
+    show_orphans(_settings(home=home), older_than_days=older_than_days, delete=delete, as_json=as_json)
+
+

@@ -132,6 +132,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         directory=directory,
         catalog=Catalog(database, engine, clock),
         blobs=blobs,
+        clock=clock,
         sql=sql,
         object_io=object_io,
         keys=Keys(directory, clock, sql),

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
 from twinkle.core.ids import request_id_of
@@ -54,11 +55,13 @@ class Submitter:
         inline_bytes: int,
         max_pending: int,
         timeout_s: float,
+        clock: Clock,
     ) -> None:
         self._journal = journal
         self._blobs = blobs
         self._nudger = nudger
         self._blob_threads = blob_threads
+        self._clock = clock
         self._inline_bytes = inline_bytes
         self._max_pending = max_pending
         self._timeout_s = timeout_s
@@ -137,6 +140,7 @@ class Submitter:
             request_id_of(submission.lane, submission.seq),
             data,
             inline_bytes=self._inline_bytes,
+            now=self._clock.now(),
         )
         crash_point("api.payload_stored")
         return replace(submission, payload=payload)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -24,8 +27,21 @@ _RETRY_TIMEOUT = timedelta(seconds=30)
 _log = structlog.get_logger()
 
 
+def day_of(now: float) -> str:
+    """The day, in UTC, that stands second in every key of ours: nobody writes to yesterday's keys."""
+    return datetime.fromtimestamp(now, UTC).date().isoformat()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredBlob:
+    """What a store's listing says of one."""
+
+    key: str
+    size_bytes: int
+
+
 class BlobStore(Protocol):
-    """Bytes under keys like ``checkpoints/run/weights/name/file``. A put is complete or did not happen."""
+    """Bytes under keys like ``results/2026-03-01/run/number``. A put is complete or did not happen."""
 
     def put(self, key: str, data: bytes) -> None:
         """Store ``data``, replacing what was there. Durable when it returns.
@@ -50,6 +66,14 @@ class BlobStore(Protocol):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read at most ``length`` bytes from ``start`` on; raises as :meth:`get` does."""
+        ...
+
+    def scan(self, *, after: str, limit: int) -> list[StoredBlob]:
+        """The first ``limit`` blobs whose keys come after this one, in the order of their bytes.
+
+        Raises:
+            StorageUnavailable: The store did not answer.
+        """
         ...
 
     def presigned_url(self, key: str, lifetime_s: float) -> str | None:
@@ -133,19 +157,44 @@ class FolderStore:
         except OSError as error:
             raise StorageUnavailable(f"the object store could not read {key}: {error.strerror}") from error
 
+    def scan(self, *, after: str, limit: int) -> list[StoredBlob]:
+        """Some blobs, also those of files whose writer died; see :class:`BlobStore`."""
+        try:
+            return [*islice(_files_below(self._root, "", after), limit)]
+        except OSError as error:
+            raise StorageUnavailable(f"the object store could not be listed: {error.strerror}") from error
+
     def presigned_url(self, key: str, lifetime_s: float) -> str | None:
         """A folder has no door of its own."""
         return None
 
     def delete(self, key: str) -> None:
-        """Remove it; see :class:`BlobStore`."""
+        """Remove it, and folders that it leaves empty; see :class:`BlobStore`."""
+        path = self._path(key)
         try:
-            self._path(key).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except OSError as error:
             raise StorageUnavailable(f"the object store could not delete {key}: {error.strerror}") from error
+        with suppress(OSError):
+            while (path := path.parent) != self._root:
+                path.rmdir()
 
     def _path(self, key: str) -> Path:
         return self._root.joinpath(*_checked(key).split("/"))
+
+
+def _files_below(folder: Path, prefix: str, after: str) -> Iterator[StoredBlob]:
+    """In the order of their keys, in which a folder stands where its name with a slash does."""
+    with os.scandir(folder) as entries:
+        names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries)
+    for name in names:
+        key = prefix + name
+        if not name.endswith("/"):
+            if key > after:
+                yield StoredBlob(key=key, size_bytes=(folder / name).stat().st_size)
+        elif key > after or after.startswith(key):
+            with suppress(FileNotFoundError):  # it was emptied just now
+                yield from _files_below(folder / name, key, after)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -207,6 +256,14 @@ class ObjectStore:
             raise KeyError(key) from None
         except (ObstoreError, OSError) as error:
             raise _unavailable("read", key, error) from error
+
+    def scan(self, *, after: str, limit: int) -> list[StoredBlob]:
+        """Some blobs; see :class:`BlobStore`."""
+        try:
+            page = next(iter(obstore.list(self._store, offset=after or None, chunk_size=limit)), [])
+        except (ObstoreError, OSError) as error:
+            raise _unavailable("list after", after, error) from error
+        return [StoredBlob(key=found["path"], size_bytes=found["size"]) for found in page]
 
     def presigned_url(self, key: str, lifetime_s: float) -> str | None:
         """A URL signed with the store's credentials; see :class:`BlobStore`."""

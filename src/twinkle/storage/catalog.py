@@ -25,6 +25,8 @@ from twinkle.storage.tables import (
 NO_PROJECT = "default"
 """The project of sessions that were put into none: the SDK wants a name."""
 
+CHECKPOINTS = "checkpoints/"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:

@@ -14,6 +14,8 @@ from twinkle.storage.payloads import PAYLOADS
 from twinkle.storage.waste import doom
 
 _COLUMNS = "adapter, seq, blob, size_bytes, created_at, is_start"
+SNAPSHOTS = "snapshots/"
+
 _BATCH = 1000
 _MAX_RUNS = 200
 

@@ -223,6 +223,18 @@ class OperationRow(SQLModel, table=True):
             sqlite_where=text("state = 'done'"),
             postgresql_where=text("state = 'done'"),
         ),
+        Index(
+            "operation_payload_blob",
+            "payload_blob",
+            sqlite_where=text("payload_blob IS NOT NULL"),
+            postgresql_where=text("payload_blob IS NOT NULL"),
+        ),
+        Index(
+            "operation_result_blob",
+            "result_blob",
+            sqlite_where=text("result_blob IS NOT NULL"),
+            postgresql_where=text("result_blob IS NOT NULL"),
+        ),
     )
     request_id: str = Field(primary_key=True)
     tenant: str
@@ -312,7 +324,7 @@ class SnapshotRow(SQLModel, table=True):
     """A recovery point: the adapter's state after operation ``seq``, which cannot be replayed if it ``is_start``."""
 
     __tablename__ = "snapshot"
-    __table_args__ = (Index("snapshot_age", "created_at"),)
+    __table_args__ = (Index("snapshot_age", "created_at"), Index("snapshot_blob", "blob"))
     adapter: str = Field(primary_key=True, foreign_key="adapter.id")
     seq: int = Field(primary_key=True)
     blob: str

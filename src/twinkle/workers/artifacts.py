@@ -10,8 +10,8 @@ from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Stor
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
-from twinkle.storage.blobs import BlobStore
-from twinkle.storage.catalog import Catalog
+from twinkle.storage.blobs import BlobStore, day_of
+from twinkle.storage.catalog import CHECKPOINTS, Catalog
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
 from twinkle.workers.age import encrypt_files
 from twinkle.workers.engine import Engine, State
@@ -65,9 +65,9 @@ class Artifacts(Generic[State]):
                 f"checkpoint {path} exists with other content; save under another name,"
                 " delete it first, or pass overwrite=True",
             )
-        folder = f"checkpoints/{adapter.replace(':', '/')}/{kind.segment}/{name}/{seq}"
-        files = {file: self._store(f"{folder}/{_sha256(data)[:32]}/{file}", data) for file, data in contents.items()}
         now = self._clock.now()
+        folder = f"{CHECKPOINTS}{day_of(now)}/{adapter.replace(':', '/')}/{kind.segment}/{name}/{seq}"
+        files = {file: self._store(f"{folder}/{_sha256(data)[:32]}/{file}", data) for file, data in contents.items()}
         return Checkpoint(
             path=path,
             tenant=owner.tenant,

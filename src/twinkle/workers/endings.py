@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from twinkle.core.clock import Clock
 from twinkle.core.errors import UserError
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome
 from twinkle.scheduler.retry import Retry, decide
@@ -39,6 +40,7 @@ class Endings:
     """Adds the end of each attempt to an execution. Results above ``inline_bytes`` become blobs."""
 
     blobs: BlobStore
+    clock: Clock
     inline_bytes: int
     max_attempts: int
 
@@ -54,7 +56,9 @@ class Endings:
                 lane=claim.lane,
                 seq=claim.seq,
                 kind=claim.kind,
-                result=write_result(self.blobs, claim.request_id, result, inline_bytes=self.inline_bytes),
+                result=write_result(
+                    self.blobs, claim.request_id, result, inline_bytes=self.inline_bytes, now=self.clock.now()
+                ),
                 device_s=device_s,
                 num_tokens=num_tokens,
             )

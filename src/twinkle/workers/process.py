@@ -73,7 +73,12 @@ class MeshProcess:
         blobs = open_blob_store(settings.resolved_object_store)
         redis_url = settings.redis_url.get_secret_value()
         artifacts = Artifacts(engine=engine, catalog=catalog, blobs=blobs, clock=clock)
-        endings = Endings(blobs=blobs, inline_bytes=settings.inline_payload_bytes, max_attempts=settings.max_attempts)
+        endings = Endings(
+            blobs=blobs,
+            clock=clock,
+            inline_bytes=settings.inline_payload_bytes,
+            max_attempts=settings.max_attempts,
+        )
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
         snapshot_store = SnapshotStore(database, clock)
         self._snapshots = Snapshots(

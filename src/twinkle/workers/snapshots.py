@@ -13,8 +13,8 @@ from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.scheduler.retention import Pace, Retention
-from twinkle.storage.blobs import BlobStore
-from twinkle.storage.snapshots import Snapshot, SnapshotStore
+from twinkle.storage.blobs import BlobStore, day_of
+from twinkle.storage.snapshots import SNAPSHOTS, Snapshot, SnapshotStore
 
 _log = structlog.get_logger()
 
@@ -85,10 +85,10 @@ class Snapshots:
     def _stored(self, adapter: str, seq: int, data: bytes, *, is_start: bool) -> Snapshot:
         """The key names the content: a holder that has lost its mesh and writes late replaces nobody's bytes."""
         digest = hashlib.sha256(data).hexdigest()
-        key = f"snapshots/{adapter.replace(':', '/')}/{seq}-{digest[:32]}.safetensors"
+        now = self.clock.now()
+        key = f"{SNAPSHOTS}{day_of(now)}/{adapter.replace(':', '/')}/{seq}-{digest[:32]}.safetensors"
         self.blobs.put(key, data)
         self._read_back(key, data)
-        now = self.clock.now()
         return Snapshot(adapter=adapter, seq=seq, blob=key, size_bytes=len(data), created_at=now, is_start=is_start)
 
     def _read_back(self, key: str, data: bytes) -> None:

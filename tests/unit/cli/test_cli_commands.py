@@ -21,11 +21,26 @@ from twinkle.cli import main
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.settings import Settings
+from twinkle.storage.blobs import FolderStore
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.meshes import Meshes
+from twinkle.storage.waste import Waste
 
-COMMANDS = ["serve", "server", "worker", "housekeeping", "flower", "keys", "tenants", "status", "top", "version"]
+COMMANDS = [
+    "serve",
+    "server",
+    "worker",
+    "housekeeping",
+    "flower",
+    "keys",
+    "tenants",
+    "orphans",
+    "status",
+    "top",
+    "version",
+]
 HEAVY = ["torch", "sqlalchemy", "celery", "tinker", "transformers", "fastapi", "redis", "pydantic", "numpy"]
 
 
@@ -166,6 +181,23 @@ def test_tenants_get_weights_and_limits_and_lose_them_again(twinkle: Twinkle, tm
     assert [done.returncode for done in refused] == [2, 2, 2]
     assert "no tenant 'bob'" in refused[0].stderr and "--max-running must be a whole number" in refused[2].stderr
     assert "no limit" in twinkle("tenants", "list", *home).stdout
+
+
+def test_orphans_are_counted_and_given_to_housekeeping_if_asked(twinkle: Twinkle, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    objects = FolderStore(tmp_path / "objects")
+    for name in ("a", "b"):
+        objects.put(f"payloads/2020-01-01/{name}/x", b"1234")
+
+    shown = json.loads(twinkle("orphans", "--json", *home).stdout)
+    deleted = twinkle("orphans", "--delete", *home)
+    after = twinkle("orphans", *home)
+
+    assert shown == [{"kind": "payloads", "blobs": 2, "bytes": 8}]
+    assert "housekeeping deletes them" in deleted.stdout
+    assert "nothing" in after.stdout
+    settings = Settings(home=tmp_path)
+    assert Waste(Database(settings.resolved_database_url), SystemClock()).delete(objects, older_than_s=0) == 2
 
 
 def test_top_shows_each_tenants_line(twinkle: Twinkle, tmp_path: Path, clock: HandClock) -> None:

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from twinkle.core.clock import SystemClock
 from twinkle.core.errors import Conflict, Overloaded, StorageUnavailable, UserError
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.server.submit import Submitter
@@ -67,6 +68,7 @@ async def _submitter(
         inline_bytes=16,
         max_pending=max_pending,
         timeout_s=timeout_s,
+        clock=SystemClock(),
     )
     submitter.start()
     yield submitter

@@ -1,0 +1,90 @@
+"""Objects that nothing ever referred to: their writer died, or was refused, before the journal knew of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+
+from twinkle.core.clock import Clock
+from twinkle.storage.blobs import BlobStore, StoredBlob
+from twinkle.storage.catalog import CHECKPOINTS
+from twinkle.storage.database import Database, Transaction
+from twinkle.storage.lanes import placeholders
+from twinkle.storage.payloads import PAYLOADS, RESULTS
+from twinkle.storage.snapshots import SNAPSHOTS
+from twinkle.storage.waste import doom
+
+_PAGE = 1000
+
+
+class Orphans:
+    """Compares the object store with the journal."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def pages(self, blobs: BlobStore, *, older_than_days: int) -> Iterator[list[StoredBlob]]:
+        """What nothing refers to, a page of the store at a time.
+
+        A blob's key holds the day on which it was written. Two days later everything written then is referred to or
+        never will be: an attempt is over after minutes, and whoever tries again writes under another day.
+
+        Raises:
+            StorageUnavailable: A store did not answer.
+        """
+        today = datetime.fromtimestamp(self._clock.now(), UTC).date()
+        last_day = (today - timedelta(days=older_than_days)).isoformat()
+        page = blobs.scan(after="", limit=_PAGE)
+        while page:
+            old = {blob.key: blob for blob in page if _is_of_ours(blob.key) and blob.key.split("/")[1] <= last_day}
+            with self._database.transaction() as transaction:
+                needed = _referred_to(transaction, list(old))
+            yield [blob for key, blob in old.items() if key not in needed]
+            page = blobs.scan(after=page[-1].key, limit=_PAGE)
+
+    def give_up(self, orphans: Iterable[StoredBlob]) -> None:
+        """Have housekeeping delete them with everything else that was given up."""
+        with self._database.transaction() as transaction:
+            doom(transaction, [blob.key for blob in orphans], now=self._clock.now())
+
+
+def _is_of_ours(key: str) -> bool:
+    kind, _, rest = key.partition("/")
+    return f"{kind}/" in (CHECKPOINTS, PAYLOADS, RESULTS, SNAPSHOTS) and "/" in rest
+
+
+def _referred_to(transaction: Transaction, keys: list[str]) -> set[str]:
+    """Those that something needs, and those that are given up already."""
+
+    def found(column: str, table: str, prefix: str = "") -> set[str]:
+        asked = [key for key in keys if key.startswith(prefix)]
+        statement = f"SELECT {column} FROM {table} WHERE {column} IN ({placeholders(asked)})"
+        return {row[0] for row in transaction.execute(statement, asked).fetchall()}
+
+    return (
+        found("payload_blob", "operation", PAYLOADS)
+        | found("result_blob", "operation", RESULTS)
+        | found("blob", "snapshot", SNAPSHOTS)
+        | found("key", "doomed_blob")
+        | _files(transaction, {_path_of(key) for key in keys if key.startswith(CHECKPOINTS)})
+    )
+
+
+def _files(transaction: Transaction, paths: set[str]) -> set[str]:
+    """The keys of these checkpoints' files, and of all those that several checkpoints share."""
+    if not paths:
+        return set()
+    rows = transaction.execute(
+        f"SELECT files FROM checkpoint WHERE path IN ({placeholders(paths)})"
+        " UNION ALL SELECT files FROM checkpoint WHERE files_group IS NOT NULL",
+        sorted(paths),
+    ).fetchall()
+    return {file["key"] for row in rows for file in json.loads(row[0]).values()}
+
+
+def _path_of(key: str) -> str:
+    """``checkpoints/<day>/<adapter>/<segment>/<name>/<seq>/<content>/<file>``, with slashes in the adapter's id."""
+    *adapter, segment, name, _, _, _ = key.split("/")[2:]
+    return f"tinker://{':'.join(adapter)}/{segment}/{name}"
