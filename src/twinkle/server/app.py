@@ -10,6 +10,7 @@ import structlog
 from fastapi import Depends, FastAPI, Request
 from sqlalchemy import Engine
 
+from twinkle import __version__
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
@@ -25,6 +26,8 @@ from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
 from twinkle.server.native import router as native_router
 from twinkle.server.openai import router as openai_router
+from twinkle.server.openapi import Api
+from twinkle.server.openapi import router as openapi_router
 from twinkle.server.queue_board import QueueBoard
 from twinkle.server.quota import Quotas
 from twinkle.server.state import ServerState
@@ -75,8 +78,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
             yield
         _log.info("api.stopped")
 
-    app = FastAPI(
+    app = Api(
+        title="Twinkle",
+        version=__version__,
+        summary="Training of many tenants' LoRA adapters on one base model, and sampling from them.",
         lifespan=lifespan,
+        # The document has a route of its own.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -86,9 +93,10 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     install_error_answers(app)
     app.include_router(health.router)
     app.include_router(downloads.router)
-    app.include_router(tinker_router)
-    app.include_router(native_router)
-    app.include_router(openai_router)
+    app.include_router(tinker_router, tags=["tinker"])
+    app.include_router(native_router, tags=["native"])
+    app.include_router(openai_router, tags=["openai"])
+    app.include_router(openapi_router)
     return app
 
 

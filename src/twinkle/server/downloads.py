@@ -13,10 +13,18 @@ from fastapi.responses import StreamingResponse
 from twinkle.core.errors import NotFound
 from twinkle.server.errors import refusal
 from twinkle.server.links import DOWNLOADS
+from twinkle.server.openapi import BYTES, Access, Raw, described
 from twinkle.server.state import Server, ServerState
 
 _PIECE_BYTES = 2**20
-_MEDIA_TYPE = "application/octet-stream"
+# What a route of files says of itself.
+FILE = described(
+    Raw(BYTES, "The file."),
+    others={206: Raw(BYTES, "The part of it that was asked for.")},
+    refusals=[403, 404, 416],
+    headers=["Range"],
+    access=Access.NONE,
+)
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 router = APIRouter(prefix=DOWNLOADS)
@@ -30,7 +38,8 @@ class Part:
     end: int
 
 
-@router.api_route("/{key:path}", methods=["GET", "HEAD"])
+@router.get("/{key:path}", openapi_extra=FILE)
+@router.head("/{key:path}", openapi_extra=FILE)
 async def download(
     key: str, request: Request, server: Server, expires: Annotated[int, Query(ge=0, le=2**53)], signature: str
 ) -> Response:
@@ -53,8 +62,8 @@ async def download(
         headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{size_bytes}"
     headers["Content-Length"] = str(part.end - part.start)
     if request.method == "HEAD":
-        return Response(status_code=status, headers=headers, media_type=_MEDIA_TYPE)
-    return StreamingResponse(_pieces(server, key, part), status_code=status, headers=headers, media_type=_MEDIA_TYPE)
+        return Response(status_code=status, headers=headers, media_type=BYTES)
+    return StreamingResponse(_pieces(server, key, part), status_code=status, headers=headers, media_type=BYTES)
 
 
 def read_range(header: str, size_bytes: int) -> Part | None:

@@ -37,6 +37,7 @@ from twinkle.core.errors import (
 )
 from twinkle.core.ids import new_id
 from twinkle.server import openai_refusals
+from twinkle.wire.bodies.base import complaint
 
 JSON = "application/json"
 
@@ -126,7 +127,7 @@ async def _answer_invalid_parameter(request: Request, error: Exception) -> Respo
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"][1:]) or "request"
-    return _refuse(request, 422, f"{field}: {first['msg']}", InvalidInput.code, field=field)
+    return _refuse(request, 422, f"{field}: {complaint(first)}", InvalidInput.code, field=field)
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal, NotRequired
 
 import orjson
 from fastapi import APIRouter, Response
+from typing_extensions import TypedDict
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.server.errors import JSON
+from twinkle.server.openapi import Access, described
 from twinkle.server.state import Server
 
 router = APIRouter(prefix="/api/v1")
 
 
-@router.get("/healthz")
+class Health(TypedDict):
+    """How it stands, and why not better."""
+
+    status: Literal["ok", "ready", "waiting", "live", "stalled", "unknown"]
+    reasons: NotRequired[list[str]]
+
+
+@router.get("/healthz", openapi_extra=described(Health, access=Access.NONE))
 async def healthz() -> Response:
     """The process answers; nothing is said about what stands behind it."""
-    return Response(b'{"status":"ok"}', media_type=JSON)
+    return _answer(Health(status="ok"))
 
 
-@router.get("/readyz")
+@router.get("/readyz", openapi_extra=described(Health, others={503: Health}, access=Access.NONE))
 async def readyz(server: Server) -> Response:
     """The journal answers and every mesh has a worker; else 503 with the reasons."""
     try:
@@ -31,11 +41,10 @@ async def readyz(server: Server) -> Response:
         reasons = [f"mesh {mesh.name!r} has no live worker" for mesh in meshes if not mesh.alive]
         if not any(mesh.capabilities is not None for mesh in meshes):
             reasons.append("no worker has said yet what it serves")
-    answer = {"status": "waiting" if reasons else "ready", "reasons": reasons}
-    return Response(orjson.dumps(answer), status_code=503 if reasons else 200, media_type=JSON)
+    return _answer(Health(status="waiting" if reasons else "ready", reasons=reasons), is_well=not reasons)
 
 
-@router.get("/livez")
+@router.get("/livez", openapi_extra=described(Health, others={503: Health}, access=Access.NONE))
 async def livez(server: Server, mesh: str | None = None) -> Response:
     """503 when work waits and nothing has moved for too long, on one mesh or any: for a worker's liveness probe.
 
@@ -44,12 +53,15 @@ async def livez(server: Server, mesh: str | None = None) -> Response:
     try:
         stalls = await server.sql.run(partial(server.progress.stalls, after_s=server.settings.stall_s))
     except StorageUnavailable:
-        return Response(b'{"status":"unknown","reasons":[]}', media_type=JSON)
+        return _answer(Health(status="unknown", reasons=[]))
     reasons = [
         f"on mesh {stall.mesh!r} an operation waits for {stall.waits_s:.0f} s and nothing has moved"
         f" for {server.settings.stall_s:.0f} s"
         for stall in stalls
         if mesh in {None, stall.mesh}
     ]
-    answer = {"status": "stalled" if reasons else "live", "reasons": reasons}
-    return Response(orjson.dumps(answer), status_code=503 if reasons else 200, media_type=JSON)
+    return _answer(Health(status="stalled" if reasons else "live", reasons=reasons), is_well=not reasons)
+
+
+def _answer(health: Health, *, is_well: bool = True) -> Response:
+    return Response(orjson.dumps(health), status_code=200 if is_well else 503, media_type=JSON)

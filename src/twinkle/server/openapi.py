@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from http import HTTPStatus
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, model_serializer
+from pydantic.json_schema import JsonSchemaMode
 
 from twinkle.server.errors import JSON, Refusal
 from twinkle.server.openai_refusals import OpenAIRefusal
@@ -26,7 +28,7 @@ PROTOBUF = "application/x-protobuf"
 BYTES = "application/octet-stream"
 EVENTS = "text/event-stream"
 
-# Where a route's own words wait, untouched by FastAPI, which would turn the limits of 64-bit numbers into floats.
+# Where a route's own words are, so that FastAPI leaves them alone: it would make floats of limits of 64 bits.
 _EXTENSION = "x-described"
 _REFERENCE = "#/components/schemas/{model}"
 _METHODS = {"get", "put", "post", "delete", "head"}
@@ -47,7 +49,7 @@ class Raw:
     description: str
 
 
-class Key(Enum):
+class Access(Enum):
     """What opens a route, as lists of alternatives: names of security schemes."""
 
     NONE = ()
@@ -64,47 +66,82 @@ _SCHEMES: JsonObject = {
 }
 
 
+class Description(BaseModel):
+    """What a route takes and gives. Its words are made when the document is written, not when the route is."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    answers: tuple[BodyType | Raw, ...]
+    status: int
+    body: BodyType | Raw | None
+    body_required: bool
+    others: Mapping[int, BodyType | Raw]
+    refusals: frozenset[int]
+    headers: tuple[str, ...]
+    access: Access
+
+    @model_serializer
+    def _words(self) -> JsonObject:
+        schemas: JsonObject = {}
+        refusal = _content([OpenAIRefusal if self.access is Access.CALLER else Refusal], "serialization", schemas)
+        responses = {self.status: _content(self.answers, "serialization", schemas)}
+        responses |= {status: _content([one], "serialization", schemas) for status, one in self.others.items()}
+        responses |= {status: refusal for status in sorted(self._refused() - responses.keys())}
+        words: JsonObject = {
+            "security": [{scheme: []} for scheme in self.access.value],
+            "parameters": [_header(name) for name in self.headers],
+            "responses": {
+                str(status): {"description": HTTPStatus(status).phrase, **content}
+                for status, content in responses.items()
+            },
+            "refusal": refusal,
+            "schemas": schemas,
+        }
+        if self.body is not None:
+            words["requestBody"] = {"required": self.body_required, **_content([self.body], "validation", schemas)}
+        return words
+
+    def _refused(self) -> frozenset[int]:
+        unopened = {Access.NONE: set[int](), Access.ADMINISTRATOR: {404}}.get(self.access, {401})
+        return self.refusals | {400, 503} | unopened | (set() if self.body is None else {413, 429})
+
+
 def described(
     answer: BodyType | Raw | None,
     *also: BodyType | Raw,
     body: BodyType | Raw | None = None,
     body_required: bool = True,
-    others: Mapping[int, BodyType] | None = None,
+    status: int | None = None,
+    others: Mapping[int, BodyType | Raw] | None = None,
     refusals: Iterable[int] = (),
     headers: Sequence[str] = (),
-    key: Key = Key.TENANT,
+    access: Access = Access.TENANT,
 ) -> JsonObject:
     """What a route takes and gives, for its ``openapi_extra``.
 
     Args:
-        answer: What it answers with status 200; ``None``: an empty 204.
+        answer: What it answers when all is well; ``None``: nothing.
         also: Other forms of that answer, in other media types.
         body: What it takes, by the class that reads it.
         body_required: Whether it must be there.
+        status: Of the answer when all is well; 200, or 204 without one.
         others: Answers under other statuses that are no refusals.
         refusals: Statuses of refusals beside those that follow from the rest: 400 and 503 anywhere, 401 where a key is
             needed, 413 and 429 where a body is taken, 422 where a query is.
         headers: Names of optional headers that change the answer.
-        key: What opens it.
+        access: What opens it.
     """
-    schemas: JsonObject = {}
-    refusal = OpenAIRefusal if key is Key.CALLER else Refusal
-    responses = {200: _content([answer, *also], "serialization", schemas)} if answer is not None else {204: {}}
-    responses |= {status: _content([one], "serialization", schemas) for status, one in (others or {}).items()}
-    for status in sorted({*refusals, *_usual_refusals(key, takes_body=body is not None)}):
-        responses.setdefault(status, _content([refusal], "serialization", schemas))
-    words: JsonObject = {
-        "security": [{scheme: []} for scheme in key.value],
-        "parameters": [_header(name) for name in headers],
-        "responses": {
-            str(status): {"description": HTTPStatus(status).phrase, **content} for status, content in responses.items()
-        },
-        "refusal": _content([refusal], "serialization", schemas),
-        "schemas": schemas,
-    }
-    if body is not None:
-        words["requestBody"] = {"required": body_required, **_content([body], "validation", schemas)}
-    return {_EXTENSION: words}
+    description = Description(
+        answers=(*([answer] if answer is not None else []), *also),
+        status=status or (204 if answer is None else 200),
+        body=body,
+        body_required=body_required,
+        others=others or {},
+        refusals=frozenset(refusals),
+        headers=tuple(headers),
+        access=access,
+    )
+    return {_EXTENSION: description}
 
 
 class Api(FastAPI):
@@ -117,9 +154,7 @@ class Api(FastAPI):
             ValueError: A route does not describe itself, or two different classes have one name.
         """
         if self.openapi_schema is None:
-            document = get_openapi(
-                title=self.title, version=self.version, description=self.description, routes=self.routes
-            )
+            document = get_openapi(title=self.title, version=self.version, summary=self.summary, routes=self.routes)
             self.openapi_schema = _completed(document)
         return self.openapi_schema
 
@@ -131,14 +166,7 @@ async def show_document(request: Request, server: Server) -> Response:
     return Response(orjson.dumps(await server.object_io.run(app.openapi)), media_type=JSON)
 
 
-def _usual_refusals(key: Key, *, takes_body: bool) -> set[int]:
-    unopened = {Key.NONE: set[int](), Key.ADMINISTRATOR: {404}}.get(key, {401})
-    return {400, 503} | unopened | ({413, 429} if takes_body else set())
-
-
-def _content(
-    bodies: Sequence[BodyType | Raw], mode: Literal["validation", "serialization"], into: JsonObject
-) -> JsonObject:
+def _content(bodies: Sequence[BodyType | Raw], mode: JsonSchemaMode, into: JsonObject) -> JsonObject:
     """The ``content`` of a request or a response; the schemas it refers to go ``into`` the others."""
     content: JsonObject = {}
     words = []
@@ -147,10 +175,16 @@ def _content(
             content[body.media_type] = {"schema": {}}
             words.append(body.description)
             continue
-        references, definitions = TypeAdapter.json_schemas([("", mode, TypeAdapter(body))], ref_template=_REFERENCE)
-        content[JSON] = {"schema": references["", mode]}
-        _merge(into, definitions.get("$defs", {}))
-    return {"content": content} | ({"description": " ".join(words)} if words else {})
+        content[JSON], definitions = _schema(body, mode)
+        _merge(into, definitions)
+    return ({"content": content} if content else {}) | ({"description": " ".join(words)} if words else {})
+
+
+@cache
+def _schema(body: BodyType, mode: JsonSchemaMode) -> tuple[JsonObject, JsonObject]:
+    """A body's ``schema``, and those it refers to by name."""
+    references, definitions = TypeAdapter.json_schemas([("", mode, TypeAdapter(body))], ref_template=_REFERENCE)
+    return {"schema": references["", mode]}, definitions.get("$defs", {})
 
 
 def _header(name: str) -> JsonObject:

@@ -5,7 +5,7 @@ Unlike a training operation a bad sample may be refused outright, so everything 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -22,6 +22,12 @@ NO_TARGET = -1
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TopK = Annotated[int, Field(ge=0, le=MAX_TOPK)]
+_StopText: TypeAlias = Annotated[str, Field(min_length=1)]
+_StopForms: TypeAlias = (
+    _StopText
+    | Annotated[list[_StopText], Field(max_length=MAX_STOPS)]
+    | Annotated[list[TokenId], Field(max_length=MAX_STOPS)]
+)
 
 
 def _stop(value: object) -> object:
@@ -54,7 +60,9 @@ class SamplingParams(RequestBody):
 
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
     seed: int | None = Field(default=None, ge=-MAX_INT64 - 1, le=2 * MAX_INT64 + 1)
-    stop: Annotated[str | list[str] | list[int] | None, BeforeValidator(_stop)] = None
+    stop: Annotated[
+        str | list[str] | list[int] | None, BeforeValidator(_stop, json_schema_input_type=_StopForms | None)
+    ] = None
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_k: int = Field(default=-1, ge=-1, le=MAX_INT32)
     top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)

@@ -13,7 +13,7 @@ _VARINT, _FIXED64, _BYTES, _GROUP_START, _GROUP_END, _FIXED32 = range(6)
 
 
 class Field(NamedTuple):
-    """One field as it lies in the buffer: ``value`` of a varint, else the bounds of its bytes."""
+    """One field as it lies in the buffer: ``value`` of a varint, or the bounds of its bytes, or neither."""
 
     number: int
     value: int
@@ -27,7 +27,10 @@ class Field(NamedTuple):
 
 
 def scan_fields(raw: bytes | memoryview, start: int = 0, end: int | None = None) -> Iterator[Field]:
-    """Yields the fields of one message in order, and stops at the first that is cut off or malformed."""
+    """Yields the fields of one message in order, and stops at the first that is cut off or malformed.
+
+    What is in a group comes as if it were in the message: the parser keeps a group that it does not know.
+    """
     end = len(raw) if end is None else end
     position = start
     while position < end:
@@ -48,7 +51,10 @@ def scan_fields(raw: bytes | memoryview, start: int = 0, end: int | None = None)
             position += length
         elif wire_type in (_FIXED32, _FIXED64):
             position += 4 if wire_type == _FIXED32 else 8
-        elif wire_type not in (_GROUP_START, _GROUP_END):
+            yield Field(number, 0, -1, -1)
+        elif wire_type in (_GROUP_START, _GROUP_END):
+            yield Field(number, 0, -1, -1)
+        else:
             return
 
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, FakeWorker
+from harness.victim import Victim, attacked
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
@@ -108,6 +109,19 @@ def api(request: pytest.FixtureRequest, serve_api: ServeApi, make_database_url: 
         served.worker.start()
         yield served
         served.worker.stop()
+
+
+@pytest.fixture(scope="package", params=["sqlite", "postgres"])
+def victim(
+    request: pytest.FixtureRequest, serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> Iterator[Victim]:
+    """A tenant that owns one of everything, on each database; its worker rests."""
+    url = make_database_url(request.param)
+    with serve_api(url, long_poll_s=0.01, max_outstanding_samples=1_000_000) as api:
+        api.worker.start()
+        with attacked(api) as one:
+            yield one
+        api.worker.stop()
 
 
 @pytest.fixture

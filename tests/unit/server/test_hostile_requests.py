@@ -1,16 +1,15 @@
 """Whatever is sent to whichever route: a clear refusal or an answer, soon, and never an error of ours.
 
-The routes are those of the app's own OpenAPI document. It has no schemas of bodies, which are read by hand and within
-bounds, so what is sent is a valid body with hostile changes.
+The routes are those of the app's own OpenAPI document. What is sent is a valid body with changes that its schema knows
+nothing of: broken bytes, halves of surrogate pairs, NUL, depth, huge numbers, frames that open to too much.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import httpx
 import pytest
@@ -18,18 +17,14 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.calls import PROTOBUF, passes, retrieve
+from harness.calls import passes
 from harness.fake_worker import BASE_MODEL
 from harness.hostile import NUMBERS, TEXTS, Json, hostile_json, mutated
+from harness.victim import ANSWER_S, REVOKE, Victim
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
+from twinkle.server.errors import JSON
 
-if TYPE_CHECKING:
-    from conftest import ServeApi
-
-ANSWER_S = 5.0
-# It would end the key with which everything else is sent.
-REVOKE = ("DELETE", "/api/v1/auth/apikey/me")
 BODIES: dict[str, Json] = {
     "/api/v1/optim_step": {"model_id": "$run", "seq_id": 5, "adam_params": {"learning_rate": 1e-4, "beta1": 0.9}},
     "/api/v1/save_weights": {
@@ -83,7 +78,6 @@ BODIES: dict[str, Json] = {
     },
     "/api/v1/get_info": {"model_id": "$run"},
     "/api/v1/weights_info": {"tinker_path": "$path"},
-    "/api/v1/training_runs/{run_id}/checkpoints/{segment}/{name}/publish": {},
     "/api/v1/training_runs/{run_id}/checkpoints/{segment}/{name}/ttl": {"ttl_seconds": 1000},
     "/api/v1/copy_weights": {"source_path": "$path", "destination_project_id": "p", "ttl_seconds": 100},
     "/api/v1/sessions/search": {
@@ -102,7 +96,10 @@ BODIES: dict[str, Json] = {
     "/v1/chat/completions": {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},
 }
-"""A valid body of every route that reads JSON; `$name` stands for an id of the tenant that sends it."""
+"""A valid body of every route that takes JSON; `$name` stands for an id of the tenant that sends it."""
+
+IGNORING = {"/api/v1/client/config", "/api/v1/client/dynamic_config", "/api/v1/telemetry"}
+"""They look at no body."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +108,7 @@ class Route:
     path: str
     path_names: tuple[str, ...] = ()
     query_names: tuple[str, ...] = ()
+    body_types: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -124,6 +122,7 @@ def _routes() -> list[Route]:
             path,
             tuple(one["name"] for one in call.get("parameters", ()) if one["in"] == "path"),
             tuple(one["name"] for one in call.get("parameters", ()) if one["in"] == "query"),
+            frozenset(call.get("requestBody", {}).get("content", ())),
         )
         for path, calls in app.openapi()["paths"].items()
         for method, call in calls.items()
@@ -131,51 +130,6 @@ def _routes() -> list[Route]:
 
 
 ROUTES = [route for route in _routes() if (route.method, route.path) != REVOKE]
-
-
-@dataclass(frozen=True)
-class Victim:
-    """A served app whose worker rests, and a tenant that owns one of everything."""
-
-    client: httpx.Client
-    home: str
-    ids: dict[str, str] = field(default_factory=dict)
-
-    def filled(self, template: Json) -> Json:
-        if isinstance(template, dict):
-            return {key: self.filled(value) for key, value in template.items()}
-        if isinstance(template, list):
-            return [self.filled(value) for value in template]
-        return self.ids.get(template, template) if isinstance(template, str) else template
-
-
-def _own_everything(client: httpx.Client) -> dict[str, str]:
-    session = client.post("/api/v1/create_session", json={}).json()["session_id"]
-    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
-    run = client.post("/api/v1/create_model", json=body).json()["model_id"]
-    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
-    sampler = client.post("/api/v1/create_sampling_session", json=body).json()["sampling_session_id"]
-    saved = client.post("/api/v1/save_weights", json={"model_id": run, "seq_id": 1, "path": "kept"}).json()[
-        "request_id"
-    ]
-    tinker = httpx.Client(base_url=f"{client.base_url}/api/v1", headers=client.headers)
-    with tinker:
-        path = retrieve(tinker, saved).json()["path"]
-    return {"$session": session, "$run": run, "$sampler": sampler, "$request": saved, "$path": path}
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def victim(
-    request: pytest.FixtureRequest, serve_api: ServeApi, make_database_url: Callable[[str], str]
-) -> Iterator[Victim]:
-    url = make_database_url(request.param)
-    with serve_api(url, long_poll_s=0.01, max_outstanding_samples=1_000_000) as api:
-        api.worker.start()
-        with httpx.Client(base_url=api.url, headers={"X-API-Key": api.new_key()}, timeout=ANSWER_S) as client:
-            ids = _own_everything(client)
-            with api.worker.paused():
-                yield Victim(client, str(api.settings.home), ids)
-        api.worker.stop()
 
 
 def _draw_url(data: st.DataObject, route: Route, victim: Victim) -> str:
@@ -193,9 +147,9 @@ def _draw_url(data: st.DataObject, route: Route, victim: Victim) -> str:
 
 
 def _draw_body(data: st.DataObject, route: Route, victim: Victim) -> bytes | None:
-    if route.method not in ("POST", "PUT"):
+    if not route.body_types:
         return None
-    if route.path.endswith("/forward_backward"):
+    if JSON not in route.body_types:
         valid = passes(victim.ids["$run"], data.draw(st.integers(0, 10)))
         return data.draw(mutated(valid) | st.binary(max_size=100))
     return data.draw(hostile_json(victim.filled(BODIES[route.path])) | st.binary(max_size=20))
@@ -203,17 +157,30 @@ def _draw_body(data: st.DataObject, route: Route, victim: Victim) -> bytes | Non
 
 def attack(victim: Victim, route: Route, data: st.DataObject) -> None:
     url, body = _draw_url(data, route, victim), _draw_body(data, route, victim)
-    headers = dict(PROTOBUF) if route.path.endswith("/forward_backward") else {"content-type": "application/json"}
+    headers = {"content-type": next(iter(route.body_types), JSON)}
     if body is not None and data.draw(st.integers(0, 5)) == 0:
         body = data.draw(st.sampled_from([body, zstandard.compress(body), zstandard.compress(body)[:-1]]))
         headers["content-encoding"] = data.draw(st.sampled_from(["zstd", "gzip", "identity", "ZSTD", "zstd, zstd"]))
     headers["x-idempotency-key"] = data.draw(st.text("aé\t", max_size=5) | st.just("k" * 2000)).strip()
 
+    _send(victim, route.method, url, body, headers)
+
+
+def send(victim: Victim, route: Route, raw: bytes, headers: dict[str, str]) -> httpx.Response:
+    path = route.path
+    for name in route.path_names:
+        path = path.replace(f"{{{name}}}", str(victim.aimed("a", name)))
+    body = raw.replace(b"$run", victim.ids["$run"].encode())
+    return _send(victim, route.method, path, body, {"content-type": next(iter(route.body_types), JSON), **headers})
+
+
+def _send(victim: Victim, method: str, url: str, body: bytes | None, headers: dict[str, str]) -> httpx.Response:
     started = time.monotonic()
     sent = {name: value.encode("latin-1") for name, value in headers.items()}
-    response = victim.client.request(route.method, url, content=body, headers=sent)
+    response = victim.client.request(method, url, content=body, headers=sent)
     assert time.monotonic() - started < ANSWER_S
     _check(response, victim)
+    return response
 
 
 def _check(response: httpx.Response, victim: Victim) -> None:
@@ -257,10 +224,66 @@ def test_nul_in_a_path_or_a_query_is_refused_whatever_the_database_makes_of_it(v
     assert "NUL" in response.json()["detail"]
 
 
-def test_every_route_that_takes_a_body_is_attacked_with_one() -> None:
-    taking = {route.path for route in ROUTES if route.method in ("POST", "PUT")}
+DEEP = {
+    "lists": b"[" * 200_000,
+    "objects": b'{"a":' * 100_000,
+    "a closed list": b'{"user_metadata":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    "a whole number": b'{"model_id":"$run","seq_id":' + b"9" * 100_000 + b"}",
+    "an exponent": b'{"model_id":"$run","seq_id":1e999999999,"timeout":-1e999999999}',
+    "a key": b'{"' + b"k" * 500_000 + b'":1}',
+    "many keys": b"{" + b",".join(b'"%d":1' % number for number in range(50_000)) + b"}",
+    "a number for everything": b"7",
+    "nothing": b"",
+    "not UTF-8": b'{"session_id":"\xff\xfe"}',
+    "UTF-16": '{"session_id":"a"}'.encode("utf-16"),
+    "a BOM": b"\xef\xbb\xbf{}",
+}
 
-    assert taking == {*BODIES, "/api/v1/forward_backward"}
+
+@pytest.mark.parametrize("raw", DEEP.values(), ids=DEEP)
+def test_what_no_parser_likes_is_refused_at_once_on_every_route(victim: Victim, raw: bytes) -> None:
+    for route in ROUTES:
+        if route.body_types:
+            send(victim, route, raw, {})
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "gzip", "zstd, zstd", "identity"])
+def test_a_bomb_opens_on_no_route(victim: Victim, encoding: str) -> None:
+    bomb = zstandard.compress(bytes(200 << 20))
+    for route in ROUTES:
+        if route.body_types:
+            response = send(victim, route, bomb, {"content-encoding": encoding})
+            assert response.status_code >= 400 or route.path in IGNORING
+
+
+LENGTHS = {
+    "shorter": b"Content-Length: 1\r\n\r\n{}",
+    "longer": b"Content-Length: 9\r\n\r\n{}",
+    "negative": b"Content-Length: -1\r\n\r\n{}",
+    "a word": b"Content-Length: two\r\n\r\n{}",
+    "huge": b"Content-Length: 99999999999999999999999\r\n\r\n{}",
+    "twice": b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "with chunks": b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "a broken chunk": b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+    "an endless chunk": b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}",
+}
+
+
+@pytest.mark.parametrize("rest", LENGTHS.values(), ids=LENGTHS)
+def test_a_wrong_length_harms_nobody_else(victim: Victim, rest: bytes) -> None:
+    url = httpx.URL(victim.base_url)
+    head = f"POST /api/v1/create_session HTTP/1.1\r\nHost: {url.host}\r\nX-API-Key: {victim.key}\r\n".encode()
+    with socket.create_connection((url.host, url.port or 80), timeout=ANSWER_S) as connection:
+        connection.sendall(head + rest)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert not answer.startswith(b"HTTP/1.1 5")
+    assert victim.client.get("/api/v1/healthz").status_code == 200
+
+
+def test_every_route_that_takes_a_body_is_attacked_with_one() -> None:
+    assert {route.path for route in ROUTES if JSON in route.body_types} == set(BODIES)
 
 
 @pytest.mark.parametrize("template", BODIES)
@@ -270,7 +293,7 @@ def test_the_valid_bodies_of_this_attack_are_understood(victim: Victim, template
     for name, own in (("run_id", "$run"), ("session_id", "$session"), ("segment", "weights"), ("name", "kept")):
         path = path.replace(f"{{{name}}}", victim.ids.get(own, own))
 
-    method = next(route.method for route in ROUTES if route.path == template and route.method in ("POST", "PUT"))
+    method = next(route.method for route in ROUTES if route.path == template and route.body_types)
     response = victim.client.request(method, path, json=victim.filled(BODIES[template]))
 
     assert response.status_code in (200, 204, 400, 404, 408), response.text

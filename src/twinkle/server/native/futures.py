@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.storage.journal import OwnedStatus
@@ -16,7 +17,7 @@ _MAX_ANSWER_BYTES = 4 * 2**20
 router = APIRouter()
 
 
-@router.post("/futures/collect")
+@router.post("/futures/collect", openapi_extra=described(CollectResponse, body=CollectRequest))
 async def collect(request: Request, server: Server, tenant: Tenant) -> Response:
     """What has ended among some futures; waits until there is something. Outcomes are kept."""
     body = parse_body(CollectRequest, await server.bodies.read(request))

@@ -8,6 +8,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput
+from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
@@ -33,13 +34,16 @@ _MAX_STEPS_SHOWN = 1000
 router = APIRouter()
 
 
-@router.get("/runs/{run_id}/history")
+@router.get("/runs/{run_id}/history", openapi_extra=described(HistoryResponse, refusals=[404]))
 async def show_history(run_id: str, server: Server, tenant: Tenant) -> Response:
     """Where a run comes from, its latest steps, what of it is kept and what that takes up."""
     return answer(await server.sql.run(_describe, server, run_id, tenant))
 
 
-@router.post("/runs/{run_id}/rewind")
+@router.post(
+    "/runs/{run_id}/rewind",
+    openapi_extra=described(BranchTicket, body=RewindRequest, refusals=[404], headers=["X-Idempotency-Key"]),
+)
 async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Let a run go on from a past state, behind all that was accepted. The same idempotency key: the same rewind."""
     body = parse_body(RewindRequest, await server.bodies.read(request))
@@ -53,7 +57,10 @@ async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) 
     return answer(BranchTicket(request_id=accepted.request_id, run_id=run_id, source=run_id, operation=operation))
 
 
-@router.post("/runs/{run_id}/fork")
+@router.post(
+    "/runs/{run_id}/fork",
+    openapi_extra=described(BranchTicket, body=ForkRequest, refusals=[404], headers=["X-Idempotency-Key"]),
+)
 async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Begin a new run from a past state. The same idempotency key, or number in a session: the same run."""
     body = parse_body(ForkRequest, await server.bodies.read(request))

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import NotFound
 from twinkle.scheduler.overview import overview_of
 from twinkle.scheduler.standing import describe
+from twinkle.server.openapi import Access, described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.wire.bodies.native import MeshQueueResponse, PlaceInLine, StandingResponse, TenantInLine
@@ -19,7 +20,7 @@ ADMIN_HEADER = "x-admin-key"
 router = APIRouter()
 
 
-@router.get("/futures/{request_id}")
+@router.get("/futures/{request_id}", openapi_extra=described(StandingResponse, refusals=[404]))
 async def show_standing(request_id: str, server: Server, tenant: Tenant) -> Response:
     """Where one of the caller's operations stands, why it waits, and when it may start."""
     standing = await server.queue_board.standing(request_id, tenant)
@@ -46,7 +47,7 @@ async def show_standing(request_id: str, server: Server, tenant: Tenant) -> Resp
     )
 
 
-@router.get("/meshes/{mesh}/queue")
+@router.get("/meshes/{mesh}/queue", openapi_extra=described(MeshQueueResponse, access=Access.ADMINISTRATOR))
 async def show_mesh_queue(mesh: str, request: Request, server: Server) -> Response:
     """All tenants' lines on a mesh; for who holds the administrator's key, and for nobody where there is none."""
     _check_admin(server, request.headers.get(ADMIN_HEADER))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.wire.bodies.native import RunResponse
@@ -11,7 +12,7 @@ from twinkle.wire.bodies.native import RunResponse
 router = APIRouter()
 
 
-@router.get("/runs/{run_id}")
+@router.get("/runs/{run_id}", openapi_extra=described(RunResponse, refusals=[404]))
 async def show_run(run_id: str, server: Server, tenant: Tenant) -> Response:
     """A run, and the number of its next operation."""
     run = await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)

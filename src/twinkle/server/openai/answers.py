@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -112,7 +112,7 @@ def chat_logprobs(choice: Choice, text_model: TextModel) -> JsonObject:
     return {"content": content, "refusal": None}
 
 
-def json_answer(body: JsonObject) -> Response:
+def json_answer(body: Mapping[str, object]) -> Response:
     """A whole answer."""
     return Response(orjson.dumps(body), media_type=JSON)
 

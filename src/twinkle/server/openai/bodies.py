@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from twinkle.wire.bodies.base import MAX_INT32, MAX_INT64, Identifier, RequestBody
 
@@ -36,13 +36,26 @@ def _prompts(value: object) -> object:
     if prompts and all(type(token) is int for token in prompts):
         prompts = [prompts]
     if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise ValueError(f"must be one to {MAX_PROMPTS} prompts")
+        raise ValueError(f"must be one to {MAX_PROMPTS} prompts, not {len(prompts)}")
     if not all(isinstance(p, str) or (isinstance(p, list) and all(type(t) is int for t in p)) for p in prompts):
         raise ValueError("must be a text, a list of texts, a list of token ids, or a list of such lists")
     return prompts
 
 
-Off = Annotated[object, AfterValidator(_must_be_off)]
+Off = Annotated[
+    object,
+    AfterValidator(_must_be_off),
+    WithJsonSchema({"enum": [None, False, 0, "", [], {}, {"type": "text"}], "description": "Not supported here."}),
+]
+_StopText: TypeAlias = Annotated[str, Field(min_length=1)]
+_StopForms: TypeAlias = _StopText | Annotated[list[_StopText], Field(max_length=MAX_STOPS)]
+_SomePrompts = Field(min_length=1, max_length=MAX_PROMPTS)
+_PromptForms: TypeAlias = (
+    str
+    | Annotated[list[str], _SomePrompts]
+    | Annotated[list[int], Field(min_length=1)]
+    | Annotated[list[list[int]], _SomePrompts]
+)
 
 
 class StreamOptions(RequestBody):
@@ -56,7 +69,7 @@ class DrawRequest(RequestBody):
 
     model: Identifier
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: Annotated[list[str] | None, BeforeValidator(_stops)] = None
+    stop: Annotated[list[str] | None, BeforeValidator(_stops, json_schema_input_type=_StopForms | None)] = None
     seed: int | None = Field(default=None, ge=-MAX_INT64 - 1, le=MAX_INT64)
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
@@ -77,7 +90,7 @@ class DrawRequest(RequestBody):
 class CompletionRequest(DrawRequest):
     """``POST /v1/completions``."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=_PromptForms)]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: Literal[1] | None = None
     echo: Off = None

@@ -20,13 +20,25 @@ from twinkle.server.openai.answers import (
 from twinkle.server.openai.bodies import ChatRequest
 from twinkle.server.openai.callers import Caller
 from twinkle.server.openai.drawing import Drawing, ServedModel, draw, find_model, plan
+from twinkle.server.openai.shapes import ChatCompletion
+from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.state import Server
 from twinkle.wire.bodies.base import parse_body
 
 router = APIRouter(prefix="/chat")
 
 
-@router.post("/completions")
+@router.post(
+    "/completions",
+    openapi_extra=described(
+        ChatCompletion,
+        Raw(EVENTS, "With `stream`: objects of the kind `chat.completion.chunk`, then `[DONE]`."),
+        body=ChatRequest,
+        refusals=[404, 410],
+        headers=["Idempotency-Key"],
+        access=Access.CALLER,
+    ),
+)
 async def create_chat_completion(request: Request, server: Server, tenant: Caller) -> Response:
     """Answer a conversation."""
     async with server.bodies.receive(request) as received:

@@ -20,6 +20,8 @@ from twinkle.server.openai.answers import (
 from twinkle.server.openai.bodies import CompletionRequest
 from twinkle.server.openai.callers import Caller
 from twinkle.server.openai.drawing import Drawing, ServedModel, draw, find_model, plan
+from twinkle.server.openai.shapes import Completion
+from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.state import Server
 from twinkle.wire.bodies.base import parse_body
 
@@ -28,7 +30,17 @@ _DEFAULT_MAX_TOKENS = 16
 router = APIRouter()
 
 
-@router.post("/completions")
+@router.post(
+    "/completions",
+    openapi_extra=described(
+        Completion,
+        Raw(EVENTS, "With `stream`: objects like the answer with a piece of each text, then `[DONE]`."),
+        body=CompletionRequest,
+        refusals=[404, 410],
+        headers=["Idempotency-Key"],
+        access=Access.CALLER,
+    ),
+)
 async def create_completion(request: Request, server: Server, tenant: Caller) -> Response:
     """Continue one or several prompts."""
     async with server.bodies.receive(request) as received:

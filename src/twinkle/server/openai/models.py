@@ -5,9 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from twinkle.core.adapter import CheckpointKind
-from twinkle.server.openai.answers import JsonObject, json_answer
+from twinkle.server.openai.answers import json_answer
 from twinkle.server.openai.callers import Caller
 from twinkle.server.openai.drawing import find_model
+from twinkle.server.openai.shapes import ModelInfo, ModelList
+from twinkle.server.openapi import Access, described
 from twinkle.server.state import Server
 
 _MAX_CHECKPOINTS = 1000
@@ -15,7 +17,7 @@ _MAX_CHECKPOINTS = 1000
 router = APIRouter(prefix="/models")
 
 
-@router.get("")
+@router.get("", openapi_extra=described(ModelList, access=Access.CALLER))
 async def list_models(server: Server, tenant: Caller) -> Response:
     """What may stand in ``model``; of the checkpoints the newest."""
     meshes = await server.meshes.all()
@@ -24,10 +26,10 @@ async def list_models(server: Server, tenant: Caller) -> Response:
     checkpoints = [checkpoint for checkpoint in found if checkpoint.kind is CheckpointKind.SAMPLER]
     data = [_model(name) for name in names]
     data += [_model(checkpoint.path, created_at=checkpoint.created_at) for checkpoint in checkpoints]
-    return json_answer({"object": "list", "data": data})
+    return json_answer(ModelList(object="list", data=data))
 
 
-@router.get("/{name:path}")
+@router.get("/{name:path}", openapi_extra=described(ModelInfo, refusals=[404], access=Access.CALLER))
 async def show_model(name: str, server: Server, tenant: Caller) -> Response:
     """One model, if the caller may use it."""
     model = await find_model(server, tenant, name)
@@ -38,5 +40,5 @@ async def show_model(name: str, server: Server, tenant: Caller) -> Response:
     return json_answer(_model(name, created_at=created_at))
 
 
-def _model(name: str, *, created_at: float = 0.0) -> JsonObject:
-    return {"id": name, "object": "model", "created": int(created_at), "owned_by": "twinkle"}
+def _model(name: str, *, created_at: float = 0.0) -> ModelInfo:
+    return ModelInfo(id=name, object="model", created=int(created_at), owned_by="twinkle")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.storage.audit import AuditRecord
@@ -30,12 +31,14 @@ from twinkle.wire.bodies.account import (
 )
 from twinkle.wire.bodies.base import parse_body
 
+_DAY = timedelta(days=1)
+
 Status = ActiveStatus | FinishedStatus | None
 
 router = APIRouter()
 
 
-@router.get("/auth/apikey/me")
+@router.get("/auth/apikey/me", openapi_extra=described(ApiKeyResponse))
 async def show_key(request: Request, server: Server, tenant: Tenant) -> Response:
     """What may be told of the key that came with the request."""
     key = await server.sql.run(server.directory.key, request.headers["x-api-key"])
@@ -44,7 +47,7 @@ async def show_key(request: Request, server: Server, tenant: Tenant) -> Response
     return answer(ApiKeyResponse(key_id=key.number, name=key.name, details=details))
 
 
-@router.delete("/auth/apikey/me")
+@router.delete("/auth/apikey/me", openapi_extra=described(None))
 async def revoke_key(request: Request, server: Server, tenant: Tenant) -> Response:
     """Revoke the key that came with the request, and no other."""
     key = request.headers["x-api-key"]
@@ -54,7 +57,7 @@ async def revoke_key(request: Request, server: Server, tenant: Tenant) -> Respon
     return Response(status_code=NO_CONTENT)
 
 
-@router.get("/audit")
+@router.get("/audit", openapi_extra=described(AuditResponse))
 async def audit(
     server: Server,
     tenant: Tenant,
@@ -63,14 +66,14 @@ async def audit(
 ) -> Response:
     """What was done in one day, UTC."""
     of_day = day or moment(server.clock.now()).date()
-    start = datetime(of_day.year, of_day.month, of_day.day, tzinfo=UTC)
-    end = start + timedelta(days=1)
-    records = await server.sql.run(server.audit.entries, tenant, start=start.timestamp(), end=end.timestamp())
+    start = datetime(of_day.year, of_day.month, of_day.day, tzinfo=UTC).timestamp()
+    end = start + _DAY.total_seconds()
+    records = await server.sql.run(server.audit.entries, tenant, start=start, end=end)
     prefix = "" if event_type == "all" else f"{event_type.removesuffix('s')}_"
     return answer(AuditResponse(entries=[_entry(record) for record in records if record.event.startswith(prefix)]))
 
 
-@router.post("/sessions/search")
+@router.post("/sessions/search", openapi_extra=described(SearchResponse, body=SearchRequest))
 async def search_sessions(request: Request, server: Server, tenant: Tenant) -> Response:
     """The tenant's sessions that match, newest first."""
     body = parse_body(SearchRequest, await server.bodies.read(request))

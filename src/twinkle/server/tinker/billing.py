@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import AwareDatetime
 
 from twinkle.core.errors import InvalidInput
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.tables import SessionRow
@@ -33,7 +34,7 @@ _LONGEST = timedelta(days=14)
 router = APIRouter(prefix="/billing/usage")
 
 
-@router.get("/events")
+@router.get("/events", openapi_extra=described(UsageResponse))
 async def usage_events(
     server: Server, tenant: Tenant, starting_on: AwareDatetime, ending_before: AwareDatetime
 ) -> Response:
@@ -42,7 +43,7 @@ async def usage_events(
     return answer(await server.sql.run(_usage, server, tenant, start, end))
 
 
-@router.get("/checkpoints/current")
+@router.get("/checkpoints/current", openapi_extra=described(StoredResponse))
 async def stored_now(
     server: Server, tenant: Tenant, project_id: Annotated[str | None, Query(max_length=4096)] = None
 ) -> Response:

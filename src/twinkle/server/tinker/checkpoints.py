@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import StorageUnavailable
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.server.tinker.sessions import MAX_PAGE, Limit, Offset
@@ -43,7 +44,7 @@ def describe(checkpoint: Checkpoint) -> CheckpointInfo:
     )
 
 
-@router.get("/checkpoints")
+@router.get("/checkpoints", openapi_extra=described(CheckpointsResponse))
 async def list_checkpoints(server: Server, tenant: Tenant, limit: Limit = 100, offset: Offset = 0) -> Response:
     """All of the tenant's checkpoints, newest first."""
     page, total = await server.sql.run(server.catalog.checkpoints, tenant, limit=limit, offset=offset)
@@ -51,7 +52,7 @@ async def list_checkpoints(server: Server, tenant: Tenant, limit: Limit = 100, o
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
 
 
-@router.get("/training_runs/{run_id}/checkpoints")
+@router.get("/training_runs/{run_id}/checkpoints", openapi_extra=described(CheckpointsResponse, refusals=[404]))
 async def list_checkpoints_of_run(
     run_id: str, server: Server, tenant: Tenant, limit: Limit = MAX_PAGE, offset: Offset = 0
 ) -> Response:
@@ -64,7 +65,7 @@ async def list_checkpoints_of_run(
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
 
 
-@router.post("/weights_info")
+@router.post("/weights_info", openapi_extra=described(WeightsInfoResponse, body=WeightsInfoRequest, refusals=[404]))
 async def weights_info(request: Request, server: Server, tenant: Tenant) -> Response:
     """What a client must know to load a checkpoint."""
     body = parse_body(WeightsInfoRequest, await server.bodies.read(request))
@@ -82,7 +83,7 @@ async def weights_info(request: Request, server: Server, tenant: Tenant) -> Resp
     )
 
 
-@router.delete(_CHECKPOINT)
+@router.delete(_CHECKPOINT, openapi_extra=described(None, refusals=[404]))
 async def delete_checkpoint(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
     """Unlist a checkpoint for ever, then remove its files."""
     path = _path(run_id, segment, name)
@@ -92,7 +93,7 @@ async def delete_checkpoint(run_id: str, segment: str, name: str, server: Server
     return Response(status_code=NO_CONTENT)
 
 
-@router.post(_CHECKPOINT + "/publish")
+@router.post(_CHECKPOINT + "/publish", openapi_extra=described(None, refusals=[404]))
 async def publish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
     """Let every tenant read a checkpoint. Twice is harmless: the 409 of the original makes its client hang."""
     path = _path(run_id, segment, name)
@@ -101,7 +102,7 @@ async def publish(run_id: str, segment: str, name: str, server: Server, tenant: 
     return Response(status_code=NO_CONTENT)
 
 
-@router.delete(_CHECKPOINT + "/publish")
+@router.delete(_CHECKPOINT + "/publish", openapi_extra=described(None, refusals=[404]))
 async def unpublish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
     """Keep a checkpoint to its owner again."""
     path = _path(run_id, segment, name)
@@ -110,7 +111,7 @@ async def unpublish(run_id: str, segment: str, name: str, server: Server, tenant
     return Response(status_code=NO_CONTENT)
 
 
-@router.put(_CHECKPOINT + "/ttl")
+@router.put(_CHECKPOINT + "/ttl", openapi_extra=described(None, body=SetTtlRequest, refusals=[404]))
 async def set_ttl(run_id: str, segment: str, name: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Change how long a checkpoint lives from now on; null keeps it for ever."""
     body = parse_body(SetTtlRequest, await server.bodies.read(request))
@@ -121,7 +122,10 @@ async def set_ttl(run_id: str, segment: str, name: str, request: Request, server
     return Response(status_code=NO_CONTENT)
 
 
-@router.get("/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls")
+@router.get(
+    "/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls",
+    openapi_extra=described(ExternalWeightsUrlsResponse, refusals=[404]),
+)
 async def external_weights_urls(run_id: str, name: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """A URL for each file of an external checkpoint, good for a while without a key."""
     path = _path(run_id, CheckpointKind.EXTERNAL.segment, name)

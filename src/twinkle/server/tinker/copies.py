@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import NotFound
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.sessions import MAX_IDEMPOTENCY_KEY_LENGTH
@@ -20,7 +21,12 @@ _KEY_PREFIX = "copy:"
 router = APIRouter()
 
 
-@router.post("/copy_weights")
+@router.post(
+    "/copy_weights",
+    openapi_extra=described(
+        CopyWeightsResponse, body=CopyWeightsRequest, refusals=[404], headers=["X-Idempotency-Key"]
+    ),
+)
 async def copy_weights(request: Request, server: Server, tenant: Tenant) -> Response:
     """Copy a checkpoint that the caller may read. The same idempotency key, or number in a session: the same copy."""
     body = parse_body(CopyWeightsRequest, await server.bodies.read(request))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeAlias
 
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import Expired, NotFound, StorageUnavailable
 from twinkle.core.operation import FutureStatus
 from twinkle.server.errors import JSON
+from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
 from twinkle.storage.payloads import read_payload
@@ -25,17 +27,48 @@ from twinkle.wire.bodies.futures import (
     RetrieveFuturesRequest,
     RetrieveFuturesResponse,
 )
+from twinkle.wire.bodies.runs import BranchResponse
+from twinkle.wire.bodies.training import (
+    CreateModelResponse,
+    LoadWeightsResponse,
+    OptimStepResponse,
+    SaveWeightsExternalResponse,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+)
 
 _NOT_READY = 408
-_PROTOBUF = "application/x-protobuf"
 # A client asks again at once after a 408.
 _STORAGE_PAUSE_S = 1.0
 _STORAGE_AWAY = "the server's storage does not answer right now; accepted operations are kept"
 
+# What results look like that are not protobuf, and what stands for one.
+Outcome: TypeAlias = (
+    CreateModelResponse
+    | OptimStepResponse
+    | SaveWeightsResponse
+    | SaveWeightsForSamplerResponse
+    | SaveWeightsExternalResponse
+    | LoadWeightsResponse
+    | BranchResponse
+    | FailedResponse
+    | MetadataResponse
+)
+
 router = APIRouter()
 
 
-@router.post("/retrieve_future")
+@router.post(
+    "/retrieve_future",
+    openapi_extra=described(
+        Outcome,
+        Raw(PROTOBUF, "A ForwardBackwardOutput or a SampleResponse of twinkle/wire/schema.proto."),
+        body=RetrieveFutureRequest,
+        others={408: PendingResponse},
+        refusals=[404, 410],
+        headers=["X-Tinker-Request-Type"],
+    ),
+)
 async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> Response:
     """The outcome when it is there, else 408 after the poll's time. Outcomes can be read again and again."""
     body = parse_body(RetrieveFutureRequest, await server.bodies.read(request))
@@ -55,7 +88,10 @@ async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> R
         return answer(away, status=_NOT_READY)
 
 
-@router.post("/retrieve_futures")
+@router.post(
+    "/retrieve_futures",
+    openapi_extra=described(RetrieveFuturesResponse, body=RetrieveFuturesRequest, refusals=[404]),
+)
 async def retrieve_futures(request: Request, server: Server, tenant: Tenant) -> Response:
     """What of a sampling client's samples ended after the cursor; waits until there is something. Outcomes are kept."""
     body = parse_body(RetrieveFuturesRequest, await server.bodies.read(request))
@@ -72,7 +108,7 @@ async def retrieve_futures(request: Request, server: Server, tenant: Tenant) -> 
     return answer(RetrieveFuturesResponse(completions=[_completion(sample) for sample in ended], cursor=cursor))
 
 
-@router.post("/cancel_future")
+@router.post("/cancel_future", openapi_extra=described(None, body=CancelFutureRequest, refusals=[404]))
 async def cancel_future(request: Request, server: Server, tenant: Tenant) -> Response:
     """End a sample nobody wants any more. One that has ended keeps its outcome."""
     body = parse_body(CancelFutureRequest, await server.bodies.read(request))
@@ -102,4 +138,4 @@ async def _outcome(server: ServerState, status: FutureStatus, *, allow_metadata_
         return answer(MetadataResponse(response_payload_size=status.result.size_bytes))
     else:
         data = await server.object_io.run(read_payload, server.blobs, status.result)
-    return Response(data, media_type=_PROTOBUF if status.kind.answers_protobuf else JSON)
+    return Response(data, media_type=PROTOBUF if status.kind.answers_protobuf else JSON)

@@ -11,6 +11,7 @@ from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, ticket
@@ -18,6 +19,7 @@ from twinkle.storage.directory import metadata_of
 from twinkle.storage.meshes import MeshStatus
 from twinkle.storage.records import NewAdapter
 from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.training import (
     CreateModelRequest,
     GetInfoRequest,
@@ -36,7 +38,7 @@ _SEED_BITS = 63
 router = APIRouter()
 
 
-@router.post("/create_model")
+@router.post("/create_model", openapi_extra=described(FutureResponse, body=CreateModelRequest, refusals=[404]))
 async def create_model(request: Request, server: Server, tenant: Tenant) -> Response:
     """A new adapter on a base model. A resend gets the same one, also when its seed was drawn here."""
     body = parse_body(CreateModelRequest, await server.bodies.read(request))
@@ -96,7 +98,7 @@ async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWei
     return await _open(server, adapter, OperationKind.LOAD_WEIGHTS, payload, body_digest(body))
 
 
-@router.post("/get_info")
+@router.post("/get_info", openapi_extra=described(GetInfoResponse, body=GetInfoRequest, refusals=[404]))
 async def get_info(request: Request, server: Server, tenant: Tenant) -> Response:
     """What an adapter is, at once and without a future."""
     body = parse_body(GetInfoRequest, await server.bodies.read(request))

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from twinkle.core.adapter import CheckpointKind
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.checkpoints import describe
@@ -17,7 +18,7 @@ from twinkle.wire.bodies.checkpoints import Cursor, TrainingRun, TrainingRunsRes
 router = APIRouter()
 
 
-@router.get("/training_runs")
+@router.get("/training_runs", openapi_extra=described(TrainingRunsResponse))
 async def list_runs(
     server: Server,
     tenant: Tenant,
@@ -34,7 +35,7 @@ async def list_runs(
     return answer(TrainingRunsResponse(training_runs=runs, cursor=cursor))
 
 
-@router.get("/training_runs/{run_id}")
+@router.get("/training_runs/{run_id}", openapi_extra=described(TrainingRun, refusals=[404]))
 async def show_run(run_id: str, server: Server, tenant: Tenant) -> Response:
     """One training run."""
     run = await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, canonical_json
@@ -47,7 +48,10 @@ class ReadSample:
     payload: bytes
 
 
-@router.post("/create_sampling_session")
+@router.post(
+    "/create_sampling_session",
+    openapi_extra=described(CreateSamplingSessionResponse, body=CreateSamplingSessionRequest, refusals=[404]),
+)
 async def create_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A place to sample from: a base model, or a checkpoint of either kind."""
     body = parse_body(CreateSamplingSessionRequest, await server.bodies.read(request))
@@ -69,7 +73,10 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     return answer(CreateSamplingSessionResponse(sampling_session_id=session.id))
 
 
-@router.post("/join_sampling_session")
+@router.post(
+    "/join_sampling_session",
+    openapi_extra=described(JoinSamplingSessionResponse, body=JoinSamplingSessionRequest, refusals=[404]),
+)
 async def join_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A number for one more client of a sampling session, no other's."""
     body = parse_body(JoinSamplingSessionRequest, await server.bodies.read(request))
@@ -77,14 +84,14 @@ async def join_sampling_session(request: Request, server: Server, tenant: Tenant
     return answer(JoinSamplingSessionResponse(client_counter=number))
 
 
-@router.get("/samplers/{sampler_id}")
+@router.get("/samplers/{sampler_id}", openapi_extra=described(SamplerResponse, refusals=[404]))
 async def show_sampler(sampler_id: str, server: Server, tenant: Tenant) -> Response:
     """What a sampling session samples from."""
     session = await server.sql.run(server.catalog.sampling_session, sampler_id, tenant=tenant)
     return answer(SamplerResponse(sampler_id=session.id, base_model=session.base_model, model_path=session.model_path))
 
 
-@router.post("/asample")
+@router.post("/asample", openapi_extra=described(FutureResponse, body=SampleRequest, refusals=[404]))
 async def asample(request: Request, server: Server, tenant: Tenant) -> Response:
     """Draw samples of one prompt."""
     async with server.bodies.receive(request, budget=await server.quotas.bodies_of(tenant)) as body:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.wire.bodies.base import ResponseBody
 from twinkle.wire.bodies.session import (
     CapabilitiesResponse,
+    ClientConfigRequest,
     ClientConfigResponse,
     ClientDynamicConfigResponse,
     SupportedModel,
+    TelemetryRequest,
     TelemetryResponse,
 )
 
 router = APIRouter()
 
 
-@router.post("/client/config")
+@router.post(
+    "/client/config",
+    openapi_extra=described(ClientConfigResponse, body=ClientConfigRequest, body_required=False),
+)
 async def client_config(server: Server, _: Tenant) -> Response:
     """Flags for a client's lifetime: the operator's, else the SDK's own defaults, and protobuf for those before 0.25.
 
@@ -34,21 +40,24 @@ async def client_config(server: Server, _: Tenant) -> Response:
     return answer(flags.model_copy(update=_chosen(server, of=ClientConfigResponse)))
 
 
-@router.post("/client/dynamic_config")
+@router.post(
+    "/client/dynamic_config",
+    openapi_extra=described(ClientDynamicConfigResponse, body=ClientConfigRequest, body_required=False),
+)
 async def client_dynamic_config(server: Server, _: Tenant) -> Response:
     """Flags a client asks for again every few minutes."""
     flags = ClientDynamicConfigResponse(sample_cancel_enabled=True)
     return answer(flags.model_copy(update=_chosen(server, of=ClientDynamicConfigResponse)))
 
 
-@router.post("/telemetry")
+@router.post("/telemetry", openapi_extra=described(TelemetryResponse, body=TelemetryRequest, body_required=False))
 async def telemetry(request: Request, server: Server, _: Tenant) -> Response:
     """Taken and dropped: what a client does is its own affair."""
     async with server.bodies.receive(request):
         return answer(TelemetryResponse())
 
 
-@router.get("/get_server_capabilities")
+@router.get("/get_server_capabilities", openapi_extra=described(CapabilitiesResponse))
 async def get_server_capabilities(server: Server, _: Tenant) -> Response:
     """The base models of all meshes, whether their workers live just now or not."""
     models = {

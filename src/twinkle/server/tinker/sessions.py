@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import Expired
+from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
@@ -33,7 +34,10 @@ Offset = Annotated[int, Query(ge=0, le=2**31 - 1)]
 router = APIRouter()
 
 
-@router.post("/create_session")
+@router.post(
+    "/create_session",
+    openapi_extra=described(CreateSessionResponse, body=CreateSessionRequest, headers=["X-Idempotency-Key"]),
+)
 async def create_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A new session; the same idempotency key gets the same one."""
     body = parse_body(CreateSessionRequest, await server.bodies.read(request))
@@ -51,7 +55,10 @@ async def create_session(request: Request, server: Server, tenant: Tenant) -> Re
     return answer(CreateSessionResponse(session_id=session_id))
 
 
-@router.post("/session_heartbeat")
+@router.post(
+    "/session_heartbeat",
+    openapi_extra=described(SessionHeartbeatResponse, body=SessionHeartbeatRequest, refusals=[404, 410]),
+)
 async def session_heartbeat(request: Request, server: Server, tenant: Tenant) -> Response:
     """A sign of life; 410 ends the client's heartbeats."""
     body = parse_body(SessionHeartbeatRequest, await server.bodies.read(request))
@@ -60,7 +67,7 @@ async def session_heartbeat(request: Request, server: Server, tenant: Tenant) ->
     return answer(SessionHeartbeatResponse())
 
 
-@router.post("/sessions/{session_id}/finish")
+@router.post("/sessions/{session_id}/finish", openapi_extra=described(None, body=FinishSessionRequest, refusals=[404]))
 async def finish_session(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """How a client ended; the first report wins."""
     body = parse_body(FinishSessionRequest, await server.bodies.read(request))
@@ -70,7 +77,7 @@ async def finish_session(session_id: str, request: Request, server: Server, tena
     return Response(status_code=NO_CONTENT)
 
 
-@router.put("/sessions/{session_id}/project")
+@router.put("/sessions/{session_id}/project", openapi_extra=described(None, body=SessionProjectRequest, refusals=[404]))
 async def set_project(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Put a session into a project."""
     body = parse_body(SessionProjectRequest, await server.bodies.read(request))
@@ -78,14 +85,14 @@ async def set_project(session_id: str, request: Request, server: Server, tenant:
     return Response(status_code=NO_CONTENT)
 
 
-@router.get("/sessions")
+@router.get("/sessions", openapi_extra=described(SessionsResponse))
 async def list_sessions(server: Server, tenant: Tenant, limit: Limit = 20, offset: Offset = 0) -> Response:
     """The tenant's sessions, newest first."""
     ids = await server.sql.run(server.directory.sessions, tenant, limit=limit, offset=offset)
     return answer(SessionsResponse(sessions=ids))
 
 
-@router.get("/sessions/{session_id}")
+@router.get("/sessions/{session_id}", openapi_extra=described(SessionResponse, refusals=[404]))
 async def show_session(session_id: str, server: Server, tenant: Tenant) -> Response:
     """One session and what came of it."""
     row = await server.sql.run(server.directory.session, tenant, session_id)

@@ -16,10 +16,12 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import InvalidInput, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.server.body import Body
+from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import canonical_json, ticket
 from twinkle.server.tinker.models import create_from_checkpoint
 from twinkle.wire.bodies.base import RequestBody, parse_body
+from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.training import (
     LoadWeightsRequest,
     OptimStepRequest,
@@ -41,6 +43,7 @@ from twinkle.wire.training import (
 _BYTES_PER_TOKEN = 4
 # The journal keeps no secrets.
 _NOT_KEPT = frozenset({"weights_access_token"})
+_PASSES = Raw(PROTOBUF, "A ForwardBackwardRequest of twinkle/wire/schema.proto; zstd is understood.")
 
 BodyT = TypeVar("BodyT", bound=RequestBody)
 
@@ -59,7 +62,7 @@ class Numbered:
     rejection: str | None = None
 
 
-@router.post("/forward_backward")
+@router.post("/forward_backward", openapi_extra=described(FutureResponse, body=_PASSES, refusals=[404]))
 async def forward_backward(request: Request, server: Server, tenant: Tenant) -> Response:
     """A batch of datums, forward only or with gradients. The tensors are the worker's to judge."""
     async with server.bodies.receive(request, budget=await server.quotas.bodies_of(tenant)) as body:
@@ -70,21 +73,24 @@ async def forward_backward(request: Request, server: Server, tenant: Tenant) -> 
         return await _accept(server, tenant, operation)
 
 
-@router.post("/optim_step")
+@router.post("/optim_step", openapi_extra=described(FutureResponse, body=OptimStepRequest, refusals=[404]))
 async def optim_step(request: Request, server: Server, tenant: Tenant) -> Response:
     """Apply the accumulated gradients."""
     raw = await server.bodies.read(request)
     return await _accept(server, tenant, _read_json(raw, OptimStepRequest, OperationKind.OPTIM_STEP, _judge_optimizer))
 
 
-@router.post("/save_weights")
+@router.post("/save_weights", openapi_extra=described(FutureResponse, body=SaveWeightsRequest, refusals=[404]))
 async def save_weights(request: Request, server: Server, tenant: Tenant) -> Response:
     """Write a training checkpoint."""
     raw = await server.bodies.read(request)
     return await _accept(server, tenant, _read_json(raw, SaveWeightsRequest, OperationKind.SAVE_WEIGHTS, _judge_name))
 
 
-@router.post("/save_weights_for_sampler")
+@router.post(
+    "/save_weights_for_sampler",
+    openapi_extra=described(FutureResponse, body=SaveWeightsForSamplerRequest, refusals=[404]),
+)
 async def save_weights_for_sampler(request: Request, server: Server, tenant: Tenant) -> Response:
     """Write weights for sampling: named, or behind a sampling session."""
     raw = await server.bodies.read(request)
@@ -92,7 +98,10 @@ async def save_weights_for_sampler(request: Request, server: Server, tenant: Ten
     return await _accept(server, tenant, _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name))
 
 
-@router.post("/save_weights_external")
+@router.post(
+    "/save_weights_external",
+    openapi_extra=described(FutureResponse, body=SaveWeightsExternalRequest, refusals=[404]),
+)
 async def save_weights_external(request: Request, server: Server, tenant: Tenant) -> Response:
     """Write weights as PEFT files for download."""
     raw = await server.bodies.read(request)
@@ -100,7 +109,7 @@ async def save_weights_external(request: Request, server: Server, tenant: Tenant
     return await _accept(server, tenant, _read_json(raw, SaveWeightsExternalRequest, kind, _judge_name))
 
 
-@router.post("/load_weights")
+@router.post("/load_weights", openapi_extra=described(FutureResponse, body=LoadWeightsRequest, refusals=[404]))
 async def load_weights(request: Request, server: Server, tenant: Tenant) -> Response:
     """Load a checkpoint into an adapter, or make a new adapter of it."""
     raw = await server.bodies.read(request)

@@ -7,7 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AwareDatetime, Field
 
-from twinkle.wire.bodies.base import Identifier, RequestBody, ResponseBody, Text
+from twinkle.wire.bodies.base import MAX_METADATA_ENTRIES, Identifier, RequestBody, ResponseBody, Text
+
+# Of each kind of thing that a search names.
+MAX_SEARCHED = 1000
 
 FinishType: TypeAlias = Literal["success", "errored", "interrupted"]
 
@@ -60,14 +63,14 @@ class SearchOwner(RequestBody):
     """Whose sessions; whatever is asked, only the caller's are found."""
 
     type: Literal["own", "accessible", "user"] = "own"
-    owner_urns: list[Text] | None = None
+    owner_urns: list[Text] | None = Field(default=None, max_length=MAX_SEARCHED)
 
 
 class StatusQuery(RequestBody):
     """How a session ended, or that it has not."""
 
     type: Literal["active", "cancelled", "failed", "client_finished"]
-    reasons: list[FinishType] | None = None
+    reasons: list[FinishType] | None = Field(default=None, max_length=MAX_SEARCHED)
 
 
 class SearchCursor(RequestBody):
@@ -82,10 +85,10 @@ class SearchRequest(RequestBody):
 
     session_id: Identifier | None = None
     display_name: Text | None = None
-    project_ids: list[Text] | None = None
-    user_metadata: dict[Text, Text] = Field(default={})
+    project_ids: list[Text] | None = Field(default=None, max_length=MAX_SEARCHED)
+    user_metadata: dict[Text, Text] = Field(default={}, max_length=MAX_METADATA_ENTRIES)
     owner: SearchOwner = SearchOwner()
-    statuses: list[StatusQuery] | None = None
+    statuses: list[StatusQuery] | None = Field(default=None, max_length=MAX_SEARCHED)
     limit: int = Field(default=50, ge=1, le=200)
     cursor: SearchCursor | None = None
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from twinkle.core.errors import InvalidInput
 
@@ -22,8 +23,27 @@ MAX_TTL_S = 10 * 366 * 24 * 3600
 MAX_METADATA_ENTRIES = 256
 MAX_METADATA_CHARS = 64 * 1024
 
+_MAX_SHOWN_CHARS = 60
+_LARGEST_SHOWN = 10**30
+# Complaints of pydantic's that leave out what was sent.
+_OF_A_VALUE = frozenset(
+    {"greater_than_equal", "less_than_equal", "greater_than", "less_than", "finite_number", "literal_error", "enum"}
+)
+_OF_A_TEXT_S_LENGTH = frozenset({"string_too_long", "string_too_short"})
+_JSON_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
 # The SDK writes a NaN or an infinity as null.
-NanFromNull = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+NanFromNull = Annotated[
+    float, BeforeValidator(lambda value: math.nan if value is None else value, json_schema_input_type=float | None)
+]
 
 RequestT = TypeVar("RequestT", bound="RequestBody")
 
@@ -43,8 +63,12 @@ def _metadata(value: object) -> object:
         str(key): item if isinstance(item, str) else json.dumps(item, separators=(",", ":"))
         for key, item in value.items()
     }
-    if len(texts) > MAX_METADATA_ENTRIES or sum(len(k) + len(v) for k, v in texts.items()) > MAX_METADATA_CHARS:
-        raise ValueError(f"at most {MAX_METADATA_ENTRIES} entries and {MAX_METADATA_CHARS} characters")
+    num_chars = sum(len(key) + len(text) for key, text in texts.items())
+    if len(texts) > MAX_METADATA_ENTRIES or num_chars > MAX_METADATA_CHARS:
+        raise ValueError(
+            f"must have at most {MAX_METADATA_ENTRIES} entries and {MAX_METADATA_CHARS} characters,"
+            f" not {len(texts)} and {num_chars}"
+        )
     return texts
 
 
@@ -53,7 +77,12 @@ Identifier = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(
 SeqId = Annotated[int, Field(ge=0, le=MAX_INT64)]
 OperationSeqId = Annotated[int, Field(ge=1, le=MAX_INT32)]
 TtlSeconds = Annotated[int, Field(ge=1, le=MAX_TTL_S)]
-Metadata = Annotated[dict[Text, Annotated[str, AfterValidator(_storable)]], BeforeValidator(_metadata)]
+Metadata = Annotated[
+    dict[Text, Annotated[str, AfterValidator(_storable)]],
+    BeforeValidator(
+        _metadata, json_schema_input_type=Annotated[dict[str, object], Field(max_length=MAX_METADATA_ENTRIES)]
+    ),
+]
 
 
 class RequestBody(BaseModel):
@@ -83,12 +112,32 @@ def parse_body(body_class: type[RequestT], raw: bytes) -> RequestT:
 
 def invalid_input(error: ValidationError) -> InvalidInput:
     """Turns pydantic's first complaint into ours."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = _path(first["loc"]) or "body"
-    message = str(first["msg"]).removeprefix("Value error, ").replace("Input should ", "must ", 1)
-    if first["type"] == "missing":
-        message = "is missing"
-    return InvalidInput(field, message)
+    first = error.errors(include_url=False, include_context=False)[0]
+    return InvalidInput(_path(first["loc"]) or "body", complaint(first))
+
+
+def complaint(error: ErrorDetails) -> str:
+    """One complaint of pydantic's in our words: the limit, and what was sent where that is short and no secret."""
+    kind, given = error["type"], error["input"]
+    if kind == "missing":
+        return "is missing"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    for theirs in ("Input should ", "String should ", "List should ", "Tuple should ", "Dictionary should "):
+        message = message.replace(theirs, "must ", 1) if message.startswith(theirs) else message
+    if kind in _OF_A_TEXT_S_LENGTH:
+        return f"{message}, not {len(given)}"
+    if kind in _OF_A_VALUE:
+        return f"{message}, not {_shown(given)}"
+    if kind.endswith("_type") and type(given) in _JSON_KINDS:
+        return f"{message}, not {_JSON_KINDS[type(given)]}"
+    return message
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) > _LARGEST_SHOWN:
+        return "a number with more than 30 digits"
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _path(location: tuple[int | str, ...]) -> str:

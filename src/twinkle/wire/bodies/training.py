@@ -26,6 +26,8 @@ from twinkle.wire.bodies.base import (
 )
 from twinkle.wire.training import EnvelopeKey
 
+MAX_RECIPIENTS = 100
+
 
 class LoraConfig(RequestBody):
     """Which layers get adapters, and how wide; ``alpha`` is not on the wire."""
@@ -41,7 +43,7 @@ class OptimizerConfig(RequestBody):
     """The optimizer family of a model, chosen when it is made."""
 
     type: Identifier = "adamw"
-    version: int | None = None
+    version: int | None = Field(default=None, ge=0, le=MAX_INT32)
 
     @property
     def is_supported(self) -> bool:
@@ -196,7 +198,7 @@ class SaveWeightsExternalRequest(RequestBody):
     seq_id: OperationSeqId
     path: Text
     ttl_seconds: TtlSeconds | None = None
-    age_encryption_recipients: list[Text] | None = None
+    age_encryption_recipients: list[Text] | None = Field(default=None, max_length=MAX_RECIPIENTS)
     type: Literal["save_weights_external"] = "save_weights_external"
 
 
