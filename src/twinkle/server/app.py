@@ -122,6 +122,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         inline_bytes=settings.inline_payload_bytes,
         max_pending=settings.max_pending_submissions,
         timeout_s=settings.submit_timeout_s,
+        clock=clock,
     )
     submitter.start()
     stack.push_async_callback(submitter.stop)
@@ -140,7 +141,6 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         directory=directory,
         catalog=Catalog(database, engine, clock),
         blobs=blobs,
-        clock=clock,
         sql=sql,
         object_io=object_io,
         keys=Keys(directory, clock, sql),
