@@ -161,6 +161,8 @@ class LoraAdapter:
         self.scales: Mapping[str, float] = {shape.path: shape.scale for shape in layout.shapes}
         self.step = 0
         self.has_gradients = False
+        self.version = object()
+        """Another one whenever the weights are others."""
         self.params = torch.zeros(layout.numel, dtype=torch.float32, device=device)
         self.views: Mapping[str, LoraPair] = layout.views(self.params)
         self._same_dtype = compute_dtype == torch.float32
@@ -192,7 +194,8 @@ class LoraAdapter:
         self.publish()
 
     def publish(self) -> None:
-        """Make changed ``params`` visible to the forward pass where that computes in another dtype."""
+        """Make changed ``params`` visible: by a new version, and to a forward pass that computes in another dtype."""
+        self.version = object()
         if not self._same_dtype:
             self._compute.copy_(self.params)
 

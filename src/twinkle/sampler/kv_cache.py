@@ -50,6 +50,10 @@ class SequenceCache:
         key_1GSD, value_1GSD = kv_21GCD.narrow(3, 0, start + num_tokens).unbind(0)
         return key_1GSD, value_1GSD
 
+    def read(self, start: int, end: int) -> dict[int, torch.Tensor]:
+        """Returns copies of the keys and values of some positions, [2, 1, G, N, D] by layer."""
+        return {layer: kv_21GCD[:, :, :, start:end].clone() for layer, kv_21GCD in self._layers_21GCD.items()}
+
     def fork(self) -> SequenceCache:
         """Returns a copy for another continuation of the same tokens."""
         copy = SequenceCache()

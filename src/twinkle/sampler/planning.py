@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import Piece
 from twinkle.sampler.memory import CacheBudget
+from twinkle.sampler.prefixes import PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A piece of a pass and whose it is; without a continuation it is a chunk of the prompt."""
+    """A piece of a pass and whose it is: the last token of a continuation, or a chunk of the prompt."""
 
     progress: RequestProgress
     continuation: Continuation | None
+    chunk: PromptChunk | None
     piece: Piece
 
     @property
@@ -37,7 +40,7 @@ class Work:
 
 
 def plan_pass(
-    active: list[RequestProgress], budget: CacheBudget, *, prefill_tokens: int, chunk_tokens: int
+    active: list[RequestProgress], budget: CacheBudget, *, prefill_tokens: int, kept_blocks: int
 ) -> list[Work]:
     """Returns the work of one pass, neighbouring rows sharing an adapter.
 
@@ -47,20 +50,40 @@ def plan_pass(
         active: In order of arrival.
         budget: Of cache memory.
         prefill_tokens: No further chunk once a pass holds so many prompt tokens.
-        chunk_tokens: Prompts are cut at multiples of it.
+        kept_blocks: How much of what this pass computes of prompts will be there for others.
     """
     works: list[Work] = []
     prefill_left = prefill_tokens
+    begun: set[PromptChunk] = set()
     for progress in active:
         works += _decodes(progress, budget, active)
         if progress.is_prefilling and prefill_left > 0:
-            chunks = _chunks(progress, prefill_left, chunk_tokens)
+            chunks = _chunks(progress, prefill_left, begun)
             prefill_left -= sum(work.piece.num_tokens for work in chunks)
             works += chunks
+            for work in chunks:
+                if work.chunk is not None and work.chunk.blocks <= kept_blocks:
+                    begun.add(work.chunk)
+                    kept_blocks -= work.chunk.blocks
     order: dict[int, int] = {}
     # A stable sort: the chunks of one prompt stay in order.
     works.sort(key=lambda work: order.setdefault(id(work.progress.adapter), len(order)))
     return works
+
+
+def segments_of(owners: Sequence[tuple[LoraAdapter | None, int]]) -> list[Segment]:
+    """Packs runs of rows in order; neighbours with the same adapter share a segment.
+
+    Sharing costs no bits: the rows of the model's products are independent, within an adapter as across adapters.
+    """
+    segments: list[Segment] = []
+    end = 0
+    for adapter, num_rows in owners:
+        shared = bool(segments) and segments[-1].adapter is adapter
+        start = segments.pop().start if shared else end
+        end += num_rows
+        segments.append(Segment(adapter, start, end))
+    return segments
 
 
 def _decodes(progress: RequestProgress, budget: CacheBudget, active: list[RequestProgress]) -> list[Work]:
@@ -71,18 +94,21 @@ def _decodes(progress: RequestProgress, budget: CacheBudget, active: list[Reques
             continue
         position = len(progress.request.prompt) + len(continuation.tokens) - 1
         if budget.grow(continuation.cache, position + 1, active):
-            works.append(Work(progress, continuation, Piece(continuation.cache, position, 1)))
+            works.append(Work(progress, continuation, None, Piece(continuation.cache, position, 1)))
     return works
 
 
-def _chunks(progress: RequestProgress, token_budget: int, chunk_tokens: int) -> list[Work]:
-    """Cuts at multiples of ``chunk_tokens`` whatever the budget: where the cut is changes the last bits."""
+def _chunks(progress: RequestProgress, token_budget: int, begun: set[PromptChunk]) -> list[Work]:
+    """Whole chunks whatever the budget: where a prompt is cut changes the last bits.
+
+    What an older request computes in this pass is left to it, and taken over before the next one.
+    """
     assert progress.prompt_cache is not None
     works: list[Work] = []
-    start, length = progress.num_computed, len(progress.request.prompt)
-    while start < length and token_budget > 0:
-        num_tokens = min(chunk_tokens, length - start)
-        works.append(Work(progress, None, Piece(progress.prompt_cache, start, num_tokens)))
-        start += num_tokens
+    for chunk in progress.chunks_left:
+        if token_budget <= 0 or (chunk in begun and progress.may_take(chunk)):
+            break
+        num_tokens = chunk.end - chunk.start
+        works.append(Work(progress, None, chunk, Piece(progress.prompt_cache, chunk.start, num_tokens)))
         token_budget -= num_tokens
     return works

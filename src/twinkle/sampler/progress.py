@@ -11,6 +11,7 @@ from twinkle.module.lora import LoraAdapter
 from twinkle.sampler.choice import ChoiceRule
 from twinkle.sampler.drawing import Draw
 from twinkle.sampler.kv_cache import SequenceCache
+from twinkle.sampler.prefixes import ComputedChunk, PromptChunk, chunks_of
 from twinkle.sampler.prompt_scores import PromptScores
 from twinkle.sampler.request import AdapterFiles, SampledSequence, SampleRequest, SampleResult, StopReason
 from twinkle.sampler.sequence import GrowingSequence
@@ -32,7 +33,9 @@ class RequestProgress:
     again later, with the same result: nothing in here is drawn from a generator.
     """
 
-    def __init__(self, request: SampleRequest, stop: StopRule, *, max_length: int, vocab_size: int) -> None:
+    def __init__(
+        self, request: SampleRequest, stop: StopRule, *, max_length: int, vocab_size: int, chunk_tokens: int
+    ) -> None:
         self.request = request
         self.stop = stop
         self.rule = ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
@@ -42,8 +45,9 @@ class RequestProgress:
         self.waiting = deque(range(request.num_samples))
         self.running: dict[int, Continuation] = {}
         self.finished: dict[int, SampledSequence] = {}
+        self.chunks = chunks_of(request.prompt, self.adapter, chunk_tokens=chunk_tokens)
+        self.num_chunks_done = 0
         self.prompt_cache: SequenceCache | None = None
-        self.num_computed = 0
         self.next_logits_V: torch.Tensor | None = None
 
     @property
@@ -92,8 +96,27 @@ class RequestProgress:
     def start_prompt(self, cache: SequenceCache) -> None:
         """Begins to compute the prompt into ``cache``."""
         self.prompt_cache = cache
-        self.num_computed = 0
+        self.num_chunks_done = 0
         self.next_logits_V = None
+
+    @property
+    def chunks_left(self) -> list[PromptChunk]:
+        """What is still to be computed of the prompt."""
+        return self.chunks[self.num_chunks_done :]
+
+    def may_take(self, chunk: PromptChunk) -> bool:
+        """Whether nothing is asked about the tokens of a chunk, so that it need not be computed for this request."""
+        first = self.scores.first_position
+        return first == len(self.request.prompt) or chunk.end < first
+
+    def take(self, chunk: PromptChunk, computed: ComputedChunk) -> None:
+        """Goes on from what another request computed."""
+        assert self.prompt_cache is not None
+        for layer, kv_21GND in computed.layers.items():
+            self.prompt_cache.write(layer, chunk.start, kv_21GND)
+        self.num_chunks_done += 1
+        if chunk.end == len(self.request.prompt):
+            self.next_logits_V = computed.next_logits
 
     def start_continuation(self, *, keep_prompt: bool) -> Continuation:
         """Starts the next waiting sample on a copy of the computed prompt, or on the prompt's own cache."""
@@ -136,5 +159,5 @@ class RequestProgress:
 
     def _drop_prompt(self) -> None:
         self.prompt_cache = None
-        self.num_computed = 0
+        self.num_chunks_done = 0
         self.next_logits_V = None

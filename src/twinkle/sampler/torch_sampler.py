@@ -26,7 +26,8 @@ from twinkle.sampler.base import Outcome, Sampler
 from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.memory import CacheBudget
-from twinkle.sampler.planning import Work, plan_pass
+from twinkle.sampler.planning import Work, plan_pass, segments_of
+from twinkle.sampler.prefixes import ComputedChunk, PrefixCache, PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
 from twinkle.sampler.stops import stop_rule
@@ -69,6 +70,7 @@ class TorchSampler(Sampler):
         self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length)
         self._prefill_tokens = prefill_tokens_per_step
         self._chunk_tokens = chunk_tokens
+        self._prefixes = PrefixCache()
         self._waiting: deque[RequestProgress] = deque()
         self._active: list[RequestProgress] = []  # in order of arrival: the older one has the right to memory
 
@@ -96,7 +98,13 @@ class TorchSampler(Sampler):
             raise Conflict(f"sample request {request.key} is already under way", key=request.key)
         stop = stop_rule(request, eos_token_ids=self._model.info.eos_token_ids, decode_text=self._decode_text)
         self._waiting.append(
-            RequestProgress(request, stop, max_length=self._max_length, vocab_size=self._model.info.vocab_size)
+            RequestProgress(
+                request,
+                stop,
+                max_length=self._max_length,
+                vocab_size=self._model.info.vocab_size,
+                chunk_tokens=self._chunk_tokens,
+            )
         )
 
     def cancel(self, key: str) -> None:
@@ -117,14 +125,19 @@ class TorchSampler(Sampler):
         """
         failures: dict[str, Exception] = {}
         self._start_prompts()
-        works = plan_pass(
-            self._active, self._budget, prefill_tokens=self._prefill_tokens, chunk_tokens=self._chunk_tokens
-        )
+        for progress in self._active:
+            if progress.is_prefilling:
+                self._take_known(progress)
+        kept_blocks = self._budget.spare_blocks(self._active)
+        works = plan_pass(self._active, self._budget, prefill_tokens=self._prefill_tokens, kept_blocks=kept_blocks)
+        self._prefixes.shrink(self._budget.spare_blocks(self._active))
         if works:
             try:
                 self._run_pass(works, failures)
             except torch.OutOfMemoryError as error:
+                self._prefixes.shrink(0)
                 raise OutOfMemory(f"a sampling pass over {len(works)} sequences did not fit the device") from error
+            self._prefixes.shrink(self._budget.spare_blocks(self._active))
         self._start_continuations(failures)
         return self._collect(failures)
 
@@ -147,6 +160,26 @@ class TorchSampler(Sampler):
         progress.start_prompt(cache)
         return True
 
+    def _take_known(self, progress: RequestProgress) -> None:
+        """Takes over what is known of a prompt from its next chunk on."""
+        for chunk in progress.chunks_left:
+            computed = self._prefixes.find(chunk) if progress.may_take(chunk) else None
+            if computed is None or (computed.next_logits is None and chunk.end == len(progress.request.prompt)):
+                return
+            progress.take(chunk, computed)
+        self._prefixes.touch(progress.chunks)
+
+    def _keep(self, progress: RequestProgress, chunk: PromptChunk) -> None:
+        """Keeps what was computed of a prompt, the rest of which follows if it is not the last."""
+        assert progress.prompt_cache is not None
+        known = self._prefixes.find(chunk)
+        is_last = chunk.end == len(progress.request.prompt)
+        if known is None or (known.next_logits is None and is_last):
+            layers = progress.prompt_cache.read(chunk.start, chunk.end)
+            self._prefixes.keep(chunk, ComputedChunk(layers, progress.next_logits_V if is_last else None))
+        if is_last:
+            self._prefixes.touch(progress.chunks)
+
     @property
     def _free_slots(self) -> int:
         return self._slots - sum(progress.num_slots for progress in self._active)
@@ -158,7 +191,7 @@ class TorchSampler(Sampler):
         owners = [(work.progress.adapter, work.piece.num_tokens) for work in works]
         ends = list(accumulate(num_tokens for _, num_tokens in owners))
         attention = CachedAttention([work.piece for work in works], device)
-        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, _segments(owners), attention)
+        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, segments_of(owners), attention)
 
         for work, end in zip(works, ends, strict=True):
             if work.continuation is None:
@@ -168,12 +201,13 @@ class TorchSampler(Sampler):
             rows_NH = hidden_TH if len(choosing) == len(hidden_TH) else hidden_TH[[last for _, last in choosing]]
             logits_NV = self._model.logits(
                 rows_NH,
-                _segments([(work.progress.adapter, 1) for work, _ in choosing]),
+                segments_of([(work.progress.adapter, 1) for work, _ in choosing]),
             )
             self._take_logits([work for work, _ in choosing], logits_NV, failures)
         for work in works:
-            if work.continuation is None:
-                work.progress.num_computed = work.end
+            if work.chunk is not None:
+                work.progress.num_chunks_done += 1
+                self._keep(work.progress, work.chunk)
 
     def _score_prompt(self, work: Work, hidden_TH: torch.Tensor, failures: dict[str, Exception]) -> None:
         request = work.progress.request
@@ -256,18 +290,3 @@ class TorchSampler(Sampler):
                 going_on.append(progress)
         self._active = going_on
         return outcomes
-
-
-def _segments(owners: Sequence[tuple[LoraAdapter | None, int]]) -> list[Segment]:
-    """Packs runs of rows in order; neighbours with the same adapter share a segment.
-
-    Sharing costs no bits: the rows of the model's products are independent, within an adapter as across adapters.
-    """
-    segments: list[Segment] = []
-    end = 0
-    for adapter, num_rows in owners:
-        shared = bool(segments) and segments[-1].adapter is adapter
-        start = segments.pop().start if shared else end
-        end += num_rows
-        segments.append(Segment(adapter, start, end))
-    return segments

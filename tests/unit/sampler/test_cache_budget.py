@@ -15,7 +15,9 @@ MAX_LENGTH = 4 * BLOCK_TOKENS
 def running(key, *, samples, blocks):
     """A request whose samples run, each about to outgrow its cache."""
     request = SampleRequest(key=key, adapter=None, prompt=(1,), seed=0, num_samples=samples)
-    progress = RequestProgress(request, StopRule(frozenset(), (), (), None), max_length=MAX_LENGTH, vocab_size=8)
+    progress = RequestProgress(
+        request, StopRule(frozenset(), (), (), None), max_length=MAX_LENGTH, vocab_size=8, chunk_tokens=32
+    )
     progress.waiting.clear()
     for sample in range(samples):
         cache = SequenceCache()
@@ -30,7 +32,7 @@ def budget():
 
 
 def plan(active, budget):
-    works = plan_pass(active, budget, prefill_tokens=64, chunk_tokens=32)
+    works = plan_pass(active, budget, prefill_tokens=64, kept_blocks=0)
     return [(work.progress.request.key, work.continuation.sample) for work in works]
 
 

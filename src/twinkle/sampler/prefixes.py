@@ -1,0 +1,89 @@
+"""Keys and values of computed prompts, kept for requests that begin alike: groups of samples, examples, system prompts.
+
+A prompt is cut at fixed positions, so what a chunk leaves behind depends on the weights and on the tokens up to its end
+alone, bit by bit. Whoever has the same tokens there may therefore take it instead of computing it.
+
+Shapes: G key-value heads, N tokens of a chunk, D head size, V vocabulary; 2 is keys, values, and 1 attention's batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from twinkle.module.lora import LoraAdapter
+from twinkle.sampler.kv_cache import blocks_for
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """One chunk of a prompt, equal to another's where it leaves the same behind."""
+
+    weights: object
+    digest: bytes
+    """Of all tokens up to ``end``, and of where they are cut."""
+    start: int
+    end: int
+
+    @property
+    def blocks(self) -> int:
+        """Cache blocks it fills."""
+        return blocks_for(self.end - self.start)
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedChunk:
+    """What a chunk leaves behind."""
+
+    layers: dict[int, torch.Tensor]
+    """Keys and values by layer, [2, 1, G, N, D]."""
+    next_logits: torch.Tensor | None
+    """[V], where a prompt ended there."""
+
+
+def chunks_of(prompt: Sequence[int], adapter: LoraAdapter | None, *, chunk_tokens: int) -> list[PromptChunk]:
+    """Cuts a prompt at multiples of ``chunk_tokens``."""
+    weights = None if adapter is None else adapter.version
+    token_ids = np.array(prompt, dtype=np.int64)
+    digest = hashlib.sha256()
+    chunks = []
+    for start in range(0, len(prompt), chunk_tokens):
+        end = min(start + chunk_tokens, len(prompt))
+        digest.update(token_ids[start:end].tobytes())
+        chunks.append(PromptChunk(weights, digest.digest(), start, end))
+    return chunks
+
+
+class PrefixCache:
+    """Chunks by what they are; those not wanted for the longest time leave first."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self._computed: OrderedDict[PromptChunk, ComputedChunk] = OrderedDict()
+
+    def find(self, chunk: PromptChunk) -> ComputedChunk | None:
+        """Returns what the chunk leaves behind, if that is known."""
+        return self._computed.get(chunk)
+
+    def keep(self, chunk: PromptChunk, computed: ComputedChunk) -> None:
+        """Adds a chunk, or what was not known of one."""
+        if chunk not in self._computed:
+            self.blocks += chunk.blocks
+        self._computed[chunk] = computed
+
+    def touch(self, chunks: Sequence[PromptChunk]) -> None:
+        """Notes that the chunks of one prompt were wanted: a chunk is of no use without those before it."""
+        for chunk in reversed(chunks):
+            if chunk in self._computed:
+                self._computed.move_to_end(chunk)
+
+    def shrink(self, blocks: int) -> None:
+        """Forgets chunks until no more than ``blocks`` are held."""
+        while self.blocks > max(blocks, 0):
+            chunk, _ = self._computed.popitem(last=False)
+            self.blocks -= chunk.blocks
