@@ -12,6 +12,7 @@ from twinkle.core.operation import Claim, Outcome
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
+from twinkle.storage.custom_losses import CustomLosses
 from twinkle.storage.database import Database
 from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
@@ -24,6 +25,7 @@ from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.null_engine import NullEngine, NullState
 from twinkle.workers.replay import Replay
 from twinkle.workers.residents import Residents
@@ -218,7 +220,10 @@ class WorkerRig:
             pace=Pace(every_ops=snapshot_every_ops, every_bytes=snapshot_every_bytes, every_s=1e9),
             retention=retention,
         )
-        self.replay = Replay[NullState](engine=self.engine, journal=self.journal, snapshots=store, blobs=blobs)
+        loss_graphs = LossGraphs(CustomLosses(database, clock))
+        self.replay = Replay[NullState](
+            engine=self.engine, journal=self.journal, snapshots=store, blobs=blobs, loss_graphs=loss_graphs
+        )
         parking = Parking(database, clock)
         self.keeper = LeaseKeeper(
             meshes=Meshes(database, clock),
@@ -261,6 +266,7 @@ class WorkerRig:
                 endings=endings,
                 replay=self.replay,
                 snapshots=self.snapshots,
+                loss_graphs=loss_graphs,
             ),
             residents=self.residents,
             absences=Absences[NullState](

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from twinkle.client.errors import Cancelled, Expired, NotFound, OperationFailed, TwinkleError
 from twinkle.core.operation import OperationKind
+from twinkle.wire.bodies.losses import CreateCustomLossResponse
 from twinkle.wire.bodies.native import CollectedFuture
 from twinkle.wire.bodies.runs import BranchResponse
 from twinkle.wire.bodies.training import (
@@ -29,6 +30,7 @@ Result: TypeAlias = (
     | SaveWeightsExternalResponse
     | LoadWeightsResponse
     | BranchResponse
+    | CreateCustomLossResponse
 )
 
 
@@ -58,6 +60,8 @@ def decode_result(kind: OperationKind, raw: bytes) -> Result:
             return LoadWeightsResponse.model_validate_json(raw)
         case OperationKind.FORK | OperationKind.REWIND:
             return BranchResponse.model_validate_json(raw)
+        case OperationKind.CREATE_CUSTOM_LOSS:
+            return CreateCustomLossResponse.model_validate_json(raw)
     raise ValueError(f"an operation of kind {kind} has no result")
 
 

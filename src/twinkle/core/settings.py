@@ -48,6 +48,10 @@ class Settings(BaseSettings):
         default=ClientFlags(),
         description='flags of the official SDK, like {"proto_compress_fwdbwd": true}; the others stay at its defaults',
     )
+    custom_loss_server_side: bool = Field(
+        default=False,
+        description="tell clients to upload losses made with create_custom_loss, and run them here in one pass",
+    )
     max_outstanding_samples: int = Field(
         default=4000, gt=0, description="that wait or run, per tenant; more is answered 429"
     )

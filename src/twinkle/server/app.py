@@ -40,6 +40,7 @@ from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.branches import Branches
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
+from twinkle.storage.custom_losses import CustomLosses
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
@@ -171,6 +172,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         audit=Audit(database, clock),
         session_search=SessionSearch(database, engine),
         sample_journal=sample_journal,
+        custom_losses=CustomLosses(database, clock),
         lane_polls=lane_polls,
         links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),
         texts=Texts(clock),

@@ -25,6 +25,7 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.branches import Branches
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
+from twinkle.storage.custom_losses import CustomLosses
 from twinkle.storage.directory import Directory
 from twinkle.storage.progress import Progress
 from twinkle.storage.queues import Queues
@@ -61,6 +62,7 @@ class ServerState:
     audit: Audit
     session_search: SessionSearch
     sample_journal: SampleJournal
+    custom_losses: CustomLosses
     lane_polls: LanePolls
     links: DownloadLinks
     texts: Texts

@@ -29,7 +29,7 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import LockedLane, advance_lane, end_sample, journal_seq, lock_lanes, placeholders
+from twinkle.storage.lanes import NO_MESH, LockedLane, advance_lane, end_sample, journal_seq, lock_lanes, placeholders
 from twinkle.storage.records import NewLane, PastOperation, Records
 from twinkle.storage.turns import Head, Moment, charge, ready_heads, served_of, virtual_time, waiting_samples
 
@@ -114,7 +114,8 @@ class Journal:
         self, transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission
     ) -> Accepted | UserError:
         lane = lanes.get(submission.lane)
-        if lane is None or lane.tenant != submission.tenant or bool(lane.ordered) != submission.kind.is_ordered:
+        is_theirs = lane is not None and lane.tenant == submission.tenant and lane.mesh != NO_MESH
+        if lane is None or not is_theirs or bool(lane.ordered) != submission.kind.is_ordered:
             return NotFound(f"no adapter or sampling session {submission.lane!r}")
         if lane.ordered and submission.seq > max(lane.max_seq, lane.head_seq) + MAX_NUMBERS_AHEAD:
             return InvalidInput(
@@ -145,7 +146,7 @@ class Journal:
             ),
         )
         if inserted.rowcount == 0:
-            return _answer_resend(transaction, lane, submission, request_id)
+            return answer_resend(transaction, lane, submission, request_id)
         if lane.ordered:
             lane.note_arrival(transaction, submission, now)
         return Accepted(request_id=request_id, mesh=lane.mesh, is_new=True)
@@ -339,9 +340,10 @@ def _in_journal_numbers(transaction: Transaction, lanes: dict[str, LockedLane], 
     return replace(submission, seq=journal_seq(transaction, lane.id, submission.seq))
 
 
-def _answer_resend(
+def answer_resend(
     transaction: Transaction, lane: LockedLane, submission: Submission, request_id: str
 ) -> Accepted | UserError:
+    """The answer to a submission whose number was used before: its own future, or that it is another request's."""
     row = transaction.execute(
         "SELECT digest, kind FROM operation WHERE lane = ? AND seq = ?", (submission.lane, submission.seq)
     ).fetchone()

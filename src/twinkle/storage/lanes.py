@@ -9,6 +9,9 @@ from twinkle.core.errors import LeaseLost
 from twinkle.core.operation import OperationKind, Outcome, Submission
 from twinkle.storage.database import Transaction
 
+NO_MESH = ""
+"""The mesh of a lane that nobody executes: its operations are complete when they are accepted."""
+
 
 @dataclass
 class LockedLane:

@@ -83,7 +83,7 @@ class ShareRow(SQLModel, table=True):
 
 
 class LaneRow(SQLModel, table=True):
-    """The order of one adapter's operations (or the numbering of one sampling session's samples).
+    """The order of one adapter's operations (or the numbering of one sampling session's samples, or of custom losses).
 
     ``head_seq`` is the next number to execute; ``head_kind`` is set exactly while that operation is in the journal,
     so the partial index below holds the lanes that can run and nothing else. ``num_ended`` counts the samples of an

@@ -69,6 +69,7 @@ class Usage:
             " SUM(o.num_prompt_tokens), SUM(o.device_s), COUNT(*) FROM operation o"
             " LEFT JOIN adapter a ON a.id = o.lane LEFT JOIN sampling_session s ON s.id = o.lane"
             " WHERE o.tenant = ? AND o.state = 'done' AND o.finished_at >= ? AND o.finished_at < ?"
+            " AND (a.id IS NOT NULL OR s.id IS NOT NULL)"
             f" GROUP BY {hour}, o.kind, COALESCE(a.session, s.session), a.config, s.base_model",
             (tenant, start, end),
         )

@@ -28,6 +28,7 @@ from twinkle.wire.training import ForwardBackwardResult, encode_forward_backward
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, Pass, State
+from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.replay import Replay
 from twinkle.workers.requests import (
     read_branch,
@@ -60,6 +61,7 @@ class Executor(Generic[State]):
         endings: Endings,
         replay: Replay[State],
         snapshots: Snapshots,
+        loss_graphs: LossGraphs,
     ) -> None:
         self._engine = engine
         self._residents = residents
@@ -70,6 +72,7 @@ class Executor(Generic[State]):
         self._endings = endings
         self._replay = replay
         self._snapshots = snapshots
+        self._loss_graphs = loss_graphs
 
     def execute(self, claims: list[Claim]) -> Execution:
         """Run a batch. Every claim ends as an outcome or as postponed; one never harms another."""
@@ -116,7 +119,7 @@ class Executor(Generic[State]):
 
     def _prepare_pass(self, claim: Claim) -> Pass[State]:
         refuse_rejected(claim)
-        body = read_pass(read_payload(self._blobs, claim.payload))
+        body = self._loss_graphs.complete(claim.lane, read_pass(read_payload(self._blobs, claim.payload)))
         return Pass(state=self._residents.state_before(claim.lane, claim.seq), body=body)
 
     # -- everything else ----------------------------------------------------------------------------------------------

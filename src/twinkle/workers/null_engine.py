@@ -127,6 +127,8 @@ class NullEngine:
 
 
 def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult | Exception:
+    if body.loss_fn == "custom" and body.loss_graph is None:
+        return InvalidInput("loss_fn", "'custom' needs the graph of a loss")
     logprobs = []
     for index, datum in enumerate(body.data):
         targets = datum.inputs.get("target_tokens")

@@ -21,6 +21,7 @@ from twinkle.scheduler.completions import CompletionListener, CompletionPublishe
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.catalog import Catalog
+from twinkle.storage.custom_losses import CustomLosses
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.journal import Journal
@@ -35,6 +36,7 @@ from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.null_engine import NullEngine
 from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
@@ -96,7 +98,8 @@ class MeshProcess:
                 max_snapshots=settings.max_snapshots,
             ),
         )
-        replay = Replay(engine=engine, journal=journal, snapshots=snapshot_store, blobs=blobs)
+        loss_graphs = LossGraphs(CustomLosses(database, clock))
+        replay = Replay(engine=engine, journal=journal, snapshots=snapshot_store, blobs=blobs, loss_graphs=loss_graphs)
         parking = Parking(database, clock)
         self._keeper = LeaseKeeper(
             meshes=Meshes(database, clock),
@@ -128,6 +131,7 @@ class MeshProcess:
                 endings=endings,
                 replay=replay,
                 snapshots=self._snapshots,
+                loss_graphs=loss_graphs,
             ),
             residents=residents,
             absences=Absences(

@@ -17,6 +17,7 @@ from twinkle.storage.records import PastOperation
 from twinkle.storage.snapshots import SnapshotStore
 from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
 from twinkle.workers.engine import Engine, Pass, State
+from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.requests import read_create, read_optim_step, read_pass
 
 _STARTS = {OperationKind.LOAD_WEIGHTS, OperationKind.FORK, OperationKind.REWIND}
@@ -38,11 +39,20 @@ class Rebuilt(Generic[State]):
 class Replay(Generic[State]):
     """Rebuilds adapters. Recorded outcomes are not touched."""
 
-    def __init__(self, *, engine: Engine[State], journal: Journal, snapshots: SnapshotStore, blobs: BlobStore) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine[State],
+        journal: Journal,
+        snapshots: SnapshotStore,
+        blobs: BlobStore,
+        loss_graphs: LossGraphs,
+    ) -> None:
         self._engine = engine
         self._journal = journal
         self._snapshots = snapshots
         self._blobs = blobs
+        self._loss_graphs = loss_graphs
 
     def state_after(self, adapter: str, seq: int) -> Rebuilt[State]:
         """The adapter with exactly the operations up to ``seq`` applied.
@@ -85,7 +95,8 @@ class Replay(Generic[State]):
         if state is None:
             raise TwinkleError(f"{adapter}: operation {operation.seq} precedes the adapter's creation")
         if kind is OperationKind.FORWARD_BACKWARD:
-            answer = self._engine.run_passes([Pass(state=state, body=read_pass(self._payload(adapter, operation)))])[0]
+            body = self._loss_graphs.complete(adapter, read_pass(self._payload(adapter, operation)))
+            answer = self._engine.run_passes([Pass(state=state, body=body)])[0]
             if isinstance(answer, Exception):
                 raise answer
         elif kind is OperationKind.OPTIM_STEP:

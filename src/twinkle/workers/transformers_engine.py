@@ -263,12 +263,12 @@ def _train_job(item: Pass[LoraAdapter]) -> TrainJob:
         loss=body.loss_fn,
         loss_config=body.loss_fn_config,
         backward=not body.forward_only,
+        graph=body.loss_graph,
     )
 
 
 def _wire_result(outcome: TrainOutcome) -> ForwardBackwardResult:
-    metrics = {"loss:sum": outcome.loss, "num_tokens:sum": float(outcome.num_tokens)}
-    return ForwardBackwardResult(tuple(outcome.logprobs), metrics)
+    return ForwardBackwardResult(tuple(outcome.logprobs), dict(outcome.metrics))
 
 
 def _wire_topk(topk: TopLogprobs | None) -> TopkLogprobs | None:

@@ -13,15 +13,12 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tinker-compatibility.
 NOT_SERVED = {
     "GET sessions/{session_id}/trace_export": "`trace_export`",
     "POST auth/token": "`auth/token`",
-    "POST create_custom_loss": "`create_custom_loss`",
 }
 """Routes, and how the document names them."""
 
 NO_MODELS_OF_OURS = {
     # Bodies of the routes above, and what the SDK makes of a JWT.
     "AuthTokenResponse",
-    "CreateCustomLossRequest",
-    "CreateCustomLossResponse",
     "WhoamiResponse",
     # Nothing in the SDK sends it.
     "UnloadModelRequest",
@@ -42,7 +39,6 @@ NOT_READ = {
 NEVER_SENT = {
     # Flags left at the SDK's default.
     "ClientConfigResponse.credential_default_source",
-    "ClientConfigResponse.custom_loss_server_side",
     "ClientConfigResponse.pjwt_auth_enabled",
     # Nothing has a price, and an account has no users of its own.
     "BillingUsageResponse.cost_data_through",

@@ -10,6 +10,7 @@ from twinkle.server.tinker import (
     checkpoints,
     copies,
     futures,
+    losses,
     models,
     runs,
     sampling,
@@ -20,5 +21,18 @@ from twinkle.server.tinker import (
 
 router = APIRouter(prefix="/api/v1")
 # Routes are tried in this order, and nearly all requests are for the first three.
-for part in (training, futures, sampling, service, sessions, models, checkpoints, copies, runs, billing, account):
+for part in (
+    training,
+    futures,
+    sampling,
+    service,
+    sessions,
+    models,
+    losses,
+    checkpoints,
+    copies,
+    runs,
+    billing,
+    account,
+):
     router.include_router(part.router)

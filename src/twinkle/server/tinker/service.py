@@ -36,6 +36,7 @@ async def client_config(server: Server, _: Tenant) -> Response:
         fwd_via_fwdbwd=True,
         sample_use_retrieve_futures=together,
         sample_join_sampling_session=together,
+        custom_loss_server_side=True if server.settings.custom_loss_server_side else None,
     )
     return answer(flags.model_copy(update=_chosen(server, of=ClientConfigResponse)))
 

@@ -32,6 +32,7 @@ class ClientConfigResponse(ResponseBody):
     billing_exception_max_pause_duration_sec: int | None = None
     sample_use_retrieve_futures: bool | None = None
     sample_join_sampling_session: bool | None = None
+    custom_loss_server_side: bool | None = None
     # Not for the SDK from 0.25 on, which always does so; older ones then send protobuf.
     proto_write_fwdbwd: bool | None = None
     fwd_via_fwdbwd: bool | None = None
