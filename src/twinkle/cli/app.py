@@ -71,7 +71,10 @@ def serve(
     model_name: ModelNameFlag = None,
     mesh: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DEVICE", help="A mesh and its device; may be repeated.  [default: default=cpu]"),
+        typer.Option(
+            metavar="NAME=DEVICE[,model=MODEL[,model-name=NAME]]",
+            help="A mesh, its device, and its model if it has one of its own; may be repeated.  [default: default=cpu]",
+        ),
     ] = None,
     home: HomeFlag = None,
     host: Annotated[str | None, typer.Option(help="Where the API listens.  [default: 127.0.0.1]")] = None,

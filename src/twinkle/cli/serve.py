@@ -16,7 +16,7 @@ from twinkle.cli.home import kept_password, logs_of, make_home, write_secret
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.lock import sole_owner
 from twinkle.cli.service import Service
-from twinkle.cli.stack import parse_meshes, plan_stack
+from twinkle.cli.stack import MeshPlan, parse_meshes, plan_stack
 from twinkle.cli.supervisor import Guard
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
@@ -36,26 +36,27 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
         ConfigError: It cannot start: a flag is wrong, the home or a port is taken, a child refuses its settings.
     """
     started = time.monotonic()
-    plans = parse_meshes(meshes)
-    _check_model(settings.model)
+    plans = parse_meshes(meshes, settings)
+    for plan in plans:
+        _check_model(plan)
     home = make_home(settings.home)
     with sole_owner(home):
         settings = _settle(settings, home, with_flower=with_flower)
         broker = None if settings.redis_url.get_secret_value() else prepare_broker(home)
         if broker is not None:
             settings = settings.model_copy(update={"redis_url": SecretStr(broker.url)})
-        _announce(settings, broker, _first_key(settings), with_flower=with_flower)
+        _announce(settings, plans, broker, _first_key(settings), with_flower=with_flower)
         stack = plan_stack(settings, plans, broker, with_flower=with_flower)
         with closing(Guard()) as guard:
             asyncio.run(Service(settings, plans, stack, guard, started=started).run())
     return 0
 
 
-def _check_model(model: str) -> None:
-    if not model:
-        raise ConfigError("--model is missing: a folder with a model, or the id of one")
-    if model.startswith(_PATH_STARTS) and not Path(model).is_dir():
-        raise ConfigError(f"--model {model}: no such folder")
+def _check_model(mesh: MeshPlan) -> None:
+    if not mesh.model:
+        raise ConfigError(f"--model is missing for mesh {mesh.name}: a folder with a model, or the id of one")
+    if mesh.model.startswith(_PATH_STARTS) and not Path(mesh.model).is_dir():
+        raise ConfigError(f"--model {mesh.model}: no such folder")
 
 
 def _settle(settings: Settings, home: Path, *, with_flower: bool) -> Settings:
@@ -95,8 +96,11 @@ def _first_key(settings: Settings) -> str | None:
         return None if directory.has_keys() else directory.create_key(DEFAULT_TENANT, "made by twinkle serve")
 
 
-def _announce(settings: Settings, broker: Broker | None, first_key: str | None, *, with_flower: bool) -> None:
-    say(f"Twinkle serves {settings.resolved_model_name} at http://{settings.host}:{settings.port}")
+def _announce(
+    settings: Settings, plans: list[MeshPlan], broker: Broker | None, first_key: str | None, *, with_flower: bool
+) -> None:
+    names = ", ".join(dict.fromkeys(plan.model_name for plan in plans))
+    say(f"Twinkle serves {names} at http://{settings.host}:{settings.port}")
     if first_key is not None:
         say(f"  API key  {first_key}")
         say("           shown this once and kept as a hash; `twinkle keys create` makes more")

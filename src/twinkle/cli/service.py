@@ -36,7 +36,7 @@ class Service:
     ) -> None:
         """Start nothing yet. ``started`` is the monotonic time from which readiness is counted."""
         self._settings = settings
-        self._mesh_names = {mesh.name for mesh in meshes}
+        self._model_names = {mesh.name: mesh.model_name for mesh in meshes}
         self._started = started
         self._api = Child(stack.api, guard, say, self._on_fall)
         self._workers = [Child(spec, guard, say, self._on_fall) for spec in stack.workers]
@@ -102,7 +102,7 @@ class Service:
 
     async def _until_meshes_serve(self, earlier: dict[str, int]) -> None:
         """Wait until each mesh has a worker of this run that said what it can do."""
-        waiting = set(self._mesh_names)
+        waiting = set(self._model_names)
         reminder = time.monotonic() + _REMIND_EVERY_S
         while waiting:
             if time.monotonic() > reminder:
@@ -112,7 +112,7 @@ class Service:
             for mesh in await asyncio.to_thread(self._meshes.all):
                 if mesh.name in waiting and _serves(mesh, since_epoch=earlier.get(mesh.name, 0)):
                     waiting.discard(mesh.name)
-                    say(f"mesh {mesh.name} serves {self._settings.resolved_model_name} ({mesh.num_adapters} adapters)")
+                    say(f"mesh {mesh.name} serves {self._model_names[mesh.name]} ({mesh.num_adapters} adapters)")
             await asyncio.sleep(_ASK_EVERY_S)
 
     async def _stop_all(self) -> None:

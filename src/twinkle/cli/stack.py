@@ -15,7 +15,10 @@ from twinkle.cli.supervisor import ChildSpec
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings, environment_of
 
-_MESH = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,62})=(?P<device>[a-z]+(:\d+)?)")
+_MESH = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,62})=(?P<device>[a-z]+(:\d+)?)"
+    r"(,model=(?P<model>[^,]+)(,model-name=(?P<model_name>[^,]+))?)?"
+)
 _DEFAULT_MESH = "default=cpu"
 
 _API_STOP_S = 10.0
@@ -25,10 +28,12 @@ _BROKER_STOP_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class MeshPlan:
-    """A mesh and the device its worker runs on."""
+    """A mesh, the device its worker runs on, and its base model: a path or an id, and what clients call it."""
 
     name: str
     device: str
+    model: str
+    model_name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +45,10 @@ class Stack:
     broker: ChildSpec | None
 
 
-def parse_meshes(texts: list[str]) -> list[MeshPlan]:
-    """Read ``NAME=DEVICE`` flags; without any, one mesh on the CPU.
+def parse_meshes(texts: list[str], settings: Settings) -> list[MeshPlan]:
+    """Read ``NAME=DEVICE[,model=MODEL[,model-name=NAME]]`` flags; without any, one mesh on the CPU.
+
+    A mesh that names no model serves the one of the settings.
 
     Raises:
         ConfigError: A flag does not parse, or a name comes twice.
@@ -50,8 +57,14 @@ def parse_meshes(texts: list[str]) -> list[MeshPlan]:
     for text in texts or [_DEFAULT_MESH]:
         match = _MESH.fullmatch(text)
         if match is None:
-            raise ConfigError(f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0")
-        plans.append(MeshPlan(name=match["name"], device=match["device"]))
+            raise ConfigError(
+                f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0; for a model of its own add"
+                " ,model=MODEL and perhaps ,model-name=NAME"
+            )
+        model, model_name = match["model"], match["model_name"]
+        if model is None:
+            model, model_name = settings.model, settings.resolved_model_name
+        plans.append(MeshPlan(name=match["name"], device=match["device"], model=model, model_name=model_name or model))
     names = [plan.name for plan in plans]
     if len(set(names)) < len(names):
         raise ConfigError(f"--mesh: a name may stand for one mesh only, got {', '.join(names)}")
@@ -62,10 +75,7 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
     """Lay out the processes. ``broker`` is ``None`` when the settings name one that is already there."""
     env = {**_inherited(), **environment_of(settings)}
     home = settings.home
-    workers = [
-        _command(home, f"worker-{mesh.name}", ("worker", "--mesh", mesh.name, "--device", mesh.device), env, _DRAIN_S)
-        for mesh in meshes
-    ]
+    workers = [_command(home, f"worker-{mesh.name}", _worker(mesh), env, _DRAIN_S) for mesh in meshes]
     workers.append(_command(home, "housekeeping", ("housekeeping",), env, _DRAIN_S))
     if with_flower:
         workers.append(_command(home, "flower", ("flower",), env, _API_STOP_S))
@@ -74,6 +84,11 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
         workers=tuple(workers),
         broker=None if broker is None else broker_spec(home, broker),
     )
+
+
+def _worker(mesh: MeshPlan) -> tuple[str, ...]:
+    place = ("--mesh", mesh.name, "--device", mesh.device)
+    return ("worker", *place, "--model", mesh.model, "--model-name", mesh.model_name)
 
 
 def broker_spec(home: Path, broker: Broker) -> ChildSpec:

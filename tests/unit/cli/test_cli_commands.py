@@ -233,6 +233,9 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name_and_no_traceback(
         (["serve", "--model", "./nowhere"], "no such folder"),
         (["serve", "--model", "m", "--mesh", "cpu"], "expected NAME=DEVICE"),
         (["serve", "--model", "m", "--mesh", "a=cpu", "--mesh", "a=cpu"], "one mesh only"),
+        (["serve", "--model", "m", "--mesh", "a=cpu,model="], "expected NAME=DEVICE"),
+        (["serve", "--mesh", "a=cpu,model=./nowhere"], "no such folder"),
+        (["serve", "--mesh", "a=cpu,model=m", "--mesh", "b=cpu"], "--model is missing for mesh b"),
         (["flower"], "TWINKLE_FLOWER_PASSWORD is missing"),
     ],
 )
