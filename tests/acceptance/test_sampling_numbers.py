@@ -77,3 +77,55 @@ def test_prompt_logprobs_do_not_know_the_temperature(run: tinker.TrainingClient,
     scores = all_logprobs(run, prompt[:-1], vocab_size=len(run.get_tokenizer()))
     wanted = scores[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])]
     assert answer.prompt_logprobs[1:] == pytest.approx(wanted.tolist(), abs=TOLERANCE)
+
+
+def test_every_score_of_a_prompt_and_a_sample_is_the_trainers(run: tinker.TrainingClient, prompt: list[int]) -> None:
+    sampler = run.save_weights_and_get_sampling_client().result()
+    asked = tinker.SamplingParams(max_tokens=2, temperature=0.5, seed=7, stop=[])
+    # Of eight candidates at each position only two are wanted, so that the SDK sends the second request as CSR.
+    candidates = torch.full((len(prompt) - 1, 8), -1)
+    candidates[:, 2] = torch.tensor(prompt[1:])
+    candidates[::2, 5] = 0
+
+    def scored(targets: tinker.TensorData) -> tinker.SampleResponse:
+        answer = sampler.sample(
+            tinker.ModelInput.from_ints(prompt),
+            1,
+            asked,
+            include_prompt_logprobs=True,
+            prompt_logprobs_last_n=3,
+            topk_prompt_logprobs=2,
+            topk_sample_logprobs=2,
+            target_prompt_logprobs=targets,
+            prompt_alt_tokens_k=4,
+        )
+        return answer.result()
+
+    dense = scored(tinker.TensorData.from_torch(candidates))
+    sparse = scored(tinker.TensorData.from_torch_sparse(candidates, pad_value=-1))
+
+    tokens = [*prompt, *dense.sequences[0].tokens]
+    scores = all_logprobs(run, tokens[:-1], vocab_size=len(run.get_tokenizer()))
+    of_prompt, of_sample = scores[: len(prompt) - 1], scores[len(prompt) - 1 :]
+    wanted = of_prompt.gather(1, candidates.clamp(min=0)).where(candidates >= 0, 0.0)
+    assert sparse.target_prompt_logprobs.sparse_crow_indices is not None
+    assert dense.target_prompt_logprobs.sparse_crow_indices is None
+    for answer in (dense, sparse):
+        assert torch.allclose(answer.target_prompt_logprobs.to_torch(), wanted, atol=TOLERANCE)
+    assert [value is None for value in dense.prompt_logprobs] == [True] * (len(prompt) - 3) + [False] * 3
+    actual = of_prompt[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])]
+    assert dense.prompt_logprobs[-3:] == pytest.approx(actual[-3:].tolist(), abs=TOLERANCE)
+    assert dense.topk_prompt_logprobs[:-3] == [None] * (len(prompt) - 3)
+    assert_likeliest(dense.topk_prompt_logprobs[-3:], of_prompt[-3:])
+    assert_likeliest(dense.sequences[0].topk_logprobs, (of_sample / 0.5).log_softmax(-1))
+    drawn, said = (getattr(dense.prompt_alt_tokens, name).to_torch() for name in ("tokens", "logprobs"))
+    assert drawn.shape == (len(prompt) - 1, 4)
+    assert torch.allclose(said, (of_prompt / 0.5).log_softmax(-1).gather(1, drawn.long()), atol=TOLERANCE)
+
+
+def assert_likeliest(rows: list[list[tuple[int, float]] | None], scores: torch.Tensor) -> None:
+    """Each row holds the two likeliest tokens of its position, with their logprobs."""
+    wanted = scores.topk(2)
+    assert [[token for token, _ in row or []] for row in rows] == wanted.indices.tolist()
+    said = [logprob for row in rows for _, logprob in row or []]
+    assert said == pytest.approx(wanted.values.flatten().tolist(), abs=TOLERANCE)

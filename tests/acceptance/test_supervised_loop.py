@@ -119,6 +119,50 @@ def test_a_run_resumed_with_the_optimizer_equals_the_uninterrupted_one_and_witho
     assert colder[1:] != uninterrupted[1:]
 
 
+def test_a_loss_of_the_clients_own_trains_by_its_own_gradient(
+    client: tinker.ServiceClient, batch: list[tinker.Datum]
+) -> None:
+    by_name, by_hand = (client.create_lora_training_client(base_model="tiny", rank=4, seed=7).result() for _ in "ab")
+
+    def likelihood(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in data]
+        return -sum((lp * w).sum() for lp, w in zip(logprobs, weights, strict=True)), {"datums:sum": float(len(data))}
+
+    theirs = by_name.forward_backward(batch, "cross_entropy").result().metrics
+    ours = by_hand.forward_backward_custom(batch, likelihood).result().metrics
+    norms = [run.optim_step(LEARNING).result().metrics["grad_norm"] for run in (by_name, by_hand)]
+
+    assert ours["loss:sum"] == pytest.approx(theirs["loss:sum"], rel=1e-6)
+    assert ours["datums:sum"] == len(batch)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert logprobs(by_hand, batch)[0] == pytest.approx(logprobs(by_name, batch)[0], abs=1e-5)
+
+
+def test_a_loss_of_the_clients_own_that_fails_harms_only_its_run(
+    client: tinker.ServiceClient, batch: list[tinker.Datum]
+) -> None:
+    run, other = (client.create_lora_training_client(base_model="tiny", rank=4, seed=7).result() for _ in "ab")
+
+    def broken(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run.forward_backward_custom(batch, broken).result()
+
+    assert len(steps(other, batch, 2)) == 2
+
+
+def test_what_a_loss_has_no_use_for_is_passed_over(client: tinker.ServiceClient, batch: list[tinker.Datum]) -> None:
+    run = client.create_lora_training_client(base_model="tiny", rank=4, seed=7).result()
+    targets = batch[0].loss_fn_inputs["target_tokens"].tolist()
+    mask = tinker.TensorData(data=[1.0] * len(targets), dtype="float32", shape=[len(targets)])
+    more = tinker.Datum(model_input=batch[0].model_input, loss_fn_inputs={**batch[0].loss_fn_inputs, "mask": mask})
+
+    losses = [run.forward([datum], "cross_entropy").result().metrics["loss:sum"] for datum in (batch[0], more)]
+
+    assert losses[0] == losses[1]
+
+
 def test_loading_into_a_live_run_takes_it_back(client: tinker.ServiceClient, batch: list[tinker.Datum]) -> None:
     run = client.create_lora_training_client(base_model="tiny", rank=4, seed=6).result()
     steps(run, batch, 3)

@@ -87,6 +87,11 @@ def train(engine, adapters, steps: int = 3, *, fused: bool = True) -> list[Forwa
     return results
 
 
+def logprobs_of(results: Sequence[ForwardBackwardResult]) -> list[np.ndarray]:
+    """Of each pass the logprobs of all its datums, in a row."""
+    return [np.concatenate(result.logprobs) for result in results]
+
+
 def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return bool(np.abs(ours - theirs).max() <= TOLERANCE * max(1.0, float(np.abs(theirs).max())))
 
@@ -130,6 +135,34 @@ def test_files_are_the_same_as_with_one_rank_and_load_on_all(one: TransformersEn
     loaded = two.load(config(), files, with_optimizer=True, trainable=True)
     train(two, [loaded])
     assert two.export(loaded, with_optimizer=True) != files
+
+
+@pytest.mark.parametrize("saved_by", ["one rank", "two ranks"])
+def test_a_checkpoint_goes_on_on_the_other_layout_with_its_optimizer_or_without(
+    one: TransformersEngine, two: RankedEngine, saved_by: str
+) -> None:
+    old, new = (one, two) if saved_by == "one rank" else (two, one)
+    run = old.create(config())
+    train(old, [run])
+    files = old.export(run, with_optimizer=True)
+    weights = old.export(run, with_optimizer=False)
+    uninterrupted = train(old, [run])
+
+    warm = new.load(config(), files, with_optimizer=True, trainable=True)
+    cold = [new.load(config(), content, with_optimizer=False, trainable=True) for content in (files, weights)]
+    taken_up = new.export(warm, with_optimizer=True)
+    onward, colder, coldest = (train(new, [adapter]) for adapter in (warm, *cold))
+
+    assert taken_up == files
+    # Sums are made in another order on another number of ranks: equal to rounding, not to the bit.
+    assert all(
+        close(ours, theirs) for ours, theirs in zip(logprobs_of(onward), logprobs_of(uninterrupted), strict=True)
+    )
+    assert new.export(cold[0], with_optimizer=True) == new.export(cold[1], with_optimizer=True)
+    assert [one.metrics for one in colder] == [one.metrics for one in coldest]
+    first, *later = zip(logprobs_of(colder), logprobs_of(onward), strict=True)
+    assert np.array_equal(*first)
+    assert not any(close(ours, theirs) for ours, theirs in later)
 
 
 @pytest.mark.parametrize("seed", range(4))
