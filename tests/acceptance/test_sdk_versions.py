@@ -22,7 +22,10 @@ def served_by(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("versions") / "home"
-    with Served(home, model=str(tiny_model), model_name="tiny", flags=("--engine", request.param)) as it:
+    flags = ("--engine", request.param)
+    # So small that results of a pass are announced before they are sent.
+    settings = {"TWINKLE_INLINE_PAYLOAD_BYTES": "4096"}
+    with Served(home, model=str(tiny_model), model_name="tiny", flags=flags, **settings) as it:
         yield it
 
 
@@ -32,6 +35,8 @@ def test_an_sdk_trains_saves_loads_and_samples(served_by: Served, tmp_path: Path
 
     seen = run_sdk_script(version, base_url=served_by.url, api_key=key, model="tiny", cwd=tmp_path)
 
+    announced = "SELECT COUNT(*) FROM operation JOIN tenant ON tenant.id = tenant WHERE name = ? AND result_blob != ''"
+    assert served_by.query(announced, f"sdk-{version.replace('.', '-')}")[0][0] >= 2
     assert seen.pop("loss") >= 0
     assert seen.pop("bad_checkpoint")
     assert seen == {
