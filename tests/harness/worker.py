@@ -10,6 +10,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Outcome
 from twinkle.scheduler.retention import Pace, Retention
+from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.custom_losses import CustomLosses
@@ -32,6 +33,7 @@ from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampling import SampleDesk
 from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.token_reports import TokenReports
 
 CLAIM_S = 0.01
 """How much time a claim takes on the clock moved by hand, so that a budget is a number of batches."""
@@ -138,6 +140,16 @@ class RecordingPublisher:
         self.published += request_ids
 
 
+class RecordingTokenPublisher:
+    """Remembers what listeners were told."""
+
+    def __init__(self) -> None:
+        self.offered: list[tuple[str, TokenPiece]] = []
+
+    def offer(self, listener_id: str, piece: TokenPiece) -> None:
+        self.offered.append((listener_id, piece))
+
+
 class RecordingReporter:
     """Remembers what the worker showed of its operations."""
 
@@ -210,6 +222,7 @@ class WorkerRig:
         self.engine = BrokenEngine()
         self.journal = BreakableJournal(database, clock)
         self.publisher = RecordingPublisher()
+        self.token_publisher = RecordingTokenPublisher()
         self.reporter = RecordingReporter()
         self.clock = clock
         store = SnapshotStore(database, clock)
@@ -252,6 +265,11 @@ class WorkerRig:
             slots=4,
             max_weights=2,
             endings=endings,
+            reports=TokenReports[NullState](
+                engine=self.engine,
+                publisher=self.token_publisher,  # type: ignore[arg-type]
+                clock=clock,
+            ),
         )
         self.worker = MeshWorker[NullState](
             journal=self.journal,

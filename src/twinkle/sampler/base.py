@@ -15,6 +15,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.data_format.sampling import SampleResponse, SamplingParams
 from twinkle.sampler.request import Adapter, DecodeText, SampleRequest, SampleResult
 from twinkle.sampler.rows import Row, request_of, response_of
+from twinkle.sampler.sequence import Stretch
 
 Outcome = SampleResult | tuple[str, Exception]
 
@@ -71,6 +72,13 @@ class Sampler(ABC):
 
         Raises:
             OutOfMemory: The device has no room. Cancel something, or step again.
+        """
+
+    @abstractmethod
+    def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
+        """Returns what a request under way has drawn, of each sample ``i`` what lies beyond ``known[i]`` tokens.
+
+        A sample that was begun anew and has fewer tokens is returned from its start. Computes nothing.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prefixes import ComputedChunk, PromptChunk, chunks_of
 from twinkle.sampler.prompt_scores import PromptScores
 from twinkle.sampler.request import AdapterFiles, SampledSequence, SampleRequest, SampleResult, StopReason
-from twinkle.sampler.sequence import GrowingSequence
+from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 
 
@@ -151,6 +152,12 @@ class RequestProgress:
         continuation = self.running.pop(max(self.running))
         self.waiting.appendleft(continuation.sample)
         return continuation.cache
+
+    def drawn_so_far(self, known: Sequence[int]) -> list[Stretch]:
+        """Returns what the samples that run or are finished have beyond what is known of them."""
+        stretches = [continuation.beyond(known[sample]) for sample, continuation in self.running.items()]
+        stretches += [finished_beyond(sample, done, known[sample]) for sample, done in self.finished.items()]
+        return [stretch for stretch in stretches if stretch.tokens]
 
     def result(self) -> SampleResult:
         """Returns the finished samples in order, with the scores of the prompt."""

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from twinkle.sampler.drawing import DrawnToken
 from twinkle.sampler.request import SampledSequence, StopReason, TopLogprobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Tokens of one sample in a row, from position ``start`` on, with what is asked about them."""
+
+    sample: int
+    start: int
+    tokens: list[int]
+    logprobs: list[float]
+    topk: list[list[tuple[int, float]]] | None
+    """The likeliest tokens at each position; none if they were not asked for."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,6 +41,17 @@ class GrowingSequence:
             self.topk_ids.append(drawn.topk_ids)
             self.topk_logprobs.append(drawn.topk_logprobs)
 
+    def beyond(self, num_known: int) -> Stretch:
+        """Returns what was drawn after the first ``num_known`` tokens; all of it if there are fewer by now."""
+        start = num_known if num_known <= len(self.tokens) else 0
+        return Stretch(
+            sample=self.sample,
+            start=start,
+            tokens=self.tokens[start:],
+            logprobs=self.logprobs[start:],
+            topk=_pairs(self.topk_ids[start:], self.topk_logprobs[start:]) if self.topk_ids else None,
+        )
+
     def finish(self, stop_reason: StopReason, topk: int) -> SampledSequence:
         """Returns what the caller gets."""
         num_tokens = len(self.tokens)
@@ -42,3 +66,19 @@ class GrowingSequence:
             if topk
             else None,
         )
+
+
+def finished_beyond(sample: int, sequence: SampledSequence, num_known: int) -> Stretch:
+    """Returns what a finished sample has after its first ``num_known`` tokens."""
+    topk = sequence.topk
+    return Stretch(
+        sample=sample,
+        start=num_known,
+        tokens=sequence.tokens[num_known:].tolist(),
+        logprobs=sequence.logprobs[num_known:].tolist(),
+        topk=None if topk is None else _pairs(topk.token_ids[num_known:].tolist(), topk.logprobs[num_known:].tolist()),
+    )
+
+
+def _pairs(ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]) -> list[list[tuple[int, float]]]:
+    return [list(zip(*row, strict=True)) for row in zip(ids, logprobs, strict=True)]

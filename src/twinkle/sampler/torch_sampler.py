@@ -30,6 +30,7 @@ from twinkle.sampler.planning import Work, plan_pass, segments_of
 from twinkle.sampler.prefixes import ComputedChunk, PrefixCache, PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
+from twinkle.sampler.sequence import Stretch
 from twinkle.sampler.stops import stop_rule
 
 DEFAULT_TOKENS_PER_SLOT = 1024
@@ -115,6 +116,11 @@ class TorchSampler(Sampler):
     def load_adapter(self, files: Mapping[str, bytes]) -> LoraAdapter:
         """See :class:`Sampler`."""
         return import_adapter(self._model, files, with_optimizer=False, trainable=False)
+
+    def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
+        """See :class:`Sampler`."""
+        found = (progress for progress in self._active if progress.request.key == key)
+        return [stretch for progress in found for stretch in progress.drawn_so_far(known)]
 
     @torch.inference_mode()
     def step(self) -> list[Outcome]:

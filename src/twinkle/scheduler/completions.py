@@ -91,10 +91,10 @@ class CompletionListener:
             while not self._stopping.is_set():
                 message = subscription.get_message(timeout=0.5)
                 if message is not None:
-                    self._call_back(message["data"].decode().split("\n"))
+                    self._call_back(message["data"])
 
-    def _call_back(self, lines: list[str]) -> None:
+    def _call_back(self, data: bytes) -> None:
         try:
-            self._callback(lines)
+            self._callback(data.decode().split("\n"))
         except Exception as error:  # noqa: BLE001 - the border: one bad message must not deafen us to all others
             _log.error("completions.callback_failed", error=str(error), exc_info=error)

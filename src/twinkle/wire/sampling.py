@@ -131,6 +131,12 @@ def parse_sample(raw: bytes, *, max_num_samples: int = MAX_NUM_SAMPLES) -> Sampl
         raise InvalidInput("seq_id", "sampling_session_id and seq_id belong together")
     if request.sampling_session_id is None and request.base_model is None and request.model_path is None:
         raise InvalidInput("sampling_session_id", "is missing")
+    check_prompt_and_scores(request)
+    return request
+
+
+def check_prompt_and_scores(request: SampleRequest) -> None:
+    """Raises ``InvalidInput`` that names what of the prompt, or of the scores asked for it, cannot be."""
     for i, chunk in enumerate(request.prompt.chunks):
         if chunk.type != "encoded_text":
             raise InvalidInput(f"prompt.chunks[{i}]", f"is a chunk of kind {chunk.type}, but this server is text only")
@@ -138,7 +144,6 @@ def parse_sample(raw: bytes, *, max_num_samples: int = MAX_NUM_SAMPLES) -> Sampl
     if length == 0:
         raise InvalidInput("prompt", "has no tokens")
     _check_scores(request, length)
-    return request
 
 
 def _check_scores(request: SampleRequest, length: int) -> None:

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
@@ -98,6 +99,13 @@ class Engine(Protocol[State]):
 
     def step_samples(self) -> list[SampleOutput]:
         """Advance all queued samples by one device step; those that ended."""
+        ...
+
+    def drawn_so_far(self, request_id: str, known: Sequence[int]) -> list[TokenPiece]:
+        """What a sample under way has drawn, of each of its sequences beyond the first ``known`` tokens.
+
+        A sequence that was begun anew and has fewer tokens now is given from its start. Nothing is computed.
+        """
         ...
 
     @property

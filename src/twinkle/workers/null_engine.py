@@ -16,6 +16,7 @@ import numpy as np
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.sample_result import SampledSequence, SampleResult, encode_sample_response
 from twinkle.wire.sampling import SampleRequest
@@ -108,6 +109,10 @@ class NullEngine:
         """Finish every sample with zeros."""
         finished, self._samples = self._samples, []
         return [_sample(request_id, request) for request_id, request in finished]
+
+    def drawn_so_far(self, request_id: str, known: Sequence[int]) -> list[TokenPiece]:
+        """Nothing: a sample is drawn as a whole."""
+        return []
 
     @property
     def num_samples_under_way(self) -> int:

@@ -19,6 +19,7 @@ from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener, CompletionPublisher
 from twinkle.scheduler.retention import Pace, Retention
+from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.custom_losses import CustomLosses
@@ -44,6 +45,7 @@ from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampling import SampleDesk
 from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.token_reports import TokenReports
 
 _PUMP_BUDGET_S = 1.0
 # Longer than a training loop needs from one answer to its next request.
@@ -82,6 +84,7 @@ class MeshProcess:
             max_attempts=settings.max_attempts,
         )
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+        self._tokens = TokenPublisher(redis_url)
         snapshot_store = SnapshotStore(database, clock)
         self._snapshots = Snapshots(
             store=snapshot_store,
@@ -150,6 +153,7 @@ class MeshProcess:
                 slots=settings.sample_slots,
                 max_weights=settings.max_resident_adapters,
                 endings=endings,
+                reports=TokenReports(engine=engine, publisher=self._tokens, clock=clock),
             ),
             publisher=CompletionPublisher(redis_url),
             reporter=self._reporter,
@@ -172,6 +176,7 @@ class MeshProcess:
         except redis.RedisError as error:
             _log.warning("worker.broker_unavailable", error=str(error), next="the sweep goes on")
         self._reporter.start()
+        self._tokens.start()
         self._bell.start()
         self._keeper.start()
         self._sweeper.start()
@@ -199,6 +204,7 @@ class MeshProcess:
         self._stopping.set()
         self._rung.set()
         self._worker.close()
+        self._tokens.stop()
         self._bell.stop()
         # It may be about to take the lease again, which must not happen after the release.
         self._sweeper.join()

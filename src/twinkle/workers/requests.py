@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from twinkle.core.adapter import AdapterConfig
+from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import (
     OptimStepRequest,
@@ -12,7 +13,7 @@ from twinkle.wire.bodies.training import (
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
 )
-from twinkle.wire.sampling import SampleRequest, parse_sample
+from twinkle.wire.sampling import check_prompt_and_scores
 from twinkle.wire.training import ForwardBackwardBody, decode_data
 
 
@@ -70,6 +71,8 @@ def read_save_external(payload: bytes) -> SaveWeightsExternalRequest:
     return parse_body(SaveWeightsExternalRequest, payload)
 
 
-def read_sample(payload: bytes) -> SampleRequest:
-    """A sample, its seed made definite by the API."""
-    return parse_sample(payload)
+def read_sample(payload: bytes) -> ListenedSample:
+    """A sample, its seed made definite by the API, and who listens to it."""
+    request = parse_body(ListenedSample, payload)
+    check_prompt_and_scores(request)
+    return request

@@ -16,6 +16,7 @@ from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, SampleOutput, State
 from twinkle.workers.requests import read_sample
+from twinkle.workers.token_reports import TokenReports
 
 _SLICE_S = 0.1
 
@@ -42,6 +43,7 @@ class SampleDesk(Generic[State]):
         slots: int,
         max_weights: int,
         endings: Endings,
+        reports: TokenReports[State],
     ) -> None:
         self._engine = engine
         self._artifacts = artifacts
@@ -51,6 +53,7 @@ class SampleDesk(Generic[State]):
         self._slots = slots
         self._max_weights = max_weights
         self._endings = endings
+        self._reports = reports
         self._under_way: dict[str, _UnderWay] = {}
         self._weights: OrderedDict[tuple[str, ...], State] = OrderedDict()
 
@@ -80,6 +83,8 @@ class SampleDesk(Generic[State]):
                 self._endings.fail(execution, claim, error)
                 continue
             self._under_way[claim.request_id] = _UnderWay(claim, self._clock.now())
+            if request.listener is not None:
+                self._reports.begin(claim.request_id, request.listener, num_samples=request.num_samples)
 
     def run_slice(self, execution: Execution) -> None:
         """Advance everything under way until something ends or the slice is over."""
@@ -92,6 +97,7 @@ class SampleDesk(Generic[State]):
                 return
             for output in outputs:
                 self._finish(execution, output)
+            self._reports.report()
 
     def drop(self, request_ids: list[str]) -> list[Claim]:
         """Stop some samples for ever; the claims of those that were under way."""
@@ -100,6 +106,7 @@ class SampleDesk(Generic[State]):
             under_way = self._under_way.pop(request_id, None)
             if under_way is not None:
                 self._engine.drop_sample(request_id)
+                self._reports.end(request_id)
                 dropped.append(under_way.claim)
         return dropped
 
@@ -107,6 +114,7 @@ class SampleDesk(Generic[State]):
         """Stop everything under way; the futures that go back to the journal."""
         request_ids = list(self._under_way)
         self._engine.drop_samples()
+        self._reports.end_all()
         self._under_way.clear()
         return request_ids
 
@@ -132,6 +140,7 @@ class SampleDesk(Generic[State]):
 
     def _finish(self, execution: Execution, output: SampleOutput) -> None:
         under_way = self._under_way.pop(output.request_id)
+        self._reports.end(output.request_id)
         if output.result is None:
             error = output.error or RuntimeError("the engine ended a sample with neither result nor error")
             self._endings.fail(execution, under_way.claim, error)

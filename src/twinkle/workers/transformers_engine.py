@@ -28,6 +28,7 @@ from twinkle.sampler.request import SampleRequest as SamplerRequest
 from twinkle.sampler.request import SampleResult as SamplerResult
 from twinkle.sampler.torch_sampler import TorchSampler
 from twinkle.sampler.vllm.sampler import VLLMSampler
+from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
 from twinkle.wire.sample_result import (
     PromptAltTokens,
@@ -182,6 +183,20 @@ class TransformersEngine:
                 self._targets.pop(key)
                 outputs.append(SampleOutput(request_id=key, error=error))
         return outputs
+
+    def drawn_so_far(self, request_id: str, known: Sequence[int]) -> list[TokenPiece]:
+        """What the sampler has drawn beyond what is known."""
+        return [
+            TokenPiece(
+                request_id=request_id,
+                sample=stretch.sample,
+                start=stretch.start,
+                tokens=stretch.tokens,
+                logprobs=stretch.logprobs,
+                topk=stretch.topk,
+            )
+            for stretch in self.sampler.drawn_so_far(request_id, known)
+        ]
 
     @property
     def num_samples_under_way(self) -> int:

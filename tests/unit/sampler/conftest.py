@@ -82,6 +82,38 @@ def run_to_end(sampler: Sampler, *, max_steps: int = 5000) -> Outcomes:
     raise AssertionError(f"still at work after {max_steps} steps")
 
 
+Told = dict[str, list[list[tuple[int, float, list[tuple[int, float]]]]]]
+
+
+def run_and_follow(sampler: Sampler, requests: Sequence[SampleRequest]) -> tuple[Outcomes, Told]:
+    """Steps until all have ended; what was told of each sample, one token after the other, before its request had."""
+    told: Told = {request.key: [[] for _ in range(request.num_samples)] for request in requests}
+    ended: Outcomes = {}
+    for request in requests:
+        sampler.add(request)
+    while sampler.has_work:
+        for outcome in sampler.step():
+            assert isinstance(outcome, SampleResult), outcome
+            ended[outcome.key] = outcome
+        for key, samples in told.items():
+            for stretch in sampler.drawn_so_far(key, [len(tokens) for tokens in samples]):
+                assert key not in ended and stretch.tokens
+                topk = stretch.topk or [[] for _ in stretch.tokens]
+                samples[stretch.sample][stretch.start :] = zip(stretch.tokens, stretch.logprobs, topk, strict=True)
+    return ended, told
+
+
+def beginning_of(result: SampleResult | Exception, sample: int, num_tokens: int) -> list[object]:
+    """A finished sample's first tokens in the form of what was told of it."""
+    assert isinstance(result, SampleResult)
+    sequence = result.sequences[sample]
+    topk: list[object] = [[] for _ in sequence.tokens]
+    if sequence.topk is not None:
+        rows = zip(sequence.topk.token_ids.tolist(), sequence.topk.logprobs.tolist(), strict=True)
+        topk = [list(zip(*row, strict=True)) for row in rows]
+    return list(zip(sequence.tokens.tolist(), sequence.logprobs.tolist(), topk, strict=True))[:num_tokens]
+
+
 def _make_hf_model() -> transformers.PreTrainedModel:
     torch.manual_seed(3)
     config = transformers.Qwen3Config(

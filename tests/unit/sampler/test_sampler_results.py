@@ -9,8 +9,9 @@ import torch
 from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.model.training import Datum, TrainJob
 from twinkle.sampler import SampleRequest, SampleResult, TorchSampler
+from twinkle.sampler.kv_cache import BLOCK_TOKENS
 
-from .conftest import CONTEXT, VOCAB_SIZE, run_to_end
+from .conftest import CONTEXT, VOCAB_SIZE, beginning_of, run_and_follow, run_to_end
 
 NO_STOP = frozenset()
 
@@ -216,3 +217,36 @@ def test_a_key_is_taken_until_its_request_has_ended(sampled_model):
     run_to_end(sampler)
     sampler.add(request())
     assert isinstance(run_to_end(sampler)["r"], SampleResult)
+
+
+@pytest.mark.parametrize("options", [{}, {"slots": 3}, {"kv_tokens": 3 * BLOCK_TOKENS}])
+def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(sampled_model, adapters, options):
+    requests = [
+        request(f"r{i}", length=5 + 9 * i, seed=i, num_samples=3, max_tokens=40, adapter=adapter, **fields)
+        for i, (adapter, fields) in enumerate(
+            [
+                (None, {"stop_token_ids": NO_STOP}),
+                (adapters[1], {"topk_sample_logprobs": 3}),
+                (None, {"stop_token_ids": NO_STOP, "topk_sample_logprobs": 1, "temperature": 0.5}),
+                (adapters[2], {"temperature": 0.0}),
+            ]
+        )
+    ]
+
+    ended, told = run_and_follow(TorchSampler(sampled_model, **{"slots": 8, **options}), requests)
+
+    for key, samples in told.items():
+        for sample, tokens in enumerate(samples):
+            assert tokens == beginning_of(ended[key], sample, len(tokens))
+    # The last token comes with the result, and so does all of a sample that ran as the last of its request.
+    assert all(len(told[key][0]) == 39 or len(told[key][0]) == 40 for key in ("r0", "r2"))
+
+
+def test_nothing_is_told_of_a_request_that_is_unknown_or_waits(sampled_model):
+    sampler = TorchSampler(sampled_model, slots=1)
+    for key in ("first", "second"):
+        sampler.add(request(key))
+    sampler.step()
+
+    assert sampler.drawn_so_far("second", [0]) == sampler.drawn_so_far("nobody's", [0]) == []
+    assert len(sampler.drawn_so_far("first", [0])) == 1

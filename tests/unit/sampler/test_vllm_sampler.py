@@ -17,7 +17,7 @@ from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler import Sampler, SampleRequest, SampleResult, TorchSampler
 from twinkle.sampler.vllm.sampler import VLLMSampler
 
-from .conftest import Outcomes, run_to_end
+from .conftest import Outcomes, beginning_of, run_and_follow, run_to_end
 
 pytest.importorskip("vllm")
 
@@ -362,6 +362,17 @@ def test_scoring_alone_and_filling_the_context(vllm_sampler: VLLMSampler, ours: 
     with pytest.raises(InvalidInput) as refused:
         vllm_sampler.add(SampleRequest(key="x", adapter=None, prompt=(*long, 7, 7, 7), seed=0, max_tokens=0))
     assert refused.value.field == "prompt"
+
+
+def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(
+    vllm_sampler: VLLMSampler, adapters: list[LoraAdapter], prompts: list[tuple[int, ...]]
+) -> None:
+    ended, told = run_and_follow(vllm_sampler, mixed(adapters, prompts))
+
+    for key, samples in told.items():
+        for sample, tokens in enumerate(samples):
+            assert tokens == beginning_of(ended[key], sample, len(tokens))
+    assert sum(len(tokens) for samples in told.values() for tokens in samples) > 100
 
 
 def test_a_cancelled_request_is_never_heard_of_again(vllm_sampler: VLLMSampler, adapters: list[LoraAdapter]) -> None:

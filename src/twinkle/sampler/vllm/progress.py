@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.sampler.choice import ChoiceRule
 from twinkle.sampler.drawing import Draw, DrawnToken
 from twinkle.sampler.prompt_scores import LogitsOfRows, PromptScores
 from twinkle.sampler.request import SampledSequence, SampleRequest, SampleResult, StopReason
-from twinkle.sampler.sequence import GrowingSequence
+from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 from twinkle.sampler.vllm.adapters import AdapterFolder
 
@@ -51,6 +52,10 @@ class VLLMProgress:
         """Forgets what was computed; all of it will be computed again."""
         self._finished.clear()
         self.was_restarted = True
+
+    def finished_beyond(self, known: Sequence[int]) -> list[Stretch]:
+        """Returns what the finished samples have beyond what is known of them."""
+        return [finished_beyond(sample, done, known[sample]) for sample, done in self._finished.items()]
 
     def result(self) -> SampleResult:
         """Returns the finished samples in order, with the scores of the prompt."""

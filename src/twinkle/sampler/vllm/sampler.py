@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
 from twinkle.sampler.base import Outcome, Sampler
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
-from twinkle.sampler.sequence import GrowingSequence
+from twinkle.sampler.sequence import GrowingSequence, Stretch
 from twinkle.sampler.stops import stop_rule
 from twinkle.sampler.vllm.adapters import AdapterFolder, AdapterFolders
 from twinkle.sampler.vllm.progress import RunningSample, VLLMProgress
@@ -140,6 +140,15 @@ class VLLMSampler(Sampler):
         self._forget_samples(progress)
         if progress.folder is not None:
             self._adapters_on_disk.release(progress.folder)
+
+    def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
+        """See :class:`Sampler`."""
+        progress = self._under_way.get(key)
+        if progress is None:
+            return []
+        growing = [sample.sequence for sample in self._samples.values() if sample.progress is progress]
+        stretches = [sequence.beyond(known[sequence.sample]) for sequence in growing]
+        return [stretch for stretch in stretches + progress.finished_beyond(known) if stretch.tokens]
 
     def step(self) -> list[Outcome]:
         """See :class:`Sampler`."""

@@ -15,6 +15,7 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import leave_world
 from twinkle.module.lora import LoraAdapter
+from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardResult
@@ -166,6 +167,10 @@ class RankedEngine:
         """Advance all queued samples by one device step; those that ended."""
         outputs: list[SampleOutput] = self._sampling(StepSamples())
         return outputs
+
+    def drawn_so_far(self, request_id: str, known: Sequence[int]) -> list[TokenPiece]:
+        """What rank 0 has drawn; all that sample have the same."""
+        return self._member.engine.drawn_so_far(request_id, known)
 
     @property
     def num_samples_under_way(self) -> int:
