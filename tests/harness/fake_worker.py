@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,6 +16,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import day_of, open_blob_store
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
@@ -23,6 +24,7 @@ from twinkle.storage.journal import Journal
 from twinkle.storage.meshes import Meshes
 from twinkle.storage.payloads import read_payload, write_result
 from twinkle.storage.records import NewSamplingSession, Records
+from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.sample_result import SampledSequence, SampleResult, TopkLogprobs, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.training import decode_data, encode_forward_backward_output
@@ -65,6 +67,10 @@ class FakeWorker:
         self._blobs = open_blob_store(settings.resolved_object_store)
         self._publisher = CompletionPublisher(settings.redis_url.get_secret_value())
         self.executed: list[Claim] = []
+        self.rehearse: Callable[[Claim, ListenedSample], None] | None = None
+        """Called with each sample that somebody listens to, before it is answered."""
+        self.sequences: list[SampledSequence] | None = None
+        """What samples come out as; token 0, 1, 2 and so on if nothing is said."""
         self._lease: Lease | None = None
         self._may_run = threading.Event()
         self._may_run.set()
@@ -124,6 +130,10 @@ class FakeWorker:
             return Outcome(
                 request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure
             )
+        if claim.kind is OperationKind.SAMPLE and self.rehearse is not None:
+            request = parse_body(ListenedSample, self.payload(claim))
+            if request.listener is not None:
+                self.rehearse(claim, request)
         result = self._result(claim, records)
         inline_bytes, now = self._settings.inline_payload_bytes, self._clock.now()
         payload = write_result(self._blobs, claim.request_id, result, inline_bytes=inline_bytes, now=now)
@@ -161,6 +171,8 @@ class FakeWorker:
 
     def _sample(self, payload: bytes) -> bytes:
         request = parse_sample(payload)
+        if self.sequences is not None:
+            return encode_sample_response(SampleResult(tuple(self.sequences[: request.num_samples])))
         length = request.sampling_params.max_tokens or 1
         tokens, logprobs = np.arange(length, dtype=np.int32), np.full(length, -1.0, dtype=np.float32)
         topk = None

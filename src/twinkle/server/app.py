@@ -15,6 +15,7 @@ from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener
+from twinkle.scheduler.token_stream import token_channel
 from twinkle.server import downloads, health
 from twinkle.server.auth import Keys
 from twinkle.server.body import Bodies, ByteBudget
@@ -34,6 +35,7 @@ from twinkle.server.state import ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.tinker import router as tinker_router
+from twinkle.server.token_feeds import TokenFeeds
 from twinkle.storage import schema
 from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import open_blob_store
@@ -176,6 +178,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         lane_polls=lane_polls,
         links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),
         texts=Texts(clock),
+        token_feeds=_start_token_feeds(settings, stack),
     )
 
 
@@ -193,6 +196,15 @@ def _start_listener(settings: Settings, stack: AsyncExitStack, *callbacks: Calla
     listener = CompletionListener(settings.redis_url.get_secret_value(), tell)
     listener.start()
     stack.push_async_callback(asyncio.to_thread, listener.stop)
+
+
+def _start_token_feeds(settings: Settings, stack: AsyncExitStack) -> TokenFeeds:
+    feeds = TokenFeeds()
+    channel = token_channel(feeds.id)
+    listener = CompletionListener(settings.redis_url.get_secret_value(), feeds.hear, channel=channel)
+    listener.start()
+    stack.push_async_callback(asyncio.to_thread, listener.stop)
+    return feeds
 
 
 def _start_nudger(settings: Settings, stack: AsyncExitStack) -> Nudger:

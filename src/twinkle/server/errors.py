@@ -118,9 +118,19 @@ async def _answer_ours(request: Request, error: Exception) -> Response:
     if status >= 500:
         _log.warning("request.failed", path=request.url.path, code=error.code, error=error.message)
         await _slow_down(request)
-    detail = next((_PUBLIC_TEXT[kind] for kind in type(error).__mro__ if kind in _PUBLIC_TEXT), error.message)
     field = error.field if isinstance(error, InvalidInput) else None
-    return _refuse(request, status, detail, error.code, headers=headers, field=field)
+    return _refuse(request, status, _public_text(error), error.code, headers=headers, field=field)
+
+
+def openai_error_of(request: Request, error: Exception) -> bytes:
+    """An error that comes when an answer has begun and its status is sent, as OpenAI's clients read it."""
+    if not isinstance(error, TwinkleError):
+        return openai_refusals.openai_error(500, _log_unexpected(request, error), "internal")
+    status = _nearest(_STATUS, error)
+    if status >= 500:
+        _log.warning("request.failed", path=request.url.path, code=error.code, error=error.message)
+    field = error.field if isinstance(error, InvalidInput) else None
+    return openai_refusals.openai_error(status, _public_text(error), error.code, field)
 
 
 async def _answer_invalid_parameter(request: Request, error: Exception) -> Response:
@@ -143,12 +153,21 @@ async def _answer_nobody(request: Request, _: Exception) -> Response:
 
 
 async def _answer_unexpected(request: Request, error: Exception) -> Response:
+    detail = _log_unexpected(request, error)
+    await _slow_down(request)
+    return _refuse(request, 500, detail, "internal")
+
+
+def _log_unexpected(request: Request, error: Exception) -> str:
+    """Put a crash into the log; what the client is told of it."""
     error_id = new_id()
     trace = "".join(traceback.format_exception(error))
     _log.error("request.crashed", error_id=error_id, path=request.url.path, trace=trace)
-    await _slow_down(request)
-    detail = f"unexpected error {error_id}; the server's log has the details under this id"
-    return _refuse(request, 500, detail, "internal")
+    return f"unexpected error {error_id}; the server's log has the details under this id"
+
+
+def _public_text(error: TwinkleError) -> str:
+    return next((_PUBLIC_TEXT[kind] for kind in type(error).__mro__ if kind in _PUBLIC_TEXT), error.message)
 
 
 async def _slow_down(request: Request) -> None:

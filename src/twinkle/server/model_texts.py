@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput
 
-_BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""What bytes that are no character, or not yet one, read as."""
 # A character of UTF-8 has at most four bytes, hence at most four tokens.
 _MAX_TOKENS_PER_CHARACTER = 4
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -34,6 +35,7 @@ class TextModel:
         self._tokenizer = tokenizer
         self._template = template
         self._named_tokens = named_tokens
+        self._byte_tokens = _byte_tokens(tokenizer)
         self.end_texts = tuple(end_texts)
         """The tokens that end a text, as they read."""
 
@@ -64,17 +66,44 @@ class TextModel:
         """How one token reads; a part of a character reads as a broken one."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
+    def num_open(self, tokens: Sequence[int]) -> int:
+        """How many of the last tokens cannot be decoded before it is known what follows them.
+
+        Tokenizers that fall back to bytes decode a run of them as a whole: one wrong byte breaks its neighbours too.
+        """
+        num_open = 0
+        for i, token in enumerate(reversed(tokens) if self._byte_tokens else (), start=1):
+            if token in self._byte_tokens:
+                num_open = i
+            elif self.decode([token]):
+                break
+        return num_open
+
     def offsets(self, tokens: Sequence[int]) -> list[int]:
         """Where in the text each token begins; the parts of one character begin together."""
-        offsets, pending, offset = [], list[int](), 0
+        offsets = TokenOffsets(self)
+        offsets.extend(tokens)
+        return offsets.known
+
+
+class TokenOffsets:
+    """Where in the text each token begins, told as tokens come. Later ones change nothing about earlier ones."""
+
+    def __init__(self, text_model: TextModel) -> None:
+        self.known: list[int] = []
+        self._text_model = text_model
+        self._pending: list[int] = []
+        self._next = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take in what comes next."""
         for token in tokens:
-            offsets.append(offset)
-            pending.append(token)
-            text = self.decode(pending)
-            if not text.endswith(_BROKEN_CHARACTER) or len(pending) >= _MAX_TOKENS_PER_CHARACTER:
-                offset += len(text)
-                pending = []
-        return offsets
+            self.known.append(self._next)
+            self._pending.append(token)
+            text = self._text_model.decode(self._pending)
+            if not text.endswith(BROKEN_CHARACTER) or len(self._pending) >= _MAX_TOKENS_PER_CHARACTER:
+                self._next += len(text)
+                self._pending = []
 
 
 class Texts:
@@ -112,6 +141,14 @@ def _read(folder: Path, clock: Clock) -> TextModel:
     source = _template_source(folder, config)
     template = None if source is None else _environment(clock).from_string(source)
     return TextModel(tokenizer, template, named, list(dict.fromkeys(end_texts)))
+
+
+def _byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that stand for one byte each, if this tokenizer falls back to such."""
+    found = {byte: tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    tokens = {byte: token for byte, token in found.items() if token is not None}
+    some = [tokens[byte] for byte in "é".encode() if byte in tokens]
+    return frozenset(tokens.values()) if tokenizer.decode(some) == "é" else frozenset()
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -20,6 +20,7 @@ from twinkle.server.queue_board import QueueBoard
 from twinkle.server.quota import Quotas
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
+from twinkle.server.token_feeds import TokenFeeds
 from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.branches import Branches
@@ -66,6 +67,7 @@ class ServerState:
     lane_polls: LanePolls
     links: DownloadLinks
     texts: Texts
+    token_feeds: TokenFeeds
 
 
 def state_of(app: FastAPI) -> ServerState:

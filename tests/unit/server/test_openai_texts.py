@@ -13,7 +13,8 @@ from harness.clock import HandClock
 from twinkle.core.errors import InvalidInput
 from twinkle.server.model_texts import TextModel, Texts
 from twinkle.server.openai.answers import choices_of, completion_logprobs
-from twinkle.server.openai.drawing import Drawing, Drawn
+from twinkle.server.openai.drawing import Drawing
+from twinkle.server.openai.ordering import Drawn
 from twinkle.wire.sample_result import SampledSequence, SampleResult
 
 
@@ -59,6 +60,5 @@ def test_a_text_ends_before_what_stopped_it_and_its_scores_too(tmp_path: Path, d
 
     assert (choice.text, choice.finish_reason) == (text, "stop")
     assert choice.num_scored == len(text.encode())
-    scores = completion_logprobs(choice, text_model)
+    scores = completion_logprobs(choice.scores(text_model), text_model)
     assert scores["token_logprobs"] == [-9999.0] * choice.num_scored
-    assert "".join(choice.pieces()) == text

@@ -1,26 +1,43 @@
-"""Results in OpenAI's shapes: choices, logprobs, counts, and server-sent events."""
+"""Results in OpenAI's shapes: choices, logprobs, counts."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
 from fastapi import Response
-from fastapi.responses import StreamingResponse
 
 from twinkle.server.errors import JSON
 from twinkle.server.model_texts import TextModel
-from twinkle.server.openai.drawing import Drawing, Drawn
+from twinkle.server.openai.drawing import Drawing
+from twinkle.server.openai.ordering import Drawn
 from twinkle.wire.sample_result import EMPTY_LOGPROB, SampledSequence
 
 JsonObject = dict[str, object]
 
 # What OpenAI writes for a token of probability zero; JSON has no infinity.
 _LOWEST_LOGPROB = -9999.0
-_PIECE = re.compile(r"\s*\S+|\s+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Tokens of a text in a row, each with its logprob, the likeliest in its place, and where in the text it begins."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    topk: list[list[tuple[int, float]]]
+    offsets: list[int]
+
+    def part(self, start: int, end: int) -> Scores:
+        """Those of some of the tokens."""
+        return Scores(
+            tokens=self.tokens[start:end],
+            logprobs=self.logprobs[start:end],
+            topk=self.topk[start:end],
+            offsets=self.offsets[start:end],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +52,28 @@ class Choice:
     topk: list[list[tuple[int, float]]]
     num_scored: int
 
-    def pieces(self) -> list[str]:
-        """The text in words, for a stream."""
-        return _PIECE.findall(self.text)
+    def scores(self, text_model: TextModel | None) -> Scores:
+        """What is known of the tokens within the text."""
+        tokens = self.tokens[: self.num_scored]
+        return Scores(
+            tokens=tokens,
+            logprobs=self.logprobs[: self.num_scored],
+            topk=self.topk[: self.num_scored],
+            offsets=[0] * len(tokens) if text_model is None else text_model.offsets(tokens),
+        )
 
 
-def choices_of(drawn: Sequence[Drawn], drawings: Sequence[Drawing], text_model: TextModel | None) -> list[Choice]:
-    """All samples of all prompts, in order. Blocks for as long as decoding takes."""
+def choices_of(
+    drawn: Sequence[Drawn], drawings: Sequence[Drawing], text_model: TextModel | None, *, first_index: int = 0
+) -> list[Choice]:
+    """All samples of these prompts, in order. Blocks for as long as decoding takes."""
     sequences = [
         (sequence, drawing) for one, drawing in zip(drawn, drawings, strict=True) for sequence in one.result.sequences
     ]
-    return [_choice(i, sequence, drawing.stops, text_model) for i, (sequence, drawing) in enumerate(sequences)]
+    return [
+        _choice(i, sequence, drawing.stops, text_model)
+        for i, (sequence, drawing) in enumerate(sequences, start=first_index)
+    ]
 
 
 def _choice(index: int, sequence: SampledSequence, stops: Sequence[str], text_model: TextModel | None) -> Choice:
@@ -66,7 +94,7 @@ def _choice(index: int, sequence: SampledSequence, stops: Sequence[str], text_mo
         text=text,
         finish_reason=sequence.stop_reason,
         tokens=tokens,
-        logprobs=[_finite(float(logprob)) for logprob in sequence.logprobs],
+        logprobs=sequence.logprobs.tolist(),
         topk=topk,
         num_scored=num_scored,
     )
@@ -85,29 +113,28 @@ def usage_of(drawn: Sequence[Drawn], drawings: Sequence[Drawing]) -> JsonObject:
     }
 
 
-def completion_logprobs(choice: Choice, text_model: TextModel | None) -> JsonObject:
+def completion_logprobs(scores: Scores, text_model: TextModel | None) -> JsonObject:
     """The ``logprobs`` of ``/v1/completions``: parallel lists. The drawn token is always among the likeliest."""
-    tokens = choice.tokens[: choice.num_scored]
     likeliest = [
-        {_piece(t, text_model): _finite(score) for t, score in [*choice.topk[i], (token, choice.logprobs[i])]}
-        for i, token in enumerate(tokens)
+        {_piece(t, text_model): _finite(score) for t, score in [*scores.topk[i], (token, scores.logprobs[i])]}
+        for i, token in enumerate(scores.tokens)
     ]
     return {
-        "tokens": [_piece(token, text_model) for token in tokens],
-        "token_logprobs": choice.logprobs[: choice.num_scored],
+        "tokens": [_piece(token, text_model) for token in scores.tokens],
+        "token_logprobs": [_finite(logprob) for logprob in scores.logprobs],
         "top_logprobs": likeliest,
-        "text_offset": [0] * len(tokens) if text_model is None else text_model.offsets(tokens),
+        "text_offset": scores.offsets,
     }
 
 
-def chat_logprobs(choice: Choice, text_model: TextModel) -> JsonObject:
+def chat_logprobs(scores: Scores, text_model: TextModel) -> JsonObject:
     """The ``logprobs`` of ``/v1/chat/completions``: one object for each token."""
     content = [
         {
-            **_scored(token, choice.logprobs[i], text_model),
-            "top_logprobs": [_scored(t, score, text_model) for t, score in choice.topk[i]],
+            **_scored(token, scores.logprobs[i], text_model),
+            "top_logprobs": [_scored(t, score, text_model) for t, score in scores.topk[i]],
         }
-        for i, token in enumerate(choice.tokens[: choice.num_scored])
+        for i, token in enumerate(scores.tokens)
     ]
     return {"content": content, "refusal": None}
 
@@ -115,17 +142,6 @@ def chat_logprobs(choice: Choice, text_model: TextModel) -> JsonObject:
 def json_answer(body: Mapping[str, object]) -> Response:
     """A whole answer."""
     return Response(orjson.dumps(body), media_type=JSON)
-
-
-def event_stream(events: Iterable[JsonObject]) -> Response:
-    """The events one by one, then ``[DONE]``."""
-
-    def lines() -> Iterator[bytes]:
-        for event in events:
-            yield b"data: " + orjson.dumps(event) + b"\n\n"
-        yield b"data: [DONE]\n\n"
-
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 def _scored(token: int, logprob: float, text_model: TextModel) -> JsonObject:

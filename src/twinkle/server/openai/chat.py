@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,14 +13,16 @@ from twinkle.server.openai.answers import (
     JsonObject,
     chat_logprobs,
     choices_of,
-    event_stream,
     json_answer,
     usage_of,
 )
 from twinkle.server.openai.bodies import ChatRequest
 from twinkle.server.openai.callers import Caller
-from twinkle.server.openai.drawing import Drawing, ServedModel, draw, find_model, plan
+from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
+from twinkle.server.openai.growing_choice import Part, Wanted
+from twinkle.server.openai.ordering import draw
 from twinkle.server.openai.shapes import ChatCompletion
+from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.state import Server
 from twinkle.wire.bodies.base import parse_body
@@ -51,18 +53,22 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
                 f"the server has no tokenizer of {model.base_model}; send token ids to /v1/completions",
             )
         drawing = await server.object_io.run(_plan, body, model, text_model)
+    head: JsonObject = {"created": int(server.clock.now()), "model": body.model}
+    if body.stream:
+        wanted = Wanted(scores=bool(body.logprobs), token_ids=bool(body.return_token_ids))
+        form = _Chunks({**head, "object": "chat.completion.chunk"}, body, text_model)
+        return await stream_answer(server, request, tenant, model, text_model, [drawing], form, wanted)
     drawn = await draw(server, request, tenant, model, text_model, [drawing])
     choices = await server.object_io.run(choices_of, drawn, [drawing], text_model)
-    head: JsonObject = {
-        "id": f"chatcmpl-{drawn[0].request_id}",
-        "created": int(server.clock.now()),
-        "model": body.model,
-    }
-    usage = usage_of(drawn, [drawing])
-    if body.stream:
-        return event_stream(_events({**head, "object": "chat.completion.chunk"}, choices, usage, body, text_model))
-    written = [_choice_json(choice, body, text_model) for choice in choices]
-    return json_answer({**head, "object": "chat.completion", "choices": written, "usage": usage})
+    return json_answer(
+        {
+            "id": _answer_id(drawn[0].request_id),
+            **head,
+            "object": "chat.completion",
+            "choices": [_choice_json(choice, body, text_model) for choice in choices],
+            "usage": usage_of(drawn, [drawing]),
+        }
+    )
 
 
 def _plan(body: ChatRequest, model: ServedModel, text_model: TextModel) -> Drawing:
@@ -76,7 +82,7 @@ def _choice_json(choice: Choice, body: ChatRequest, text_model: TextModel) -> Js
     written: JsonObject = {
         "index": choice.index,
         "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": chat_logprobs(choice, text_model) if body.logprobs else None,
+        "logprobs": chat_logprobs(choice.scores(text_model), text_model) if body.logprobs else None,
         "finish_reason": choice.finish_reason,
     }
     if body.return_token_ids:
@@ -84,34 +90,48 @@ def _choice_json(choice: Choice, body: ChatRequest, text_model: TextModel) -> Js
     return written
 
 
-def _events(
-    head: JsonObject, choices: Sequence[Choice], usage: JsonObject, body: ChatRequest, text_model: TextModel
-) -> Iterator[JsonObject]:
-    for choice in choices:
-        yield _event(head, choice, {"role": "assistant", "content": ""})
-        if body.logprobs:
-            # Scores belong to tokens, not to words: with them the text comes in one piece.
-            yield _event(head, choice, {"content": choice.text}, logprobs=chat_logprobs(choice, text_model))
-        else:
-            for piece in choice.pieces():
-                yield _event(head, choice, {"content": piece})
-        yield _event(head, choice, {}, finish_reason=choice.finish_reason)
-    if body.streams_usage:
-        yield {**head, "choices": [], "usage": usage}
+class _Chunks:
+    """A streamed turn: who speaks, then pieces, then why it ended."""
+
+    def __init__(self, head: JsonObject, body: ChatRequest, text_model: TextModel) -> None:
+        self._head = head
+        self._body = body
+        self._text_model = text_model
+
+    def chunks(self, request_id: str, part: Part) -> Iterator[JsonObject]:
+        """See :class:`twinkle.server.openai.streaming.Form`."""
+        if part.is_first:
+            yield self._chunk(request_id, part, {"role": "assistant", "content": ""})
+        if part.text or part.token_ids or (part.scores and part.scores.tokens):
+            yield self._chunk(request_id, part, {"content": part.text}, is_piece=True)
+        if part.finish_reason is not None:
+            yield self._chunk(request_id, part, {}, finish_reason=part.finish_reason)
+
+    def usage(self, request_id: str, usage: JsonObject) -> Iterator[JsonObject]:
+        """See :class:`twinkle.server.openai.streaming.Form`."""
+        if self._body.streams_usage:
+            yield {"id": _answer_id(request_id), **self._head, "choices": [], "usage": usage}
+
+    def _chunk(
+        self,
+        request_id: str,
+        part: Part,
+        delta: JsonObject,
+        *,
+        is_piece: bool = False,
+        finish_reason: str | None = None,
+    ) -> JsonObject:
+        scores = part.scores if is_piece and part.scores and part.scores.tokens else None
+        choice: JsonObject = {
+            "index": part.index,
+            "delta": delta,
+            "logprobs": None if scores is None else chat_logprobs(scores, self._text_model),
+            "finish_reason": finish_reason,
+        }
+        if is_piece and part.token_ids:
+            choice["token_ids"] = part.token_ids
+        return {"id": _answer_id(request_id), **self._head, "choices": [choice]}
 
 
-def _event(
-    head: JsonObject,
-    choice: Choice,
-    delta: JsonObject,
-    *,
-    logprobs: JsonObject | None = None,
-    finish_reason: str | None = None,
-) -> JsonObject:
-    written: JsonObject = {
-        "index": choice.index,
-        "delta": delta,
-        "logprobs": logprobs,
-        "finish_reason": finish_reason,
-    }
-    return {**head, "choices": [written]}
+def _answer_id(request_id: str) -> str:
+    return f"chatcmpl-{request_id}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,14 +13,16 @@ from twinkle.server.openai.answers import (
     JsonObject,
     choices_of,
     completion_logprobs,
-    event_stream,
     json_answer,
     usage_of,
 )
 from twinkle.server.openai.bodies import CompletionRequest
 from twinkle.server.openai.callers import Caller
-from twinkle.server.openai.drawing import Drawing, ServedModel, draw, find_model, plan
+from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
+from twinkle.server.openai.growing_choice import Part, Wanted
+from twinkle.server.openai.ordering import draw
 from twinkle.server.openai.shapes import Completion
+from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.state import Server
 from twinkle.wire.bodies.base import parse_body
@@ -48,19 +50,22 @@ async def create_completion(request: Request, server: Server, tenant: Caller) ->
         model = await find_model(server, tenant, body.model)
         text_model = await server.object_io.run(server.texts.of, model.capabilities.tokenizer_path)
         drawings = await server.object_io.run(_plans, body, model, text_model)
+    head: JsonObject = {"object": "text_completion", "created": int(server.clock.now()), "model": body.model}
+    if body.stream:
+        token_ids = text_model is None or bool(body.return_token_ids)
+        wanted = Wanted(scores=body.logprobs is not None, token_ids=token_ids)
+        form = _Chunks(head, body, text_model)
+        return await stream_answer(server, request, tenant, model, text_model, drawings, form, wanted)
     drawn = await draw(server, request, tenant, model, text_model, drawings)
     choices = await server.object_io.run(choices_of, drawn, drawings, text_model)
-    head: JsonObject = {
-        "id": f"cmpl-{drawn[0].request_id}",
-        "object": "text_completion",
-        "created": int(server.clock.now()),
-        "model": body.model,
-    }
-    usage = usage_of(drawn, drawings)
-    if body.stream:
-        return event_stream(_events(head, choices, usage, body, text_model))
-    written = [_choice_json(choice, choice.text, body, text_model) for choice in choices]
-    return json_answer({**head, "choices": written, "usage": usage})
+    return json_answer(
+        {
+            "id": _answer_id(drawn[0].request_id),
+            **head,
+            "choices": [_choice_json(choice, body, text_model) for choice in choices],
+            "usage": usage_of(drawn, drawings),
+        }
+    )
 
 
 def _plans(body: CompletionRequest, model: ServedModel, text_model: TextModel | None) -> list[Drawing]:
@@ -77,33 +82,45 @@ def _encode(prompt: str, model: ServedModel, text_model: TextModel | None) -> li
     return text_model.encode(prompt)
 
 
-def _choice_json(
-    choice: Choice, text: str, body: CompletionRequest, text_model: TextModel | None, *, is_last: bool = True
-) -> JsonObject:
+def _choice_json(choice: Choice, body: CompletionRequest, text_model: TextModel | None) -> JsonObject:
+    scored = body.logprobs is not None
     written: JsonObject = {
         "index": choice.index,
-        "text": text,
-        "logprobs": None if body.logprobs is None or not is_last else completion_logprobs(choice, text_model),
-        "finish_reason": choice.finish_reason if is_last else None,
+        "text": choice.text,
+        "logprobs": completion_logprobs(choice.scores(text_model), text_model) if scored else None,
+        "finish_reason": choice.finish_reason,
     }
-    if is_last and (text_model is None or body.return_token_ids):
+    if text_model is None or body.return_token_ids:
         written["token_ids"] = choice.tokens
     return written
 
 
-def _events(
-    head: JsonObject,
-    choices: Sequence[Choice],
-    usage: JsonObject,
-    body: CompletionRequest,
-    text_model: TextModel | None,
-) -> Iterator[JsonObject]:
-    for choice in choices:
-        # Scores belong to tokens, not to words: with them the text comes in one piece.
-        pieces = choice.pieces() if body.logprobs is None else []
-        for piece in pieces[:-1]:
-            yield {**head, "choices": [_choice_json(choice, piece, body, text_model, is_last=False)]}
-        last = pieces[-1] if pieces else choice.text
-        yield {**head, "choices": [_choice_json(choice, last, body, text_model)]}
-    if body.streams_usage:
-        yield {**head, "choices": [], "usage": usage}
+class _Chunks:
+    """A streamed completion: each chunk has the form of the whole."""
+
+    def __init__(self, head: JsonObject, body: CompletionRequest, text_model: TextModel | None) -> None:
+        self._head = head
+        self._body = body
+        self._text_model = text_model
+
+    def chunks(self, request_id: str, part: Part) -> Iterator[JsonObject]:
+        """See :class:`twinkle.server.openai.streaming.Form`."""
+        scores = part.scores if part.scores and part.scores.tokens else None
+        choice: JsonObject = {
+            "index": part.index,
+            "text": part.text,
+            "logprobs": None if scores is None else completion_logprobs(scores, self._text_model),
+            "finish_reason": part.finish_reason,
+        }
+        if part.token_ids:
+            choice["token_ids"] = part.token_ids
+        yield {"id": _answer_id(request_id), **self._head, "choices": [choice]}
+
+    def usage(self, request_id: str, usage: JsonObject) -> Iterator[JsonObject]:
+        """See :class:`twinkle.server.openai.streaming.Form`."""
+        if self._body.streams_usage:
+            yield {"id": _answer_id(request_id), **self._head, "choices": [], "usage": usage}
+
+
+def _answer_id(request_id: str) -> str:
+    return f"cmpl-{request_id}"

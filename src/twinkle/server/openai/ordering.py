@@ -1,0 +1,241 @@
+"""From a drawing to its samples: the one write path, then the wait for the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from twinkle.core.errors import (
+    Expired,
+    InvalidInput,
+    NotFound,
+    StorageUnavailable,
+    TransientError,
+    TwinkleError,
+    UserError,
+)
+from twinkle.core.ids import request_id_of
+from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind, Payload, Submission
+from twinkle.scheduler.token_stream import ListenedSample, Listener
+from twinkle.server.model_texts import TextModel
+from twinkle.server.openai.callers import new_openai_session, number_of
+from twinkle.server.openai.drawing import Drawing, ServedModel
+from twinkle.server.state import ServerState
+from twinkle.server.tinker.answers import canonical_json
+from twinkle.storage.payloads import read_payload
+from twinkle.storage.records import NewSamplingSession
+from twinkle.wire.bodies.base import invalid_input
+from twinkle.wire.digest import body_digest
+from twinkle.wire.paths import SamplingSessionId
+from twinkle.wire.sample_result import SampleResult, decode_sample_response
+from twinkle.wire.sampling import Prompt, PromptChunk, SampleRequest, SamplingParams
+
+_SEED_BITS = 63
+_MAX_IDEMPOTENCY_KEY_LENGTH = 256
+# The client's own patience is ten minutes; between looks it may have hung up.
+_LONGEST_WAIT_S = 600.0
+_LOOK_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The samples of one request, each under its number, whether or not they have been submitted."""
+
+    tenant: str
+    samples: list[SampleRequest]
+    request_ids: list[str]
+    is_repeatable: bool
+    """Whether somebody can ask for the outcome again."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The samples of one prompt, and the id of the operation that drew them."""
+
+    request_id: str
+    result: SampleResult
+
+
+class Patience:
+    """How long a client is kept waiting without anything to show."""
+
+    def __init__(self) -> None:
+        self._ends_at = 0.0
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin once more: there was something to show."""
+        self._ends_at = asyncio.get_running_loop().time() + _LONGEST_WAIT_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been too long."""
+        return asyncio.get_running_loop().time() > self._ends_at
+
+
+async def draw(
+    server: ServerState,
+    request: Request,
+    tenant: str,
+    model: ServedModel,
+    text_model: TextModel | None,
+    drawings: Sequence[Drawing],
+) -> list[Drawn]:
+    """Submit every drawing, then wait for all of them."""
+    order = await prepare(server, request, tenant, model, text_model, drawings)
+    patience = Patience()
+    try:
+        await submit(server, order)
+        return [
+            Drawn(request_id, await outcome(server, request, tenant, request_id, patience))
+            for request_id in order.request_ids
+        ]
+    except (TwinkleError, ClientDisconnect):
+        await give_up(server, order)
+        raise
+
+
+async def prepare(
+    server: ServerState,
+    request: Request,
+    tenant: str,
+    model: ServedModel,
+    text_model: TextModel | None,
+    drawings: Sequence[Drawing],
+) -> Order:
+    """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
+    key = request.headers.get("idempotency-key", "")
+    if len(key) > _MAX_IDEMPOTENCY_KEY_LENGTH:
+        raise InvalidInput("Idempotency-Key", f"has more than {_MAX_IDEMPOTENCY_KEY_LENGTH} characters")
+    lane = await _lane(server, tenant, model)
+    end_texts = () if text_model is None else text_model.end_texts
+    seqs = [number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(drawings))]
+    return Order(
+        tenant=tenant,
+        samples=[_sample(drawing, lane, seq, end_texts) for drawing, seq in zip(drawings, seqs, strict=True)],
+        request_ids=[request_id_of(lane, seq) for seq in seqs],
+        is_repeatable=bool(key),
+    )
+
+
+async def submit(server: ServerState, order: Order, listener: Listener | None = None) -> None:
+    """Bring an order into the journal; a listener is told of its tokens on their way."""
+    for sample in order.samples:
+        await _submit(server, order.tenant, sample, listener)
+
+
+async def give_up(server: ServerState, order: Order) -> None:
+    """Cancel what will not be delivered, unless somebody can ask for it again."""
+    for request_id in () if order.is_repeatable else order.request_ids:
+        with suppress(StorageUnavailable, NotFound):
+            await server.sql.run(server.sample_journal.cancel, request_id, order.tenant)
+
+
+async def outcome(
+    server: ServerState, request: Request, tenant: str, request_id: str, patience: Patience
+) -> SampleResult:
+    """Wait for the result of one operation.
+
+    Raises:
+        ClientDisconnect: Nobody waits for it any more.
+        TransientError: It takes too long, or the server is about to stop.
+        TwinkleError: It failed.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        looked_at = loop.time()
+        owned = await server.futures.wait(request_id, tenant, _LOOK_S)
+        if owned.status.state.is_final:
+            return await _result(server, owned.status)
+        if loop.time() - looked_at < _LOOK_S / 2:
+            raise TransientError("the server is about to stop; send the request again")
+        if await request.is_disconnected():
+            raise ClientDisconnect
+        if patience.is_over:
+            reason = await server.meshes.why_waiting(owned.mesh)
+            raise TransientError(reason or f"the sample has not ended within {_LONGEST_WAIT_S:.0f} s; send it again")
+
+
+async def _lane(server: ServerState, tenant: str, model: ServedModel) -> str:
+    session = await server.sql.run(server.directory.open_session, tenant, new_openai_session())
+    lane = str(SamplingSessionId(session, number_of(model.mesh, model.name)))
+    try:
+        await server.sql.run(server.catalog.sampling_session, lane, tenant=tenant)
+    except NotFound:
+        await server.submitter.open_lane(
+            NewSamplingSession(
+                id=lane,
+                tenant=tenant,
+                session=session,
+                mesh=model.mesh,
+                base_model=model.base_model,
+                model_path=model.checkpoint,
+                checkpoint=model.checkpoint,
+            )
+        )
+    return lane
+
+
+def _sample(drawing: Drawing, lane: str, seq: int, end_texts: Sequence[str]) -> SampleRequest:
+    # Given stop texts, a sample no longer stops at the model's own end by itself.
+    stop = [*drawing.stops, *end_texts] if drawing.stops else None
+    try:
+        return SampleRequest(
+            prompt=Prompt(chunks=[PromptChunk(tokens=drawing.tokens)]),
+            sampling_params=SamplingParams(
+                max_tokens=drawing.max_tokens,
+                seed=drawing.seed,
+                stop=stop,
+                temperature=drawing.temperature,
+                top_p=drawing.top_p,
+            ),
+            num_samples=drawing.num_samples,
+            sampling_session_id=lane,
+            seq_id=seq,
+            topk_sample_logprobs=drawing.topk,
+        )
+    except ValidationError as error:
+        raise invalid_input(error) from error
+
+
+async def _submit(server: ServerState, tenant: str, sample: SampleRequest, listener: Listener | None) -> None:
+    params = sample.sampling_params
+    if params.seed is None:
+        params = params.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
+    kept = ListenedSample.model_validate({**dict(sample), "sampling_params": params, "listener": listener})
+    num_prompt_tokens = len(sample.prompt_tokens())
+    assert sample.sampling_session_id is not None and sample.seq_id is not None
+    await server.quotas.take_sample(tenant)
+    await server.submitter.submit(
+        Submission(
+            tenant=tenant,
+            lane=sample.sampling_session_id,
+            seq=sample.seq_id,
+            kind=OperationKind.SAMPLE,
+            # Of what was asked. How the answer is delivered is no part of it: a repeat may want it otherwise.
+            digest=body_digest(sample),
+            payload=Payload(inline=canonical_json(kept)),
+            num_tokens=num_prompt_tokens + sample.num_samples * (params.max_tokens or 0),
+            num_prompt_tokens=num_prompt_tokens,
+        )
+    )
+
+
+async def _result(server: ServerState, status: FutureStatus) -> SampleResult:
+    if status.expired:
+        raise Expired("the result under this Idempotency-Key was kept for its time and is gone")
+    if status.failure is not None:
+        kind = UserError if status.failure.category is FailureCategory.USER else TwinkleError
+        raise kind(status.failure.message)
+    assert status.result is not None, "a final future has a result or a failure"
+    data = status.result.inline
+    if data is None:
+        data = await server.object_io.run(read_payload, server.blobs, status.result)
+    return decode_sample_response(data)
