@@ -23,6 +23,7 @@ from twinkle.checkpoint_engine.peft_settings import (
 )
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer, stored_tensors, trained_paths
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors, write_tensors
+from twinkle.core.adapter import OPTIMIZER_FILE
 from twinkle.core.errors import InvalidInput
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
@@ -31,7 +32,6 @@ from twinkle.module.targets import Target, beside_experts
 __all__ = ["CONFIG_FILE", "OPTIMIZER_FILE", "WEIGHTS_FILE", "export_adapter", "import_adapter", "read_config"]
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
 CONFIG_METADATA = "lora_config"
 STEP_METADATA = "step"
 MOMENTS = ("exp_avg", "exp_avg_sq")

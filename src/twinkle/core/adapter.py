@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 ENCRYPTED_SUFFIX = ".age"
+OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 class AdapterConfig(BaseModel, frozen=True):
@@ -75,6 +76,11 @@ class Checkpoint(BaseModel, frozen=True):
     def is_encrypted(self) -> bool:
         """Whether only the holder of an age key can read its files."""
         return any(name.endswith(ENCRYPTED_SUFFIX) for name in self.files)
+
+    @property
+    def weight_files(self) -> dict[str, StoredFile]:
+        """Its files without the optimizer's state: what whoever only uses the adapter takes away."""
+        return {name: file for name, file in self.files.items() if name != OPTIMIZER_FILE}
 
     @property
     def size_bytes(self) -> int:

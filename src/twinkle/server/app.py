@@ -16,7 +16,7 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener
 from twinkle.scheduler.token_stream import token_channel
-from twinkle.server import downloads, health
+from twinkle.server import archives, downloads, health
 from twinkle.server.auth import Keys
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
@@ -96,6 +96,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     install_error_answers(app)
     app.include_router(health.router)
     app.include_router(downloads.router)
+    app.include_router(archives.router)
     app.include_router(tinker_router, tags=["tinker"])
     app.include_router(native_router, tags=["native"])
     app.include_router(openai_router, tags=["openai"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -15,6 +15,9 @@ from twinkle.server.errors import refusal
 from twinkle.server.links import DOWNLOADS
 from twinkle.server.openapi import BYTES, Access, Raw, described
 from twinkle.server.state import Server, ServerState
+
+Expires = Annotated[int, Query(ge=0, le=2**53)]
+"""When a signed URL ends, in Unix seconds."""
 
 _PIECE_BYTES = 2**20
 # What a route of files says of itself.
@@ -38,17 +41,35 @@ class Part:
     end: int
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A whole file of the object store, as a stretch of what is sent."""
+
+    key: str
+    size_bytes: int
+
+
+Stretch: TypeAlias = bytes | Stored
+
+
 @router.get("/{key:path}", openapi_extra=FILE)
 @router.head("/{key:path}", openapi_extra=FILE)
-async def download(
-    key: str, request: Request, server: Server, expires: Annotated[int, Query(ge=0, le=2**53)], signature: str
-) -> Response:
+async def download(key: str, request: Request, server: Server, expires: Expires, signature: str) -> Response:
     """One stored file, streamed."""
     server.links.check(key, expires_at=expires, signature=signature)
     try:
         size_bytes = await server.object_io.run(server.blobs.size_bytes, key)
     except (KeyError, ValueError):
         raise NotFound("this file was deleted") from None
+    return send_stretches(server, request, [Stored(key, size_bytes)])
+
+
+def send_stretches(server: ServerState, request: Request, stretches: Sequence[Stretch]) -> Response:
+    """A file made of stretches, one after the other, or the part of it that is asked for.
+
+    Streamed in pieces: memory does not grow with the file.
+    """
+    size_bytes = sum(size_of(stretch) for stretch in stretches)
     asked = request.headers.get("range")
     part = None if asked is None else read_range(asked, size_bytes)
     headers = {"Accept-Ranges": "bytes", "Cache-Control": "private, no-store"}
@@ -63,7 +84,13 @@ async def download(
     headers["Content-Length"] = str(part.end - part.start)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=BYTES)
-    return StreamingResponse(_pieces(server, key, part), status_code=status, headers=headers, media_type=BYTES)
+    pieces = _pieces(server, stretches, part)
+    return StreamingResponse(pieces, status_code=status, headers=headers, media_type=BYTES)
+
+
+def size_of(stretch: Stretch) -> int:
+    """Its bytes."""
+    return stretch.size_bytes if isinstance(stretch, Stored) else len(stretch)
 
 
 def read_range(header: str, size_bytes: int) -> Part | None:
@@ -82,7 +109,16 @@ def read_range(header: str, size_bytes: int) -> Part | None:
     return Part(start, min(int(match[2]) + 1, size_bytes) if match[2] else size_bytes)
 
 
-async def _pieces(server: ServerState, key: str, part: Part) -> AsyncIterator[bytes]:
-    for start in range(part.start, part.end, _PIECE_BYTES):
-        length = min(_PIECE_BYTES, part.end - start)
-        yield await server.object_io.run(server.blobs.get_range, key, start, length)
+async def _pieces(server: ServerState, stretches: Sequence[Stretch], part: Part) -> AsyncIterator[bytes]:
+    begins = 0
+    for stretch in stretches:
+        start = max(part.start - begins, 0)
+        end = min(part.end - begins, size_of(stretch))
+        begins += size_of(stretch)
+        if isinstance(stretch, bytes):
+            if start < end:
+                yield stretch[start:end]
+            continue
+        for at in range(start, end, _PIECE_BYTES):
+            length = min(_PIECE_BYTES, end - at)
+            yield await server.object_io.run(server.blobs.get_range, stretch.key, at, length)

@@ -1,4 +1,4 @@
-"""Download URLs that need no key: each names one stored file and its end, under a signature nobody else can make."""
+"""Download URLs that need no key: each names one file and its end, under a signature nobody else can make."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Forbidden
 from twinkle.core.settings import Settings
 from twinkle.storage.blobs import BlobStore
+from twinkle.wire.paths import SCHEME
 
 DOWNLOADS = "/api/v1/downloads"
+ARCHIVES = "/api/v1/archives"
 _SECRET_FILE = "download-url-secret"
 _SECRET_BYTES = 32
 
@@ -41,13 +43,26 @@ class DownloadLinks:
         self._presign = presign
 
     def url_of(self, key: str, *, base_url: str, expires_at: int) -> str:
-        """A URL under which anybody may read one file until ``expires_at`` (Unix seconds). May block."""
+        """A URL under which anybody may read one stored file until ``expires_at`` (Unix seconds). May block."""
         if self._presign:
             url = self._blobs.presigned_url(key, expires_at - self._clock.now())
             if url is not None:
                 return url
         query = urlencode({"expires": expires_at, "signature": self._sign(key, expires_at)})
         return f"{base_url.rstrip('/')}{DOWNLOADS}/{quote(key)}?{query}"
+
+    def archive_url_of(self, path: str, seq: int, *, base_url: str, expires_at: int) -> str:
+        """A URL under which anybody may read a checkpoint as a tar, as long as operation ``seq`` saved what it holds.
+
+        It is this server's own wherever the files are: no object store puts files together.
+        """
+        signature = self._sign(_archive_of(path, seq), expires_at)
+        query = urlencode({"seq": seq, "expires": expires_at, "signature": signature})
+        return f"{base_url.rstrip('/')}{ARCHIVES}/{quote(path.removeprefix(SCHEME))}.tar?{query}"
+
+    def check_archive(self, path: str, seq: int, *, expires_at: int, signature: str) -> None:
+        """Let an archive's URL of ours pass; raises as :meth:`check` does."""
+        self.check(_archive_of(path, seq), expires_at=expires_at, signature=signature)
 
     def check(self, key: str, *, expires_at: int, signature: str) -> None:
         """Let a URL of ours pass.
@@ -62,6 +77,11 @@ class DownloadLinks:
 
     def _sign(self, key: str, expires_at: int) -> str:
         return hmac.new(self._secret, f"{expires_at}\n{key}".encode(), hashlib.sha256).hexdigest()
+
+
+def _archive_of(path: str, seq: int) -> str:
+    # No file's key begins so.
+    return f"archive\n{seq}\n{path}"
 
 
 def secret_of(settings: Settings) -> bytes:

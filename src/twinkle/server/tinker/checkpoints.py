@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from email.utils import formatdate
+
 import structlog
 from fastapi import APIRouter, Request, Response
 
@@ -23,6 +25,7 @@ from twinkle.wire.bodies.checkpoints import (
 )
 from twinkle.wire.paths import SCHEME, parse_checkpoint_path
 
+_FOUND = 302
 _CHECKPOINT = "/training_runs/{run_id}/checkpoints/{segment}/{name}"
 
 _log = structlog.get_logger()
@@ -130,14 +133,33 @@ async def external_weights_urls(run_id: str, name: str, request: Request, server
     """A URL for each file of an external checkpoint, good for a while without a key."""
     path = _path(run_id, CheckpointKind.EXTERNAL.segment, name)
     checkpoint = await server.sql.run(server.catalog.checkpoint, path, tenant=tenant)
-    base_url = server.settings.public_url or str(request.base_url)
-    expires_at = int(server.clock.now()) + server.settings.download_url_ttl_s
+    base_url, expires_at = _url_terms(server, request)
     urls = {
         file: await server.object_io.run(server.links.url_of, stored.key, base_url=base_url, expires_at=expires_at)
         for file, stored in checkpoint.files.items()
     }
     await _note(server, tenant, "checkpoint_read", path, purpose="download")
     return answer(ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires_at)))
+
+
+@router.get(_CHECKPOINT + "/archive", openapi_extra=described(None, status=_FOUND, refusals=[404]))
+async def checkpoint_archive(
+    run_id: str, segment: str, name: str, request: Request, server: Server, tenant: Tenant
+) -> Response:
+    """Where a checkpoint's weights can be read as one tar file for a while without a key: for SDKs before 0.36."""
+    path = _path(run_id, segment, name)
+    checkpoint = await server.sql.run(server.catalog.checkpoint, path, tenant=tenant)
+    base_url, expires_at = _url_terms(server, request)
+    url = server.links.archive_url_of(path, checkpoint.seq, base_url=base_url, expires_at=expires_at)
+    await _note(server, tenant, "checkpoint_read", path, purpose="download")
+    headers = {"Location": url, "Expires": formatdate(expires_at, usegmt=True), "Cache-Control": "private, no-store"}
+    return Response(status_code=_FOUND, headers=headers)
+
+
+def _url_terms(server: ServerState, request: Request) -> tuple[str, int]:
+    """What download URLs begin with, and when those that are made now end."""
+    base_url = server.settings.public_url or str(request.base_url)
+    return base_url, int(server.clock.now()) + server.settings.download_url_ttl_s
 
 
 def _path(run_id: str, segment: str, name: str) -> str:
