@@ -42,6 +42,10 @@ runs = typer.Typer(
     help="Training runs and their past: fork them, rewind them.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(runs, name="runs")
+tokens = typer.Typer(
+    help="Weights access tokens: who reads whose checkpoints.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(tokens, name="tokens")
 tenants = typer.Typer(help="Tenants: their weights and limits.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tenants, name="tenants")
 
@@ -277,6 +281,52 @@ def runs_pin(
     from twinkle.cli.runs import pin_run
 
     pin_run(_settings(home=home), run, is_pinned=not off)
+
+
+@tokens.command("create")
+def tokens_create(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|PATH", help="The run's id, or one checkpoint's tinker:// path.")
+    ],
+    days: Annotated[float, typer.Option(help="How long it is good.")] = 7.0,
+    name: Annotated[str, typer.Option(help="Whom it is for.")] = "",
+    home: HomeFlag = None,
+) -> None:
+    """Make a token with which any tenant's key reads these checkpoints. It stands alone on the last line.
+
+    twinkle tokens create 0b1c...:train:0 --days 30 --name bob
+    """
+    from twinkle.cli.tokens import create_token
+
+    create_token(_settings(home=home), target, name=name, days=days)
+
+
+@tokens.command("list")
+def tokens_list(
+    run: Annotated[str | None, typer.Option(help="Only this run's.")] = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the tokens whose time is not over, without the tokens themselves.
+
+    twinkle tokens list --json
+    """
+    from twinkle.cli.tokens import list_tokens
+
+    list_tokens(_settings(home=home), run=run, as_json=as_json)
+
+
+@tokens.command("revoke")
+def tokens_revoke(
+    token: Annotated[str, typer.Argument(help="Its id, as `tokens list` shows it.")], home: HomeFlag = None
+) -> None:
+    """Let a token open nothing any more, at once. What was accepted with it goes on.
+
+    twinkle tokens revoke 4e0c...
+    """
+    from twinkle.cli.tokens import revoke_token
+
+    revoke_token(_settings(home=home), token)
 
 
 @tenants.command("list")

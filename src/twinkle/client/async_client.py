@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 from twinkle.client.backoff import RetryPolicy
 from twinkle.client.bodies import make_body
@@ -18,6 +19,13 @@ from twinkle.client.run import Run
 from twinkle.client.sampler import Sampler
 from twinkle.client.session import Session
 from twinkle.client.transport import NATIVE_PREFIX, TINKER_PREFIX
+from twinkle.wire.bodies.access_tokens import (
+    DEFAULT_TTL_S,
+    AccessTokenInfo,
+    AccessTokensResponse,
+    CreateAccessTokenRequest,
+    NewAccessToken,
+)
 from twinkle.wire.bodies.checkpoints import (
     CheckpointInfo,
     CheckpointsResponse,
@@ -104,9 +112,16 @@ class AsyncClient:
         return await self._open(str(ModelId(session_id, number)), ticket.request_id)
 
     async def resume_run(
-        self, path: str, *, with_optimizer: bool = True, metadata: Mapping[str, str] | None = None
+        self,
+        path: str,
+        *,
+        with_optimizer: bool = True,
+        metadata: Mapping[str, str] | None = None,
+        access_token: str | None = None,
     ) -> Run:
         """A new run that begins as a checkpoint, with its optimizer state or with a fresh one.
+
+        Somebody else's checkpoint takes a weights access token of its owner's, unless it is public.
 
         Raises:
             NotFound: There is no such checkpoint.
@@ -121,6 +136,7 @@ class AsyncClient:
             session_id=session_id,
             model_seq_id=number,
             user_metadata=None if metadata is None else dict(metadata),
+            weights_access_token=access_token,
         )
         ticket = await self._connection.ask(f"{TINKER_PREFIX}/load_weights", FutureResponse, body)
         return await self._open(str(ModelId(session_id, number)), ticket.request_id)
@@ -206,6 +222,33 @@ class AsyncClient:
         """A run's checkpoints."""
         path = f"{TINKER_PREFIX}/training_runs/{run_id}/checkpoints"
         return (await self._connection.ask(path, CheckpointsResponse)).checkpoints
+
+    async def create_access_token(
+        self, *, path: str | None = None, run_id: str | None = None, ttl_s: int = DEFAULT_TTL_S, name: str = ""
+    ) -> NewAccessToken:
+        """A token with which other tenants read one checkpoint, or all of a run; its ``token`` is shown this once.
+
+        Raises:
+            NotFound: There is no such checkpoint or run, or it is another tenant's.
+            InvalidInput: Not one of the two was given.
+        """
+        body = make_body(CreateAccessTokenRequest, path=path, run_id=run_id, ttl_seconds=ttl_s, name=name)
+        return await self._connection.ask(f"{NATIVE_PREFIX}/access_tokens", NewAccessToken, body)
+
+    async def access_tokens(self, run_id: str | None = None) -> list[AccessTokenInfo]:
+        """The tenant's tokens, of one run or of all, without themselves."""
+        query = "" if run_id is None else f"?run_id={quote(run_id)}"
+        path = f"{NATIVE_PREFIX}/access_tokens{query}"
+        return (await self._connection.ask(path, AccessTokensResponse)).tokens
+
+    async def revoke_access_token(self, token_id: str) -> AccessTokenInfo:
+        """Let a token open nothing any more. Operations that were accepted with it go on.
+
+        Raises:
+            NotFound: There is no such token.
+        """
+        path = f"{NATIVE_PREFIX}/access_tokens/{quote(token_id, safe='')}"
+        return await self._connection.ask(path, AccessTokenInfo, method="DELETE")
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Return when everything handed over so far is accepted, or has failed.

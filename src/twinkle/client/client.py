@@ -61,6 +61,9 @@ class Client(Facade[AsyncClient]):
     models = blocking(AsyncClient.models)
     runs = blocking(AsyncClient.runs)
     checkpoints = blocking(AsyncClient.checkpoints)
+    create_access_token = blocking(AsyncClient.create_access_token)
+    access_tokens = blocking(AsyncClient.access_tokens)
+    revoke_access_token = blocking(AsyncClient.revoke_access_token)
     flush = blocking(AsyncClient.flush)
 
     def close(self, *, flush_timeout_s: float = 60.0) -> None:

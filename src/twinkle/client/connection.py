@@ -70,10 +70,15 @@ class Connection:
         self.call_soon(self.collector.add, request_id, future)
         return future
 
-    async def ask(self, path: str, answer_class: type[ResponseT], body: RequestBody | None = None) -> ResponseT:
-        """One call that is answered at once, done once however often it is sent; raises as :meth:`Transport.send`."""
+    async def ask(
+        self, path: str, answer_class: type[ResponseT], body: RequestBody | None = None, *, method: str = "GET"
+    ) -> ResponseT:
+        """One call that is answered at once, done once however often it is sent; raises as :meth:`Transport.send`.
+
+        The ``method`` is that of a call without a body; one with a body is a POST.
+        """
         if body is None:
-            request = Request(path=path, method="GET")
+            request = Request(path=path, method=method)
         else:
             request = Request(path=path, content=to_json(body), headers={"X-Idempotency-Key": new_id()})
         return read_answer(answer_class, await self.transport.send(request))

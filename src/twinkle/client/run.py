@@ -119,9 +119,15 @@ class Run:
         )
         return self._put("save_weights", body)
 
-    def load_state(self, path: str, *, with_optimizer: bool = True) -> Future[LoadWeightsResponse]:
-        """Replace this run's weights by a checkpoint's, and its optimizer state by the checkpoint's or a new one."""
-        return self._put("load_weights", self._body(LoadWeightsRequest, path=path, optimizer=with_optimizer))
+    def load_state(
+        self, path: str, *, with_optimizer: bool = True, access_token: str | None = None
+    ) -> Future[LoadWeightsResponse]:
+        """Replace this run's weights by a checkpoint's, and its optimizer state by the checkpoint's or a new one.
+
+        Somebody else's checkpoint takes a weights access token of its owner's, unless it is public.
+        """
+        body = self._body(LoadWeightsRequest, path=path, optimizer=with_optimizer, weights_access_token=access_token)
+        return self._put("load_weights", body)
 
     def save_weights_for_sampler(
         self, name: str, *, ttl_s: int | None = None, metadata: Mapping[str, str] | None = None

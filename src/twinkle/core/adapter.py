@@ -46,6 +46,24 @@ class CheckpointKind(StrEnum):
                 return "external_weights"
 
 
+class Grant(BaseModel, frozen=True):
+    """An owner's leave, given by a token, to read checkpoints of a run; what an operation that needs it is stored with.
+
+    It says who allowed what, never the token, and stays good for that operation when the token has ended.
+    """
+
+    token: str
+    """The token's id."""
+    owner: str
+    run: str
+    seq: int | None = None
+    """The operation that saved the one checkpoint that is meant; ``None``: all of the run's."""
+
+    def covers(self, run: str, seq: int) -> bool:
+        """Whether a checkpoint may be read that operation ``seq`` of ``run`` has saved."""
+        return run == self.run and self.seq in (None, seq)
+
+
 class StoredFile(BaseModel, frozen=True):
     """One file of a checkpoint in the object store."""
 

@@ -6,6 +6,7 @@ import secrets
 import uuid
 
 API_KEY_PREFIX = "tml-"
+ACCESS_TOKEN_PREFIX = "wat-"
 
 
 def new_id() -> str:
@@ -21,6 +22,11 @@ def new_session_id() -> str:
 def new_api_key() -> str:
     """A key of 256 random bits behind the prefix the SDK insists on."""
     return API_KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def new_access_token() -> str:
+    """A weights access token of 256 random bits; its prefix is not an API key's."""
+    return ACCESS_TOKEN_PREFIX + secrets.token_urlsafe(32)
 
 
 def request_id_of(lane: str, seq: int) -> str:

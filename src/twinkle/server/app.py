@@ -37,6 +37,7 @@ from twinkle.server.threads import Threads
 from twinkle.server.tinker import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.storage import schema
+from twinkle.storage.access_tokens import AccessTokens
 from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.branches import Branches
@@ -168,6 +169,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             session_timeout_s=settings.session_timeout_s,
         ),
         copies=Copies(database, clock),
+        access_tokens=AccessTokens(database, clock),
         branches=Branches(database, journal, clock),
         snapshots=SnapshotStore(database, clock),
         progress=Progress(database, clock),

@@ -21,6 +21,7 @@ from twinkle.server.quota import Quotas
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.token_feeds import TokenFeeds
+from twinkle.storage.access_tokens import AccessTokens
 from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.branches import Branches
@@ -56,6 +57,7 @@ class ServerState:
     queues: Queues
     queue_board: QueueBoard
     copies: Copies
+    access_tokens: AccessTokens
     branches: Branches
     snapshots: SnapshotStore
     progress: Progress

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.core.clock import Clock
 from twinkle.core.operation import OperationKind
-from twinkle.storage.database import Database
+from twinkle.storage.database import Database, Transaction
 
 _KIND_OF_SAVE = {
     OperationKind.SAVE_WEIGHTS: CheckpointKind.TRAINING,
@@ -37,10 +38,7 @@ class Audit:
     def note(self, tenant: str, event: str, **details: str) -> None:
         """Write an entry. ``event`` is ``<resource>_<action>``; details are ids and paths, never data nor keys."""
         with self._database.transaction() as transaction:
-            transaction.execute(
-                "INSERT INTO audit (tenant, at, event, details) VALUES (?, ?, ?, ?)",
-                (tenant, self._clock.now(), event, json.dumps(details)),
-            )
+            insert_entry(transaction, tenant, event, details, now=self._clock.now())
 
     def entries(self, tenant: str, *, start: float, end: float) -> list[AuditRecord]:
         """What a tenant did from ``start`` until before ``end``, the oldest first."""
@@ -58,12 +56,22 @@ class Audit:
         return sorted(entries, key=lambda entry: entry.at)
 
 
+def insert_entry(transaction: Transaction, tenant: str, event: str, details: Mapping[str, str], *, now: float) -> None:
+    """Write an entry together with what it tells of."""
+    transaction.execute(
+        "INSERT INTO audit (tenant, at, event, details) VALUES (?, ?, ?, ?)",
+        (tenant, now, event, json.dumps(dict(details))),
+    )
+
+
 def _entry_of(at: float, kind: OperationKind, lane: str, payload: bytes | None) -> AuditRecord:
     """A save or a load. A sampler's weights without a name have no path."""
-    name = json.loads(payload or b"{}").get("path")
+    request = json.loads(payload or b"{}")
+    name = request.get("path")
     if kind is OperationKind.LOAD_WEIGHTS:
-        return AuditRecord(
-            at=at, event="checkpoint_read", details={"tinker_path": name, "training_run": lane, "purpose": "load"}
-        )
+        details = {"tinker_path": name, "training_run": lane, "purpose": "load"}
+        if "grant" in request:
+            details["token_id"] = request["grant"]["token"]
+        return AuditRecord(at=at, event="checkpoint_read", details=details)
     path = {} if name is None else {"tinker_path": f"tinker://{lane}/{_KIND_OF_SAVE[kind].segment}/{name}"}
     return AuditRecord(at=at, event="checkpoint_create", details={**path, "training_run": lane})

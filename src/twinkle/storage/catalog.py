@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 from sqlmodel import Session, and_, col, func, or_, select
 
-from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.storage.copies import remove_checkpoints
@@ -134,15 +134,15 @@ class Catalog:
             statement = select(SamplingSessionRow.id).where(SamplingSessionRow.session == session_id)
             return list(session.exec(statement).all())
 
-    def checkpoint(self, path: str, *, tenant: str | None = None) -> Checkpoint:
-        """A checkpoint that has not expired. Another tenant's is found only if it is public.
+    def checkpoint(self, path: str, *, tenant: str | None = None, grant: Grant | None = None) -> Checkpoint:
+        """A checkpoint that has not expired. Another tenant's is found only if it is public, or granted.
 
         Raises:
             NotFound: There is none, it has expired, or it is another tenant's.
         """
         with Session(self._engine) as session:
             row = session.get(CheckpointRow, path)
-            if row is None or (tenant is not None and row.tenant != tenant and not row.public) or self._is_over(row):
+            if row is None or self._is_over(row) or not _may_read(row, tenant, grant):
                 raise NotFound(f"no checkpoint {path!r}")
             return _checkpoint_of(row)
 
@@ -178,7 +178,7 @@ class Catalog:
         """Change when a checkpoint ends; ``None`` keeps it for ever.
 
         Raises:
-            NotFound: It does not exist or is another tenant's.
+            NotFound: It does not exist, has expired, or is another tenant's.
         """
         with Session(self._engine) as session:
             row = self._own_checkpoint(session, tenant, path)
@@ -190,7 +190,7 @@ class Catalog:
         """Let every tenant read a checkpoint, or no longer. Doing it twice is harmless.
 
         Raises:
-            NotFound: It does not exist or is another tenant's.
+            NotFound: It does not exist, has expired, or is another tenant's.
         """
         with Session(self._engine) as session:
             row = self._own_checkpoint(session, tenant, path)
@@ -214,12 +214,18 @@ class Catalog:
 
     def _own_checkpoint(self, session: Session, tenant: str, path: str) -> CheckpointRow:
         row = session.get(CheckpointRow, path)
-        if row is None or row.tenant != tenant:
+        if row is None or row.tenant != tenant or self._is_over(row):
             raise NotFound(f"no checkpoint {path!r}")
         return row
 
     def _is_over(self, row: CheckpointRow) -> bool:
         return row.expires_at is not None and row.expires_at <= self._clock.now()
+
+
+def _may_read(row: CheckpointRow, tenant: str | None, grant: Grant | None) -> bool:
+    if tenant is None or row.tenant == tenant or row.public:
+        return True
+    return grant is not None and grant.covers(row.adapter, row.seq)
 
 
 def _adapter_of(row: AdapterRow) -> Adapter:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twinkle.core.adapter import Grant
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.ids import new_id
@@ -19,13 +20,17 @@ _COPIED = "kind, name, seq, config, files, size_bytes, user_metadata"
 
 @dataclass(frozen=True, kw_only=True)
 class NewCopy:
-    """A copy about to be made. Its ``adapter`` is a training run of its own, which cannot be trained."""
+    """A copy about to be made. Its ``adapter`` is a training run of its own, which cannot be trained.
+
+    ``grant`` lets the ``tenant`` read a ``source`` that is neither its own nor public.
+    """
 
     source: str
     tenant: str
     session: str
     adapter: str
     expires_at: float | None
+    grant: Grant | None = None
 
 
 class Copies:
@@ -39,7 +44,7 @@ class Copies:
         """The copy's path. The files are those of the source; doing it again answers the same.
 
         Raises:
-            NotFound: There is no such checkpoint, or it is another tenant's and not public.
+            NotFound: There is no such checkpoint, or it is another tenant's, not public and not granted.
             Conflict: The training run's id is in use for something else.
         """
         now = self._clock.now()
@@ -49,11 +54,11 @@ class Copies:
             if _exists(transaction, path, new):
                 return path
             source = transaction.execute(
-                "SELECT c.tenant, c.public, c.expires_at, c.files_group, a.mesh, a.optimizer, a.config"
-                " FROM checkpoint c JOIN adapter a ON a.id = c.adapter WHERE c.path = ? FOR UPDATE",
+                "SELECT c.tenant, c.public, c.expires_at, c.files_group, a.mesh, a.optimizer, a.config, c.adapter,"
+                " c.seq FROM checkpoint c JOIN adapter a ON a.id = c.adapter WHERE c.path = ? FOR UPDATE",
                 (new.source,),
             ).fetchone()
-            if source is None or not _may_read(source, new.tenant, now):
+            if source is None or not _may_read(source, new, now):
                 raise NotFound(f"no checkpoint {new.source!r}")
             group = source[3] or new_id()
             transaction.execute("UPDATE checkpoint SET files_group = ? WHERE path = ?", (group, new.source))
@@ -86,9 +91,11 @@ def _exists(transaction: Transaction, path: str, new: NewCopy) -> bool:
     return True
 
 
-def _may_read(source: Row, tenant: str, now: float) -> bool:
+def _may_read(source: Row, new: NewCopy, now: float) -> bool:
     owner, is_public, expires_at = source[:3]
-    return (owner == tenant or bool(is_public)) and (expires_at is None or expires_at > now)
+    run, seq = source[7:]
+    is_granted = new.grant is not None and new.grant.covers(run, seq)
+    return (owner == new.tenant or bool(is_public) or is_granted) and (expires_at is None or expires_at > now)
 
 
 def remove_checkpoints(

@@ -141,7 +141,7 @@ class Directory:
 
     def open_session(self, tenant: str, new: NewSession) -> str:
         """Create a session; the same idempotency key gets the same session."""
-        existing = self._session_under(tenant, new.idempotency_key)
+        existing = self.session_under(tenant, new.idempotency_key)
         if existing is not None:
             return existing
         now = self._clock.now()
@@ -163,13 +163,14 @@ class Directory:
                 session.add(row)
                 session.commit()
         except IntegrityError:
-            winner = self._session_under(tenant, new.idempotency_key)
+            winner = self.session_under(tenant, new.idempotency_key)
             if winner is None:
                 raise
             return winner
         return session_id
 
-    def _session_under(self, tenant: str, idempotency_key: str | None) -> str | None:
+    def session_under(self, tenant: str, idempotency_key: str | None) -> str | None:
+        """The session that was opened under a key, if there is one."""
         if idempotency_key is None:
             return None
         with Session(self._engine) as session:

@@ -172,7 +172,11 @@ def _publish(transaction: Transaction, checkpoint: Checkpoint, now: float) -> No
         " public, listed, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, FALSE, ?, ?, ?)"
         " ON CONFLICT (path) DO UPDATE SET seq = excluded.seq, files = excluded.files, config = excluded.config,"
         " size_bytes = excluded.size_bytes, user_metadata = excluded.user_metadata,"
-        " created_at = excluded.created_at, expires_at = excluded.expires_at, files_group = NULL",
+        " created_at = excluded.created_at, expires_at = excluded.expires_at,"
+        # Saved again unchanged, it still shares its files with its copies.
+        " files_group = CASE WHEN excluded.files = checkpoint.files THEN checkpoint.files_group END,"
+        # One whose time is over is not there any more, only not swept yet.
+        " public = checkpoint.public AND COALESCE(checkpoint.expires_at > CAST(? AS DOUBLE PRECISION), TRUE)",
         (
             checkpoint.path,
             checkpoint.tenant,
@@ -187,6 +191,7 @@ def _publish(transaction: Transaction, checkpoint: Checkpoint, now: float) -> No
             checkpoint.listed,
             now,
             checkpoint.expires_at,
+            now,
         ),
     )
 

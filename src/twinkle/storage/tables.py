@@ -294,6 +294,30 @@ class CheckpointRow(SQLModel, table=True):
     files_group: str | None = Field(default=None, index=True)
 
 
+class AccessTokenRow(SQLModel, table=True):
+    """A weights access token, kept as its SHA-256. It opens what ``tenant`` has in run ``adapter``.
+
+    That is every listed checkpoint, or with a ``path`` this one, as operation ``seq`` saved it.
+    """
+
+    __tablename__ = "access_token"
+    __table_args__ = (
+        Index("access_token_of_tenant", "tenant", "created_at"),
+        Index("access_token_end", "expires_at"),
+    )
+    id: str = Field(primary_key=True)
+    digest: str = Field(unique=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    adapter: str = Field(foreign_key="adapter.id")
+    path: str | None = None
+    seq: int | None = None
+    name: str
+    created_at: float = Field(sa_type=Float)
+    expires_at: float = Field(sa_type=Float)
+    revoked_at: float | None = Field(default=None, sa_type=Float)
+    last_used_at: float | None = Field(default=None, sa_type=Float)
+
+
 class PastCheckpointRow(SQLModel, table=True):
     """A checkpoint that was deleted or has expired: what its storage came to must still be told."""
 

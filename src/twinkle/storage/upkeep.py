@@ -138,6 +138,11 @@ class Upkeep:
             _, keys = remove_checkpoints(transaction, "expires_at IS NOT NULL AND expires_at <= ?", (now,), now=now)
         return keys
 
+    def expire_access_tokens(self) -> int:
+        """Remove weights access tokens whose time is over; how many."""
+        with self._database.transaction() as transaction:
+            return transaction.execute("DELETE FROM access_token WHERE expires_at <= ?", (self._clock.now(),)).rowcount
+
 
 class _Overdue:
     """Which operations are past their deadline: a condition on ``operation o`` and ``mesh m``."""

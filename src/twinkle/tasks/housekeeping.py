@@ -87,6 +87,7 @@ class Housekeeping:
         """
         self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         self._upkeep.expire_checkpoints()
+        self._upkeep.expire_access_tokens()
         for run in self._snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
             self._snapshots.prune(run, self._retention.choose)
         num_deleted = 0

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Generic
 
-from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
@@ -84,7 +84,14 @@ class Artifacts(Generic[State]):
         )
 
     def load(
-        self, config: AdapterConfig, path: str, *, with_optimizer: bool, trainable: bool, tenant: str | None = None
+        self,
+        config: AdapterConfig,
+        path: str,
+        *,
+        with_optimizer: bool,
+        trainable: bool,
+        tenant: str | None = None,
+        grant: Grant | None = None,
     ) -> State:
         """An adapter from a checkpoint.
 
@@ -94,13 +101,14 @@ class Artifacts(Generic[State]):
             with_optimizer: Also the moments and the step count; else a cold start.
             trainable: Whether it will get gradients.
             tenant: Whose eyes look for it; ``None`` when that was decided before.
+            grant: What its owner allowed that tenant when the load was accepted.
 
         Raises:
             InvalidInput: There is no such checkpoint, or it does not fit ``config``.
         """
         parse_checkpoint_path(path)
         try:
-            checkpoint = self._catalog.checkpoint(path, tenant=tenant)
+            checkpoint = self._catalog.checkpoint(path, tenant=tenant, grant=grant)
         except NotFound as error:
             raise InvalidInput("path", f"{error.message}; list what there is with list_user_checkpoints()") from None
         if checkpoint.config.base_model != config.base_model:

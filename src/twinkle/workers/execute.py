@@ -236,7 +236,12 @@ class Executor(Generic[State]):
         request = read_load(payload)
         config = self._catalog.adapter(claim.lane).config
         state = self._artifacts.load(
-            config, request.path, with_optimizer=request.optimizer, trainable=True, tenant=claim.tenant
+            config,
+            request.path,
+            with_optimizer=request.optimizer,
+            trainable=True,
+            tenant=claim.tenant,
+            grant=request.grant,
         )
         self._start_from(claim, state, records)
         return LoadWeightsResponse(path=request.path, model_id=claim.lane)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from twinkle.core.adapter import AdapterConfig
+from twinkle.core.adapter import AdapterConfig, Grant
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import (
@@ -18,10 +18,11 @@ from twinkle.wire.training import ForwardBackwardBody, decode_data
 
 
 class LoadRequest(BaseModel, frozen=True):
-    """What a load needs to know, whether it makes an adapter or fills one."""
+    """What a load needs to know, whether it makes an adapter or fills one, and who allowed it if that was a token."""
 
     path: str
     optimizer: bool = False
+    grant: Grant | None = None
 
 
 class BranchRequest(BaseModel, frozen=True):

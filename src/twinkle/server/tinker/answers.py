@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Set
 from datetime import UTC, datetime
 
 from fastapi import Response
@@ -26,9 +25,9 @@ def ticket(accepted: Accepted, *, model_id: str | None = None) -> Response:
     return answer(FutureResponse(request_id=accepted.request_id, model_id=model_id))
 
 
-def canonical_json(body: RequestBody, *, exclude: Set[str] = frozenset()) -> bytes:
+def canonical_json(body: RequestBody) -> bytes:
     """A validated body as the journal keeps it: nothing unknown, no nulls, keys in order."""
-    values = body.model_dump(mode="json", exclude_none=True, exclude=set(exclude))
+    values = body.model_dump(mode="json", exclude_none=True)
     return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
 

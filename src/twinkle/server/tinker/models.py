@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind
-from twinkle.core.errors import InvalidInput
-from twinkle.core.operation import OperationKind, Payload, Submission
+from twinkle.core.errors import InvalidInput, NotFound
+from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, ticket
+from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.storage.directory import metadata_of
 from twinkle.storage.meshes import MeshStatus
 from twinkle.storage.records import NewAdapter
@@ -69,21 +69,31 @@ async def create_model(request: Request, server: Server, tenant: Tenant) -> Resp
         limit=await server.quotas.adapters_of(tenant),
     )
     payload = config.model_dump_json().encode()
-    return await _open(server, adapter, OperationKind.CREATE_MODEL, payload, body_digest(body))
+    first = _first(tenant, adapter.id, OperationKind.CREATE_MODEL, payload, body_digest(body))
+    return await _open(server, adapter, first)
 
 
 async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWeightsRequest) -> Response:
-    """A new adapter that begins as a checkpoint: its shape is the checkpoint's, whatever the client remembers of it."""
+    """A new adapter that begins as a checkpoint: its shape is the checkpoint's, whatever the client remembers of it.
+
+    A resend finds its future, whatever has become of the checkpoint, or of the leave to read it, since then.
+    """
     assert body.session_id is not None and body.model_seq_id is not None, "the address of a create-via-load"
     session = await server.sql.run(server.directory.session, tenant, body.session_id)
     optimizer = body.optimizer_config or OptimizerConfig()
     _check_optimizer(optimizer)
-    checkpoint = await server.sql.run(server.catalog.checkpoint, body.path, tenant=tenant)
+    adapter_id = str(ModelId(body.session_id, body.model_seq_id))
+    grant = await grant_of(server, tenant, body.path, body.weights_access_token, purpose="load")
+    first = _first(tenant, adapter_id, OperationKind.LOAD_WEIGHTS, load_payload(body, grant), body_digest(body))
+    try:
+        checkpoint = await server.sql.run(server.catalog.checkpoint, body.path, tenant=tenant, grant=grant)
+    except NotFound as error:
+        return ticket(await _accepted_before(server, first, error), model_id=adapter_id)
     _check_origin(checkpoint, body)
     mesh = choose_mesh(await server.meshes.all(fresh=True), checkpoint.config.base_model)
     _check_rank(checkpoint.config.rank, mesh)
     adapter = NewAdapter(
-        id=str(ModelId(body.session_id, body.model_seq_id)),
+        id=adapter_id,
         tenant=tenant,
         session=body.session_id,
         mesh=mesh.name,
@@ -94,8 +104,7 @@ async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWei
         priority=priority_of(body.user_metadata, metadata_of(session)),
         limit=await server.quotas.adapters_of(tenant),
     )
-    payload = orjson.dumps({"path": body.path, "optimizer": body.optimizer})
-    return await _open(server, adapter, OperationKind.LOAD_WEIGHTS, payload, body_digest(body))
+    return await _open(server, adapter, first)
 
 
 @router.post("/get_info", openapi_extra=described(GetInfoResponse, body=GetInfoRequest, refusals=[404]))
@@ -120,18 +129,28 @@ async def get_info(request: Request, server: Server, tenant: Tenant) -> Response
     )
 
 
-async def _open(server: ServerState, adapter: NewAdapter, kind: OperationKind, payload: bytes, digest: str) -> Response:
-    submission = Submission(
-        tenant=adapter.tenant,
-        lane=adapter.id,
-        seq=0,
-        kind=kind,
-        digest=digest,
-        payload=Payload(inline=payload),
-    )
-    accepted = await server.submitter.open_lane(adapter, submission)
+def _first(tenant: str, adapter_id: str, kind: OperationKind, payload: bytes, digest: str) -> Submission:
+    return Submission(tenant=tenant, lane=adapter_id, seq=0, kind=kind, digest=digest, payload=Payload(inline=payload))
+
+
+async def _open(server: ServerState, adapter: NewAdapter, first: Submission) -> Response:
+    accepted = await server.submitter.open_lane(adapter, first)
     assert accepted is not None, "a lane opened with an operation answers with its ticket"
     return ticket(accepted, model_id=adapter.id)
+
+
+async def _accepted_before(server: ServerState, first: Submission, error: NotFound) -> Accepted:
+    """The future of an operation that can no longer be accepted, but was.
+
+    Raises:
+        NotFound: ``error``, since it was not.
+        Conflict: Another operation has its number.
+    """
+    try:
+        # An adapter that exists has an operation of this number, so nothing new comes of this.
+        return await server.submitter.submit(first)
+    except NotFound:
+        raise error from None
 
 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:

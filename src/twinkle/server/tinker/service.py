@@ -34,6 +34,7 @@ async def client_config(server: Server, _: Tenant) -> Response:
     flags = ClientConfigResponse(
         proto_write_fwdbwd=True,
         fwd_via_fwdbwd=True,
+        create_model_via_load_weights=True,
         sample_use_retrieve_futures=together,
         sample_join_sampling_session=together,
         custom_loss_server_side=True if server.settings.custom_loss_server_side else None,

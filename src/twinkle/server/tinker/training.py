@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +19,7 @@ from twinkle.server.body import Body
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import canonical_json, ticket
+from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.server.tinker.models import create_from_checkpoint
 from twinkle.wire.bodies.base import RequestBody, parse_body
 from twinkle.wire.bodies.futures import FutureResponse
@@ -41,8 +42,6 @@ from twinkle.wire.training import (
 )
 
 _BYTES_PER_TOKEN = 4
-# The journal keeps no secrets.
-_NOT_KEPT = frozenset({"weights_access_token"})
 _PASSES = Raw(PROTOBUF, "A ForwardBackwardRequest of twinkle/wire/schema.proto; zstd is understood.")
 
 BodyT = TypeVar("BodyT", bound=RequestBody)
@@ -117,7 +116,12 @@ async def load_weights(request: Request, server: Server, tenant: Tenant) -> Resp
         body = parse_body(LoadWeightsRequest, raw)
         if body.creates_model:
             return await create_from_checkpoint(server, tenant, body)
-    return await _accept(server, tenant, _read_json(raw, LoadWeightsRequest, OperationKind.LOAD_WEIGHTS, _judge_path))
+    operation = _read_json(raw, LoadWeightsRequest, OperationKind.LOAD_WEIGHTS, _judge_path, write=load_payload)
+    if operation.rejection is None:
+        body = parse_body(LoadWeightsRequest, raw)
+        grant = await grant_of(server, tenant, body.path, body.weights_access_token, purpose="load")
+        operation = replace(operation, payload=load_payload(body, grant))
+    return await _accept(server, tenant, operation)
 
 
 async def _accept(server: ServerState, tenant: str, operation: Numbered) -> Response:
@@ -168,8 +172,15 @@ def _count_tokens(envelope: ForwardBackwardEnvelope) -> int:
     return num_bytes // _BYTES_PER_TOKEN
 
 
-def _read_json(raw: bytes, body_class: type[BodyT], kind: OperationKind, judge: Callable[[BodyT], None]) -> Numbered:
-    """Reads a body; what is wrong with it becomes the rejection when the number is known.
+def _read_json(
+    raw: bytes,
+    body_class: type[BodyT],
+    kind: OperationKind,
+    judge: Callable[[BodyT], None],
+    *,
+    write: Callable[[BodyT], bytes] = canonical_json,
+) -> Numbered:
+    """Reads a body and writes what is kept of it; what is wrong with it becomes the rejection when the number is known.
 
     Raises:
         UserError: Not even the number could be read.
@@ -184,7 +195,7 @@ def _read_json(raw: bytes, body_class: type[BodyT], kind: OperationKind, judge: 
         return Numbered(key=key, kind=kind, digest=hashlib.sha256(raw).hexdigest(), rejection=error.message)
     assert key is not None, "a body that could be read has an address"
     digest = body_digest(body, ignore=EPHEMERAL_SAVE_IGNORES)
-    return Numbered(key=key, kind=kind, digest=digest, payload=canonical_json(body, exclude=_NOT_KEPT))
+    return Numbered(key=key, kind=kind, digest=digest, payload=write(body))
 
 
 def _judge_optimizer(body: OptimStepRequest) -> None:

@@ -36,6 +36,8 @@ class ClientConfigResponse(ResponseBody):
     # Not for the SDK from 0.25 on, which always does so; older ones then send protobuf.
     proto_write_fwdbwd: bool | None = None
     fwd_via_fwdbwd: bool | None = None
+    # Nor for the SDK from 0.38 on; older ones else look a checkpoint up with its access token for an API key.
+    create_model_via_load_weights: bool | None = None
 
 
 class ClientDynamicConfigResponse(ResponseBody):

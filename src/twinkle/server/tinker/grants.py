@@ -1,0 +1,26 @@
+"""What a weights access token is worth: judged once, when a request is accepted, and stored with it in its place."""
+
+from __future__ import annotations
+
+import orjson
+
+from twinkle.core.adapter import Grant
+from twinkle.server.state import ServerState
+from twinkle.wire.bodies.training import LoadWeightsRequest
+
+TOKEN_HEADER = "X-Tinker-Weights-Access-Token"
+
+
+async def grant_of(server: ServerState, tenant: str, path: str, token: str | None, *, purpose: str) -> Grant | None:
+    """What a token lets its bearer read; ``None`` without one, and for one that does not open this checkpoint."""
+    if token is None:
+        return None
+    return await server.sql.run(server.access_tokens.grant, token, path, reader=tenant, purpose=purpose)
+
+
+def load_payload(body: LoadWeightsRequest, grant: Grant | None = None) -> bytes:
+    """A load as the journal keeps it: with who allowed it, never with the token."""
+    payload: dict[str, object] = {"path": body.path, "optimizer": body.optimizer}
+    if grant is not None:
+        payload["grant"] = grant.model_dump()
+    return orjson.dumps(payload)
