@@ -56,7 +56,11 @@ class TracedLoss(DatumLoss):
 
     def tensors(self, inputs: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
         """The declared inputs, on the CPU and of the dtype they came in."""
-        return {declared.name: torch.as_tensor(np.array(inputs[declared.name])) for declared in self.graph.inputs[1:]}
+        return {
+            declared.name: values.reshape(()) if declared.rank == 0 else values
+            for declared in self.graph.inputs[1:]
+            for values in (torch.as_tensor(np.array(inputs[declared.name])),)
+        }
 
     def _in_order(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         return [inputs[declared.name] for declared in self.graph.inputs[1:]]

@@ -85,10 +85,13 @@ def _validate_traced(field: str, datum: Datum, graph: LossGraph, vocab_size: int
     for name, rank in [("target_tokens", logprobs.rank), *((declared.name, declared.rank) for declared in others)]:
         if name not in datum.inputs:
             raise InvalidInput(f"{field}.{name}", f"is missing; the custom loss {graph.name!r} takes it")
-        if datum.inputs[name].ndim != rank:
+        values = datum.inputs[name]
+        # The wire writes a scalar as it writes a list of one.
+        is_scalar = rank == 0 and values.ndim == 1 and values.size == 1
+        if values.ndim != rank and not is_scalar:
             raise InvalidInput(
                 f"{field}.{name}",
-                f"has rank {datum.inputs[name].ndim}, but the custom loss {graph.name!r} was declared with {rank}",
+                f"has shape {values.shape}, but the custom loss {graph.name!r} was declared with rank {rank}",
             )
     targets = datum.inputs["target_tokens"]
     _validate_targets(f"{field}.target_tokens", targets, datum, (logprobs.rank,), vocab_size)

@@ -11,6 +11,7 @@ import torch
 from harness import traced_losses
 from harness.traced_losses import graph_of
 from twinkle.core.errors import InvalidInput
+from twinkle.loss import TracedLoss
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
@@ -39,7 +40,7 @@ def policy_datum(make_datum, rng, length):
 
 def preference_datum(make_datum, rng, length):
     datum = make_datum(rng, length, columns=2)
-    return with_inputs(datum, reference_logprobs=datum.inputs["logprobs"], beta=np.array(0.3, dtype=np.float32))
+    return with_inputs(datum, reference_logprobs=datum.inputs["logprobs"], beta=np.array([0.3], dtype=np.float32))
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_one_pass_gives_the_gradient_that_a_client_gets_with_two(load_model, mak
     total, weighted = 0.0, []
     for datum, logprobs in zip(data, forward.logprobs, strict=True):
         leaf = torch.from_numpy(logprobs).requires_grad_(True)
-        inputs = [torch.as_tensor(datum.inputs[declared.name]) for declared in graph.inputs[1:]]
+        inputs = list(TracedLoss(graph=graph).tensors(datum.inputs, torch.device("cpu")).values())
         value, _ = function(leaf, *inputs)
         value.backward()
         total += value.item()
@@ -176,6 +177,10 @@ def test_inputs_that_do_not_fit_the_declared_ranks_are_refused_by_field(load_mod
         "data[0].loss_fn_inputs.mask": (without, POLICY),
         "data[0].loss_fn_inputs.advantages": (with_inputs(good, advantages=np.float32(1)), POLICY),
         "data[0].loss_fn_inputs.target_tokens": (good, PREFERENCE),
+        "data[0].loss_fn_inputs.beta": (
+            with_inputs(preference_datum(make_datum, np.random.default_rng(5), 6), beta=np.zeros(2, dtype=np.float32)),
+            PREFERENCE,
+        ),
         "loss_fn": (good, None),
     }
     jobs = [TrainJob(new_adapter(model, 1), (datum,), "custom", graph=graph) for datum, graph in cases.values()]
