@@ -16,6 +16,7 @@ from twinkle.wire.tensors import Array, CellBudget, Csr, TensorJson, read_json_t
 MAX_NUM_SAMPLES = 1024
 MAX_TOPK = 1024
 MAX_STOPS = 1024
+MAX_CHUNKS = 10_000
 # Cells a whole request may ask back in its scores: prompt positions times k, for each kind.
 MAX_SCORE_CELLS = 1 << 24
 NO_TARGET = -1
@@ -46,13 +47,13 @@ class PromptChunk(RequestBody):
     """One piece of a prompt; only text can be sampled from."""
 
     type: Identifier = "encoded_text"
-    tokens: list[TokenId] = Field(default_factory=list)
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(default_factory=list)
 
 
 class Prompt(RequestBody):
     """The prompt, in pieces."""
 
-    chunks: list[PromptChunk]
+    chunks: Annotated[list[PromptChunk], Field(fail_fast=True)] = Field(max_length=MAX_CHUNKS)
 
 
 class SamplingParams(RequestBody):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from twinkle.core.errors import InvalidInput
 from twinkle.wire import protobuf as pb
@@ -67,16 +67,16 @@ class TensorJson(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    data: list[int] | list[float]
+    data: Annotated[list[int], Field(fail_fast=True)] | Annotated[list[float], Field(fail_fast=True)]
     dtype: Literal["int64", "float32"]
-    shape: list[int] | None = None
-    sparse_crow_indices: list[int] | None = None
-    sparse_col_indices: list[int] | None = None
+    shape: Annotated[list[int], Field(max_length=MAX_DIMENSIONS)] | None = None
+    sparse_crow_indices: Annotated[list[int], Field(fail_fast=True)] | None = None
+    sparse_col_indices: Annotated[list[int], Field(fail_fast=True)] | None = None
 
 
 def read_tensor(message: pb.Message, *, field: str) -> Array | Csr:
     """Reads a ``Tensor``; int32 widens to int64 and bfloat16 to float32."""
-    shape = tuple(message.shape)
+    shape = _shape(message.shape, field)
     match message.WhichOneof("encoding"):
         case "sparse_csr":
             sparse = message.sparse_csr
@@ -150,7 +150,7 @@ def read_batched(message: pb.Message, *, field: str) -> list[Array]:
         raise InvalidInput(f"{field}.offsets", "must begin with 0 and end with the number of data bytes")
     if np.any(np.diff(offsets) < 0) or np.any(offsets % itemsize):
         raise InvalidInput(f"{field}.offsets", "must not fall, and must lie between elements")
-    trailing = tuple(message.trailing_shape)
+    trailing = _shape(message.trailing_shape, field)
     cells = _cell_count(trailing, field)
     arrays = []
     for start, end in zip(offsets[:-1] // itemsize, offsets[1:] // itemsize, strict=True):
@@ -226,9 +226,16 @@ def _widened(raw: bytes, number: int, field: str) -> Array:
     return stored
 
 
+def _shape(sizes: Sequence[int], field: str) -> tuple[int, ...]:
+    """Judged by its length first: a byte on the wire would be a number of Python's here."""
+    if len(sizes) > MAX_DIMENSIONS:
+        raise InvalidInput(f"{field}.shape", f"has {len(sizes)} dimensions; at most {MAX_DIMENSIONS} are understood")
+    return tuple(sizes)
+
+
 def _cell_count(shape: tuple[int, ...], field: str) -> int:
-    if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
-        raise InvalidInput(f"{field}.shape", f"must have at most {MAX_DIMENSIONS} dimensions, none of them negative")
+    if any(size < 0 for size in shape):
+        raise InvalidInput(f"{field}.shape", f"{list(shape)} has a negative size")
     # An empty array may have a huge dimension beside the zero, which numpy cannot reshape to.
     if math.prod(max(size, 1) for size in shape) > _MAX_SHAPE_PRODUCT:
         raise InvalidInput(f"{field}.shape", f"{list(shape)} is too large")

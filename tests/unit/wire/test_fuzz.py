@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import sys
 import tracemalloc
 
 import numpy as np
@@ -12,9 +13,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import crafted
 from harness.hostile import mutated
+from harness.measured import Cost, measure
 from twinkle.core.errors import InvalidInput, TooLarge
-from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.base import MAX_VALUES, parse_body
 from twinkle.wire.bodies.training import CreateModelRequest, OptimStepRequest, peek_operation
 from twinkle.wire.compression import decompress, decompress_prefix
 from twinkle.wire.protobuf import DTYPE_FLOAT32, DTYPE_INT64, ForwardBackwardRequest, Message, Tensor
@@ -134,6 +137,10 @@ def test_every_single_flipped_byte_is_survived_in_bounded_memory() -> None:
     assert peak_bytes < 8 << 20
 
 
+# Of memory: what a value of JSON takes at most, and how many times its own size a message takes.
+_JSON_VALUE_BYTES = 200
+_MESSAGE_FACTOR = 24
+
 # What a length or a size may claim: more than there is, than fits in memory, than fits in 32 and 64 bits.
 CLAIMS = (2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1)
 
@@ -191,6 +198,29 @@ def test_a_frame_that_claims_a_size_takes_no_memory(claim: int) -> None:
     assert peak_bytes < 1 << 20
     # The window is zstd's own memory, which Python does not trace.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before_bytes < 64 << 20
+
+
+@pytest.fixture(scope="module")
+def costs() -> dict[str, Cost]:
+    return measure("harness.crafted", timeout_s=150)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+@pytest.mark.parametrize("name", crafted.READINGS)
+def test_a_crafted_body_takes_bounded_memory_and_time(costs: dict[str, Cost], name: str) -> None:
+    in_json = not name.startswith(("passes:", "zstd:"))
+
+    assert costs[name].peak_bytes < (
+        _JSON_VALUE_BYTES * MAX_VALUES if in_json else _MESSAGE_FACTOR * crafted.SIZE_BYTES
+    )
+    assert costs[name].cpu_s < 10
+
+
+def test_a_body_of_very_many_values_is_too_large_before_it_is_read() -> None:
+    raw = b'{"prompt":{"chunks":[{"tokens":[' + b"1," * MAX_VALUES + b"1]}]}}"
+
+    with pytest.raises(TooLarge, match=f"more than {MAX_VALUES}; send less"):
+        parse_sample(raw)
 
 
 def _varint(value: int) -> bytes:

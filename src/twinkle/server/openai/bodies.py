@@ -11,6 +11,8 @@ from twinkle.wire.bodies.base import MAX_INT32, MAX_INT64, Identifier, RequestBo
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
 MAX_STOPS = 16
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1_000
 MAX_COMPLETION_LOGPROBS = 5
 MAX_CHAT_LOGPROBS = 20
 
@@ -90,7 +92,9 @@ class DrawRequest(RequestBody):
 class CompletionRequest(DrawRequest):
     """``POST /v1/completions``."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=_PromptForms)]
+    prompt: Annotated[
+        list[str | list[int]], Field(fail_fast=True), BeforeValidator(_prompts, json_schema_input_type=_PromptForms)
+    ]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: Literal[1] | None = None
     echo: Off = None
@@ -108,7 +112,7 @@ class ChatMessage(RequestBody):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Off = None
@@ -128,7 +132,7 @@ class ChatMessage(RequestBody):
 class ChatRequest(DrawRequest):
     """``POST /v1/chat/completions``. ``chat_template_kwargs`` goes to the model's template as it is."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_CHAT_LOGPROBS)

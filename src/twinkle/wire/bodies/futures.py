@@ -68,7 +68,7 @@ class RetrieveFuturesRequest(RequestBody):
     target: SamplingSessionTarget
     prev_cursor: SeqId = 0
     timeout: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    retrieved_request_ids: tuple[Identifier, ...] = ()
+    retrieved_request_ids: Annotated[tuple[Identifier, ...], Field(fail_fast=True)] = ()
 
 
 class FinishedCompletion(ResponseBody):

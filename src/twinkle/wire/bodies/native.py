@@ -19,7 +19,7 @@ CollectedState: TypeAlias = Literal["done", "failed", "expired", "unknown"]
 class CollectRequest(RequestBody):
     """``POST futures/collect``: held until one of these ends, at most ``timeout_s`` and the server's own limit."""
 
-    request_ids: tuple[Identifier, ...] = Field(min_length=1, max_length=MAX_COLLECTED_FUTURES)
+    request_ids: tuple[Identifier, ...] = Field(min_length=1, max_length=MAX_COLLECTED_FUTURES, fail_fast=True)
     timeout_s: float = Field(default=30.0, ge=1, allow_inf_nan=False)
 
 
