@@ -18,6 +18,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.database import Cursor, Database, Row, Transaction
+from twinkle.storage.timeline import Timeline
 
 Statement = tuple[str, tuple[object, ...]]
 Action = Callable[[Bench, Lease], object]
@@ -30,7 +31,7 @@ DAY_S = 86_400.0
 # A walk along one of these is one along what waits, not along what there is.
 _SMALL = "lane_ready|lane_gap|lane_prunable|sample_waiting|operation_open"
 _WHOLE_TABLE = re.compile(
-    rf"SCAN (o|l|operation|lane|adapter)\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
+    rf"SCAN (o|l|operation|lane|adapter|sampling_session)\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
     r'|"Seq Scan"[^{}]*"Relation Name": "(operation|lane|adapter)"'
 )
 
@@ -103,6 +104,8 @@ ACTIONS: dict[str, Action] = {
     "runs_to_prune": lambda bench, lease: bench.snapshots.runs_to_prune(older_than_s=DAY_S),
     "prune": lambda bench, lease: bench.snapshots.prune("1", Retention(keep_s=0, every_ops=1, max_snapshots=2).choose),
     "expire_overdue": _expire_overdue,
+    "timeline_lanes": lambda bench, lease: next(Timeline(bench.database).lanes("session-t1"), None),
+    "timeline_operations": lambda bench, lease: list(Timeline(bench.database).operations("a", until=bench.clock.now())),
     "expire_results": lambda bench, lease: bench.upkeep.expire_results(older_than_s=DAY_S),
 }
 

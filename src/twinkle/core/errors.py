@@ -9,6 +9,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── Conflict                    the same number was used for a different request
 │   ├── Forbidden                   a download URL that has expired or was tampered with
 │   ├── Unauthenticated             the key is missing, malformed or unknown
+│   │   └── InvalidToken            a token that has expired, is not ours, or whose key was revoked
 │   ├── LimitReached                the tenant has as many adapters as it may have
 │   ├── TooLarge                    a body over the size limit
 │   ├── Cancelled                   a sample its client no longer wants
@@ -87,6 +88,12 @@ class Unauthenticated(UserError):
     """The API key is missing, malformed or unknown."""
 
     code = "unauthenticated"
+
+
+class InvalidToken(Unauthenticated):
+    """A token that has expired, is not ours, or whose key was revoked: its holder may exchange the key again."""
+
+    code = "invalid_token"
 
 
 class LimitReached(UserError):

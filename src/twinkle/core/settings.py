@@ -52,6 +52,11 @@ class Settings(BaseSettings):
         default=False,
         description="tell clients to upload losses made with create_custom_loss, and run them here in one pass",
     )
+    jwt_auth: bool = Field(
+        default=False,
+        description="tell clients to exchange their API key for a short-lived JWT; `tinker auth whoami` needs it",
+    )
+    jwt_ttl_s: int = Field(default=900, gt=0, description="how long such a JWT stands for its key")
     max_outstanding_samples: int = Field(
         default=4000, gt=0, description="that wait or run, per tenant; more is answered 429"
     )
@@ -70,7 +75,8 @@ class Settings(BaseSettings):
         default="", description="the URL under which clients reach the API, in download URLs; default: as they ask"
     )
     download_url_secret: SecretStr = Field(
-        default=SecretStr(""), description="signs download URLs, the same for every API; default: made once in home"
+        default=SecretStr(""),
+        description="signs download URLs and tokens, the same for every API; default: made once in home",
     )
     download_url_ttl_s: int = Field(default=3600, gt=0, description="how long a download URL works")
     presign_downloads: bool = Field(

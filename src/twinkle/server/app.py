@@ -16,7 +16,7 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener
 from twinkle.scheduler.token_stream import token_channel
-from twinkle.server import archives, downloads, health
+from twinkle.server import archives, downloads, health, traces
 from twinkle.server.auth import Keys
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
@@ -36,6 +36,7 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.tinker import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
+from twinkle.server.tokens import Tokens
 from twinkle.storage import schema
 from twinkle.storage.access_tokens import AccessTokens
 from twinkle.storage.audit import Audit
@@ -54,12 +55,15 @@ from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
 from twinkle.storage.snapshots import SnapshotStore
 from twinkle.storage.tenants import Tenants
+from twinkle.storage.timeline import Timeline
 from twinkle.storage.usage import Usage
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import Nudger
 
 _SQL_THREADS = 8
 _OBJECT_THREADS = 8
+# Traces are seldom asked for and may take long: one at a time, beside everything else.
+_TRACE_THREADS = 1
 
 _log = structlog.get_logger()
 
@@ -98,6 +102,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(health.router)
     app.include_router(downloads.router)
     app.include_router(archives.router)
+    app.include_router(traces.router)
     app.include_router(tinker_router, tags=["tinker"])
     app.include_router(native_router, tags=["native"])
     app.include_router(openai_router, tags=["openai"])
@@ -140,6 +145,8 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     directory = Directory(engine, clock)
     meshes = MeshBoard(Meshes(database, clock), clock, sql)
     queues = Queues(database, clock)
+    secret = await sql.run(secret_of, settings)
+    tokens = Tokens(secret, clock, lifetime_s=settings.jwt_ttl_s)
     return ServerState(
         settings=settings,
         clock=clock,
@@ -148,7 +155,8 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         blobs=blobs,
         sql=sql,
         object_io=object_io,
-        keys=Keys(directory, clock, sql),
+        keys=Keys(directory, clock, sql, tokens),
+        tokens=tokens,
         bodies=Bodies(
             max_bytes=settings.max_body_bytes,
             budget=ByteBudget(settings.max_body_bytes_in_flight),
@@ -179,9 +187,11 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         sample_journal=sample_journal,
         custom_losses=CustomLosses(database, clock),
         lane_polls=lane_polls,
-        links=DownloadLinks(await sql.run(secret_of, settings), clock, blobs, presign=settings.presign_downloads),
+        links=DownloadLinks(secret, clock, blobs, presign=settings.presign_downloads),
         texts=Texts(clock),
         token_feeds=_start_token_feeds(settings, stack),
+        timeline=Timeline(database),
+        trace_threads=_threads("traces", _TRACE_THREADS, stack),
     )
 
 

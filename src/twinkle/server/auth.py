@@ -1,17 +1,20 @@
-"""Whose request it is: the API key, looked up by its SHA-256 and remembered for a moment."""
+"""Whose request it is: an API key or a token exchanged for one, looked up and remembered for a moment."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import StorageUnavailable, Unauthenticated
+from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticated
 from twinkle.core.ids import API_KEY_PREFIX
 from twinkle.server.threads import Threads
-from twinkle.storage.directory import Directory, digest_of_key
+from twinkle.server.tokens import Tokens, is_token
+from twinkle.storage.directory import Directory, ValidKey, digest_of_key
 
 _HIT_TTL_S = 30.0
 _MISS_TTL_S = 2.0
@@ -25,69 +28,82 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class _Remembered:
-    tenant: str | None
+    key: ValidKey | None
     looked_at: float
 
     def is_fresh(self, now: float) -> bool:
-        return now - self.looked_at < (_HIT_TTL_S if self.tenant else _MISS_TTL_S)
+        return now - self.looked_at < (_HIT_TTL_S if self.key else _MISS_TTL_S)
 
 
 class Keys:
-    """Opens accounts. What it knows is at most half a minute old, so a revoked key ends by then."""
+    """Opens accounts. What it knows is at most half a minute old, so a revoked key ends by then, its tokens with it."""
 
-    def __init__(self, directory: Directory, clock: Clock, threads: Threads) -> None:
+    def __init__(self, directory: Directory, clock: Clock, threads: Threads, tokens: Tokens) -> None:
         self._directory = directory
         self._clock = clock
         self._threads = threads
+        self._tokens = tokens
+        # By a key's digest or, for what tokens name, its id.
         self._remembered: dict[str, _Remembered] = {}
-        self._lookups: dict[str, asyncio.Task[str | None]] = {}
+        self._lookups: dict[str, asyncio.Task[ValidKey | None]] = {}
 
-    async def tenant_of(self, key: str | None) -> str:
-        """The tenant a key opens.
+    async def tenant_of(self, credential: str | None) -> str:
+        """The tenant a key or a token opens; raises as :meth:`key_of` does."""
+        return (await self.key_of(credential)).tenant
+
+    async def key_of(self, credential: str | None) -> ValidKey:
+        """The key that this is, or that this token stands for.
 
         Raises:
             Unauthenticated: The key is missing, malformed or unknown.
+            InvalidToken: The token has expired or is not ours, or its key is unknown by now.
         """
-        if not key:
+        if not credential:
             raise Unauthenticated("send an API key in the X-API-Key header")
-        if not key.startswith(API_KEY_PREFIX) or len(key) > _MAX_KEY_LENGTH:
+        if is_token(credential):
+            key_id = self._tokens.key_id_of(credential)
+            key = await self._known(key_id, partial(self._directory.key_with_id, key_id))
+            if key is None:
+                raise InvalidToken("the API key that this token was exchanged for was revoked")
+            return key
+        if not credential.startswith(API_KEY_PREFIX) or len(credential) > _MAX_KEY_LENGTH:
             raise Unauthenticated(f"not an API key of this server: its keys start with {API_KEY_PREFIX}")
-        digest = digest_of_key(key)
-        remembered = self._remembered.get(digest)
-        if remembered is not None and remembered.is_fresh(self._clock.now()):
-            tenant = remembered.tenant
-        else:
-            tenant = await self._look_up(key, digest)
-        if tenant is None:
+        key = await self._known(digest_of_key(credential), partial(self._directory.key, credential))
+        if key is None:
             raise Unauthenticated("unknown API key")
-        return tenant
+        return key
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: ValidKey) -> None:
         """Ask about a key again: it was revoked just now."""
-        self._remembered.pop(digest_of_key(key), None)
+        self._remembered = {
+            name: known for name, known in self._remembered.items() if known.key is None or known.key.id != key.id
+        }
 
-    async def _look_up(self, key: str, digest: str) -> str | None:
-        """One query however many requests bring the same key at once."""
-        task = self._lookups.get(digest)
+    async def _known(self, name: str, look_up: Callable[[], ValidKey | None]) -> ValidKey | None:
+        """What is remembered under a name, else one query however many requests bring the same at once."""
+        remembered = self._remembered.get(name)
+        if remembered is not None and remembered.is_fresh(self._clock.now()):
+            return remembered.key
+        task = self._lookups.get(name)
         if task is None:
-            task = asyncio.create_task(self._ask(key, digest))
-            self._lookups[digest] = task
-            task.add_done_callback(lambda _: self._lookups.pop(digest, None))
+            task = asyncio.create_task(self._ask(name, look_up))
+            self._lookups[name] = task
+            task.add_done_callback(lambda _: self._lookups.pop(name, None))
         return await asyncio.shield(task)
 
-    async def _ask(self, key: str, digest: str) -> str | None:
+    async def _ask(self, name: str, look_up: Callable[[], ValidKey | None]) -> ValidKey | None:
         now = self._clock.now()
         try:
-            tenant = await self._threads.run(self._directory.tenant_of, key)
+            key = await self._threads.run(look_up)
         except StorageUnavailable as error:
-            known = self._remembered.get(digest)
-            if known is None or known.tenant is None or now - known.looked_at > _STALE_TTL_S:
+            known = self._remembered.get(name)
+            if known is None or known.key is None or now - known.looked_at > _STALE_TTL_S:
                 raise
             _log.warning("auth.stale", error=error.message, next="the last known answer holds for now")
-            return known.tenant
+            return known.key
         if len(self._remembered) >= _MAX_REMEMBERED:
-            self._remembered = {d: known for d, known in self._remembered.items() if known.is_fresh(now)}
+            self._remembered = {n: known for n, known in self._remembered.items() if known.is_fresh(now)}
             if len(self._remembered) >= _MAX_REMEMBERED:
                 self._remembered.clear()
-        self._remembered[digest] = _Remembered(tenant, now)
-        return tenant
+        self._remembered[name] = _Remembered(key, now)
+        return key

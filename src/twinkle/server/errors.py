@@ -25,6 +25,7 @@ from twinkle.core.errors import (
     Expired,
     Forbidden,
     InvalidInput,
+    InvalidToken,
     MeshUnavailable,
     NotFound,
     Overloaded,
@@ -62,6 +63,8 @@ _PUBLIC_TEXT: dict[type[TwinkleError], str] = {
 }
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 422: "invalid_input"}
 _RETRY_AFTER_S = 1
+# RFC 6750, 3.1. The SDK then exchanges its key for a new token and sends the request once more.
+_EXCHANGE_AGAIN = 'Bearer error="invalid_token"'
 # The SDK polls a future again at once after a 5xx, without limit.
 _HOT_LOOP_PATH = "/retrieve_future"
 _HOT_LOOP_PAUSE_S = 1.0
@@ -111,6 +114,8 @@ async def _answer_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, TwinkleError)
     status = _nearest(_STATUS, error)
     headers = {}
+    if isinstance(error, InvalidToken):
+        headers["WWW-Authenticate"] = _EXCHANGE_AGAIN
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(error.retry_after_s)
     elif error.retryable:

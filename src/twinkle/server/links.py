@@ -19,6 +19,7 @@ from twinkle.wire.paths import SCHEME
 
 DOWNLOADS = "/api/v1/downloads"
 ARCHIVES = "/api/v1/archives"
+TRACES = "/api/v1/traces"
 _SECRET_FILE = "download-url-secret"
 _SECRET_BYTES = 32
 
@@ -64,6 +65,15 @@ class DownloadLinks:
         """Let an archive's URL of ours pass; raises as :meth:`check` does."""
         self.check(_archive_of(path, seq), expires_at=expires_at, signature=signature)
 
+    def trace_url_of(self, session_id: str, *, base_url: str, expires_at: int) -> str:
+        """A URL under which anybody may read a session's trace; it is made anew for each."""
+        query = urlencode({"expires": expires_at, "signature": self._sign(_trace_of(session_id), expires_at)})
+        return f"{base_url.rstrip('/')}{TRACES}/{quote(session_id)}.pftrace?{query}"
+
+    def check_trace(self, session_id: str, *, expires_at: int, signature: str) -> None:
+        """Let a trace's URL of ours pass; raises as :meth:`check` does."""
+        self.check(_trace_of(session_id), expires_at=expires_at, signature=signature)
+
     def check(self, key: str, *, expires_at: int, signature: str) -> None:
         """Let a URL of ours pass.
 
@@ -82,6 +92,11 @@ class DownloadLinks:
 def _archive_of(path: str, seq: int) -> str:
     # No file's key begins so.
     return f"archive\n{seq}\n{path}"
+
+
+def _trace_of(session_id: str) -> str:
+    # No file's key begins so.
+    return f"trace\n{session_id}"
 
 
 def secret_of(settings: Settings) -> bytes:

@@ -21,6 +21,7 @@ from twinkle.server.quota import Quotas
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.token_feeds import TokenFeeds
+from twinkle.server.tokens import Tokens
 from twinkle.storage.access_tokens import AccessTokens
 from twinkle.storage.audit import Audit
 from twinkle.storage.blobs import BlobStore
@@ -28,12 +29,13 @@ from twinkle.storage.branches import Branches
 from twinkle.storage.catalog import Catalog
 from twinkle.storage.copies import Copies
 from twinkle.storage.custom_losses import CustomLosses
-from twinkle.storage.directory import Directory
+from twinkle.storage.directory import Directory, ValidKey
 from twinkle.storage.progress import Progress
 from twinkle.storage.queues import Queues
 from twinkle.storage.samples import SampleJournal
 from twinkle.storage.session_search import SessionSearch
 from twinkle.storage.snapshots import SnapshotStore
+from twinkle.storage.timeline import Timeline
 from twinkle.storage.usage import Usage
 
 
@@ -49,6 +51,7 @@ class ServerState:
     sql: Threads
     object_io: Threads
     keys: Keys
+    tokens: Tokens
     bodies: Bodies
     meshes: MeshBoard
     submitter: Submitter
@@ -70,6 +73,8 @@ class ServerState:
     links: DownloadLinks
     texts: Texts
     token_feeds: TokenFeeds
+    timeline: Timeline
+    trace_threads: Threads
 
 
 def state_of(app: FastAPI) -> ServerState:
@@ -81,11 +86,17 @@ async def _server(request: Request) -> ServerState:
     return cast(ServerState, request.app.state.server)
 
 
-async def _tenant(request: Request) -> str:
+async def _key(request: Request) -> ValidKey:
     server = cast(ServerState, request.app.state.server)
-    return await server.keys.tenant_of(request.headers.get("x-api-key"))
+    return await server.keys.key_of(request.headers.get("x-api-key"))
+
+
+async def _tenant(request: Request) -> str:
+    return (await _key(request)).tenant
 
 
 Server = Annotated[ServerState, Depends(_server)]
+Key = Annotated[ValidKey, Depends(_key)]
+"""The key that came with the request, itself or as a token; 401 without one."""
 Tenant = Annotated[str, Depends(_tenant)]
-"""The id of the tenant whose key came with the request; 401 without one."""
+"""The id of the tenant whose key that is."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
+from sqlalchemy import ColumnElement, Engine
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -44,11 +44,17 @@ class KeyInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyOwner:
-    """A key as its holder sees it; the SDK wants a number."""
+class ValidKey:
+    """A key that was not revoked: everything but itself."""
 
-    number: int
+    id: str
+    tenant: str
     name: str
+
+    @property
+    def number(self) -> int:
+        """Its id as the SDK wants it."""
+        return int(self.id[:12], 16)
 
 
 def metadata_of(session: SessionRow) -> dict[str, str] | None:
@@ -93,43 +99,27 @@ class Directory:
                 for row, tenant in session.exec(statement)
             ]
 
-    def tenant_of(self, key: str) -> str | None:
-        """The id of the tenant a key opens, or ``None``."""
+    def key(self, key: str) -> ValidKey | None:
+        """A key by itself; ``None`` if it is unknown or was revoked."""
+        return self._valid_key(ApiKeyRow.digest == digest_of_key(key))
+
+    def key_with_id(self, key_id: str) -> ValidKey | None:
+        """A key by its id; ``None`` if it is unknown or was revoked."""
+        return self._valid_key(ApiKeyRow.id == key_id)
+
+    def _valid_key(self, condition: ColumnElement[bool] | bool) -> ValidKey | None:
         with Session(self._engine) as session:
-            statement = select(ApiKeyRow.tenant).where(
-                ApiKeyRow.digest == digest_of_key(key), col(ApiKeyRow.revoked_at).is_(None)
-            )
-            return session.exec(statement).first()
+            row = session.exec(select(ApiKeyRow).where(condition, col(ApiKeyRow.revoked_at).is_(None))).first()
+            return None if row is None else ValidKey(id=row.id, tenant=row.tenant, name=row.name)
 
-    def key(self, key: str) -> KeyOwner:
-        """What may be told to whoever holds a key.
-
-        Raises:
-            NotFound: It is unknown, or was revoked.
-        """
+    def revoke_key(self, key_id: str) -> None:
+        """Let a key, and what was exchanged for it, open nothing any more."""
         with Session(self._engine) as session:
-            return _owner_of(self._valid_key(session, key))
-
-    def revoke_key(self, key: str) -> KeyOwner:
-        """Let a key open nothing any more.
-
-        Raises:
-            NotFound: It is unknown, or was revoked.
-        """
-        with Session(self._engine) as session:
-            row = self._valid_key(session, key)
-            row.revoked_at = self._clock.now()
-            owner = _owner_of(row)
-            session.add(row)
-            session.commit()
-            return owner
-
-    def _valid_key(self, session: Session, key: str) -> ApiKeyRow:
-        statement = select(ApiKeyRow).where(ApiKeyRow.digest == digest_of_key(key), col(ApiKeyRow.revoked_at).is_(None))
-        row = session.exec(statement).first()
-        if row is None:
-            raise NotFound("no such API key")
-        return row
+            row = session.get(ApiKeyRow, key_id)
+            if row is not None and row.revoked_at is None:
+                row.revoked_at = self._clock.now()
+                session.add(row)
+                session.commit()
 
     def tenant_name(self, tenant: str) -> str:
         """A tenant's name."""
@@ -246,7 +236,3 @@ class Directory:
                 row.finished_at, row.finish_reason, row.finish_detail = self._clock.now(), reason, detail
                 session.add(row)
                 session.commit()
-
-
-def _owner_of(row: ApiKeyRow) -> KeyOwner:
-    return KeyOwner(number=int(row.id[:12], 16), name=row.name)

@@ -1,6 +1,6 @@
-"""Reads the subset of the proto3 language that ``schema.proto`` uses.
+"""Reads the subset of the proto3 language that the ``.proto`` files beside it use.
 
-Enough for messages, enums, ``oneof``, ``map``, ``repeated`` and ``optional`` in one file without nesting, so that the
+Enough for messages, enums, ``oneof``, ``map``, ``repeated`` and ``optional`` in one file without nesting, so that a
 schema has a single, readable source and needs no compiler at build or run time. Anything else is a ``ValueError``.
 """
 
@@ -27,10 +27,12 @@ _SCALARS = {
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "bytes": FieldDescriptorProto.TYPE_BYTES,
     "double": FieldDescriptorProto.TYPE_DOUBLE,
+    "fixed64": FieldDescriptorProto.TYPE_FIXED64,
     "int32": FieldDescriptorProto.TYPE_INT32,
     "int64": FieldDescriptorProto.TYPE_INT64,
     "string": FieldDescriptorProto.TYPE_STRING,
     "uint32": FieldDescriptorProto.TYPE_UINT32,
+    "uint64": FieldDescriptorProto.TYPE_UINT64,
 }
 
 

@@ -116,9 +116,9 @@ def test_a_new_key_stands_alone_on_the_last_line_opens_its_tenant_and_is_stored_
     key = done.stdout.splitlines()[-1]
     assert re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", key)
     directory = Directory(sql_engine(f"sqlite:///{tmp_path}/journal.db"), SystemClock())
-    tenant = directory.tenant_of(key)
-    assert tenant is not None
-    assert directory.tenant_name(tenant) == "alice"
+    found = directory.key(key)
+    assert found is not None
+    assert directory.tenant_name(found.tenant) == "alice"
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert key.encode() not in stored
 

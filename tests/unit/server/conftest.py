@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, FakeWorker
 from harness.victim import Victim, attacked
-from twinkle.core.clock import SystemClock
+from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
 from twinkle.server.run import ApiServer
@@ -62,10 +62,13 @@ ServeApi = Callable[..., AbstractContextManager[Api]]
 
 @pytest.fixture(scope="session")
 def serve_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> ServeApi:
-    """Serves an app on a database for the length of a block: ``with serve_api(url, long_poll_s=1) as api``."""
+    """Serves an app on a database for the length of a block: ``with serve_api(url, long_poll_s=1) as api``.
+
+    What is given by name are settings, but for the clock the app goes by.
+    """
 
     @contextmanager
-    def serve(database_url: str, **overrides: object) -> Iterator[Api]:
+    def serve(database_url: str, *, clock: Clock | None = None, **overrides: object) -> Iterator[Api]:
         home: Path = tmp_path_factory.mktemp("home")
         values: dict[str, object] = {
             "home": home,
@@ -80,7 +83,7 @@ def serve_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Serve
         settings = Settings.model_validate(values | overrides)
         engine = sql_engine(settings.resolved_database_url)
         schema.upgrade(engine)
-        app = create_app(settings)
+        app = create_app(settings, clock=clock)
         server = ApiServer(app, settings)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""Looking up API keys: seldom, once for many, and also while the database is away."""
+"""Looking up API keys, and the tokens that stand for them: seldom, once for many, also while the database is away."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Iterator
 from typing import cast
 
+import jwt
 import pytest
 
 from harness.clock import HandClock
-from twinkle.core.errors import StorageUnavailable, Unauthenticated
+from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticated
 from twinkle.server.auth import Keys
 from twinkle.server.threads import Threads
-from twinkle.storage.directory import Directory
+from twinkle.server.tokens import Tokens
+from twinkle.storage.directory import Directory, ValidKey
+
+SECRET = b"of this deployment"
+LIFETIME_S = 600
 
 
 class MemoryDirectory:
@@ -23,11 +28,28 @@ class MemoryDirectory:
         self.num_lookups = 0
         self.is_away = False
 
-    def tenant_of(self, key: str) -> str | None:
+    def key(self, key: str) -> ValidKey | None:
+        return self.key_with_id(key.removeprefix("tml-"))
+
+    def key_with_id(self, key_id: str) -> ValidKey | None:
         self.num_lookups += 1
         if self.is_away:
             raise StorageUnavailable("away")
-        return self.tenants.get(key)
+        tenant = self.tenants.get(f"tml-{key_id}")
+        return None if tenant is None else ValidKey(id=key_id, tenant=tenant, name="test")
+
+
+def make_tokens(clock: HandClock, *, secret: bytes = SECRET) -> Tokens:
+    return Tokens(secret, clock, lifetime_s=LIFETIME_S)
+
+
+def make_keys(directory: MemoryDirectory, clock: HandClock, threads: Threads) -> Keys:
+    return Keys(cast(Directory, directory), clock, threads, make_tokens(clock))
+
+
+async def exchange(keys: Keys, clock: HandClock) -> str:
+    """A token for the key ``tml-a``."""
+    return make_tokens(clock).issue(await keys.key_of("tml-a"), organization="the tenant")
 
 
 @pytest.fixture
@@ -39,7 +61,7 @@ def threads() -> Iterator[Threads]:
 
 async def test_many_requests_with_one_key_ask_once(threads: Threads) -> None:
     directory = MemoryDirectory()
-    keys = Keys(cast(Directory, directory), HandClock(), threads)
+    keys = make_keys(directory, HandClock(), threads)
 
     tenants = await asyncio.gather(*(keys.tenant_of("tml-a") for _ in range(100)))
     tenants.append(await keys.tenant_of("tml-a"))
@@ -50,7 +72,7 @@ async def test_many_requests_with_one_key_ask_once(threads: Threads) -> None:
 
 async def test_a_revoked_key_ends_soon_and_a_new_one_begins_sooner(threads: Threads) -> None:
     directory, clock = MemoryDirectory(), HandClock()
-    keys = Keys(cast(Directory, directory), clock, threads)
+    keys = make_keys(directory, clock, threads)
     await keys.tenant_of("tml-a")
     with pytest.raises(Unauthenticated):
         await keys.tenant_of("tml-b")
@@ -65,7 +87,7 @@ async def test_a_revoked_key_ends_soon_and_a_new_one_begins_sooner(threads: Thre
 
 async def test_a_key_that_was_right_goes_on_being_right_while_the_database_is_away(threads: Threads) -> None:
     directory, clock = MemoryDirectory(), HandClock()
-    keys = Keys(cast(Directory, directory), clock, threads)
+    keys = make_keys(directory, clock, threads)
     await keys.tenant_of("tml-a")
     directory.is_away = True
 
@@ -83,5 +105,93 @@ async def test_what_is_no_key_is_not_even_looked_up(threads: Threads, key: str |
     directory = MemoryDirectory()
 
     with pytest.raises(Unauthenticated):
-        await Keys(cast(Directory, directory), HandClock(), threads).tenant_of(key)
+        await make_keys(directory, HandClock(), threads).tenant_of(key)
+    assert directory.num_lookups == 0
+
+
+async def test_a_token_opens_what_its_key_does_until_its_time_is_over(threads: Threads) -> None:
+    directory, clock = MemoryDirectory(), HandClock()
+    keys = make_keys(directory, clock, threads)
+    token = await exchange(keys, clock)
+
+    assert await keys.tenant_of(token) == "t"
+    claims = jwt.decode(token, options={"verify_signature": False})
+    assert claims == {
+        "sub": "tml:apikey:a",
+        "org_id": "the tenant",
+        "email": "",
+        "iat": int(clock.now()),
+        "exp": int(clock.now()) + LIFETIME_S,
+    }
+    clock.move(LIFETIME_S - 1)
+    assert await keys.tenant_of(token) == "t"
+    clock.move(1)
+    with pytest.raises(InvalidToken, match="expired"):
+        await keys.tenant_of(token)
+
+
+async def test_many_requests_with_one_token_ask_once(threads: Threads) -> None:
+    directory, clock = MemoryDirectory(), HandClock()
+    keys = make_keys(directory, clock, threads)
+    token = await exchange(keys, clock)
+    directory.num_lookups = 0
+
+    assert set(await asyncio.gather(*(keys.tenant_of(token) for _ in range(100)))) == {"t"}
+    assert directory.num_lookups == 1
+
+
+async def test_a_revoked_key_ends_its_tokens_at_once_here_and_soon_elsewhere(threads: Threads) -> None:
+    directory, clock = MemoryDirectory(), HandClock()
+    here, elsewhere = make_keys(directory, clock, threads), make_keys(directory, clock, threads)
+    token = await exchange(here, clock)
+    key = await here.key_of(token)
+    await elsewhere.key_of(token)
+
+    directory.tenants.clear()
+    here.forget(key)
+
+    with pytest.raises(InvalidToken, match="revoked"):
+        await here.tenant_of(token)
+    with pytest.raises(Unauthenticated):
+        await here.tenant_of("tml-a")
+    clock.move(30)
+    with pytest.raises(InvalidToken, match="revoked"):
+        await elsewhere.tenant_of(token)
+
+
+async def test_a_token_of_a_key_that_was_right_is_right_while_the_database_is_away(threads: Threads) -> None:
+    directory, clock = MemoryDirectory(), HandClock()
+    keys = make_keys(directory, clock, threads)
+    token = await exchange(keys, clock)
+    await keys.tenant_of(token)
+    directory.is_away = True
+
+    clock.move(120)
+    assert await keys.tenant_of(token) == "t"
+
+
+def forged(clock: HandClock) -> Iterator[str]:
+    claims = {"sub": "tml:apikey:a", "iat": int(clock.now()), "exp": int(clock.now()) + 60}
+    yield make_tokens(clock, secret=b"of another deployment").issue(
+        ValidKey(id="a", tenant="t", name="test"), organization="o"
+    )
+    yield jwt.encode(claims, None, "none")
+    yield jwt.encode(claims, SECRET.ljust(32), "HS256")
+    genuine = make_tokens(clock).issue(ValidKey(id="b", tenant="t", name="test"), organization="o")
+    head, body, signature = genuine.split(".")
+    other = make_tokens(clock).issue(ValidKey(id="a", tenant="t", name="test"), organization="o").split(".")[1]
+    yield f"{head}.{other}.{signature}"
+    yield f"{head}.{body}."
+    yield f"{head}.{body}"
+    yield "eyJ"
+    yield "eyJ" + "x" * 100_000
+
+
+async def test_what_was_not_issued_here_is_no_token_and_not_even_looked_up(threads: Threads) -> None:
+    directory, clock = MemoryDirectory(), HandClock()
+    keys = make_keys(directory, clock, threads)
+
+    for token in forged(clock):
+        with pytest.raises(InvalidToken):
+            await keys.tenant_of(token)
     assert directory.num_lookups == 0

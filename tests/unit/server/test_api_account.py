@@ -209,9 +209,3 @@ def test_a_key_may_end_itself(api: Api, key: str) -> None:
     assert isinstance(told["key_id"], int)
     assert told["details"]["org_details"]["name"].startswith("tenant-")
     assert (ended.status_code, after.status_code) == (204, 401)
-
-
-def test_there_is_no_trace_to_export(http: httpx.Client, session_id: str) -> None:
-    answer = http.get(f"/sessions/{session_id}/trace_export")
-
-    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

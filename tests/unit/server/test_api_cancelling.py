@@ -80,15 +80,15 @@ def test_the_sdk_gives_up_its_samples(api: Api, key: str) -> None:
     with api.sdk(key) as service, api.worker.paused():
         sampling = service.create_sampling_client(base_model="tiny/one")
         futures = [sampling.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)) for _ in range(3)]
-        tenant = api.directory.tenant_of(key)
-        assert tenant is not None
+        found = api.directory.key(key)
+        assert found is not None
         # Not earlier: a client that has no answer to its request yet has nothing to cancel.
         wait_until(lambda: api.state().futures.num_waiting >= 3, what="the SDK polls for three samples")
 
         for future in futures[:2]:
             assert future.future().cancel()
 
-        wait_until(lambda: api.worker.journal.num_open_samples(tenant) == 1, what="two samples are cancelled")
+        wait_until(lambda: api.worker.journal.num_open_samples(found.tenant) == 1, what="two samples are cancelled")
     assert futures[2].result().sequences[0].tokens == [0, 1]
 
 
@@ -96,9 +96,9 @@ def test_a_future_collected_later_tells_that_it_was_cancelled(api: Api, key: str
     with api.sdk(key) as service, api.worker.paused():
         sampling = service.create_sampling_client(base_model="tiny/one")
         future = sampling.sample(PROMPT, 1, types.SamplingParams(max_tokens=2))
-        tenant = api.directory.tenant_of(key)
-        assert tenant is not None
-        wait_until(lambda: api.worker.journal.num_open_samples(tenant) == 1, what="the sample is queued")
+        found = api.directory.key(key)
+        assert found is not None
+        wait_until(lambda: api.worker.journal.num_open_samples(found.tenant) == 1, what="the sample is queued")
         with api.http(key) as http:
             session_id = http.get("/sessions").json()["sessions"][0]
             http.post("/cancel_future", json={"request_id": f"{session_id}:sample:0:req:0"})

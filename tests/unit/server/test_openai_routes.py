@@ -188,14 +188,14 @@ def test_samples_of_a_client_that_hung_up_are_cancelled_unless_it_can_ask_again(
     chat_api: tuple[Api, FakeWorker], chat_key: str, client: openai.OpenAI
 ) -> None:
     api, worker = chat_api
-    tenant = api.state().directory.tenant_of(chat_key)
-    assert tenant is not None
+    found = api.state().directory.key(chat_key)
+    assert found is not None
     hasty = client.with_options(timeout=0.5)
     with worker.paused():
         for headers in ({}, {"Idempotency-Key": "later"}):
             with pytest.raises(openai.APITimeoutError):
                 hasty.completions.create(model=BASE_MODEL, prompt="ab", max_tokens=1, extra_headers=headers)
-        wait_until(lambda: worker.journal.num_open_samples(tenant) == 1, what="the first sample is cancelled")
+        wait_until(lambda: worker.journal.num_open_samples(found.tenant) == 1, what="the first sample is cancelled")
 
     headers = {"Idempotency-Key": "later"}
     assert client.completions.create(model=BASE_MODEL, prompt="ab", max_tokens=1, extra_headers=headers).choices

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from tinker.cli.__main__ import main_cli
 from tinker.cli.exceptions import TinkerCliError
 
@@ -135,10 +136,22 @@ def test_billing(cli: Cli, path: str) -> None:
     assert [table.exit_code for table in tables] == [0, 0]
 
 
-def test_what_is_not_there_is_said_in_words(cli: Cli, path: str) -> None:
-    trace = cli.run("session", "export-trace", path.split("/")[2].split(":")[0])
-    missing = cli.run("run", "info", "nobody:train:0")
+def test_a_session_is_exported_as_a_trace(cli: Cli, path: str, tmp_path: Path) -> None:
+    session_id = path.split("/")[2].split(":")[0]
+    file = tmp_path / "run.pftrace"
 
-    for done in (trace, missing):
+    done = cli.run("session", "export-trace", session_id, "--output", str(file))
+    url = cli.json("session", "export-trace", session_id, "--url-only")["url"]
+
+    assert done.exit_code == 0, done.output
+    names = {packet.track_event.name for packet in Trace.FromString(file.read_bytes()).packet}
+    assert {"create_model", "save_weights"} <= names
+    assert f"/{session_id}.pftrace?" in url
+
+
+def test_what_is_not_there_is_said_in_words(cli: Cli) -> None:
+    for words in (("run", "info", "nobody:train:0"), ("session", "export-trace", "nobody")):
+        done = cli.run(*words)
+
         assert done.exit_code != 0
         assert isinstance(done.exception, TinkerCliError)

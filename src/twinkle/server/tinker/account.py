@@ -8,8 +8,9 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Key, Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
+from twinkle.server.tokens import is_token
 from twinkle.storage.audit import AuditRecord
 from twinkle.storage.catalog import NO_PROJECT
 from twinkle.storage.session_search import FoundSession
@@ -19,6 +20,7 @@ from twinkle.wire.bodies.account import (
     ApiKeyResponse,
     AuditEntry,
     AuditResponse,
+    AuthTokenResponse,
     FinishedStatus,
     FinishReasonInfo,
     NextCursor,
@@ -39,21 +41,29 @@ router = APIRouter()
 
 
 @router.get("/auth/apikey/me", openapi_extra=described(ApiKeyResponse))
-async def show_key(request: Request, server: Server, tenant: Tenant) -> Response:
+async def show_key(server: Server, key: Key) -> Response:
     """What may be told of the key that came with the request."""
-    key = await server.sql.run(server.directory.key, request.headers["x-api-key"])
-    owner = await server.sql.run(server.directory.tenant_name, tenant)
+    owner = await server.sql.run(server.directory.tenant_name, key.tenant)
     details = ApiKeyDetails(org_details=OrganizationDetails(name=owner), user_details=UserDetails(email=owner))
     return answer(ApiKeyResponse(key_id=key.number, name=key.name, details=details))
 
 
+@router.post("/auth/token", openapi_extra=described(AuthTokenResponse))
+async def exchange_key(request: Request, server: Server, key: Key) -> Response:
+    """A token that stands for the key that came with the request. A token gets itself: none outlives its time."""
+    credential = request.headers["x-api-key"]
+    if is_token(credential):
+        return answer(AuthTokenResponse(jwt=credential))
+    organization = await server.sql.run(server.directory.tenant_name, key.tenant)
+    return answer(AuthTokenResponse(jwt=server.tokens.issue(key, organization=organization)))
+
+
 @router.delete("/auth/apikey/me", openapi_extra=described(None))
-async def revoke_key(request: Request, server: Server, tenant: Tenant) -> Response:
-    """Revoke the key that came with the request, and no other."""
-    key = request.headers["x-api-key"]
-    revoked = await server.sql.run(server.directory.revoke_key, key)
+async def revoke_key(server: Server, key: Key) -> Response:
+    """Revoke the key that came with the request, and no other; tokens that were exchanged for it end with it."""
+    await server.sql.run(server.directory.revoke_key, key.id)
     server.keys.forget(key)
-    await server.sql.run(server.audit.note, tenant, "apikey_delete", name=revoked.name)
+    await server.sql.run(server.audit.note, key.tenant, "apikey_delete", name=key.name)
     return Response(status_code=NO_CONTENT)
 
 

@@ -32,6 +32,7 @@ async def client_config(server: Server, _: Tenant) -> Response:
     """
     together = True if server.settings.poll_samples_together else None
     flags = ClientConfigResponse(
+        pjwt_auth_enabled=True if server.settings.jwt_auth else None,
         proto_write_fwdbwd=True,
         fwd_via_fwdbwd=True,
         create_model_via_load_weights=True,

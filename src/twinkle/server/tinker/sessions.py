@@ -22,6 +22,7 @@ from twinkle.wire.bodies.session import (
     SessionProjectRequest,
     SessionResponse,
     SessionsResponse,
+    TraceExportResponse,
 )
 
 MAX_PAGE = 1000
@@ -108,3 +109,15 @@ async def show_session(session_id: str, server: Server, tenant: Tenant) -> Respo
             display_name=row.display_name,
         )
     )
+
+
+@router.get("/sessions/{session_id}/trace_export", openapi_extra=described(TraceExportResponse, refusals=[404]))
+async def export_trace(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """A URL, good for a while without a key, under which the session's timeline can be read as a Perfetto trace."""
+    session = await server.sql.run(server.directory.session, tenant, session_id)
+    url = server.links.trace_url_of(
+        session.id,
+        base_url=server.settings.public_url or str(request.base_url),
+        expires_at=int(server.clock.now()) + server.settings.download_url_ttl_s,
+    )
+    return answer(TraceExportResponse(url=url))

@@ -43,6 +43,12 @@ class ApiKeyResponse(ResponseBody):
     details: ApiKeyDetails
 
 
+class AuthTokenResponse(ResponseBody):
+    """``POST auth/token``."""
+
+    jwt: str
+
+
 class AuditEntry(ResponseBody):
     """Something that happened; ``event`` is ``<resource>_<action>``."""
 

@@ -18,6 +18,7 @@ class ClientConfigRequest(RequestBody):
 class ClientConfigResponse(ResponseBody):
     """Flags for a client's lifetime; the SDK has a default for each one that is absent."""
 
+    pjwt_auth_enabled: bool | None = None
     parallel_fwdbwd_chunks: bool | None = None
     proto_compress_fwdbwd: bool | None = None
     fwdbwd_max_chunk_len: int | None = None
@@ -140,3 +141,10 @@ class SessionsResponse(ResponseBody):
     """``GET sessions``."""
 
     sessions: list[str]
+
+
+class TraceExportResponse(ResponseBody):
+    """``GET sessions/{id}/trace_export``. A trace is made while it is read, so it is always ready."""
+
+    status: Literal["ready"] = "ready"
+    url: str
