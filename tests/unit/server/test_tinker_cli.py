@@ -115,6 +115,25 @@ def test_a_checkpoint_is_published_timed_and_deleted(served: Api, cli: Cli, path
     assert path not in json.dumps(cli.json("checkpoint", "list"))
 
 
+def test_lists_go_page_by_page_and_a_runs_checkpoints_are_deleted_by_kind(served: Api, cli: Cli) -> None:
+    with served.sdk(cli.key) as service:
+        runs = [service.create_lora_training_client(base_model="tiny/one", rank=4).result() for _ in range(2)]
+        saved = [runs[0].save_state(name).result().path for name in ("a", "b")]
+        kept = runs[0].save_weights_for_sampler("s").result().path
+    run_id = runs[0].model_id
+
+    everything = json.dumps(cli.json("checkpoint", "list", "--limit", "0"))
+    pages = [cli.json("run", "list", "--limit", limit)["runs"] for limit in ("1", "0")]
+    deleted = cli.run("checkpoint", "delete", "--run-id", run_id, "--type", "weights", "--yes")
+
+    assert all(path in everything for path in (*saved, kept))
+    assert len(pages[0]) == 1 < len(pages[1])
+    assert pages[0][0] == pages[1][0]
+    assert deleted.exit_code == 0, deleted.output
+    left = cli.json("checkpoint", "list", "--run-id", run_id)["checkpoints"]
+    assert [checkpoint["tinker_path"] for checkpoint in left] == [kept]
+
+
 def test_a_checkpoint_is_downloaded_and_leaves_nothing_behind(cli: Cli, path: str, tmp_path: Path) -> None:
     done = cli.run("checkpoint", "download", path, "--output", str(tmp_path / "out"))
 
