@@ -20,7 +20,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
     """One embedded stack with Flower, shared by every test that does not break it."""
     flags = ("--flower", "--flower-port", "0")
-    with Served(
-        tmp_path_factory.mktemp("shared") / "home", model=str(tiny_model), model_name="tiny", flags=flags
-    ) as it:
+    home = tmp_path_factory.mktemp("shared") / "home"
+    settings = {"TWINKLE_CUSTOM_LOSS_SERVER_SIDE": "true"}
+    with Served(home, model=str(tiny_model), model_name="tiny", flags=flags, **settings) as it:
         yield it

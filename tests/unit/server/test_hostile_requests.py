@@ -76,6 +76,26 @@ BODIES: dict[str, Json] = {
         "lora_config": {"rank": 4, "seed": 1, "train_mlp": True},
         "optimizer_config": {"type": "adamw"},
     },
+    "/api/v1/create_custom_loss": {
+        "session_id": "$session",
+        "custom_loss_seq_id": 1,
+        "name": "double",
+        "inputs": [{"name": "logprobs", "rank": 1}],
+        "graph": {
+            "format": 1,
+            "nodes": [
+                {"op": "placeholder", "name": "logprobs", "target": "logprobs", "args": [], "kwargs": {}},
+                {"op": "call_function", "name": "mul", "target": "operator.mul", "args": [{"ref": "logprobs"}, 2.0]},
+                {"op": "call_method", "name": "sum_1", "target": "sum", "args": [{"ref": "mul"}], "kwargs": {"dim": 0}},
+                {
+                    "op": "output",
+                    "name": "output",
+                    "target": "output",
+                    "args": [{"tuple": [{"ref": "sum_1"}, {"dict": {"custom/a:sum": {"ref": "sum_1"}}}]}],
+                },
+            ],
+        },
+    },
     "/api/v1/get_info": {"model_id": "$run"},
     "/api/v1/weights_info": {"tinker_path": "$path"},
     "/api/v1/training_runs/{run_id}/checkpoints/{segment}/{name}/ttl": {"ttl_seconds": 1000},
