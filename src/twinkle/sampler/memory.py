@@ -26,10 +26,6 @@ class CacheBudget:
         """Whether a new cache of ``num_tokens`` fits beside what ``active`` holds."""
         return blocks_for(num_tokens) + spare_blocks <= self._blocks - _held(active)
 
-    def spare_blocks(self, active: list[RequestProgress]) -> int:
-        """How many blocks computed prompts may fill: what nobody holds, up to a quarter of all."""
-        return max(0, min(self._blocks // 4, self._blocks - _held(active)))
-
     def grow(self, cache: SequenceCache, num_tokens: int, active: list[RequestProgress]) -> bool:
         """Grows ``cache`` to hold ``num_tokens``; false if it had to be given up itself.
 

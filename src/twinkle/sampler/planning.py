@@ -40,7 +40,7 @@ class Work:
 
 
 def plan_pass(
-    active: list[RequestProgress], budget: CacheBudget, *, prefill_tokens: int, kept_blocks: int
+    active: list[RequestProgress], budget: CacheBudget, *, prefill_tokens: int, keeps_prompts: bool
 ) -> list[Work]:
     """Returns the work of one pass, neighbouring rows sharing an adapter.
 
@@ -50,7 +50,7 @@ def plan_pass(
         active: In order of arrival.
         budget: Of cache memory.
         prefill_tokens: No further chunk once a pass holds so many prompt tokens.
-        kept_blocks: How much of what this pass computes of prompts will be there for others.
+        keeps_prompts: Whether what this pass computes of prompts will be there for others.
     """
     works: list[Work] = []
     prefill_left = prefill_tokens
@@ -61,10 +61,8 @@ def plan_pass(
             chunks = _chunks(progress, prefill_left, begun)
             prefill_left -= sum(work.piece.num_tokens for work in chunks)
             works += chunks
-            for work in chunks:
-                if work.chunk is not None and work.chunk.blocks <= kept_blocks:
-                    begun.add(work.chunk)
-                    kept_blocks -= work.chunk.blocks
+            if keeps_prompts:
+                begun.update(work.chunk for work in chunks if work.chunk is not None)
     order: dict[int, int] = {}
     # A stable sort: the chunks of one prompt stay in order.
     works.sort(key=lambda work: order.setdefault(id(work.progress.adapter), len(order)))

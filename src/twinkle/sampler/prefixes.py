@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from twinkle.module.lora import LoraAdapter
-from twinkle.sampler.kv_cache import blocks_for
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class PromptChunk:
     start: int
     end: int
 
-    @property
-    def blocks(self) -> int:
-        """Cache blocks it fills."""
-        return blocks_for(self.end - self.start)
-
 
 @dataclass(frozen=True, eq=False)
 class ComputedChunk:
@@ -44,6 +38,12 @@ class ComputedChunk:
     """Keys and values by layer, [2, 1, G, N, D]."""
     next_logits: torch.Tensor | None
     """[V], where a prompt ended there."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it holds."""
+        kept = [*self.layers.values()] + ([] if self.next_logits is None else [self.next_logits])
+        return sum(tensor.nbytes for tensor in kept)
 
 
 def chunks_of(prompt: Sequence[int], adapter: LoraAdapter | None, *, chunk_tokens: int) -> list[PromptChunk]:
@@ -60,10 +60,11 @@ def chunks_of(prompt: Sequence[int], adapter: LoraAdapter | None, *, chunk_token
 
 
 class PrefixCache:
-    """Chunks by what they are; those not wanted for the longest time leave first."""
+    """Chunks by what they are, within ``max_bytes``; those not wanted for the longest time leave first."""
 
-    def __init__(self) -> None:
-        self.blocks = 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._computed: OrderedDict[PromptChunk, ComputedChunk] = OrderedDict()
 
     def find(self, chunk: PromptChunk) -> ComputedChunk | None:
@@ -72,9 +73,10 @@ class PrefixCache:
 
     def keep(self, chunk: PromptChunk, computed: ComputedChunk) -> None:
         """Adds a chunk, or what was not known of one."""
-        if chunk not in self._computed:
-            self.blocks += chunk.blocks
+        known = self._computed.get(chunk)
+        self._num_bytes += computed.size_bytes - (0 if known is None else known.size_bytes)
         self._computed[chunk] = computed
+        self._shrink(self._max_bytes)
 
     def touch(self, chunks: Sequence[PromptChunk]) -> None:
         """Notes that the chunks of one prompt were wanted: a chunk is of no use without those before it."""
@@ -82,8 +84,11 @@ class PrefixCache:
             if chunk in self._computed:
                 self._computed.move_to_end(chunk)
 
-    def shrink(self, blocks: int) -> None:
-        """Forgets chunks until no more than ``blocks`` are held."""
-        while self.blocks > max(blocks, 0):
-            chunk, _ = self._computed.popitem(last=False)
-            self.blocks -= chunk.blocks
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._shrink(0)
+
+    def _shrink(self, num_bytes: int) -> None:
+        while self._num_bytes > num_bytes:
+            _, oldest = self._computed.popitem(last=False)
+            self._num_bytes -= oldest.size_bytes

@@ -35,6 +35,7 @@ from twinkle.sampler.stops import stop_rule
 
 DEFAULT_TOKENS_PER_SLOT = 1024
 DEFAULT_CHUNK_TOKENS = 256
+DEFAULT_KEPT_BYTES = 512 * 2**20
 
 
 class TorchSampler(Sampler):
@@ -47,6 +48,7 @@ class TorchSampler(Sampler):
         kv_tokens: Tokens that the caches of all sequences may hold together.
         prefill_tokens_per_step: About how many prompt tokens a step computes, so that decoding never stalls for long.
         chunk_tokens: Where prompts are cut. Results are the same bits only for the same value.
+        kept_bytes: Memory for computed prompts, beside the caches of running sequences: several chunks' worth, or 0.
         decode_text: The tokenizer's decode, needed for stop strings.
     """
 
@@ -59,6 +61,7 @@ class TorchSampler(Sampler):
         kv_tokens: int | None = None,
         prefill_tokens_per_step: int = 2 * DEFAULT_CHUNK_TOKENS,
         chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+        kept_bytes: int = DEFAULT_KEPT_BYTES,
         decode_text: DecodeText | None = None,
     ) -> None:
         super().__init__(decode_text=decode_text)
@@ -71,7 +74,8 @@ class TorchSampler(Sampler):
         self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length)
         self._prefill_tokens = prefill_tokens_per_step
         self._chunk_tokens = chunk_tokens
-        self._prefixes = PrefixCache()
+        self._keeps_prompts = kept_bytes > 0
+        self._prefixes = PrefixCache(kept_bytes)
         self._waiting: deque[RequestProgress] = deque()
         self._active: list[RequestProgress] = []  # in order of arrival: the older one has the right to memory
 
@@ -134,16 +138,15 @@ class TorchSampler(Sampler):
         for progress in self._active:
             if progress.is_prefilling:
                 self._take_known(progress)
-        kept_blocks = self._budget.spare_blocks(self._active)
-        works = plan_pass(self._active, self._budget, prefill_tokens=self._prefill_tokens, kept_blocks=kept_blocks)
-        self._prefixes.shrink(self._budget.spare_blocks(self._active))
+        works = plan_pass(
+            self._active, self._budget, prefill_tokens=self._prefill_tokens, keeps_prompts=self._keeps_prompts
+        )
         if works:
             try:
                 self._run_pass(works, failures)
             except torch.OutOfMemoryError as error:
-                self._prefixes.shrink(0)
+                self._prefixes.clear()
                 raise OutOfMemory(f"a sampling pass over {len(works)} sequences did not fit the device") from error
-            self._prefixes.shrink(self._budget.spare_blocks(self._active))
         self._start_continuations(failures)
         return self._collect(failures)
 
@@ -213,7 +216,8 @@ class TorchSampler(Sampler):
         for work in works:
             if work.chunk is not None:
                 work.progress.num_chunks_done += 1
-                self._keep(work.progress, work.chunk)
+                if self._keeps_prompts:
+                    self._keep(work.progress, work.chunk)
 
     def _score_prompt(self, work: Work, hidden_TH: torch.Tensor, failures: dict[str, Exception]) -> None:
         request = work.progress.request

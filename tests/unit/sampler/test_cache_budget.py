@@ -32,7 +32,7 @@ def budget():
 
 
 def plan(active, budget):
-    works = plan_pass(active, budget, prefill_tokens=64, kept_blocks=0)
+    works = plan_pass(active, budget, prefill_tokens=64, keeps_prompts=True)
     return [(work.progress.request.key, work.continuation.sample) for work in works]
 
 

@@ -11,9 +11,8 @@ from twinkle.core.errors import OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, TorchSampler
-from twinkle.sampler.kv_cache import BLOCK_TOKENS
 
-from .conftest import CONTEXT, VOCAB_SIZE, run_to_end
+from .conftest import VOCAB_SIZE, run_to_end
 from .test_sampler_invariance import bits_of
 
 CHUNK = 32
@@ -129,15 +128,20 @@ def test_scores_are_computed_for_whoever_asks_for_them(sampler, num_computed):
     assert num_computed() == CHUNK + 9  # the first of the nine is scored from the last token of the chunk before
 
 
-def test_kept_prompts_give_way_to_sequences_that_run(sampled_model, num_computed):
-    blocks = CONTEXT // BLOCK_TOKENS + 1
-    sampler = TorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK, kv_tokens=blocks * BLOCK_TOKENS)
-    in_turn(sampler, [request("long", prompt=PROMPT + PROMPT[:60], max_tokens=1)])
+@pytest.mark.parametrize(("kept_prompts", "computed"), [(0, 2 * len(PROMPT)), (1, len(PROMPT)), (2, 0)])
+def test_prompts_not_wanted_for_the_longest_time_leave(sampled_model, num_computed, kept_prompts, computed):
+    config = sampled_model.config
+    num_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * len(PROMPT)
+    sampler = TorchSampler(
+        sampled_model, slots=16, chunk_tokens=CHUNK, kept_bytes=int(kept_prompts * (num_bytes + 4 * VOCAB_SIZE))
+    )
+    first, second = request("first", max_tokens=1), request("second", prompt=PROMPT[::-1], max_tokens=1)
+    in_turn(sampler, [first, second])
     num_computed()
 
-    in_turn(sampler, [request("again", prompt=PROMPT + PROMPT[:60], max_tokens=1)])
+    in_turn(sampler, [second, first])
 
-    assert num_computed() == len(PROMPT) + 60
+    assert num_computed() == computed
 
 
 def test_a_device_out_of_memory_loses_what_was_kept_and_no_request(sampled_model, sampler, num_computed, monkeypatch):
