@@ -404,19 +404,6 @@ def top(
 
 
 @app.command()
-def version() -> None:
-    """Show the version.
-
-    twinkle version
-    """
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as version_of
-
-    try:
-        print(version_of("twinkle-queue"))
-    except PackageNotFoundError:
-        print("not installed: run from source")
-@app.command()
 def orphans(
     older_than_days: Annotated[
         int, typer.Option(metavar="DAYS", min=2, help="Only what was written so many days ago.")
@@ -436,3 +423,16 @@ def orphans(
     show_orphans(_settings(home=home), older_than_days=older_than_days, delete=delete, as_json=as_json)
 
 
+@app.command()
+def version() -> None:
+    """Show the version.
+
+    twinkle version
+    """
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        print(version_of("twinkle-queue"))
+    except PackageNotFoundError:
+        print("not installed: run from source")
