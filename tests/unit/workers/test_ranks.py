@@ -14,6 +14,7 @@ from twinkle.core.errors import ConfigError, InvalidInput, UserError
 from twinkle.core.settings import Settings
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.sample_result import decode_sample_response
 from twinkle.wire.sampling import SampleRequest, parse_sample
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, WireDatum
 from twinkle.workers.engine import Pass
@@ -252,6 +253,22 @@ def test_samples_are_those_of_one_rank_between_training_steps(one: TransformersE
         results.append({output.request_id: output.num_tokens for output in ended})
 
     assert results[0] == results[1] == {"adapter": 12, "base": 12}
+
+
+def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(two: RankedEngine) -> None:
+    two.add_sample("r", None, sample_request())
+    told: list[list[int]] = [[], []]
+    ended = []
+    while two.num_samples_under_way:
+        ended += two.step_samples()
+        for piece in two.drawn_so_far("r", [len(tokens) for tokens in told]):
+            told[piece.sample][piece.start :] = piece.tokens
+
+    (output,) = ended
+    assert output.result is not None
+    drawn = [sequence.tokens.tolist() for sequence in decode_sample_response(output.result).sequences]
+    assert [len(tokens) for tokens in told] == [5, 5]
+    assert told == [tokens[:5] for tokens in drawn]
 
 
 def sample_request() -> SampleRequest:

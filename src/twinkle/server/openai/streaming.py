@@ -193,7 +193,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, request: Request, first: JsonObject, rest: AsyncGenerator[JsonObject, None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._request = request
         self._first = first
