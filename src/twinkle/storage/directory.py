@@ -176,10 +176,7 @@ class Directory:
             NotFound: It does not exist or is another tenant's.
         """
         with Session(self._engine, expire_on_commit=False) as session:
-            row = session.get(SessionRow, session_id)
-            if row is None or row.tenant != tenant:
-                raise NotFound(f"no session {session_id!r}")
-            return row
+            return _session_of(session, tenant, session_id)
 
     def sessions(self, tenant: str, *, limit: int, offset: int) -> list[str]:
         """A page of the ids of the tenant's sessions, newest first."""
@@ -198,9 +195,7 @@ class Directory:
             NotFound: It does not exist or is another tenant's.
         """
         with Session(self._engine) as session:
-            row = session.get(SessionRow, session_id)
-            if row is None or row.tenant != tenant:
-                raise NotFound(f"no session {session_id!r}")
+            row = _session_of(session, tenant, session_id)
             row.project_id = project_id
             session.add(row)
             session.commit()
@@ -212,9 +207,7 @@ class Directory:
             NotFound: It does not exist or is another tenant's.
         """
         with Session(self._engine) as session:
-            row = session.get(SessionRow, session_id)
-            if row is None or row.tenant != tenant:
-                raise NotFound(f"no session {session_id!r}")
+            row = _session_of(session, tenant, session_id)
             if row.finished_at is not None:
                 return False
             row.heartbeat_at = self._clock.now()
@@ -229,10 +222,15 @@ class Directory:
             NotFound: It does not exist or is another tenant's.
         """
         with Session(self._engine) as session:
-            row = session.get(SessionRow, session_id)
-            if row is None or row.tenant != tenant:
-                raise NotFound(f"no session {session_id!r}")
+            row = _session_of(session, tenant, session_id)
             if row.finished_at is None:
                 row.finished_at, row.finish_reason, row.finish_detail = self._clock.now(), reason, detail
                 session.add(row)
                 session.commit()
+
+
+def _session_of(session: Session, tenant: str, session_id: str) -> SessionRow:
+    row = session.get(SessionRow, session_id)
+    if row is None or row.tenant != tenant:
+        raise NotFound(f"no session {session_id!r}")
+    return row
