@@ -9,23 +9,28 @@ from dataclasses import asdict
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
+from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
 from twinkle.storage.tenants import TenantAccount, Tenants
+from twinkle.storage.usage import BYTES_PER_GIGABYTE, Stored, Usage
 
 _DEFAULT = "default"
+_NOTHING = Stored(num_checkpoints=0, size_bytes=0)
 
 
 def list_tenants(settings: Settings, *, as_json: bool) -> None:
-    """Show each tenant's weight and limits."""
+    """Show each tenant's weight and limits, and what its checkpoints take up."""
     with opened_journal(settings):
         accounts = _tenants(settings).all()
+        stored_by_tenant = Usage(Database(settings.resolved_database_url), SystemClock()).stored_by_tenant()
+    rows = [(account, stored_by_tenant.get(account.id, _NOTHING)) for account in accounts]
     if as_json:
-        say(json.dumps([asdict(account) for account in accounts]))
+        say(json.dumps([{**asdict(account), "stored": _facts(stored)} for account, stored in rows]))
         return
-    columns = ("tenant", "weight", "adapters", "running", "samples", "body bytes", "tokens/min")
-    print_table(columns, [_row(account) for account in accounts])
+    columns = ("tenant", "weight", "adapters", "running", "samples", "body bytes", "tokens/min", "stored GB")
+    print_table(columns, [_row(account, stored) for account, stored in rows])
 
 
 def set_tenant(settings: Settings, name: str, *, weight: float | None, limits: Mapping[str, str | None]) -> None:
@@ -56,7 +61,11 @@ def _number(limit: str, text: str) -> int | None:
     return int(text)
 
 
-def _row(account: TenantAccount) -> tuple[str, ...]:
+def _facts(stored: Stored) -> dict[str, int]:
+    return {"num_checkpoints": stored.num_checkpoints, "size_bytes": stored.size_bytes}
+
+
+def _row(account: TenantAccount, stored: Stored) -> tuple[str, ...]:
     limits = account.limits
     numbers = (
         limits.max_adapters,
@@ -65,4 +74,9 @@ def _row(account: TenantAccount) -> tuple[str, ...]:
         limits.max_body_bytes,
         limits.tokens_per_minute,
     )
-    return (account.name, f"{account.weight:g}", *(str(number) if number else "no limit" for number in numbers))
+    return (
+        account.name,
+        f"{account.weight:g}",
+        *(str(number) if number else "no limit" for number in numbers),
+        f"{stored.size_bytes / BYTES_PER_GIGABYTE:.3f}",
+    )

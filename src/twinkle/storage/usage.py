@@ -46,9 +46,9 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What the checkpoints of one project take up now. A copy counts like any other, though it shares its files."""
+    """What checkpoints take up now. A copy counts like any other, though it shares its files."""
 
-    project_id: str | None
+    project_id: str | None = None
     num_checkpoints: int
     size_bytes: int
 
@@ -97,6 +97,15 @@ class Usage:
         )
         found = [Stored(project_id=row[0], num_checkpoints=row[1], size_bytes=int(row[2])) for row in rows]
         return [stored for stored in found if project_id is None or stored.project_id == project_id]
+
+    def stored_by_tenant(self) -> dict[str, Stored]:
+        """What there is now of each tenant that has a checkpoint, by its id."""
+        rows = self._database.read(
+            "SELECT tenant, COUNT(*), SUM(size_bytes) FROM checkpoint WHERE listed"
+            " AND (expires_at IS NULL OR expires_at > ?) GROUP BY tenant",
+            (self._clock.now(),),
+        )
+        return {row[0]: Stored(num_checkpoints=row[1], size_bytes=int(row[2])) for row in rows}
 
 
 def _add(work: Work, kind: OperationKind, row: Row) -> None:

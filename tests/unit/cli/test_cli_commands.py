@@ -16,16 +16,19 @@ import pytest
 import structlog
 
 from harness.clock import HandClock
-from harness.journal import Bench, submission
+from harness.journal import CONFIG, Bench, submission
 from twinkle.cli import main
+from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
+from twinkle.storage.access_tokens import AccessTokens
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.directory import Directory
 from twinkle.storage.meshes import Meshes
+from twinkle.storage.records import Records
 from twinkle.storage.waste import Waste
 
 COMMANDS = [
@@ -198,6 +201,75 @@ def test_orphans_are_counted_and_given_to_housekeeping_if_asked(twinkle: Twinkle
     assert "nothing" in after.stdout
     settings = Settings(home=tmp_path)
     assert Waste(Database(settings.resolved_database_url), SystemClock()).delete(objects, older_than_s=0) == 2
+
+
+def _save(bench: Bench, run: str, name: str, *, size_bytes: int, tenant: str = "t0") -> None:
+    """A checkpoint as a worker publishes it."""
+    checkpoint = Checkpoint(
+        path=f"tinker://{run}/weights/{name}",
+        tenant=tenant,
+        adapter=run,
+        kind=CheckpointKind.TRAINING,
+        name=name,
+        seq=1,
+        config=CONFIG,
+        files={"x": StoredFile(key=f"checkpoints/{name}", size_bytes=size_bytes, sha256="0")},
+        created_at=0.0,
+    )
+    with bench.database.transaction() as transaction:
+        Records(checkpoints=[checkpoint]).insert(transaction, bench.clock.now())
+
+
+def test_tenants_are_listed_with_what_their_checkpoints_take_up(
+    twinkle: Twinkle, tmp_path: Path, clock: HandClock
+) -> None:
+    twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path))
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", clock)
+    bench.created(bench.lease(), "a")
+    for name in ("one", "two"):
+        _save(bench, "a", name, size_bytes=750_000_000)
+    bench.close()
+
+    rows = json.loads(twinkle("tenants", "list", "--json", "--home", str(tmp_path)).stdout)
+    table = twinkle("tenants", "list", "--home", str(tmp_path)).stdout
+
+    stored = {row["name"]: row["stored"] for row in rows}
+    assert stored["t0"] == {"num_checkpoints": 2, "size_bytes": 1_500_000_000}
+    assert stored["alice"] == {"num_checkpoints": 0, "size_bytes": 0}
+    assert "1.500" in table and "0.000" in table
+
+
+def test_a_weights_access_token_is_shown_once_listed_and_revoked(
+    twinkle: Twinkle, tmp_path: Path, clock: HandClock
+) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", clock)
+    bench.created(bench.lease(), "a")
+    _save(bench, "a", "one", size_bytes=1)
+
+    made = twinkle("tokens", "create", "tinker://a/weights/one", "--days", "1", "--name", "bob", *home)
+    secret = made.stdout.splitlines()[-1]
+    of_run = twinkle("tokens", "create", "a", *home)
+    (second, first) = json.loads(twinkle("tokens", "list", "--json", *home).stdout)
+    table = twinkle("tokens", "list", "--run", "a", *home).stdout
+    tokens = AccessTokens(bench.database, SystemClock())
+    grants = [tokens.grant(secret, "tinker://a/weights/one", reader="t1", purpose="load")]
+    revoked = twinkle("tokens", "revoke", first["id"], *home)
+    grants.append(tokens.grant(secret, "tinker://a/weights/one", reader="t1", purpose="load"))
+    refused = [
+        twinkle("tokens", "create", target, *more, *home)
+        for target, *more in (["absent"], ["tinker://a/weights/absent"], ["a", "--days", "0"])
+    ]
+    bench.close()
+
+    assert (made.returncode, of_run.returncode, revoked.returncode) == (0, 0, 0)
+    assert re.fullmatch(r"wat-[A-Za-z0-9_-]{43}", secret) and secret not in table
+    assert (first["path"], first["owner"], first["name"]) == ("tinker://a/weights/one", "t0", "bob")
+    assert (second["path"], second["run"]) == (None, "a")
+    assert [grant is not None for grant in grants] == [True, False]
+    assert [done.returncode for done in refused] == [2, 2, 2]
+    assert "no training run 'absent'" in refused[0].stderr
 
 
 def test_top_shows_each_tenants_line(twinkle: Twinkle, tmp_path: Path, clock: HandClock) -> None:
