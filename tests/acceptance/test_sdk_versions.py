@@ -8,32 +8,52 @@ from pathlib import Path
 import pytest
 import tinker
 
-from harness.sdk_versions import run_sdk_script
+from harness.sdk_versions import run_command_line, run_sdk_script
 from harness.served import Served
+from twinkle.client import Client
 
 # The oldest that sends protobuf by itself, two between, and the one that all other tests use.
-VERSIONS = ("0.25.0", "0.30.4", "0.36.0", tinker.__version__)
+WITH_ARCHIVES = ("0.25.0", "0.30.4")
+VERSIONS = (*WITH_ARCHIVES, "0.36.0", tinker.__version__)
+FILES = {
+    "null": ["state.json"],
+    "transformers": ["adapter_config.json", "adapter_model.safetensors"],
+}
+"""What each engine writes for whoever uses an adapter."""
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module", params=["null", "transformers"])
-def served_by(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
-) -> Iterator[Served]:
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def served_by(engine: str, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("versions") / "home"
-    flags = ("--engine", request.param)
+    flags = ("--engine", engine)
     # So small that results of a pass are announced before they are sent.
     settings = {"TWINKLE_INLINE_PAYLOAD_BYTES": "4096"}
     with Served(home, model=str(tiny_model), model_name="tiny", flags=flags, **settings) as it:
         yield it
 
 
+@pytest.fixture(scope="module")
+def granted(served_by: Served) -> tuple[str, str]:
+    """A checkpoint of somebody who does not publish it, and a token for it."""
+    with Client(served_by.url, served_by.create_key("owner")) as owner:
+        path = owner.create_run("tiny", rank=4).save_state("lent").result(timeout=60).path
+        return path, owner.create_access_token(path=path).token
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_sdk_trains_saves_loads_and_samples(served_by: Served, tmp_path: Path, version: str) -> None:
+def test_an_sdk_trains_saves_loads_and_samples(
+    served_by: Served, engine: str, granted: tuple[str, str], tmp_path: Path, version: str
+) -> None:
     key = served_by.create_key(f"sdk-{version.replace('.', '-')}")
 
-    seen = run_sdk_script(version, base_url=served_by.url, api_key=key, model="tiny", cwd=tmp_path)
+    seen = run_sdk_script(version, "tiny", *granted, base_url=served_by.url, api_key=key, cwd=tmp_path)
 
     announced = "SELECT COUNT(*) FROM operation JOIN tenant ON tenant.id = tenant WHERE name = ? AND result_blob != ''"
     assert served_by.query(announced, f"sdk-{version.replace('.', '-')}")[0][0] >= 2
@@ -48,5 +68,24 @@ def test_an_sdk_trains_saves_loads_and_samples(served_by: Served, tmp_path: Path
         "prompt_logprobs": 4,
         "checkpoints": ["weights/half-way"],
         "run_model": "tiny",
+        "archive": [*FILES[engine], "checkpoint_complete"] if version in WITH_ARCHIVES else None,
+        "not_granted": "NotFoundError",
         "after_refusal": 1,
     }
+
+
+@pytest.mark.parametrize("version", WITH_ARCHIVES)
+def test_an_old_command_line_downloads_what_was_saved(
+    served_by: Served, engine: str, tmp_path: Path, version: str
+) -> None:
+    key = served_by.create_key(f"cli-{version.replace('.', '-')}")
+    with Client(served_by.url, key) as client:
+        path = client.create_run("tiny", rank=4).save_state("out").result(timeout=60).path
+
+    arguments = ("checkpoint", "download", path, "--output", str(tmp_path / "got"))
+    run_command_line(version, *arguments, base_url=served_by.url, api_key=key, cwd=tmp_path)
+
+    (folder,) = (tmp_path / "got").iterdir()
+    assert folder.name == path.removeprefix("tinker://").replace("/", "_")
+    assert sorted(file.name for file in folder.iterdir()) == sorted([*FILES[engine], "checkpoint_complete"])
+    assert all((folder / name).stat().st_size > 0 for name in FILES[engine])

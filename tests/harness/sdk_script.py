@@ -1,14 +1,18 @@
 """A training loop in the words that every SDK from 0.25 on understands; it runs under the SDK that is installed.
 
-    python sdk_script.py MODEL
+    python sdk_script.py MODEL PATH TOKEN
 
-The service and the key are the SDK's own TINKER_BASE_URL and TINKER_API_KEY. Prints what it saw, as one line of JSON.
+PATH is somebody else's checkpoint, TOKEN what its owner gave for it. The service and the key are the SDK's own
+TINKER_BASE_URL and TINKER_API_KEY. Prints what it saw, as one line of JSON.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tarfile
+import urllib.request
 from collections.abc import Callable, Sequence
 
 import tinker
@@ -23,7 +27,7 @@ NUM_DATUMS = 1100
 
 def main(arguments: Sequence[str]) -> int:
     """Trains, saves, loads, samples, looks around and fails once; returns the exit code."""
-    (model,) = arguments
+    model, foreign_path, token = arguments
     service = tinker.ServiceClient()
     served = [one.model_name for one in service.get_server_capabilities().supported_models]
     training = service.create_lora_training_client(base_model=model, rank=4, seed=1)
@@ -45,6 +49,9 @@ def main(arguments: Sequence[str]) -> int:
         _sample(resumed.save_weights_and_get_sampling_client()),
     ]
     scores = service.create_sampling_client(model_path=named).compute_logprobs(types.ModelInput.from_ints(TOKENS))
+    granted = service.create_training_client_from_state(foreign_path, weights_access_token=token)
+    granted.load_state_with_optimizer(foreign_path, weights_access_token=token).result()
+    granted.optim_step(types.AdamParams(learning_rate=1e-2)).result()
     rest = service.create_rest_client()
     run_id = path.removeprefix("tinker://").partition("/")[0]
     listed = rest.list_checkpoints(run_id).result().checkpoints
@@ -59,6 +66,8 @@ def main(arguments: Sequence[str]) -> int:
         "prompt_logprobs": len(scores.result()),
         "checkpoints": [one.checkpoint_id for one in listed],
         "run_model": run.base_model,
+        "archive": _archived(rest, path),
+        "not_granted": _refusal_of(lambda: service.create_training_client_from_state(foreign_path).get_info()),
         "bad_checkpoint": _refusal_of(lambda: training.load_state(f"{path}-absent").result()),
         "after_refusal": len(training.forward([_datum()], "cross_entropy").result().loss_fn_outputs),
     }
@@ -75,6 +84,17 @@ def _sample(client: tinker.SamplingClient) -> types.SampleResponse:
     params = types.SamplingParams(max_tokens=MAX_TOKENS, temperature=0.7, seed=1, stop=[])
     prompt = types.ModelInput.from_ints(TOKENS)
     return client.sample(prompt=prompt, num_samples=NUM_SAMPLES, sampling_params=params).result()
+
+
+def _archived(rest: object, path: str) -> list[str] | None:
+    """The names in a checkpoint's archive; ``None`` where this SDK knows of no archives."""
+    ask = getattr(rest, "get_checkpoint_archive_url_from_tinker_path", None)
+    if ask is None:
+        return None
+    with urllib.request.urlopen(ask(path).result().url) as answer:
+        content = answer.read()
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return archive.getnames()
 
 
 def _refusal_of(call: Callable[[], object]) -> str:

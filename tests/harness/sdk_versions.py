@@ -21,26 +21,39 @@ def sdk_python(version: str) -> Path:
 
 
 def run_sdk_script(
-    version: str, *, base_url: str, api_key: str, model: str, cwd: Path, timeout_s: float = SCRIPT_TIMEOUT_S
+    version: str, *arguments: str, base_url: str, api_key: str, cwd: Path, timeout_s: float = SCRIPT_TIMEOUT_S
 ) -> dict[str, object]:
     """Runs `sdk_script.py` under one version of the SDK and returns what it printed.
 
     Args:
         version: Of `tinker`.
+        arguments: The script's.
         base_url: The service.
         api_key: A tenant's key.
-        model: The served base model's name.
         cwd: An empty folder; the script's home.
         timeout_s: After this it is killed and `subprocess.TimeoutExpired` raised.
 
     Raises:
         AssertionError: It failed; holds what it said.
     """
+    command = [str(SCRIPT), *arguments]
+    printed = _run(version, command, base_url=base_url, api_key=api_key, cwd=cwd, timeout_s=timeout_s)
+    seen: dict[str, object] = json.loads(printed.splitlines()[-1])
+    return seen
+
+
+def run_command_line(version: str, *arguments: str, base_url: str, api_key: str, cwd: Path) -> str:
+    """Runs the `tinker` command of one version of the SDK and returns what it printed; raises as the above does."""
+    command = ["-m", "tinker.cli", *arguments]
+    return _run(version, command, base_url=base_url, api_key=api_key, cwd=cwd, timeout_s=SCRIPT_TIMEOUT_S)
+
+
+def _run(version: str, command: list[str], *, base_url: str, api_key: str, cwd: Path, timeout_s: float) -> str:
     # Nothing of the caller's keys, proxies or Python paths.
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     environment |= {"TINKER_BASE_URL": base_url, "TINKER_API_KEY": api_key, "HOME": str(cwd)}
     done = subprocess.run(
-        [sdk_python(version), SCRIPT, model],
+        [sdk_python(version), *command],
         cwd=cwd,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -50,5 +63,4 @@ def run_sdk_script(
         check=False,
     )
     assert done.returncode == 0, f"tinker {version}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-    printed: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return printed
+    return done.stdout
