@@ -94,7 +94,15 @@ def test_the_table_of_settings_is_the_settings() -> None:
 def test_every_route_of_the_protocol_is_in_the_list_and_no_other() -> None:
     text = (ROOT / "docs" / "tinker-compatibility.md").read_text()
     served = text.partition("## Served")[2].partition("## Flags")[0]
-    listed = set(re.findall(r"`([a-z_/{}]+)`", served)) - {"delete", "publish", "ttl", "healthz", "readyz", "livez"}
+    listed = set(re.findall(r"`([a-z_/{}]+)`", served)) - {
+        "archive",
+        "delete",
+        "publish",
+        "ttl",
+        "healthz",
+        "readyz",
+        "livez",
+    }
     parts = [
         importlib.import_module(f"{tinker.__name__}.{part.name}") for part in pkgutil.iter_modules(tinker.__path__)
     ]
