@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,7 +24,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from demo_stack import DemoError, Stack
+from demo_stack import DemoError, Stack, interrupt
 from demo_tenants import PLANS, TenantRun, start_tenant
 from twinkle.hub.tiny import make_tiny_model
 
@@ -210,11 +209,6 @@ def show_places(console: Console, stack: Stack, *, keep: bool) -> None:
     )
     for what, where in places:
         console.print(f"  {what:<13} {where}", soft_wrap=True, markup=False)
-
-
-def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Turns SIGTERM into what Ctrl-C does."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import httpx
 
@@ -31,7 +32,7 @@ class Stack:
     once, in order, when the demo says so.
     """
 
-    def __init__(self, model: Path, home: Path) -> None:
+    def __init__(self, model: Path, home: Path, *, with_flower: bool = True) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self.log_file = home.parent / "serve.log"
@@ -39,13 +40,15 @@ class Stack:
         self.flower_url = f"http://127.0.0.1:{free_port()}"
         self.flower_password_file = home / "flower-password"
         self._model = model
+        self._with_flower = with_flower
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Stack:
         port = self.url.rpartition(":")[2]
         flower_port = self.flower_url.rpartition(":")[2]
         command = [*TWINKLE, "serve", "--model", str(self._model), "--home", str(self.home), "--port", port]
-        command += ["--flower", "--flower-port", flower_port]
+        if self._with_flower:
+            command += ["--flower", "--flower-port", flower_port]
         with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -114,6 +117,11 @@ class Stack:
     def _log_end(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
         return "\n".join([f"; the end of {self.log_file}:", *lines])
+
+
+def interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """Turns SIGTERM into what Ctrl-C does; a handler of signals."""
+    raise KeyboardInterrupt
 
 
 def kill_group(group: int) -> None:
