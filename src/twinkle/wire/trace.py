@@ -57,7 +57,8 @@ class TraceWriter:
     def take(self) -> bytes:
         """What has been written since the last time: a trace is these bytes, one piece after the other."""
         piece: bytes = self._trace.SerializeToString()
-        self._trace.Clear()
+        # Not emptied but made anew: a message keeps the memory of what was ever in it.
+        self._trace = _Trace()
         return piece
 
     def add_process(self, name: str) -> int:

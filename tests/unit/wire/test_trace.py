@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,20 @@ def test_a_trace_is_its_pieces_one_after_the_other() -> None:
     assert (list(begin.flow_ids), list(begin_open.terminating_flow_ids)) == ([7], [7])
     assert {packet.trusted_packet_sequence_id for packet in (snapshot, first, second, *events)} == {1}
     assert writer.take() == b""
+
+
+def test_what_was_taken_is_no_longer_in_memory() -> None:
+    writer, process = TraceWriter(now=0.0), psutil.Process()
+    track = writer.add_process("p")
+    before = process.memory_info().rss
+
+    for n in range(100_000):
+        writer.add_instant(track, "i", category="c", at=float(n), facts={"seq": n})
+        if writer.num_packets >= 1000:
+            writer.take()
+
+    # Kept, it would be over 30 MB.
+    assert process.memory_info().rss - before < 10 * 2**20
 
 
 @given(
