@@ -16,12 +16,12 @@ def _names(text: str) -> frozenset[str]:
 
 POINTWISE = _names(
     """
-    abs absolute acos acosh add addcdiv addcmul all amax amin aminmax any argmax argmin asin asinh atan atan2 atanh
+    abs absolute acos acosh add addcdiv addcmul all amax amin aminmax any argmax argmin asin atan atan2 atanh
     bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clip clone copysign cos cosh
     count_nonzero cummax cummin cumprod cumsum detach diff dist div divide eq erf erfc exp exp2 expm1 fix
-    float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt heaviside hypot isclose isfinite
+    floor floor_divide fmax fmin fmod frac ge greater greater_equal gt heaviside hypot isclose isfinite
     isinf isnan isneginf isposinf le lerp less less_equal log log10 log1p log2 logaddexp logaddexp2 log_softmax
-    logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lt masked_fill masked_select max
+    logical_and logical_not logical_or logical_xor logit logsumexp lt masked_fill masked_select max
     maximum mean min minimum mul multiply nan_to_num nanmean nansum ne neg negative norm not_equal positive pow prod
     reciprocal relu remainder round rsqrt sgn sigmoid sign sin sinc sinh softmax sqrt square std sub subtract sum tan
     tanh tril triu true_divide trunc var xlogy
@@ -31,7 +31,7 @@ POINTWISE = _names(
 
 SLOW = _names(
     """
-    argsort digamma erfinv kthvalue lgamma median nanmedian sort topk
+    argsort asinh digamma erfinv float_power kthvalue lgamma logcumsumexp median nanmedian sort topk
     """
 )
 """As large as ``POINTWISE``, but each cell takes long."""

@@ -149,7 +149,9 @@ def indexed(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     if any(tensor.dtype in _MASKS for tensor in chosen):
         if len(chosen) > 1 or lists:
             raise ValueError("a mask must be the only tensor of an index; combine masks with & first")
-        return Bounded(count_cells(value), 2 * count_cells(value))
+        # The places of its cells are listed in between, once for each of its dimensions.
+        cells = count_cells(value) * max(chosen[0].ndim, 1)
+        return Bounded(cells, cells)
     return sized(call, args, kwargs)
 
 

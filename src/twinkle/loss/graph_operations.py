@@ -102,6 +102,15 @@ def _bound_one_hot(_: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) 
     return bounds.Bounded(cells, cells)
 
 
+def _where(condition: torch.Tensor, values: Any, other: Any) -> torch.Tensor:
+    """With both alternatives: without them it lists places, once for each of any number of dimensions."""
+    return torch.where(condition, values, other)
+
+
+def _where_of(values: torch.Tensor, condition: torch.Tensor, other: Any) -> torch.Tensor:
+    return torch.where(condition, values, other)
+
+
 def _unbind(tensor: torch.Tensor, dim: int = 0) -> Any:
     bounds.number_of_pieces(tensor, dim, 1)
     return torch.unbind(tensor, dim)
@@ -194,9 +203,10 @@ _OWN_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "torch.functional.einsum": _einsum,
         "torch.functional.norm": _norm,
         "torch.functional.split": _split,
+        "torch.where": _where,
     }
 )
-_OWN_METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType({"cpu": _same, "to": _to})
+_OWN_METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType({"cpu": _same, "to": _to, "where": _where_of})
 
 _OWN_BOUNDS: Mapping[str, Bound] = MappingProxyType(
     {
@@ -207,6 +217,7 @@ _OWN_BOUNDS: Mapping[str, Bound] = MappingProxyType(
         "torch._C._nn.one_hot": _bound_one_hot,
         "torch.einsum": bounds.einsum,
         "torch.functional.einsum": bounds.einsum,
+        "torch.nn.functional.binary_cross_entropy": bounds.slow,
         **dict.fromkeys(_CREATORS, bounds.created),
     }
 )

@@ -343,6 +343,13 @@ TOO_LARGE = {
         call("method", "expand", (Ref("place"), 2**24), "places"),
         call("function", "torch.index_select", (z, 0, Ref("places"))),
     ),
+    "a mask of many dimensions": (
+        call("function", "torch.zeros", (2**20,), "long"),
+        call("method", "view", (Ref("long"), Items("tuple", (1,) * 40 + (-1,))), "deep"),
+        call("function", "operator.eq", (Ref("deep"), 0), "mask"),
+        call("function", "operator.getitem", (Ref("deep"), Ref("mask"))),
+    ),
+    "the places of a condition": (call("function", "torch.where", (b,)),),
     "pieces": (
         call("function", "torch.zeros", (5000,), "long"),
         call("method", "unbind", (Ref("long"),)),
