@@ -9,10 +9,13 @@ import tinker
 import torch
 from transformers import AutoTokenizer
 
+from harness.models import EXAMPLES
 from harness.served import Served
 
 # Both are float32; the sampler works with a cache and the trainer without one.
 TOLERANCE = 1e-4
+# More than two of the pieces in which the sampler computes a prompt.
+LONG_TEXT_TOKENS = 700
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +54,10 @@ def all_logprobs(run: tinker.TrainingClient, tokens: list[int], vocab_size: int)
     return output["logprobs"].to_torch().reshape(shape)
 
 
-@pytest.mark.parametrize("temperature", [0.25, 0.7, 1.0, 1.6])
-def test_sampled_logprobs_are_the_trainers_scaled_by_the_temperature(
-    run: tinker.TrainingClient, prompt: list[int], temperature: float
+def check_samples(
+    run: tinker.TrainingClient, sampler: tinker.SamplingClient, prompt: list[int], temperature: float
 ) -> None:
-    sampler = run.save_weights_and_get_sampling_client().result()
+    """Holds what is said of samples against the trainer's distribution at every one of their positions."""
     asked = tinker.SamplingParams(max_tokens=12, temperature=temperature, seed=7, stop=[])
     sequences = sampler.sample(tinker.ModelInput.from_ints(prompt), 3, asked).result().sequences
 
@@ -66,6 +68,42 @@ def test_sampled_logprobs_are_the_trainers_scaled_by_the_temperature(
 
         assert len(sequence.tokens) == 12
         assert sequence.logprobs == pytest.approx(wanted.tolist(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("temperature", [0.25, 0.7, 1.0, 1.6])
+def test_sampled_logprobs_are_the_trainers_scaled_by_the_temperature(
+    run: tinker.TrainingClient, prompt: list[int], temperature: float
+) -> None:
+    check_samples(run, run.save_weights_and_get_sampling_client().result(), prompt, temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.8])
+def test_the_base_model_is_sampled_as_a_run_that_has_not_learned(
+    served: Served, prompt: list[int], temperature: float
+) -> None:
+    client = served.client("base-numbers")
+    untrained = client.create_lora_training_client(base_model="tiny", rank=8).result()
+
+    check_samples(untrained, client.create_sampling_client(base_model="tiny"), prompt, temperature)
+
+
+def test_a_long_text_scores_the_same_in_the_sampler_and_in_the_trainer(
+    run: tinker.TrainingClient, tiny_model: Path
+) -> None:
+    text = (EXAMPLES / "self_cognition.jsonl").read_text()
+    tokens = AutoTokenizer.from_pretrained(tiny_model).encode(text)[:LONG_TEXT_TOKENS]
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+    )
+    sampler = run.save_weights_and_get_sampling_client().result()
+
+    scores = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens)).result()
+
+    (output,) = run.forward([datum], "cross_entropy").result().loss_fn_outputs
+    assert len(scores) == LONG_TEXT_TOKENS
+    assert scores[0] is None
+    assert scores[1:] == pytest.approx(output["logprobs"].data, abs=TOLERANCE)
 
 
 def test_prompt_logprobs_do_not_know_the_temperature(run: tinker.TrainingClient, prompt: list[int]) -> None:

@@ -28,13 +28,19 @@ REQUIREMENTS = Path(__file__).with_name("cookbook-requirements.txt")
 CACHE = REPOSITORY / ".cache" / "cookbook-venv"
 RECIPE_TIMEOUT_S = 150.0
 
+# A name that the cookbook has a renderer for; the model behind it is a tiny one.
+MODEL_NAME = "Qwen/Qwen3-8B"
+
 NO_ROBOTS = "HuggingFaceH4/no_robots"
 GSM8K = "openai/gsm8k"
 HH_RLHF = "Anthropic/hh-rlhf"
+DEEPMATH = "zwhe99/DeepMath-103K"
+TOOLALPACA = "tangqiaoyu/ToolAlpaca"
 CONVERSATIONS = "conversations.jsonl"
 # The cookbook's own smoke tests want at least 1,300 rows.
 NUM_TRAIN_ROWS = 1400
-NUM_TEST_ROWS = 64
+# `sl_basic` evaluates whole batches of 128.
+NUM_TEST_ROWS = 128
 
 # The recipe asks for this configuration by name, which a folder has only when its card names it.
 GSM8K_CARD = """---
@@ -77,6 +83,8 @@ def make_offline_data(folder: Path, *, model_name: str, tokenizer_folder: Path) 
         write_rows(folder / NO_ROBOTS / f"{split}.jsonl", rows)
         write_rows(folder / GSM8K / "main" / f"{split}.jsonl", [as_problem(chat) for chat in arithmetic])
         write_rows(folder / HH_RLHF / f"{split}.jsonl", [as_comparison(chat) for chat in identity])
+    write_rows(folder / DEEPMATH / "train.jsonl", [as_short_problem(chat) for chat in arithmetic])
+    write_rows(folder / TOOLALPACA / "train.jsonl", [as_instruction(chat) for chat in arithmetic])
     (folder / GSM8K / "README.md").write_text(GSM8K_CARD, encoding="utf-8")
     write_rows(folder / CONVERSATIONS, [{"messages": chat} for chat in chats])
     return folder
@@ -91,6 +99,16 @@ def as_problem(chat: Sequence[dict[str, str]]) -> dict[str, str]:
     """Returns a question of arithmetic with its worked answer, in the layout of GSM8K."""
     question, answer = chat[0]["content"], chat[1]["content"]
     return {"question": question, "answer": f"{answer}\n#### {answer.split()[-1].rstrip('.')}"}
+
+
+def as_short_problem(chat: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Returns a question of arithmetic with its answer alone, in the layout of DeepMath."""
+    return {"question": chat[0]["content"], "final_answer": chat[1]["content"].split()[-1].rstrip(".")}
+
+
+def as_instruction(chat: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Returns a question with the reply to demonstrate, in the layout of ToolAlpaca."""
+    return {"instruction": chat[0]["content"], "output": chat[1]["content"]}
 
 
 def as_comparison(chat: Sequence[dict[str, str]]) -> dict[str, str]:
@@ -152,6 +170,11 @@ def run_recipe(
 def read_metrics(log_path: Path) -> list[dict[str, float]]:
     """Returns what a recipe logged, one dictionary a step."""
     return read_rows(log_path / "metrics.jsonl")
+
+
+def column(steps: Sequence[dict[str, float]], name: str) -> list[float]:
+    """Returns what was logged under a name, of the steps that logged it."""
+    return [step[name] for step in steps if name in step]
 
 
 def main(arguments: Sequence[str]) -> int:
