@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, model_serializer
 from pydantic.json_schema import JsonSchemaMode
 
 from twinkle.server.errors import JSON, Refusal
+from twinkle.server.idempotency import MAX_KEY_LENGTH
 from twinkle.server.openai_refusals import OpenAIRefusal
 from twinkle.server.state import Server
 
@@ -32,7 +33,6 @@ EVENTS = "text/event-stream"
 _EXTENSION = "x-described"
 _REFERENCE = "#/components/schemas/{model}"
 _METHODS = {"get", "put", "post", "delete", "head"}
-_MAX_HEADER_CHARS = 256
 
 JsonObject: TypeAlias = dict[str, Any]
 # A class of bodies, a typed dictionary, a union of such.
@@ -188,7 +188,7 @@ def _schema(body: BodyType, mode: JsonSchemaMode) -> tuple[JsonObject, JsonObjec
 
 
 def _header(name: str) -> JsonObject:
-    schema = {"type": "string", "maxLength": _MAX_HEADER_CHARS}
+    schema = {"type": "string", "maxLength": MAX_KEY_LENGTH}
     return {"name": name, "in": "header", "required": False, "schema": schema}
 
 

@@ -120,7 +120,7 @@ def victim(
 ) -> Iterator[Victim]:
     """A tenant that owns one of everything, on each database; its worker rests."""
     url = make_database_url(request.param)
-    with serve_api(url, long_poll_s=0.01, max_outstanding_samples=1_000_000, custom_loss_server_side=True) as api:
+    with serve_api(url, long_poll_s=0.2, max_outstanding_samples=1_000_000, custom_loss_server_side=True) as api:
         api.worker.start()
         with attacked(api) as one:
             yield one

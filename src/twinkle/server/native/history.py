@@ -8,11 +8,11 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput
+from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
-from twinkle.server.tinker.sessions import MAX_IDEMPOTENCY_KEY_LENGTH
 from twinkle.storage.branches import Branch, fork_of
 from twinkle.storage.directory import NewSession
 from twinkle.wire.bodies.base import parse_body
@@ -42,14 +42,14 @@ async def show_history(run_id: str, server: Server, tenant: Tenant) -> Response:
 
 @router.post(
     "/runs/{run_id}/rewind",
-    openapi_extra=described(BranchTicket, body=RewindRequest, refusals=[404], headers=["X-Idempotency-Key"]),
+    openapi_extra=described(BranchTicket, body=RewindRequest, refusals=[404], headers=[HEADER]),
 )
 async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Let a run go on from a past state, behind all that was accepted. The same idempotency key: the same rewind."""
     body = parse_body(RewindRequest, await server.bodies.read(request))
     await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
     operation = await _operation_of(server, run_id, body)
-    key = _key_of(request)
+    key = idempotency_key(request)
     accepted = await server.submitter.write(
         partial(server.branches.rewind, run_id, tenant, at=operation, request_key=key)
     )
@@ -59,7 +59,7 @@ async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) 
 
 @router.post(
     "/runs/{run_id}/fork",
-    openapi_extra=described(BranchTicket, body=ForkRequest, refusals=[404], headers=["X-Idempotency-Key"]),
+    openapi_extra=described(BranchTicket, body=ForkRequest, refusals=[404], headers=[HEADER]),
 )
 async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Begin a new run from a past state. The same idempotency key, or number in a session: the same run."""
@@ -67,7 +67,7 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
     source = await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
     operation = await _operation_of(server, run_id, body)
     if body.session_id is None:
-        session_id = await _open_session(server, tenant, run_id, _key_of(request))
+        session_id = await _open_session(server, tenant, run_id, idempotency_key(request))
     else:
         session_id = (await server.sql.run(server.directory.session, tenant, body.session_id)).id
     adapter = replace(
@@ -91,11 +91,6 @@ async def _operation_of(server: ServerState, run_id: str, state: PastState) -> i
     return await server.sql.run(partial(server.branches.seq_of, run_id, step=state.step))
 
 
-def _key_of(request: Request) -> str | None:
-    key = request.headers.get("x-idempotency-key")
-    return key[:MAX_IDEMPOTENCY_KEY_LENGTH] if key else None
-
-
 async def _open_session(server: ServerState, tenant: str, run_id: str, key: str | None) -> str:
     new = NewSession(
         tags=[],
@@ -103,7 +98,7 @@ async def _open_session(server: ServerState, tenant: str, run_id: str, key: str 
         project_id=None,
         display_name=f"fork of {run_id}",
         sdk_version="",
-        idempotency_key=f"{_KEY_PREFIX}{key}"[:MAX_IDEMPOTENCY_KEY_LENGTH] if key else None,
+        idempotency_key=f"{_KEY_PREFIX}{key}" if key else None,
     )
     return await server.sql.run(server.directory.open_session, tenant, new)
 

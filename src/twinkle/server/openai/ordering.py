@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect
 
 from twinkle.core.errors import (
     Expired,
-    InvalidInput,
     NotFound,
     StorageUnavailable,
     TransientError,
@@ -24,6 +23,7 @@ from twinkle.core.errors import (
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind, Payload, Submission
 from twinkle.scheduler.token_stream import ListenedSample, Listener
+from twinkle.server.idempotency import idempotency_key
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.callers import new_openai_session, number_of
 from twinkle.server.openai.drawing import Drawing, ServedModel
@@ -38,7 +38,6 @@ from twinkle.wire.sample_result import SampleResult, decode_sample_response
 from twinkle.wire.sampling import Prompt, PromptChunk, SampleRequest, SamplingParams
 
 _SEED_BITS = 63
-_MAX_IDEMPOTENCY_KEY_LENGTH = 256
 # The client's own patience is ten minutes; between looks it may have hung up.
 _LONGEST_WAIT_S = 600.0
 _LOOK_S = 2.0
@@ -111,9 +110,7 @@ async def prepare(
     drawings: Sequence[Drawing],
 ) -> Order:
     """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
-    key = request.headers.get("idempotency-key", "")
-    if len(key) > _MAX_IDEMPOTENCY_KEY_LENGTH:
-        raise InvalidInput("Idempotency-Key", f"has more than {_MAX_IDEMPOTENCY_KEY_LENGTH} characters")
+    key = idempotency_key(request, "Idempotency-Key")
     lane = await _lane(server, tenant, model)
     end_texts = () if text_model is None else text_model.end_texts
     seqs = [number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(drawings))]

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Grant
 from twinkle.core.errors import NotFound
+from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.grants import TOKEN_HEADER, grant_of
-from twinkle.server.tinker.sessions import MAX_IDEMPOTENCY_KEY_LENGTH
 from twinkle.storage.copies import NewCopy
 from twinkle.storage.directory import NewSession
 from twinkle.wire.bodies.base import parse_body
@@ -25,7 +25,7 @@ router = APIRouter()
 @router.post(
     "/copy_weights",
     openapi_extra=described(
-        CopyWeightsResponse, body=CopyWeightsRequest, refusals=[404], headers=["X-Idempotency-Key", TOKEN_HEADER]
+        CopyWeightsResponse, body=CopyWeightsRequest, refusals=[404], headers=[HEADER, TOKEN_HEADER]
     ),
 )
 async def copy_weights(request: Request, server: Server, tenant: Tenant) -> Response:
@@ -53,8 +53,8 @@ async def copy_weights(request: Request, server: Server, tenant: Tenant) -> Resp
 
 
 def _key_of(request: Request) -> str | None:
-    key = request.headers.get("x-idempotency-key")
-    return f"{_KEY_PREFIX}{key}"[:MAX_IDEMPOTENCY_KEY_LENGTH] if key else None
+    key = idempotency_key(request)
+    return f"{_KEY_PREFIX}{key}" if key else None
 
 
 async def _find_session(

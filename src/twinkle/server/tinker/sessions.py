@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import Expired
+from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, Tenant
@@ -26,7 +27,6 @@ from twinkle.wire.bodies.session import (
 )
 
 MAX_PAGE = 1000
-MAX_IDEMPOTENCY_KEY_LENGTH = 256
 _MAX_RUNS_SHOWN = 10_000
 
 Limit = Annotated[int, Query(ge=0, le=MAX_PAGE)]
@@ -37,20 +37,19 @@ router = APIRouter()
 
 @router.post(
     "/create_session",
-    openapi_extra=described(CreateSessionResponse, body=CreateSessionRequest, headers=["X-Idempotency-Key"]),
+    openapi_extra=described(CreateSessionResponse, body=CreateSessionRequest, headers=[HEADER]),
 )
 async def create_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A new session; the same idempotency key gets the same one."""
     body = parse_body(CreateSessionRequest, await server.bodies.read(request))
     priority_of(body.user_metadata)
-    key = request.headers.get("x-idempotency-key")
     new = NewSession(
         tags=body.tags,
         user_metadata=body.user_metadata,
         project_id=body.project_id,
         display_name=body.display_name,
         sdk_version=body.sdk_version,
-        idempotency_key=key[:MAX_IDEMPOTENCY_KEY_LENGTH] if key else None,
+        idempotency_key=idempotency_key(request),
     )
     session_id = await server.sql.run(server.directory.open_session, tenant, new)
     return answer(CreateSessionResponse(session_id=session_id))
