@@ -17,6 +17,7 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
+from twinkle.storage.custom_losses import CustomLosses
 from twinkle.storage.database import Cursor, Database, Row, Transaction
 from twinkle.storage.timeline import Timeline
 
@@ -90,6 +91,10 @@ def _expire_overdue(bench: Bench, lease: Lease) -> None:
 ACTIONS: dict[str, Action] = {
     "append": lambda bench, lease: bench.append(submission("1", 1), submission("2", 2), submission("s", 1)),
     "resend": lambda bench, lease: bench.append(submission("a", 2)),
+    "record_loss": lambda bench, lease: CustomLosses(bench.database, bench.clock).record(
+        submission("session-t0:loss", 0, OperationKind.CREATE_CUSTOM_LOSS), result=b"{}"
+    ),
+    "find_loss": lambda bench, lease: CustomLosses(bench.database, bench.clock).definition("session-t0:loss", 0),
     "statuses": lambda bench, lease: bench.journal.statuses([request_id_of("a", 1), request_id_of("1", 0)]),
     "cancelled": lambda bench, lease: bench.journal.cancelled([request_id_of("s", 0)]),
     "num_open_samples": lambda bench, lease: bench.journal.num_open_samples("t0"),
