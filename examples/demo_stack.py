@@ -14,7 +14,7 @@ from types import FrameType
 import httpx
 
 TWINKLE = (sys.executable, "-m", "twinkle.cli")
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.2
 LOG_LINES_SHOWN = 15
