@@ -3,6 +3,8 @@ result can be, which is judged before a call is made.
 
 Left out on purpose: what leaves torch (``item``), changes a value in place, draws random numbers (a replay must give
 the same bits), leaves memory uninitialised, or takes long whatever its result is (decompositions).
+
+Names may be added, never taken away: journals hold losses that use them, and replays must still find them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Everything is on the CPU, whatever the device of the model: an index out of range would end the context of a GPU, and
 with it everybody's work; and there the numbers are those of the client's own machine.
 
-All limits are functions of the graph and the datum alone, never of time: a replay must come to the same verdict.
+All limits are functions of the graph and the datum alone, never of time: a replay must come to the same verdict. For
+the same reason they may be raised, but not lowered.
 """
 
 from __future__ import annotations
