@@ -154,6 +154,27 @@ def test_a_prompt_that_cannot_be_served_fails_the_sample(client: tinker.ServiceC
         sampler.sample(tinker.ModelInput.from_ints([10] * 3000), num_samples=1, sampling_params=params).result()
 
 
+CHUNKS = {
+    "image": tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3),
+    "dmel": tinker.types.DmelChunk(dmel=b"sound"),
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+@pytest.mark.usefixtures("unharmed")
+def test_what_is_no_text_is_refused_by_its_kind(
+    client: tinker.ServiceClient, run: tinker.TrainingClient, kind: str
+) -> None:
+    prompt = tinker.ModelInput(chunks=[tinker.types.EncodedTextChunk(tokens=[10, 11]), CHUNKS[kind]])
+    sampler = client.create_sampling_client(base_model="tiny").result()
+    example = tinker.Datum(model_input=prompt, loss_fn_inputs=GOOD)
+
+    with pytest.raises(tinker.RequestFailedError, match=rf"model_input\[1\]: is a chunk of kind {kind}"):
+        run.forward_backward([example], "cross_entropy").result(timeout=60)
+    with pytest.raises(tinker.BadRequestError, match=rf"prompt\.chunks\[1\]: is a chunk of kind {kind}"):
+        sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=1)).result(timeout=60)
+
+
 @pytest.mark.parametrize("key", [None, "tml-wrong", "nonsense"])
 def test_a_wrong_or_missing_key_is_401(served: Served, key: str | None) -> None:
     headers = {} if key is None else {"X-API-Key": key}

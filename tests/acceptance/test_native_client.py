@@ -261,6 +261,7 @@ def test_a_waiting_operation_says_where_it_stands(served: Served, client: Client
     )
     assert last.place is not None
     assert last.place.num_own_before >= 1
+    assert (last.attempt, last.max_attempts, last.last_error) == (0, 3, None)
     assert done.status().result(TIMEOUT_S).reason is WaitReason.DONE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -176,6 +177,22 @@ def test_runs_are_listed_by_project_and_the_one_with_the_latest_request_first(ap
     assert listed("p3") == ([], 0)
     for client in clients:
         client.close("success")
+
+
+def test_a_session_tells_how_its_client_ended_and_goes_where_it_is_put(api: Api, key: str) -> None:
+    rest = tinker.RestClient(base_url=api.url, api_key=key)
+    with suppress(ZeroDivisionError), tinker.ServiceClient(base_url=api.url, api_key=key) as failing:
+        run_id = failing.create_lora_training_client(base_model="tiny/one", rank=4).result().model_id
+        raise ZeroDivisionError
+    session_id = run_id.partition(":train:")[0]
+
+    rest.assign_session_project(session_id, "moved").result()
+
+    (found,) = rest.search_sessions(types.SessionSearchRequest(session_id=session_id)).result().sessions
+    assert found.status is not None
+    assert (found.project_id, found.status.type, found.status.reason.type) == ("moved", "client_finished", "errored")
+    moved = rest.list_training_runs(project_id="moved").result().training_runs
+    assert [run.training_run_id for run in moved] == [run_id]
 
 
 def test_the_search_goes_page_by_page(http: httpx.Client) -> None:
