@@ -150,6 +150,31 @@ def step_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def custom_loss_text(result: Result) -> str:
+    """Returns the table of the benchmark of custom losses."""
+    work = result["workload"]
+    lines = [
+        machine_line(result),
+        "",
+        f"{work['datums']} sequences of {work['tokens_per_datum']} tokens, rank {work['rank']}, AdamW. "
+        "Each side has an adapter; they take turns step by step, the ratio is the median over neighbours.",
+        "",
+        *table(
+            (
+                "hidden / layers",
+                "threads",
+                "steps",
+                "client runs the loss ms",
+                "service runs it ms",
+                "ratio",
+                "quartiles",
+            ),
+            [_custom_loss_row(cell) for cell in result["cells"]],
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def ranks_text(result: Result) -> str:
     """Returns the table of the benchmark of several ranks."""
     work = result["workload"]
@@ -377,6 +402,7 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "queue_overhead": queue_text,
     "native_client": native_text,
     "step_overhead": step_text,
+    "custom_loss": custom_loss_text,
     "fusion": fusion_text,
     "sampling": sampling_text,
     "adapter_switch": switch_text,
@@ -449,6 +475,14 @@ def _step_row(cell: Result) -> tuple[object, ...]:
         *_model_of(cell),
         *(cell["steps"], cell["peft_ms"], cell["service_ms"], f"{cell['ratio']:.2f}", f"{low:.2f} to {high:.2f}"),
         *(cell["cpu_ms"]["peft"], cell["cpu_ms"]["service"], f"{cell['cpu_ratio']:.2f}"),
+    )
+
+
+def _custom_loss_row(cell: Result) -> tuple[object, ...]:
+    low, high = cell["ratio_quartiles"]
+    return (
+        *_model_of(cell),
+        *(cell["steps"], cell["client_ms"], cell["service_ms"], f"{cell['ratio']:.2f}", f"{low:.2f} to {high:.2f}"),
     )
 
 

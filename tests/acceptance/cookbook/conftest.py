@@ -29,7 +29,9 @@ Recipe = Callable[..., list[dict[str, float]]]
 def served_as_qwen(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
     cookbook_python()
     home = tmp_path_factory.mktemp("cookbook") / "home"
-    with Served(home, model=str(tiny_model), model_name=MODEL_NAME) as served:
+    # Recipes bring functions of their own as losses: those stay in the client, whatever this says.
+    settings = {"TWINKLE_CUSTOM_LOSS_SERVER_SIDE": "true"}
+    with Served(home, model=str(tiny_model), model_name=MODEL_NAME, **settings) as served:
         yield served
 
 
