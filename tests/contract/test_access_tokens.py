@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import CONFIG, Bench, digest
-from harness.operations import optim_step, save, submit_run
+from harness.journal import CONFIG, Bench, digest, new_sampler
+from harness.operations import optim_step, sample_body, save, submit_run
 from harness.worker import Killed, MakeWorker
 from twinkle.core.adapter import Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.errors import LimitReached, NotFound
@@ -265,6 +265,24 @@ def test_an_accepted_load_outlives_its_token_also_when_its_worker_dies(
 
 def _die() -> None:
     raise Killed
+
+
+def test_everybody_samples_from_a_public_checkpoint_and_goes_on_when_it_is_no_longer(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    submit_run(bench, optim_step(), save("x"), adapter="a")
+    worker = make_worker()
+    worker.drain()
+    bench.catalog.set_public("t0", PATH, public=True)
+    bench.journal.open_lane(new_sampler("s", tenant="t1", checkpoint=PATH))
+    bench.catalog.set_public("t0", PATH, public=False)
+    kind, payload = OperationKind.SAMPLE, Payload(inline=sample_body("s", 0))
+    bench.append(Submission(tenant="t1", lane="s", seq=0, kind=kind, digest="d", payload=payload))
+
+    worker.drain()
+
+    assert bench.status("s", 0).failure is None
+    assert bench.status("s", 0).result is not None
 
 
 # -- what shares files with a copy -----------------------------------------------------------------------------------

@@ -276,7 +276,15 @@ class CheckpointRow(SQLModel, table=True):
     """
 
     __tablename__ = "checkpoint"
-    __table_args__ = (Index("checkpoint_of_tenant", "tenant", "created_at"),)
+    __table_args__ = (
+        Index("checkpoint_of_tenant", "tenant", "created_at"),
+        Index(
+            "checkpoint_end",
+            "expires_at",
+            sqlite_where=text("expires_at IS NOT NULL"),
+            postgresql_where=text("expires_at IS NOT NULL"),
+        ),
+    )
     path: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id")
     adapter: str = Field(foreign_key="adapter.id", index=True)
