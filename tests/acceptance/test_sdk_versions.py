@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tinker
 
+from harness.sdk_surface import differences_of
 from harness.sdk_versions import run_command_line, run_sdk_script
 from harness.served import Served
 from twinkle.client import Client
@@ -72,6 +73,16 @@ def test_an_sdk_trains_saves_loads_and_samples(
         "not_granted": "NotFoundError",
         "after_refusal": 1,
     }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_sdk_calls_nothing_that_is_not_served(version: str) -> None:
+    told = differences_of(version).splitlines()
+
+    assert told[0].startswith(f"tinker {version}: ")
+    # Nothing in that SDK uses it.
+    known = {"POST unload_model"} if version == "0.25.0" else set()
+    assert {line for line in told if line.partition(" ")[0] in {"GET", "POST", "PUT", "DELETE", "ANY"}} == known
 
 
 @pytest.mark.parametrize("version", WITH_ARCHIVES)

@@ -60,12 +60,21 @@ _WIRE_NAMES = re.compile(r".*(Request|Response|ResponseInternal)$|UntypedAPIFutu
 def main(arguments: Sequence[str]) -> int:
     """Prints the differences; returns 1 when there are any."""
     if arguments:
-        paths = os.pathsep.join(str(REPOSITORY / name) for name in ("src", "tests"))
-        command = [sdk_python(arguments[0]), "-m", "harness.sdk_surface"]
-        return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode
+        print(told := differences_of(arguments[0]))
+        return int(len(told.splitlines()) > 1)
     differences = [*unknown_routes(), *unknown_fields(), *unknown_protobuf_fields()]
     print(f"tinker {tinker.__version__}: {len(differences)} differences", *differences, sep="\n")
     return int(bool(differences))
+
+
+def differences_of(version: str) -> str:
+    """Returns what this prints under another version of the SDK."""
+    paths = os.pathsep.join(str(REPOSITORY / name) for name in ("src", "tests"))
+    command = [sdk_python(version), "-m", "harness.sdk_surface"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    return done.stdout
 
 
 def unknown_routes() -> list[str]:
