@@ -97,7 +97,7 @@ def test_so_is_every_answer_with_samples(api: Api, operation: APIOperation, data
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("operation", _operations(drawing=False), ids=label)
-@settings(max_examples=300, deadline=None, database=None, suppress_health_check=HEALTH)
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=HEALTH)
 @given(data=st.data())
 def test_every_answer_of_very_many_is(victim: Victim, operation: APIOperation, data: st.DataObject) -> None:
     attack(victim, operation, data)
