@@ -1,0 +1,208 @@
+"""The commands that come in groups: keys, runs, tokens, tenants."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twinkle.cli.flags import AtFlag, AtOperationFlag, HomeFlag, JsonFlag, LimitFlag, RunArgument, WaitFlag, settings_of
+
+keys = typer.Typer(help="API keys: shown once, stored as hashes.", no_args_is_help=True, rich_markup_mode=None)
+runs = typer.Typer(
+    help="Training runs and their past: fork them, rewind them.", no_args_is_help=True, rich_markup_mode=None
+)
+tokens = typer.Typer(
+    help="Weights access tokens: who reads whose checkpoints.", no_args_is_help=True, rich_markup_mode=None
+)
+tenants = typer.Typer(help="Tenants: their weights and limits.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@keys.command("create")
+def keys_create(
+    tenant: Annotated[str, typer.Option(help="Whose key it is; the tenant is made if need be.")],
+    name: Annotated[str, typer.Option(help="What the key is for.")] = "cli",
+    home: HomeFlag = None,
+) -> None:
+    """Make an API key. It stands alone on the last line and is shown this once.
+
+    twinkle keys create --tenant alice --name laptop
+    """
+    from twinkle.cli.keys import create_key
+
+    create_key(settings_of(home=home), tenant=tenant, name=name)
+
+
+@keys.command("list")
+def keys_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """List the keys that were made, without the keys themselves.
+
+    twinkle keys list --json
+    """
+    from twinkle.cli.keys import list_keys
+
+    list_keys(settings_of(home=home), as_json=as_json)
+
+
+@runs.command("list")
+def runs_list(
+    home: HomeFlag = None,
+    limit: Annotated[int, typer.Option(help="How many of the newest.")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the newest training runs.
+
+    twinkle runs list --limit 50
+    """
+    from twinkle.cli.runs import list_runs
+
+    list_runs(settings_of(home=home), limit=limit, as_json=as_json)
+
+
+@runs.command("show")
+def runs_show(
+    run: RunArgument,
+    home: HomeFlag = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many of the latest steps.")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show where a run comes from, how far back it can go, and what that takes up.
+
+    twinkle runs show 0b1c...:train:0
+    """
+    from twinkle.cli.runs import show_run
+
+    show_run(settings_of(home=home), run, num_steps=steps, as_json=as_json)
+
+
+@runs.command("fork")
+def runs_fork(
+    run: RunArgument,
+    at: AtFlag = None,
+    at_operation: AtOperationFlag = None,
+    timeout_s: WaitFlag = 120.0,
+    home: HomeFlag = None,
+) -> None:
+    """Begin a new run as this one was after a step. Its id stands alone on the last line.
+
+    twinkle runs fork 0b1c...:train:0 --at 100
+    """
+    from twinkle.cli.runs import fork_run
+
+    fork_run(settings_of(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
+
+
+@runs.command("rewind")
+def runs_rewind(
+    run: RunArgument,
+    at: AtFlag = None,
+    at_operation: AtOperationFlag = None,
+    timeout_s: WaitFlag = 120.0,
+    home: HomeFlag = None,
+) -> None:
+    """Let a run go on as it was after a step. What came after stays in the journal.
+
+    twinkle runs rewind 0b1c...:train:0 --at 100
+    """
+    from twinkle.cli.runs import rewind_run
+
+    rewind_run(settings_of(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
+
+
+@runs.command("pin")
+def runs_pin(
+    run: RunArgument,
+    off: Annotated[bool, typer.Option("--off", help="Let it leave the device again.")] = False,
+    home: HomeFlag = None,
+) -> None:
+    """Keep a run's adapter on its device from its next operation on, whoever else needs the room.
+
+    twinkle runs pin 0b1c...:train:0
+    """
+    from twinkle.cli.runs import pin_run
+
+    pin_run(settings_of(home=home), run, is_pinned=not off)
+
+
+@tokens.command("create")
+def tokens_create(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|PATH", help="The run's id, or one checkpoint's tinker:// path.")
+    ],
+    days: Annotated[float, typer.Option(help="How long it is good.")] = 7.0,
+    name: Annotated[str, typer.Option(help="Whom it is for.")] = "",
+    home: HomeFlag = None,
+) -> None:
+    """Make a token with which any tenant's key reads these checkpoints. It stands alone on the last line.
+
+    twinkle tokens create 0b1c...:train:0 --days 30 --name bob
+    """
+    from twinkle.cli.tokens import create_token
+
+    create_token(settings_of(home=home), target, name=name, days=days)
+
+
+@tokens.command("list")
+def tokens_list(
+    run: Annotated[str | None, typer.Option(help="Only this run's.")] = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the tokens whose time is not over, without the tokens themselves.
+
+    twinkle tokens list --json
+    """
+    from twinkle.cli.tokens import list_tokens
+
+    list_tokens(settings_of(home=home), run=run, as_json=as_json)
+
+
+@tokens.command("revoke")
+def tokens_revoke(
+    token: Annotated[str, typer.Argument(help="Its id, as `tokens list` shows it.")], home: HomeFlag = None
+) -> None:
+    """Let a token open nothing any more, at once. What was accepted with it goes on.
+
+    twinkle tokens revoke 4e0c...
+    """
+    from twinkle.cli.tokens import revoke_token
+
+    revoke_token(settings_of(home=home), token)
+
+
+@tenants.command("list")
+def tenants_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """List the tenants with their weights and limits.
+
+    twinkle tenants list --json
+    """
+    from twinkle.cli.tenants import list_tenants
+
+    list_tenants(settings_of(home=home), as_json=as_json)
+
+
+@tenants.command("set")
+def tenants_set(
+    tenant: Annotated[str, typer.Argument(help="Whose weight or limits.")],
+    weight: Annotated[float | None, typer.Option(help="Its share beside others'; 1 at first.")] = None,
+    max_adapters: LimitFlag = None,
+    max_running: LimitFlag = None,
+    max_samples: LimitFlag = None,
+    max_body_bytes: LimitFlag = None,
+    tokens_per_minute: LimitFlag = None,
+    home: HomeFlag = None,
+) -> None:
+    """Change a tenant's weight or limits; what is not given stays.
+
+    twinkle tenants set alice --weight 2 --tokens-per-minute 100000
+    """
+    from twinkle.cli.tenants import set_tenant
+
+    limits = {
+        "max_adapters": max_adapters,
+        "max_running": max_running,
+        "max_samples": max_samples,
+        "max_body_bytes": max_body_bytes,
+        "tokens_per_minute": tokens_per_minute,
+    }
+    set_tenant(settings_of(home=home), tenant, weight=weight, limits=limits)
