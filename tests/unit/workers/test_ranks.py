@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from torch.distributed.tensor import DTensor
 
+from harness.traced_losses import clipped_policy, graph_of
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError, InvalidInput, UserError
 from twinkle.core.settings import Settings
@@ -127,6 +129,53 @@ def test_a_restored_adapter_goes_on_bit_by_bit(two: RankedEngine) -> None:
     train(two, [restored])
 
     assert two.snapshot(restored) == two.snapshot(adapter)
+
+
+def traced_body(lengths: Sequence[int], seed: int) -> ForwardBackwardBody:
+    made = body(lengths, seed, loss="custom")
+    data = tuple(
+        WireDatum(
+            datum.tokens,
+            {
+                "target_tokens": datum.inputs["target_tokens"],
+                "old_logprobs": datum.inputs["logprobs"],
+                "advantages": datum.inputs["advantages"],
+                "mask": np.ones(len(datum.tokens), dtype=np.float32),
+            },
+        )
+        for datum in made.data
+    )
+    ranks = {"logprobs": 1, "old_logprobs": 1, "advantages": 1, "mask": 1}
+    return replace(made, data=data, loss_graph=graph_of(clipped_policy, ranks))
+
+
+def test_a_traced_loss_computes_on_two_ranks_what_it_does_on_one(one: TransformersEngine, two: RankedEngine) -> None:
+    states = []
+    for engine in (one, two):
+        adapter, answers = engine.create(config()), []
+        for seed in range(2):
+            answers += engine.run_passes([Pass(state=adapter, body=traced_body(LENGTHS[2], seed))])
+            engine.optim_step(adapter, AdamParams(learning_rate=1e-2))
+        states.append(answers)
+
+    for theirs, ours in zip(*states, strict=True):
+        assert close(np.concatenate(ours.logprobs), np.concatenate(theirs.logprobs))
+        assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4, abs=1e-4)
+        assert "custom/clipped:mean" in ours.metrics
+
+
+def test_a_traced_loss_that_fails_on_one_rank_fails_alone_and_on_all(two: RankedEngine) -> None:
+    adapter, neighbour, untouched = (two.create(config()) for _ in range(3))
+    broken = traced_body(LENGTHS[2], 0)
+    wrong = {**broken.data[1].inputs, "advantages": np.full(len(broken.data[1].tokens), np.inf, dtype=np.float32)}
+    broken = replace(broken, data=(broken.data[0], WireDatum(broken.data[1].tokens, wrong), *broken.data[2:]))
+
+    failed, done = two.run_passes([Pass(state=adapter, body=broken), Pass(state=neighbour, body=body([8], 1))])
+
+    assert isinstance(failed, UserError)
+    assert "data[1]" in str(failed)
+    assert not isinstance(done, Exception)
+    assert two.snapshot(adapter) == two.snapshot(untouched)
 
 
 def test_files_are_the_same_as_with_one_rank_and_load_on_all(one: TransformersEngine, two: RankedEngine) -> None:
