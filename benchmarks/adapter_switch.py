@@ -112,9 +112,9 @@ def our_ways(model: FusedLoraModel, adapter: LoraAdapter, folder: Path) -> Mappi
         "pass": run_pass,
         "create": lambda: model.create_adapter(adapter.config),
         "park": lambda: snapshot(adapter, model.determinism),
-        "unpark": lambda: restore(model, parked),
+        "unpark": lambda: restore(model.pool, parked, model.determinism),
         "evict": evict,
-        "restore": lambda: restore(model, store.get("snapshot")),
+        "restore": lambda: restore(model.pool, store.get("snapshot"), model.determinism),
     }
 
 

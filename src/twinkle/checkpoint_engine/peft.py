@@ -25,8 +25,7 @@ from twinkle.checkpoint_engine.peft_tensors import fill_buffer, stored_tensors, 
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors, write_tensors
 from twinkle.core.adapter import OPTIMIZER_FILE
 from twinkle.core.errors import InvalidInput
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.module.lora import LoraAdapter, LoraConfig
+from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 from twinkle.module.targets import Target, beside_experts
 
 __all__ = ["CONFIG_FILE", "OPTIMIZER_FILE", "WEIGHTS_FILE", "export_adapter", "import_adapter", "read_config"]
@@ -83,10 +82,10 @@ def read_config(files: Mapping[str, bytes], targets: Sequence[Target]) -> LoraCo
 
 
 def import_adapter(
-    model: FusedLoraModel, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True
+    pool: LoraPool, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True
 ) -> LoraAdapter:
     """An adapter from its files; without the optimizer training starts with fresh moments at step 0."""
-    adapter = model.pool.create_empty(read_config(files, model.pool.targets), trainable=trainable)
+    adapter = pool.create_empty(read_config(files, pool.targets), trainable=trainable)
     fill_buffer(WEIGHTS_FILE, _read_weights(_file(files, WEIGHTS_FILE)), adapter.layout, adapter.params)
     adapter.publish()
     if with_optimizer:

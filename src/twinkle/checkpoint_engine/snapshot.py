@@ -10,9 +10,7 @@ import torch
 
 from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
-from twinkle.model.determinism import Determinism
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.module.lora import LoraAdapter, LoraConfig
+from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 
 SNAPSHOT_VERSION = 1
 HEADER_METADATA = "snapshot"
@@ -21,7 +19,7 @@ FIELD = "snapshot"
 log = structlog.get_logger()
 
 
-def snapshot(adapter: LoraAdapter, determinism: Determinism, *, num_ranks: int = 1) -> bytes:
+def snapshot(adapter: LoraAdapter, determinism: str, *, num_ranks: int = 1) -> bytes:
     """Everything needed to go on bit by bit where this trainable adapter stands, open gradients included.
 
     ``determinism`` is the mode of the model the adapter lives on, ``num_ranks`` how many ranks share its work;
@@ -43,8 +41,11 @@ def snapshot(adapter: LoraAdapter, determinism: Determinism, *, num_ranks: int =
     return write_tensors(_buffers(adapter, has_gradients=adapter.has_gradients), metadata=metadata)
 
 
-def restore(model: FusedLoraModel, content: bytes) -> LoraAdapter:
-    """The adapter of a snapshot, on the same base model; warns where its next bits may differ from those it had."""
+def restore(pool: LoraPool, content: bytes, determinism: str, *, num_ranks: int = 1) -> LoraAdapter:
+    """The adapter of a snapshot, on the same base model; warns where its next bits may differ from those it had.
+
+    ``determinism`` and ``num_ranks`` are those of the model whose pool this is, as for ``snapshot``.
+    """
     try:
         header = json.loads(read_metadata(FIELD, content)[HEADER_METADATA])
         config = LoraConfig.from_json(header["config"])
@@ -53,14 +54,14 @@ def restore(model: FusedLoraModel, content: bytes) -> LoraAdapter:
         raise InvalidInput(FIELD, "is not a snapshot of an adapter") from error
     if version != SNAPSHOT_VERSION:
         raise InvalidInput(FIELD, f"has version {version}, this release reads {SNAPSHOT_VERSION}")
-    adapter = model.pool.create_empty(config)
+    adapter = pool.create_empty(config)
     if header["modules"] != [shape.path for shape in adapter.layout.shapes]:
         raise InvalidInput(FIELD, "was taken on another base model")
     copy_checked(FIELD, read_tensors(FIELD, content), _buffers(adapter, has_gradients=has_gradients))
     adapter.step = step
     adapter.has_gradients = has_gradients
     adapter.publish()
-    here = {"determinism": model.determinism, "torch": torch.__version__, "ranks": model.ranks.size}
+    here = {"determinism": determinism, "torch": torch.__version__, "ranks": num_ranks}
     then = {"ranks": 1} | {name: header[name] for name in here if name in header}
     if then != here:
         log.warning("adapter.restore.platform_changed", then=then, here=here)

@@ -115,7 +115,7 @@ class MultiLoraTransformersModel(TwinkleModel):
             raise NoRoom(f"max_loras: all {self.max_loras} slots are taken; remove_adapter one first")
         if isinstance(config_or_dir, (str, Path)):
             adapter = import_adapter(
-                self.core, read_files(Path(config_or_dir)), with_optimizer=False, trainable=is_trainable
+                self.core.pool, read_files(Path(config_or_dir)), with_optimizer=False, trainable=is_trainable
             )
         else:
             config = lora_config_of(config_or_dir, self.core.pool.targets, self.target_modules)
@@ -306,7 +306,7 @@ class MultiLoraTransformersModel(TwinkleModel):
 
     def _load_weights(self, group: OptimizerGroup, folder: Path) -> None:
         adapter = self._adapters[group.name]
-        loaded = import_adapter(self.core, read_files(folder), with_optimizer=False, trainable=False)
+        loaded = import_adapter(self.core.pool, read_files(folder), with_optimizer=False, trainable=False)
         if loaded.layout.shapes != adapter.layout.shapes:
             raise InvalidInput("checkpoint", f"{folder} holds an adapter of other layers or ranks than {group.name!r}")
         adapter.params.copy_(loaded.params)

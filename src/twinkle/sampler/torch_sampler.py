@@ -119,7 +119,7 @@ class TorchSampler(Sampler):
 
     def load_adapter(self, files: Mapping[str, bytes]) -> LoraAdapter:
         """See :class:`Sampler`."""
-        return import_adapter(self._model, files, with_optimizer=False, trainable=False)
+        return import_adapter(self._model.pool, files, with_optimizer=False, trainable=False)
 
     def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
         """See :class:`Sampler`."""

@@ -129,7 +129,7 @@ class TransformersEngine:
         self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool
     ) -> LoraAdapter:
         """An adapter from PEFT files that fit ``config``."""
-        adapter = import_adapter(self.model, files, with_optimizer=with_optimizer, trainable=trainable)
+        adapter = import_adapter(self.model.pool, files, with_optimizer=with_optimizer, trainable=trainable)
         if adapter.config.rank != config.rank:
             raise InvalidInput("path", f"its rank is {adapter.config.rank}, this adapter's is {config.rank}")
         return adapter
@@ -140,7 +140,7 @@ class TransformersEngine:
 
     def restore(self, data: bytes) -> LoraAdapter:
         """What ``snapshot`` wrote."""
-        return restore(self.model, data)
+        return restore(self.model.pool, data, self.model.determinism, num_ranks=self.model.ranks.size)
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 

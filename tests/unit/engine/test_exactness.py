@@ -169,7 +169,7 @@ def test_a_restored_tenant_alone_ends_with_the_bits_of_the_undisturbed_fused_run
 
     other_model = load_model("qwen3", 50)
     for (number, content), (_, expected) in zip(saved, tenants, strict=True):
-        restored = restore(other_model, content)
+        restored = restore(other_model.pool, content, other_model.determinism)
         train(other_model, make_datum, [(number, restored)], 5, start=4)
         assert restored.step == expected.step == 9
         assert snapshot(restored, model.determinism) == snapshot(expected, model.determinism)
@@ -180,7 +180,7 @@ def test_a_snapshot_keeps_an_open_window(load_model, make_datum):
     adapter = model.create_adapter(CONFIGS[0])
     model.forward_backward([TrainJob(adapter, (make_datum(np.random.default_rng(0), 5),), "cross_entropy")])
 
-    restored = restore(model, snapshot(adapter, model.determinism))
+    restored = restore(model.pool, snapshot(adapter, model.determinism), model.determinism)
 
     assert restored.has_gradients
     assert torch.equal(restored.grad, adapter.grad)

@@ -65,7 +65,7 @@ def test_what_plain_peft_saves_can_be_imported(base_dirs, load_model, make_datum
     peft.PeftModel.from_pretrained(base, tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     files = {name: (tmp_path / "theirs" / name).read_bytes() for name in (CONFIG, WEIGHTS)}
 
-    imported = import_adapter(model, files, with_optimizer=False, trainable=False)
+    imported = import_adapter(model.pool, files, with_optimizer=False, trainable=False)
 
     assert torch.equal(imported.params, adapter.params)
     assert (imported.config.train_attn, imported.config.train_mlp, imported.config.train_unembed) == (True, False, True)
@@ -76,14 +76,14 @@ def test_export_and_import_with_the_optimizer_is_lossless_and_repeatable(load_mo
     adapter = trained_adapter(model, make_datum, LoraConfig(rank=4, alpha=7.5, seed=3, train_attn=False))
     files = export_adapter(adapter, "base", with_optimizer=True)
 
-    imported = import_adapter(model, files, with_optimizer=True)
+    imported = import_adapter(model.pool, files, with_optimizer=True)
 
     assert imported.config == adapter.config == read_config(files, model.pool.targets)
     assert imported.step == 2
     for name in ("params", "exp_avg", "exp_avg_sq"):
         assert torch.equal(imported.__dict__[name], adapter.__dict__[name])
     assert export_adapter(imported, "base", with_optimizer=True) == files
-    assert import_adapter(model, files, with_optimizer=False).step == 0
+    assert import_adapter(model.pool, files, with_optimizer=False).step == 0
 
 
 def edited(files, name, edit):
@@ -131,4 +131,4 @@ def test_files_that_do_not_fit_are_refused_with_the_reason(load_model, make_datu
     ]
     for broken, reason in cases:
         with pytest.raises(InvalidInput, match=reason):
-            import_adapter(model, broken, with_optimizer=True)
+            import_adapter(model.pool, broken, with_optimizer=True)

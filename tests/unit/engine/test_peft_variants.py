@@ -96,13 +96,13 @@ def test_what_peft_made_gives_the_same_logits_here_and_back_there_after_training
     model = load_model(family)
     files, expected = made_by_peft(family, settings, base_dirs, tmp_path)
 
-    adapter = import_adapter(model, files, with_optimizer=False)
+    adapter = import_adapter(model.pool, files, with_optimizer=False)
 
     assert_same_logits(our_logits(model, adapter), expected)
     assert not torch.allclose(our_logits(model, None), expected, atol=1e-2)
     job = TrainJob(adapter, (make_datum(np.random.default_rng(0), 12),), "cross_entropy")
     assert not isinstance(model.forward_backward([job])[0], Exception)
-    restored = restore(model, snapshot(adapter, model.determinism))
+    restored = restore(model.pool, snapshot(adapter, model.determinism), model.determinism)
     for each in (adapter, restored):
         model.optim_step(each, AdamParams(learning_rate=1e-2))
     assert torch.equal(restored.params, adapter.params)
@@ -111,7 +111,7 @@ def test_what_peft_made_gives_the_same_logits_here_and_back_there_after_training
     exported = export_adapter(restored, str(base_dirs(family)), with_optimizer=True)
 
     assert lora_keys(exported) == lora_keys(files)
-    again = import_adapter(model, exported, with_optimizer=True)
+    again = import_adapter(model.pool, exported, with_optimizer=True)
     assert again.config == adapter.config
     assert torch.equal(again.params, adapter.params)
     assert torch.equal(again.exp_avg, adapter.exp_avg)
@@ -147,18 +147,18 @@ def test_what_would_compute_something_else_is_refused_by_its_name(settings, reas
     files, _ = made_by_peft("qwen3", {"target_modules": ["q_proj"]}, base_dirs, tmp_path)
     changed = {**files, CONFIG_FILE: json.dumps({**json.loads(files[CONFIG_FILE]), **settings}).encode()}
     with pytest.raises(InvalidInput, match=reason.replace("(", r"\(")):
-        import_adapter(load_model("qwen3"), changed, with_optimizer=False)
+        import_adapter(load_model("qwen3").pool, changed, with_optimizer=False)
 
 
 def test_experts_of_another_number_or_unnamed_ones_are_refused(base_dirs, load_model, tmp_path):
     files, _ = made_by_peft("qwen3-moe", MIXED["both weights of the experts"], base_dirs, tmp_path)
 
     with pytest.raises(InvalidInput, match="shape"):
-        import_adapter(load_model("olmoe"), files, with_optimizer=False)
+        import_adapter(load_model("olmoe").pool, files, with_optimizer=False)
     with pytest.raises(InvalidInput, match="unknown tensor"):
-        import_adapter(load_model("qwen3"), files, with_optimizer=False)
+        import_adapter(load_model("qwen3").pool, files, with_optimizer=False)
     unnamed = {**json.loads(files[CONFIG_FILE]), "target_parameters": None}
     with pytest.raises(InvalidInput, match="unknown tensor"):
         import_adapter(
-            load_model("qwen3-moe"), {**files, CONFIG_FILE: json.dumps(unnamed).encode()}, with_optimizer=False
+            load_model("qwen3-moe").pool, {**files, CONFIG_FILE: json.dumps(unnamed).encode()}, with_optimizer=False
         )

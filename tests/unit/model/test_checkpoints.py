@@ -142,7 +142,7 @@ def test_the_service_goes_on_from_a_scripts_adamw(
         fused.clip_grad_and_step()
     path = fused.save("one", output_dir=tmp_path, save_optimizer=True)
     assert path is not None
-    adapter = import_adapter(fused.core, directory.read_files(Path(path)), with_optimizer=True)
+    adapter = import_adapter(fused.core.pool, directory.read_files(Path(path)), with_optimizer=True)
     assert adapter.step == 2
     assert float(adapter.exp_avg_sq.max()) > 0
     assert torch.equal(adapter.exp_avg, fused._adapters["a"].exp_avg)
