@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +12,7 @@ from tinker.proto.request_conv import _tensor_data_to_proto
 from tinker.proto.response_conv import _tensor_data_from_proto
 from tinker.types import TensorData
 
+from harness.measured import traced_peak_bytes
 from twinkle.core.errors import InvalidInput
 from twinkle.wire import protobuf as pb
 from twinkle.wire.tensors import (
@@ -157,13 +156,11 @@ def test_columns_may_fall_from_one_row_to_the_next() -> None:
 def test_a_giant_sparse_tensor_is_refused_and_never_allocated() -> None:
     giant = read_tensor(_csr_message([0, 1], [5], [1, 1 << 38]), field="t")
 
-    tracemalloc.start()
-    with pytest.raises(InvalidInput, match="make it smaller"):
-        densify(giant, field="t", budget=CellBudget())
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    def read() -> None:
+        with pytest.raises(InvalidInput, match="make it smaller"):
+            densify(giant, field="t", budget=CellBudget())
 
-    assert peak_bytes < 1 << 20
+    assert traced_peak_bytes(read) < 1 << 20
 
 
 def test_the_tensors_of_one_request_share_their_budget() -> None:
