@@ -14,6 +14,9 @@ import tinker
 
 from harness.served import Served
 
+# A minute for two meshes of two; what each rank does when one dies is held in tests/unit/workers/test_lost_ranks.py.
+pytestmark = pytest.mark.soak
+
 NUM_STEPS = 12
 KILL_AFTER = 5
 SETTINGS = {"TWINKLE_RANKS": "2", "TWINKLE_SHARD": "replicate", "TWINKLE_THREADS": "1"}

@@ -63,6 +63,7 @@ def _run(served: Served, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.soak
 def test_a_fork_with_the_same_steps_has_the_same_bits_also_when_the_worker_is_killed(served: Served) -> None:
     service, client, expected = _straight(served)
     session_id = client.model_id.partition(":")[0]

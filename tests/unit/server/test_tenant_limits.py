@@ -60,7 +60,7 @@ def test_one_adapter_too_many_is_an_error_that_says_what_to_do_and_room_comes_ba
 def test_samples_above_the_rate_get_429_and_the_client_comes_again_by_itself(limited: Api) -> None:
     key = _named(limited, "sampling")
     client = limited.sdk(key).create_sampling_client(base_model=BASE_MODEL)
-    _tenants(limited).set("sampling", limits={"tokens_per_minute": 1200})
+    _tenants(limited).set("sampling", limits={"tokens_per_minute": 3600})
     prompt, params = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=240)
     client.sample(prompt, 1, params).result()
 
@@ -81,7 +81,7 @@ def test_samples_above_the_rate_get_429_and_the_client_comes_again_by_itself(lim
     client.sample(prompt, 1, params).result(timeout=30)
 
     assert 1 <= int(refused.headers["retry-after"]) <= 60
-    assert refused.json()["code"] == "overloaded" and "1200 tokens a minute" in refused.json()["detail"]
+    assert refused.json()["code"] == "overloaded" and "3600 tokens a minute" in refused.json()["detail"]
     assert time.monotonic() - began >= 1.0
 
 
