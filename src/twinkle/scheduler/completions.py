@@ -17,23 +17,28 @@ from redis.retry import Retry
 _CHANNEL = "twinkle.done"
 _SOCKET_TIMEOUT_S = 5.0
 _PUBLISH_TIMEOUT_S = 0.5
-_SILENCE_S = 2.0
+SILENCE_S = 2.0
 _RECONNECT_S = 0.5
 
 _log = structlog.get_logger()
+
+
+def impatient_redis(redis_url: str) -> redis.Redis:
+    """A connection for messages that may be lost: whoever publishes on it waits for half a second at most, twice."""
+    return redis.Redis.from_url(
+        redis_url,
+        socket_timeout=_PUBLISH_TIMEOUT_S,
+        socket_connect_timeout=_PUBLISH_TIMEOUT_S,
+        # One more attempt, for the connection that a restart of the broker has cut.
+        retry=Retry(NoBackoff(), 1),
+    )
 
 
 class CompletionPublisher:
     """The worker's end."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = redis.Redis.from_url(
-            redis_url,
-            socket_timeout=_PUBLISH_TIMEOUT_S,
-            socket_connect_timeout=_PUBLISH_TIMEOUT_S,
-            # One more attempt, for the connection that a restart of the broker has cut.
-            retry=Retry(NoBackoff(), 1),
-        )
+        self._redis = impatient_redis(redis_url)
         self._silent_until = 0.0
 
     def publish(self, request_ids: Sequence[str]) -> None:
@@ -47,7 +52,7 @@ class CompletionPublisher:
             self._redis.publish(_CHANNEL, "\n".join(request_ids))
         except redis.RedisError as error:
             if isinstance(error, redis.TimeoutError):
-                self._silent_until = time.monotonic() + _SILENCE_S
+                self._silent_until = time.monotonic() + SILENCE_S
             _log.warning("completions.publish_failed", error=str(error), count=len(request_ids))
 
 

@@ -14,9 +14,8 @@ from typing import Annotated, Self
 import redis
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from twinkle.scheduler.completions import SILENCE_S, impatient_redis
 from twinkle.wire.bodies.base import Identifier
 from twinkle.wire.sampling import SampleRequest, TokenId
 
@@ -24,8 +23,6 @@ from twinkle.wire.sampling import SampleRequest, TokenId
 _MAX_CELLS_PER_PIECE = 1024
 _MAX_MESSAGE_BYTES = 64 * 1024
 _MAX_CELLS_WAITING = 256 * 1024
-_PUBLISH_TIMEOUT_S = 0.5
-_SILENCE_S = 2.0
 
 _log = structlog.get_logger()
 
@@ -106,13 +103,7 @@ class TokenPublisher:
     """The worker's end: a thread of its own, so that the sampler never waits for the broker."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = redis.Redis.from_url(
-            redis_url,
-            socket_timeout=_PUBLISH_TIMEOUT_S,
-            socket_connect_timeout=_PUBLISH_TIMEOUT_S,
-            # One more attempt, for the connection that a restart of the broker has cut.
-            retry=Retry(NoBackoff(), 1),
-        )
+        self._redis = impatient_redis(redis_url)
         self._waiting: list[tuple[str, TokenPiece]] = []
         self._num_cells = 0
         self._changed = threading.Condition()
@@ -157,7 +148,7 @@ class TokenPublisher:
                 self._publish(waiting)
             except redis.RedisError as error:
                 if isinstance(error, redis.TimeoutError):
-                    silent_until = time.monotonic() + _SILENCE_S
+                    silent_until = time.monotonic() + SILENCE_S
                 _log.warning("tokens.publish_failed", error=str(error), next="the rest comes with the result")
 
     def _publish(self, waiting: Sequence[tuple[str, TokenPiece]]) -> None:

@@ -171,9 +171,9 @@ async def _note(server: ServerState, tenant: str, event: str, path: str, **detai
 
 
 async def _remove_files(server: ServerState, path: str, keys: list[str]) -> None:
-    """The row is gone, so a file that stays behind is an orphan, which housekeeping sweeps."""
+    """The row is gone, so a file that stays behind is one that housekeeping deletes: it was given up with the row."""
     try:
         for key in keys:
             await server.object_io.run(server.blobs.delete, key)
     except StorageUnavailable as error:
-        _log.warning("checkpoint.files_left", path=path, error=error.message, next="the orphan sweep removes them")
+        _log.warning("checkpoint.files_left", path=path, error=error.message, next="housekeeping deletes them")
