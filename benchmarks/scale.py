@@ -48,11 +48,11 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Submission
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.database import Database
-from twinkle.storage.journal import Journal
-from twinkle.storage.meshes import Meshes
-from twinkle.storage.snapshots import SnapshotStore
-from twinkle.storage.upkeep import Upkeep
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.upkeep.upkeep import Upkeep
 from twinkle.tasks.app import make_app, mesh_queue
 from twinkle.tasks.nudge import Nudger, bell_key
 

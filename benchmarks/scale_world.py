@@ -25,10 +25,10 @@ from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.operation import Claim, OperationKind, Outcome, Payload, Submission
 from twinkle.scheduler.fusion import choose_batch
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal import Journal
-from twinkle.storage.meshes import Meshes
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.turns import Head
 from twinkle.storage.schema import upgrade
-from twinkle.storage.turns import Head
 
 PAYLOAD_BYTES = 256
 ADAPTERS_OF_A_TENANT = 10

@@ -25,8 +25,8 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.database import Database
-from twinkle.storage.journal import Journal, OwnedStatus
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.journal import Journal, OwnedStatus
+from twinkle.storage.journal.turns import Head
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import Nudger
 

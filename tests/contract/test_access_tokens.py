@@ -16,11 +16,11 @@ from twinkle.core.adapter import Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.errors import LimitReached, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, Payload, Submission
-from twinkle.storage import access_tokens
-from twinkle.storage.access_tokens import AccessTokens
-from twinkle.storage.audit import Audit
-from twinkle.storage.copies import Copies, NewCopy
-from twinkle.storage.records import Records
+from twinkle.storage.checkpoints import access_tokens
+from twinkle.storage.checkpoints.access_tokens import AccessTokens
+from twinkle.storage.checkpoints.copies import Copies, NewCopy
+from twinkle.storage.journal.records import Records
+from twinkle.storage.tenants.audit import Audit
 
 HOUR_S = 3600.0
 PATH = "tinker://a/weights/x"

@@ -14,7 +14,7 @@ from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.samples import SampleJournal
+from twinkle.storage.journal.samples import SampleJournal
 
 SAMPLER = "session-t0:sample:0"
 

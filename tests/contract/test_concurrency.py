@@ -16,9 +16,9 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind
 from twinkle.storage.database import Database
-from twinkle.storage.journal import Head, Journal
-from twinkle.storage.meshes import Meshes
-from twinkle.storage.upkeep import Upkeep
+from twinkle.storage.journal.journal import Head, Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.upkeep.upkeep import Upkeep
 
 _LANES = [f"lane{number:02d}" for number in range(12)]
 _PER_LANE = 12

@@ -15,7 +15,7 @@ from harness.traced_losses import encoded
 from harness.worker import Killed, MakeWorker
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.operation import OperationKind, Payload, Submission
-from twinkle.storage.custom_losses import CustomLosses
+from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 
 SESSION = "session-t0"

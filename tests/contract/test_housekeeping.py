@@ -13,9 +13,9 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState, Outcome, Payload
 from twinkle.core.settings import Settings, environment_of, load_settings
 from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.snapshots import Snapshot
-from twinkle.storage.waste import Waste
+from twinkle.storage.upkeep.waste import Waste
 from twinkle.tasks.app import make_app
 from twinkle.tasks.housekeeping import Housekeeping
 from twinkle.tasks.nudge import Nudger

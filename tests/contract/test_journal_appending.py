@@ -9,7 +9,7 @@ from harness.journal import Bench, done, failed, new_adapter, new_sampler, submi
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind, OperationState
-from twinkle.storage.journal import MAX_NUMBERS_AHEAD
+from twinkle.storage.journal.journal import MAX_NUMBERS_AHEAD
 
 
 def test_a_resend_gets_the_same_future_in_whatever_state_it_is(bench: Bench, lease: Lease) -> None:

@@ -9,8 +9,8 @@ from harness.journal import Bench, done, everything, failed, new_sampler, submis
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState
-from twinkle.storage.records import Records
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.records import Records
+from twinkle.storage.journal.turns import Head
 
 
 def test_only_the_head_of_each_lane_is_offered(bench: Bench, lease: Lease) -> None:

@@ -16,7 +16,7 @@ from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.storage.database import Database
-from twinkle.storage.meshes import Meshes
+from twinkle.storage.journal.meshes import Meshes
 
 _CAPABILITIES = MeshCapabilities(
     base_model="base",

@@ -23,8 +23,8 @@ from harness.operations import (
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.core.errors import OutOfMemory, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
-from twinkle.storage.parking import Parking
-from twinkle.storage.records import PastOperation
+from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.journal.records import PastOperation
 
 
 @pytest.fixture

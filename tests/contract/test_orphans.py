@@ -14,12 +14,12 @@ from harness.operations import create, forward_backward, load, optim_step, save
 from harness.worker import WorkerRig
 from twinkle.core.lease import Lease
 from twinkle.scheduler.retention import Retention
-from twinkle.storage import orphans as orphans_module
 from twinkle.storage.blobs import BlobStore, FolderStore, day_of
-from twinkle.storage.copies import Copies, NewCopy
-from twinkle.storage.orphans import Orphans
+from twinkle.storage.checkpoints.copies import Copies, NewCopy
 from twinkle.storage.payloads import write_payload, write_result
-from twinkle.storage.waste import Waste
+from twinkle.storage.upkeep import orphans as orphans_module
+from twinkle.storage.upkeep.orphans import Orphans
+from twinkle.storage.upkeep.waste import Waste
 
 DAY_S = 86_400.0
 KEEP = Retention(keep_s=1e9, every_ops=4, max_snapshots=8)

@@ -16,7 +16,7 @@ from twinkle.cli.runs import list_runs, pin_run
 from twinkle.core.errors import NotFound
 from twinkle.core.settings import Settings
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.census import census
+from twinkle.storage.upkeep.census import census
 
 SILENT_S = 300.0
 

@@ -18,8 +18,8 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.storage import tables
 from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.journal.turns import HEADS_OF_TENANT, LANES_WITH_SAMPLES, READY_TENANTS, SAMPLES_OF_LANE
 from twinkle.storage.schema import upgrade
-from twinkle.storage.turns import HEADS_OF_TENANT, LANES_WITH_SAMPLES, READY_TENANTS, SAMPLES_OF_LANE
 
 _UPGRADE = """
 import sys

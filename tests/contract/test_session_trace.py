@@ -18,8 +18,8 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.server.session_trace import trace_of
 from twinkle.storage.database import Database
-from twinkle.storage.samples import SampleJournal
-from twinkle.storage.timeline import Timeline
+from twinkle.storage.journal.samples import SampleJournal
+from twinkle.storage.journal.timeline import Timeline
 
 SESSION = "session-t0"
 

@@ -12,8 +12,8 @@ from twinkle.core.lease import Lease
 from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.fusion import choose_batch
-from twinkle.storage.journal import Journal
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.turns import Head
 
 
 def _set(bench: Bench, tenant: str, column: str, value: float) -> None:

@@ -13,9 +13,9 @@ from twinkle.core.standing import Standing, WaitReason
 from twinkle.scheduler.fusion import choose_batch
 from twinkle.scheduler.overview import overview_of
 from twinkle.scheduler.standing import describe, line_up, standing_of
-from twinkle.storage import queues as queues_module
-from twinkle.storage.queues import Queues
-from twinkle.storage.turns import Head
+from twinkle.storage.journal import queues as queues_module
+from twinkle.storage.journal.queues import Queues
+from twinkle.storage.journal.turns import Head
 
 
 @pytest.fixture

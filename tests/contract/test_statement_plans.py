@@ -17,10 +17,10 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.access_tokens import AccessTokens
-from twinkle.storage.custom_losses import CustomLosses
+from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.database import Cursor, Database, Row, Transaction
-from twinkle.storage.timeline import Timeline
+from twinkle.storage.journal.custom_losses import CustomLosses
+from twinkle.storage.journal.timeline import Timeline
 
 Statement = tuple[str, tuple[object, ...]]
 Action = Callable[[Bench, Lease], object]

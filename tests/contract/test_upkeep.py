@@ -14,7 +14,7 @@ from twinkle.core.errors import LeaseLost, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Outcome, Payload
 from twinkle.storage.database import Row
-from twinkle.storage.records import Records
+from twinkle.storage.journal.records import Records
 
 
 def _checkpoint(name: str, *, expires_at: float | None, key: str) -> Checkpoint:

@@ -15,8 +15,8 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.copies import Copies, NewCopy
-from twinkle.storage.waste import Waste
+from twinkle.storage.checkpoints.copies import Copies, NewCopy
+from twinkle.storage.upkeep.waste import Waste
 
 GRACE_S = 3600.0
 WEEK_S = 7 * 24 * 3600.0

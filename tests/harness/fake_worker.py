@@ -18,12 +18,12 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionPublisher
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import day_of, open_blob_store
-from twinkle.storage.catalog import Catalog
+from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal import Journal
-from twinkle.storage.meshes import Meshes
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.payloads import read_payload, write_result
-from twinkle.storage.records import NewSamplingSession, Records
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.sample_result import SampledSequence, SampleResult, TopkLogprobs, encode_sample_response
 from twinkle.wire.sampling import parse_sample

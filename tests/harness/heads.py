@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinkle.core.operation import OperationKind
-from twinkle.storage.turns import Head, Turn
+from twinkle.storage.journal.turns import Head, Turn
 
 
 def turn(

@@ -26,16 +26,16 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.scheduler.fusion import choose_samples
-from twinkle.storage.branches import Branches
-from twinkle.storage.catalog import Catalog
+from twinkle.storage.adapters.snapshots import SnapshotStore
+from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal import Journal
-from twinkle.storage.meshes import Meshes
-from twinkle.storage.records import NewAdapter, NewSamplingSession
-from twinkle.storage.snapshots import SnapshotStore
+from twinkle.storage.journal.branches import Branches
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.records import NewAdapter, NewSamplingSession
+from twinkle.storage.journal.turns import Head
 from twinkle.storage.tables import SessionRow, TenantRow
-from twinkle.storage.turns import Head
-from twinkle.storage.upkeep import Upkeep
+from twinkle.storage.upkeep.upkeep import Upkeep
 
 MESH = "mesh0"
 CONFIG = AdapterConfig(base_model="base", rank=4, seed=1)

@@ -11,16 +11,16 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Outcome
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPiece
+from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.catalog import Catalog
-from twinkle.storage.custom_losses import CustomLosses
+from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database
-from twinkle.storage.journal import Journal
-from twinkle.storage.meshes import Meshes
-from twinkle.storage.parking import Parking
-from twinkle.storage.records import Records
-from twinkle.storage.snapshots import SnapshotStore
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.custom_losses import CustomLosses
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.records import Records
+from twinkle.storage.journal.turns import Head
 from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings

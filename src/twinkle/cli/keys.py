@@ -11,7 +11,7 @@ from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
-from twinkle.storage.directory import Directory
+from twinkle.storage.tenants.directory import Directory
 
 
 def create_key(settings: Settings, *, tenant: str, name: str) -> None:

@@ -12,7 +12,7 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.database import Database
-from twinkle.storage.orphans import Orphans
+from twinkle.storage.upkeep.orphans import Orphans
 
 
 def show_orphans(settings: Settings, *, older_than_days: int, delete: bool, as_json: bool) -> None:

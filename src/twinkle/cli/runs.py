@@ -18,13 +18,13 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.errors import InvalidInput, TransientError, UserError
 from twinkle.core.operation import Accepted
 from twinkle.core.settings import Settings
-from twinkle.storage.branches import Branch, Branches, fork_of
-from twinkle.storage.catalog import Adapter, Catalog
+from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.adapters.snapshots import SnapshotStore
+from twinkle.storage.checkpoints.catalog import Adapter, Catalog
 from twinkle.storage.database import Database
-from twinkle.storage.directory import Directory, NewSession
-from twinkle.storage.journal import Journal
-from twinkle.storage.parking import Parking
-from twinkle.storage.snapshots import SnapshotStore
+from twinkle.storage.journal.branches import Branch, Branches, fork_of
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.tenants.directory import Directory, NewSession
 
 _POLL_S = 0.2
 _MEGABYTE = 10**6

@@ -21,7 +21,7 @@ from twinkle.cli.supervisor import Guard
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.storage.directory import Directory
+from twinkle.storage.tenants.directory import Directory
 
 DEFAULT_TENANT = "default"
 FLOWER_PASSWORD_FILE = "flower-password"

@@ -17,7 +17,7 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
-from twinkle.storage.meshes import Meshes, MeshStatus
+from twinkle.storage.journal.meshes import Meshes, MeshStatus
 
 HEALTH_PATH = "/api/v1/healthz"
 

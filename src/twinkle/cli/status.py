@@ -10,8 +10,8 @@ from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
-from twinkle.storage.census import MeshCensus, census
 from twinkle.storage.database import Database
+from twinkle.storage.upkeep.census import MeshCensus, census
 
 
 def show_status(settings: Settings, *, as_json: bool) -> None:

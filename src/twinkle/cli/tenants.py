@@ -13,8 +13,8 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
-from twinkle.storage.tenants import TenantAccount, Tenants
-from twinkle.storage.usage import BYTES_PER_GIGABYTE, Stored, Usage
+from twinkle.storage.tenants.tenants import TenantAccount, Tenants
+from twinkle.storage.tenants.usage import BYTES_PER_GIGABYTE, Stored, Usage
 
 _DEFAULT = "default"
 _NOTHING = Stored(num_checkpoints=0, size_bytes=0)

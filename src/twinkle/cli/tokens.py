@@ -14,7 +14,7 @@ from twinkle.cli.table import print_table
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.storage.access_tokens import AccessToken, AccessTokens
+from twinkle.storage.checkpoints.access_tokens import AccessToken, AccessTokens
 from twinkle.storage.database import Database
 
 _SCHEME = "tinker://"

@@ -17,8 +17,8 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.scheduler.overview import MeshOverview, TenantLine, overview_of
 from twinkle.storage.database import Database
-from twinkle.storage.meshes import Meshes
-from twinkle.storage.queues import Queues
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.queues import Queues
 
 _COLUMNS = ("tenant", "weight", "share", "adapters", "operations", "samples", "running", "tokens waiting", "state")
 

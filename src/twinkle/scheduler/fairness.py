@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.turns import Head
 
 
 @dataclass(frozen=True, kw_only=True)

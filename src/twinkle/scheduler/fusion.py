@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.fairness import fair_part, in_service_order
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 

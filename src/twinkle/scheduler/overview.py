@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from twinkle.scheduler.standing import measured_rate
-from twinkle.storage.queues import MeshQueue
+from twinkle.storage.journal.queues import MeshQueue
 
 
 @dataclass(frozen=True, kw_only=True)

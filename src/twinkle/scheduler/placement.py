@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twinkle.core.errors import InvalidInput, MeshUnavailable
-from twinkle.storage.meshes import MeshStatus
+from twinkle.storage.journal.meshes import MeshStatus
 
 
 def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:

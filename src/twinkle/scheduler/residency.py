@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twinkle.scheduler.fairness import in_service_order
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.turns import Head
 
 
 def places_in_line(heads: Sequence[Head], batch: Collection[Head]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinkle.storage.snapshots import Kept, Snapshot
+from twinkle.storage.adapters.snapshots import Kept, Snapshot
 
 FROM_CREATION = -1
 """The floor of a run whose whole history is kept."""

@@ -10,8 +10,8 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationState
 from twinkle.core.standing import Place, Standing, WaitReason
 from twinkle.scheduler.fairness import cost_of, in_service_order
-from twinkle.storage.queues import Ended, MeshQueue, OperationPlace
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.queues import Ended, MeshQueue, OperationPlace
+from twinkle.storage.journal.turns import Head
 
 _PAUSE_S = 1.0
 """Work that begins within this time after other work has ended belongs to the same busy period."""

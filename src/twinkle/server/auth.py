@@ -14,7 +14,7 @@ from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticate
 from twinkle.core.ids import API_KEY_PREFIX
 from twinkle.server.threads import Threads
 from twinkle.server.tokens import Tokens, is_token
-from twinkle.storage.directory import Directory, ValidKey, digest_of_key
+from twinkle.storage.tenants.directory import Directory, ValidKey, digest_of_key
 
 _HIT_TTL_S = 30.0
 _MISS_TTL_S = 2.0

@@ -12,7 +12,7 @@ import structlog
 
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.server.threads import Threads
-from twinkle.storage.journal import Journal, OwnedStatus
+from twinkle.storage.journal.journal import Journal, OwnedStatus
 
 _SWEEP_S = 1.0
 _MAX_IDS_PER_QUERY = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from twinkle.server.threads import Threads
-from twinkle.storage.samples import EndedSample, SampleJournal
+from twinkle.storage.journal.samples import EndedSample, SampleJournal
 
 _SWEEP_S = 1.0
 _MAX_ANSWERED = 1000

@@ -6,7 +6,7 @@ import asyncio
 
 from twinkle.core.clock import Clock
 from twinkle.server.threads import Threads
-from twinkle.storage.meshes import Meshes, MeshStatus
+from twinkle.storage.journal.meshes import Meshes, MeshStatus
 
 _TTL_S = 1.0
 

@@ -11,7 +11,7 @@ from twinkle.core.standing import Standing, WaitReason
 from twinkle.scheduler.standing import Line, describe, line_up, standing_of
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.threads import Threads
-from twinkle.storage.queues import Queues
+from twinkle.storage.journal.queues import Queues
 from twinkle.wire.bodies.futures import PendingResponse, QueueState
 
 _TTL_S = 1.0

@@ -10,9 +10,9 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Overloaded, StorageUnavailable
 from twinkle.server.body import ByteBudget
 from twinkle.server.threads import Threads
-from twinkle.storage.journal import Journal
-from twinkle.storage.records import AdapterLimit
-from twinkle.storage.tenants import TenantAccount, Tenants
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.records import AdapterLimit
+from twinkle.storage.tenants.tenants import TenantAccount, Tenants
 
 _RECOUNT_S = 5.0
 _RECOUNT_AT_LIMIT_S = 0.25

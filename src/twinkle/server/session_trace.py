@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twinkle.core.operation import FailureCategory, OperationKind, OperationState
 from twinkle.core.standing import WaitReason
-from twinkle.storage.timeline import PastOrPresent, SessionLane, Timeline
+from twinkle.storage.journal.timeline import PastOrPresent, SessionLane, Timeline
 from twinkle.wire.trace import Facts, Rows, TraceWriter
 
 _PACKETS_A_PIECE = 2000

@@ -22,21 +22,21 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.server.tokens import Tokens
-from twinkle.storage.access_tokens import AccessTokens
-from twinkle.storage.audit import Audit
+from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.branches import Branches
-from twinkle.storage.catalog import Catalog
-from twinkle.storage.copies import Copies
-from twinkle.storage.custom_losses import CustomLosses
-from twinkle.storage.directory import Directory, ValidKey
-from twinkle.storage.progress import Progress
-from twinkle.storage.queues import Queues
-from twinkle.storage.samples import SampleJournal
-from twinkle.storage.session_search import SessionSearch
-from twinkle.storage.snapshots import SnapshotStore
-from twinkle.storage.timeline import Timeline
-from twinkle.storage.usage import Usage
+from twinkle.storage.checkpoints.access_tokens import AccessTokens
+from twinkle.storage.checkpoints.catalog import Catalog
+from twinkle.storage.checkpoints.copies import Copies
+from twinkle.storage.journal.branches import Branches
+from twinkle.storage.journal.custom_losses import CustomLosses
+from twinkle.storage.journal.progress import Progress
+from twinkle.storage.journal.queues import Queues
+from twinkle.storage.journal.samples import SampleJournal
+from twinkle.storage.journal.timeline import Timeline
+from twinkle.storage.tenants.audit import Audit
+from twinkle.storage.tenants.directory import Directory, ValidKey
+from twinkle.storage.tenants.session_search import SessionSearch
+from twinkle.storage.tenants.usage import Usage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Submission
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.journal import Journal
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.records import NewLane
 from twinkle.storage.payloads import write_payload
-from twinkle.storage.records import NewLane
 from twinkle.tasks.nudge import Nudger
 
 _MAX_BATCH = 256

@@ -9,7 +9,7 @@ import jwt
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidToken
-from twinkle.storage.directory import ValidKey
+from twinkle.storage.tenants.directory import ValidKey
 
 _ALGORITHM = "HS256"
 _PURPOSE = b"access tokens"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,39 @@ _AWAY = (
     psycopg.errors.IdleInTransactionSessionTimeout,
 )
 
-Row = tuple[Any, ...]
+
+class Row(Protocol):
+    """A row of an answer; each column is an attribute. A statement gives every column a name of its own (``AS``)."""
+
+    def __getattr__(self, column: str) -> Any:
+        """The value of a column."""
+        ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """The value at a place, or those in a slice."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """The values, in the statement's order."""
+        ...
+
+
+@lru_cache(maxsize=512)
+def _row_of(columns: tuple[str, ...]) -> Callable[[Iterable[Any]], Row]:
+    """What makes rows of these columns."""
+    # A checker wants the names of a named tuple in its text.
+    make_type: Any = namedtuple
+    made: Callable[[Iterable[Any]], Row] = make_type("Row", columns, rename=True)._make
+    return made
+
+
+def _sqlite_row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Row:
+    return _row_of(tuple(column[0] for column in cursor.description))(values)
+
+
+def _postgres_rows(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Row]:
+    return _row_of(tuple(column.name for column in cursor.description or ()))
+
 
 _log = structlog.get_logger()
 
@@ -176,6 +209,7 @@ class Database:
         if self._open.sqlite is None:
             path = Path(self.url.removeprefix("sqlite:///"))
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
+            connection.row_factory = _sqlite_row
             _apply_pragmas(connection)
             self._open.sqlite = connection
         return self._open.sqlite
@@ -183,7 +217,11 @@ class Database:
     def _postgres(self) -> psycopg.Connection[Row]:
         if self._open.postgres is None or self._open.postgres.closed:
             self._open.postgres = psycopg.connect(
-                self.url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, options=_postgres_options(self.url)
+                self.url,
+                autocommit=True,
+                row_factory=_postgres_rows,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                options=_postgres_options(self.url),
             )
         return self._open.postgres
 

@@ -16,13 +16,13 @@ from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionPublisher
 from twinkle.scheduler.retention import Retention
+from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal import Journal
+from twinkle.storage.journal.journal import Journal
 from twinkle.storage.schema import upgrade
-from twinkle.storage.snapshots import SnapshotStore
-from twinkle.storage.upkeep import Upkeep
-from twinkle.storage.waste import Waste
+from twinkle.storage.upkeep.upkeep import Upkeep
+from twinkle.storage.upkeep.waste import Waste
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
 from twinkle.tasks.nudge import Nudger
 

@@ -8,7 +8,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import StorageUnavailable, TwinkleError
-from twinkle.storage.parking import Parking
+from twinkle.storage.adapters.parking import Parking
 from twinkle.workers.engine import State
 from twinkle.workers.residents import Residents
 

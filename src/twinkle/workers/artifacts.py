@@ -11,7 +11,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.storage.blobs import BlobStore, day_of
-from twinkle.storage.catalog import CHECKPOINTS, Catalog
+from twinkle.storage.checkpoints.catalog import CHECKPOINTS, Catalog
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
 from twinkle.workers.age import encrypt_files
 from twinkle.workers.engine import Engine, State

@@ -12,8 +12,8 @@ from twinkle.core.errors import UserError
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
+from twinkle.storage.journal.records import Records
 from twinkle.storage.payloads import write_result
-from twinkle.storage.records import Records
 
 _log = structlog.get_logger()
 

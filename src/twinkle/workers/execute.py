@@ -10,9 +10,9 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, LeaseLost, StorageUnavailable, UserError, WindowFailed
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.catalog import Catalog
+from twinkle.storage.checkpoints.catalog import Catalog
+from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.payloads import read_payload
-from twinkle.storage.records import NewSamplingSession, Records
 from twinkle.wire.bodies.base import ResponseBody
 from twinkle.wire.bodies.runs import BranchResponse
 from twinkle.wire.bodies.training import (

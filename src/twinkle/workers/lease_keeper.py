@@ -10,7 +10,7 @@ from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
-from twinkle.storage.meshes import Meshes
+from twinkle.storage.journal.meshes import Meshes
 
 _RENEWALS_PER_LEASE = 3
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
-from twinkle.storage.custom_losses import CustomLosses
+from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.wire.loss_graph import parse_loss_graph
 from twinkle.wire.paths import CustomLossId, parse_custom_loss_id, parse_model_id
 from twinkle.wire.training import ForwardBackwardBody

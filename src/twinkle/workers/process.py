@@ -20,16 +20,16 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.completions import CompletionListener, CompletionPublisher
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher
+from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import open_blob_store
-from twinkle.storage.catalog import Catalog
-from twinkle.storage.custom_losses import CustomLosses
+from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.directory import Directory
-from twinkle.storage.journal import Journal
-from twinkle.storage.meshes import Meshes
-from twinkle.storage.parking import Parking
+from twinkle.storage.journal.custom_losses import CustomLosses
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.schema import upgrade
-from twinkle.storage.snapshots import SnapshotStore
+from twinkle.storage.tenants.directory import Directory
 from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
 from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts

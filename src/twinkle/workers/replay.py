@@ -10,11 +10,11 @@ import structlog
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.core.operation import OperationKind
+from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.journal import Journal
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.records import PastOperation
 from twinkle.storage.payloads import read_payload
-from twinkle.storage.records import PastOperation
-from twinkle.storage.snapshots import SnapshotStore
 from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
 from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs

@@ -15,7 +15,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.scheduler.residency import leaving_first
-from twinkle.storage.parking import Parking
+from twinkle.storage.adapters.parking import Parking
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.parked import Parked, ParkedAdapter
 from twinkle.workers.replay import Replay

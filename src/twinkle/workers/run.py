@@ -15,8 +15,8 @@ from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKin
 from twinkle.scheduler.completions import CompletionPublisher
 from twinkle.scheduler.fusion import choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
-from twinkle.storage.journal import Journal
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.turns import Head
 from twinkle.workers.absence import Absences
 from twinkle.workers.endings import Execution, outcome_of_failure
 from twinkle.workers.engine import State

@@ -10,7 +10,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.core.operation import Claim
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.catalog import Catalog
+from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.payloads import read_payload
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings, Execution, refuse_rejected

@@ -11,7 +11,7 @@ import pytest
 
 from twinkle.core.operation import OperationKind
 from twinkle.storage.database import Database
-from twinkle.storage.journal import Journal
+from twinkle.storage.journal.journal import Journal
 
 
 @pytest.fixture

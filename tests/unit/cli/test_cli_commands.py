@@ -23,13 +23,13 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
-from twinkle.storage.access_tokens import AccessTokens
 from twinkle.storage.blobs import FolderStore
+from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.directory import Directory
-from twinkle.storage.meshes import Meshes
-from twinkle.storage.records import Records
-from twinkle.storage.waste import Waste
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.records import Records
+from twinkle.storage.tenants.directory import Directory
+from twinkle.storage.upkeep.waste import Waste
 
 COMMANDS = [
     "serve",

@@ -12,7 +12,7 @@ from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.fairness import cost_of, in_service_order
 from twinkle.scheduler.fusion import choose_batch, choose_samples
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.turns import Head
 
 _STEPS = 120
 

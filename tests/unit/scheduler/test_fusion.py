@@ -9,7 +9,7 @@ from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.fairness import in_service_order
 from twinkle.scheduler.fusion import choose_batch, choose_samples
-from twinkle.storage.turns import Head
+from twinkle.storage.journal.turns import Head
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _ORDERED = [kind for kind in OperationKind if kind.is_ordered and kind is not OperationKind.GAP]

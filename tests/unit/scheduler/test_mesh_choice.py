@@ -7,7 +7,7 @@ import pytest
 from twinkle.core.errors import InvalidInput, MeshUnavailable
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
-from twinkle.storage.meshes import MeshStatus
+from twinkle.storage.journal.meshes import MeshStatus
 
 
 def _mesh(name: str, base_model: str | None = "a", *, alive: bool = True, num_adapters: int = 0) -> MeshStatus:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.scheduler.retention import FROM_CREATION, Pace, Retention
-from twinkle.storage.snapshots import Snapshot
+from twinkle.storage.adapters.snapshots import Snapshot
 
 NOW = 1_000_000.0
 

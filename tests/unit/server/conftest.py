@@ -24,7 +24,7 @@ from twinkle.server.run import ApiServer
 from twinkle.server.state import ServerState, state_of
 from twinkle.storage import schema
 from twinkle.storage.database import sql_engine
-from twinkle.storage.directory import Directory
+from twinkle.storage.tenants.directory import Directory
 
 _START_TIMEOUT_S = 20.0
 

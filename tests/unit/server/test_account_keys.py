@@ -14,7 +14,7 @@ from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticate
 from twinkle.server.auth import Keys
 from twinkle.server.threads import Threads
 from twinkle.server.tokens import Tokens
-from twinkle.storage.directory import Directory, ValidKey
+from twinkle.storage.tenants.directory import Directory, ValidKey
 
 SECRET = b"of this deployment"
 LIFETIME_S = 600

@@ -16,7 +16,7 @@ from harness.calls import optim_step, passes, retrieve, send_passes
 from harness.polling import wait_for, wait_until
 from twinkle.core.clock import SystemClock
 from twinkle.storage.database import Database
-from twinkle.storage.upkeep import Upkeep
+from twinkle.storage.upkeep.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi

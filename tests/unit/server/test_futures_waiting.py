@@ -12,7 +12,7 @@ import pytest
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.operation import FutureStatus, OperationKind, OperationState, Payload
 from twinkle.server.futures import Futures
-from twinkle.storage.journal import Journal, OwnedStatus
+from twinkle.storage.journal.journal import Journal, OwnedStatus
 
 
 class MemoryJournal:

@@ -17,7 +17,7 @@ from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.journal import Journal
+from twinkle.storage.journal.journal import Journal
 from twinkle.tasks.nudge import Nudger
 
 Append = Callable[[Sequence[Submission]], list[Accepted | UserError]]

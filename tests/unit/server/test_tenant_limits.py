@@ -14,7 +14,7 @@ from harness.calls import passes, send_passes
 from harness.fake_worker import BASE_MODEL
 from harness.polling import wait_for
 from twinkle.storage.database import Database
-from twinkle.storage.tenants import Tenants
+from twinkle.storage.tenants.tenants import Tenants
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi

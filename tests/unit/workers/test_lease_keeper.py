@@ -13,7 +13,7 @@ from harness.polling import wait_until
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.meshes import Meshes
+from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.schema import upgrade
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.null_engine import NullEngine

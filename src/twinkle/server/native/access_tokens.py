@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from twinkle.server.openapi import described
 from twinkle.server.state import Server, Tenant
 from twinkle.server.tinker.answers import answer, moment
-from twinkle.storage.access_tokens import AccessToken
+from twinkle.storage.checkpoints.access_tokens import AccessToken
 from twinkle.wire.bodies.access_tokens import (
     AccessTokenInfo,
     AccessTokensResponse,

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.server.openapi import described
 from twinkle.server.state import Server, Tenant
 from twinkle.server.tinker.answers import answer
-from twinkle.storage.journal import OwnedStatus
+from twinkle.storage.journal.journal import OwnedStatus
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.native import CollectedFuture, CollectRequest, CollectResponse
 

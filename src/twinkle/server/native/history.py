@@ -13,8 +13,8 @@ from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
-from twinkle.storage.branches import Branch, fork_of
-from twinkle.storage.directory import NewSession
+from twinkle.storage.journal.branches import Branch, fork_of
+from twinkle.storage.tenants.directory import NewSession
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.runs import (
     BranchInfo,

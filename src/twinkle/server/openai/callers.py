@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from twinkle.server.state import Server
-from twinkle.storage.directory import NewSession
+from twinkle.storage.tenants.directory import NewSession
 
 _SESSION_KEY = "openai"
 _BEARER = "bearer "

@@ -29,8 +29,8 @@ from twinkle.server.openai.callers import new_openai_session, number_of
 from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.state import ServerState
 from twinkle.server.tinker.answers import canonical_json
+from twinkle.storage.journal.records import NewSamplingSession
 from twinkle.storage.payloads import read_payload
-from twinkle.storage.records import NewSamplingSession
 from twinkle.wire.bodies.base import invalid_input
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import SamplingSessionId

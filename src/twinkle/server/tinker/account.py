@@ -11,9 +11,9 @@ from twinkle.server.openapi import described
 from twinkle.server.state import Key, Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.server.tokens import is_token
-from twinkle.storage.audit import AuditRecord
-from twinkle.storage.catalog import NO_PROJECT
-from twinkle.storage.session_search import FoundSession
+from twinkle.storage.checkpoints.catalog import NO_PROJECT
+from twinkle.storage.tenants.audit import AuditRecord
+from twinkle.storage.tenants.session_search import FoundSession
 from twinkle.wire.bodies.account import (
     ActiveStatus,
     ApiKeyDetails,

@@ -14,7 +14,7 @@ from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.tables import SessionRow
-from twinkle.storage.usage import BYTES_PER_GIGABYTE, HOUR_S, Place, Work
+from twinkle.storage.tenants.usage import BYTES_PER_GIGABYTE, HOUR_S, Place, Work
 from twinkle.wire.bodies.billing import (
     CheckpointUsage,
     PrefillUsage,

@@ -11,8 +11,8 @@ from twinkle.server.openapi import described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.grants import TOKEN_HEADER, grant_of
-from twinkle.storage.copies import NewCopy
-from twinkle.storage.directory import NewSession
+from twinkle.storage.checkpoints.copies import NewCopy
+from twinkle.storage.tenants.directory import NewSession
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.checkpoints import CopyWeightsRequest, CopyWeightsResponse
 from twinkle.wire.paths import ModelId, parse_checkpoint_path

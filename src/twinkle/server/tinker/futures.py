@@ -13,8 +13,8 @@ from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
+from twinkle.storage.journal.samples import EndedSample
 from twinkle.storage.payloads import read_payload
-from twinkle.storage.samples import EndedSample
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import (
     CancelFutureRequest,

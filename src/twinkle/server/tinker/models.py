@@ -15,9 +15,9 @@ from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
-from twinkle.storage.directory import metadata_of
-from twinkle.storage.meshes import MeshStatus
-from twinkle.storage.records import NewAdapter
+from twinkle.storage.journal.meshes import MeshStatus
+from twinkle.storage.journal.records import NewAdapter
+from twinkle.storage.tenants.directory import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.training import (

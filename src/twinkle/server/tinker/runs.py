@@ -12,7 +12,7 @@ from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.checkpoints import describe
 from twinkle.server.tinker.sessions import Limit, Offset
-from twinkle.storage.catalog import Adapter
+from twinkle.storage.checkpoints.catalog import Adapter
 from twinkle.wire.bodies.checkpoints import Cursor, TrainingRun, TrainingRunsResponse
 
 router = APIRouter()

@@ -14,9 +14,9 @@ from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer, canonical_json
-from twinkle.storage.catalog import SamplingSession
-from twinkle.storage.directory import metadata_of
-from twinkle.storage.records import NewSamplingSession
+from twinkle.storage.checkpoints.catalog import SamplingSession
+from twinkle.storage.journal.records import NewSamplingSession
+from twinkle.storage.tenants.directory import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.sampling import (

@@ -12,7 +12,7 @@ from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Server, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.storage.directory import NewSession, metadata_of
+from twinkle.storage.tenants.directory import NewSession, metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.session import (
     CreateSessionRequest,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
 from twinkle.storage.database import Database
-from twinkle.storage.meshes import Meshes
+from twinkle.storage.journal.meshes import Meshes
 
 
 @dataclass(frozen=True, kw_only=True)

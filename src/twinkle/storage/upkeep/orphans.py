@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from twinkle.core.clock import Clock
+from twinkle.storage.adapters.snapshots import SNAPSHOTS
 from twinkle.storage.blobs import BlobStore, StoredBlob
-from twinkle.storage.catalog import CHECKPOINTS
+from twinkle.storage.checkpoints.catalog import CHECKPOINTS
 from twinkle.storage.database import Database, Transaction
-from twinkle.storage.lanes import placeholders
+from twinkle.storage.journal.lanes import placeholders
 from twinkle.storage.payloads import PAYLOADS, RESULTS
-from twinkle.storage.snapshots import SNAPSHOTS
-from twinkle.storage.waste import doom
+from twinkle.storage.upkeep.waste import doom
 
 _PAGE = 1000
 

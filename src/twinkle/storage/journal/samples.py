@@ -8,7 +8,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Cancelled, InvalidInput, NotFound
 from twinkle.core.operation import FailureCategory, OperationKind
 from twinkle.storage.database import Database
-from twinkle.storage.lanes import lock_lanes, number_ended_sample
+from twinkle.storage.journal.lanes import lock_lanes, number_ended_sample
 
 _SEQS_PER_CLIENT = 1_000_000_000
 _CANCELLED_TEXT = "cancelled by its client"

@@ -11,8 +11,8 @@ from twinkle.core.errors import NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Submission
 from twinkle.storage.database import Database
-from twinkle.storage.journal import answer_resend
-from twinkle.storage.lanes import NO_MESH, lock_lanes
+from twinkle.storage.journal.journal import answer_resend
+from twinkle.storage.journal.lanes import NO_MESH, lock_lanes
 
 
 class CustomLosses:

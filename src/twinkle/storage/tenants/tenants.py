@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from twinkle.core.errors import NotFound
 from twinkle.core.limits import TenantLimits
 from twinkle.storage.database import Database
-from twinkle.storage.turns import RATE_BURST_S
+from twinkle.storage.journal.turns import RATE_BURST_S
 
 _LIMITS = tuple(field.name for field in fields(TenantLimits))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, Outcome
 from twinkle.storage.database import Row, Transaction
-from twinkle.storage.lanes import LockedLane
+from twinkle.storage.journal.lanes import LockedLane
 
 RATE_BURST_S = 10.0
 """A tenant with a rate may use this many seconds' worth of it at once."""

@@ -11,7 +11,7 @@ from sqlmodel import Session, and_, col, func, or_, select
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
-from twinkle.storage.copies import remove_checkpoints
+from twinkle.storage.checkpoints.copies import remove_checkpoints
 from twinkle.storage.database import Database
 from twinkle.storage.tables import (
     AdapterRow,

@@ -9,9 +9,9 @@ from typing import TypeAlias
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import lock_lanes, placeholders
+from twinkle.storage.journal.lanes import lock_lanes, placeholders
 from twinkle.storage.payloads import PAYLOADS
-from twinkle.storage.waste import doom
+from twinkle.storage.upkeep.waste import doom
 
 _COLUMNS = "adapter, seq, blob, size_bytes, created_at, is_start"
 SNAPSHOTS = "snapshots/"

@@ -11,8 +11,8 @@ from twinkle.core.errors import NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
 from twinkle.storage.database import Database, Row
-from twinkle.storage.lanes import placeholders
-from twinkle.storage.turns import RATE_BURST_S, Head, Turn
+from twinkle.storage.journal.lanes import placeholders
+from twinkle.storage.journal.turns import RATE_BURST_S, Head, Turn
 
 MAX_LANES = 1000
 MAX_OPERATIONS = 10_000

@@ -29,9 +29,17 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import NO_MESH, LockedLane, advance_lane, end_sample, journal_seq, lock_lanes, placeholders
-from twinkle.storage.records import NewLane, PastOperation, Records
-from twinkle.storage.turns import Head, Moment, charge, ready_heads, served_of, virtual_time, waiting_samples
+from twinkle.storage.journal.lanes import (
+    NO_MESH,
+    LockedLane,
+    advance_lane,
+    end_sample,
+    journal_seq,
+    lock_lanes,
+    placeholders,
+)
+from twinkle.storage.journal.records import NewLane, PastOperation, Records
+from twinkle.storage.journal.turns import Head, Moment, charge, ready_heads, served_of, virtual_time, waiting_samples
 
 _STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"

@@ -11,9 +11,9 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.ids import new_id
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.lanes import placeholders
-from twinkle.storage.records import insert_lane
-from twinkle.storage.waste import doom
+from twinkle.storage.journal.lanes import placeholders
+from twinkle.storage.journal.records import insert_lane
+from twinkle.storage.upkeep.waste import doom
 
 _COPIED = "kind, name, seq, config, files, size_bytes, user_metadata"
 

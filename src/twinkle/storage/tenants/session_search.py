@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Engine
 from sqlmodel import Session, and_, col, or_, select
 
 from twinkle.storage.database import Database
-from twinkle.storage.lanes import placeholders
+from twinkle.storage.journal.lanes import placeholders
 from twinkle.storage.tables import SessionRow
 
 _BATCH = 500

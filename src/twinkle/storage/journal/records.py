@@ -9,9 +9,9 @@ from typing import Protocol
 from twinkle.core.adapter import AdapterConfig, Checkpoint
 from twinkle.core.errors import LimitReached
 from twinkle.core.operation import OperationKind, Payload
+from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.database import Transaction
-from twinkle.storage.snapshots import Snapshot
-from twinkle.storage.waste import doom
+from twinkle.storage.upkeep.waste import doom
 
 
 class NewLane(Protocol):

@@ -8,7 +8,6 @@ before it is executed before it; clients, who count their own operations alone, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -16,11 +15,11 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
-from twinkle.storage.catalog import Adapter
+from twinkle.storage.checkpoints.catalog import Adapter
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.journal import Journal
-from twinkle.storage.lanes import LockedLane, lock_lanes
-from twinkle.storage.records import NewAdapter
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.lanes import LockedLane, lock_lanes
+from twinkle.storage.journal.records import NewAdapter
 
 _STATE_KINDS = "('create_model', 'load_weights', 'fork', 'rewind', 'optim_step')"
 # After these the gradients are empty: what a run may go back to.
@@ -267,12 +266,12 @@ def _insert_branch(
 def _branch_of_key(transaction: Transaction, source: str, request_key: str | None) -> Branch | None:
     if request_key is None:
         return None
-    row: Sequence[object] | None = transaction.execute(
+    row = transaction.execute(
         "SELECT adapter, seq, source, at, created_at FROM branch WHERE source = ? AND request_key = ?",
         (source, request_key),
     ).fetchone()
-    return None if row is None else _branch_of(tuple(row))
+    return None if row is None else _branch_of(row)
 
 
 def _branch_of(row: Row) -> Branch:
-    return Branch(adapter=row[0], seq=row[1], source=row[2], at=row[3], created_at=row[4])
+    return Branch(adapter=row.adapter, seq=row.seq, source=row.source, at=row.at, created_at=row.created_at)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from twinkle.core.clock import Clock
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.database import Database, Transaction
-from twinkle.storage.lanes import placeholders
+from twinkle.storage.journal.lanes import placeholders
 
 _BATCH = 500
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from twinkle.core.clock import Clock
 from twinkle.storage.database import Database
-from twinkle.storage.lanes import placeholders
+from twinkle.storage.journal.lanes import placeholders
 
 
 class Parking:

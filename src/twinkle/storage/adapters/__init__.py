@@ -1,0 +1,1 @@
+"""Where the states of adapters are kept: recovery points, and parking."""

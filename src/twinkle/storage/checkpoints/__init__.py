@@ -1,0 +1,1 @@
+"""Checkpoints, sampling sessions on them, copies, and the tokens that open them."""

@@ -1,0 +1,1 @@
+"""Operations and their outcomes, lanes and turns, leases: what the queue is made of."""

@@ -1,0 +1,1 @@
+"""Who uses the service: tenants, keys, sessions, usage, audit."""
