@@ -6,13 +6,13 @@ import json
 import time
 from dataclasses import asdict
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
+from twinkle.cli.table import new_table, plain_console, print_whole
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.scheduler.overview import MeshOverview, TenantLine, overview_of
@@ -25,13 +25,13 @@ _COLUMNS = ("tenant", "weight", "share", "adapters", "operations", "samples", "r
 
 def show_top(settings: Settings, *, every_s: float, once: bool, as_json: bool) -> None:
     """Print the queues, again and again until Ctrl-C unless ``once`` or where the output is not a terminal."""
-    console = Console(highlight=False)
+    console = plain_console()
     with opened_journal(settings):
         database = Database(settings.resolved_database_url)
         if as_json:
             say(json.dumps([asdict(mesh) for mesh in _overviews(database)]))
         elif once or not console.is_terminal:
-            console.print(_screen(_overviews(database)))
+            print_whole(console, _screen(_overviews(database)))
         else:
             _refresh(console, database, every_s)
 
@@ -62,10 +62,7 @@ def _table(mesh: MeshOverview) -> Table:
     title = f"{mesh.mesh}: training {_rate(mesh.training_rate)}, sampling {_rate(mesh.sampling_rate)}"
     if not mesh.is_exact:
         title += " (a long queue: samples and tokens are lower bounds)"
-    table = Table(*_COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for line in mesh.tenants:
-        table.add_row(*_row(line))
-    return table
+    return new_table(_COLUMNS, [_row(line) for line in mesh.tenants], title=title)
 
 
 def _row(line: TenantLine) -> tuple[str, ...]:

@@ -272,6 +272,38 @@ def test_a_weights_access_token_is_shown_once_listed_and_revoked(
     assert "no training run 'absent'" in refused[0].stderr
 
 
+def test_a_table_that_goes_into_a_pipe_is_whole_however_wide_it_is(
+    twinkle: Twinkle, tmp_path: Path, clock: HandClock
+) -> None:
+    twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path))
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", clock)
+    run = "0123456789abcdef" * 8 + ":train:0"
+    bench.created(bench.lease(), run)
+    bench.close()
+
+    lines = twinkle("runs", "list", "--home", str(tmp_path), COLUMNS="80").stdout.splitlines()
+
+    (line,) = [line for line in lines if line.lstrip().startswith(run)]
+    assert line.split()[:3] == [run, "t0", CONFIG.base_model]
+    assert line.rstrip().endswith("UTC")
+
+
+def test_top_in_a_pipe_shows_a_tenants_name_whole_and_as_it_is(
+    twinkle: Twinkle, tmp_path: Path, clock: HandClock
+) -> None:
+    twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path))
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", clock)
+    name = "team [bold]" + "of:train:spotters" * 6
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE tenant SET name = ? WHERE id = 't0'", (name,))
+    bench.created(bench.lease(), "a")
+    bench.append(submission("a", 1))
+    bench.close()
+
+    said = twinkle("top", "--home", str(tmp_path), COLUMNS="80").stdout
+
+    assert name in said
+
 def test_top_shows_each_tenants_line(twinkle: Twinkle, tmp_path: Path, clock: HandClock) -> None:
     twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path))
     assert "no mesh" in twinkle("top", "--home", str(tmp_path)).stdout

@@ -84,6 +84,13 @@ def test_every_setting_named_is_one(path: Path) -> None:
     assert set(re.findall(r"TWINKLE_[A-Z_]+[A-Z]", path.read_text())) <= known
 
 
+@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.name)
+def test_every_port_named_is_the_default_one(path: Path) -> None:
+    ports = re.findall(r"(?:127\.0\.0\.1|localhost):(\d+)", path.read_text())
+
+    assert set(ports) <= {str(Settings.model_fields["port"].default)}
+
+
 def test_the_table_of_settings_is_the_settings() -> None:
     table = load(ROOT / "docs" / "settings_table.py")
     document = table.DOCUMENT.read_text()
