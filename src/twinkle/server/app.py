@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import structlog
 from fastapi import Depends, FastAPI, Request
@@ -31,7 +32,7 @@ from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.queue_board import QueueBoard
 from twinkle.server.quota import Quotas
-from twinkle.server.state import ServerState
+from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.tinker import router as tinker_router
@@ -39,7 +40,7 @@ from twinkle.server.token_feeds import TokenFeeds
 from twinkle.server.tokens import Tokens
 from twinkle.storage import schema
 from twinkle.storage.adapters.snapshots import SnapshotStore
-from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.checkpoints.copies import Copies
@@ -122,13 +123,75 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     object_io = _threads("objects", _OBJECT_THREADS, stack)
     engine = await sql.run(prepare_database, settings)
     stack.push_async_callback(asyncio.to_thread, engine.dispose)
-    journal = Journal(database, clock)
+    stores = _Stores(engine=engine, database=database, journal=Journal(database, clock))
+    common = CommonParts(
+        settings=settings,
+        clock=clock,
+        sql=sql,
+        object_io=object_io,
+        bodies=Bodies(
+            max_bytes=settings.max_body_bytes,
+            budget=ByteBudget(settings.max_body_bytes_in_flight),
+            threads=object_io,
+            inline_bytes=settings.inline_payload_bytes,
+        ),
+    )
+    secret = await sql.run(secret_of, settings)
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
+    return ServerState(
+        common=common,
+        accounts=_accounts(common, stores, secret),
+        queue=_queue(common, stores, blobs, stack),
+        artifacts=ArtifactParts(
+            catalog=Catalog(database, engine, clock),
+            blobs=blobs,
+            copies=Copies(database, clock),
+            access_tokens=AccessTokens(database, clock),
+            links=DownloadLinks(secret, clock, blobs, presign=settings.presign_downloads),
+            texts=Texts(clock),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stores:
+    """What the parts keep their records in."""
+
+    engine: Engine
+    database: Database
+    journal: Journal
+
+
+def _accounts(common: CommonParts, stores: _Stores, secret: bytes) -> AccountParts:
+    settings, clock, sql = common.settings, common.clock, common.sql
+    directory = Directory(stores.engine, clock)
+    tokens = Tokens(secret, clock, lifetime_s=settings.jwt_ttl_s)
+    return AccountParts(
+        directory=directory,
+        keys=Keys(directory, clock, sql, tokens),
+        tokens=tokens,
+        quotas=Quotas(
+            stores.journal,
+            Tenants(stores.database, settings.tenant_limits),
+            clock,
+            sql,
+            max_body_bytes=settings.max_body_bytes,
+            session_timeout_s=settings.session_timeout_s,
+        ),
+        usage=Usage(stores.database, clock),
+        audit=Audit(stores.database, clock),
+        session_search=SessionSearch(stores.database, stores.engine),
+    )
+
+
+def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncExitStack) -> QueueParts:
+    settings, clock, sql = common.settings, common.clock, common.sql
+    database, journal = stores.database, stores.journal
     submitter = Submitter(
         journal,
         blobs,
         _start_nudger(settings, stack),
-        blob_threads=object_io,
+        blob_threads=common.object_io,
         inline_bytes=settings.inline_payload_bytes,
         max_pending=settings.max_pending_submissions,
         timeout_s=settings.submit_timeout_s,
@@ -142,54 +205,21 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     sample_journal = SampleJournal(database, clock)
     lane_polls = LanePolls(sample_journal, sql)
     _start_listener(settings, stack, futures.notify, lane_polls.notify)
-    directory = Directory(engine, clock)
     meshes = MeshBoard(Meshes(database, clock), clock, sql)
     queues = Queues(database, clock)
-    secret = await sql.run(secret_of, settings)
-    tokens = Tokens(secret, clock, lifetime_s=settings.jwt_ttl_s)
-    return ServerState(
-        settings=settings,
-        clock=clock,
-        directory=directory,
-        catalog=Catalog(database, engine, clock),
-        blobs=blobs,
-        sql=sql,
-        object_io=object_io,
-        keys=Keys(directory, clock, sql, tokens),
-        tokens=tokens,
-        bodies=Bodies(
-            max_bytes=settings.max_body_bytes,
-            budget=ByteBudget(settings.max_body_bytes_in_flight),
-            threads=object_io,
-            inline_bytes=settings.inline_payload_bytes,
-        ),
+    return QueueParts(
+        submitter=submitter,
+        futures=futures,
+        lane_polls=lane_polls,
+        token_feeds=_start_token_feeds(settings, stack),
         meshes=meshes,
         queues=queues,
         queue_board=QueueBoard(queues, meshes, clock, sql, max_attempts=settings.max_attempts),
-        submitter=submitter,
-        futures=futures,
-        quotas=Quotas(
-            journal,
-            Tenants(database, settings.tenant_limits),
-            clock,
-            sql,
-            max_body_bytes=settings.max_body_bytes,
-            session_timeout_s=settings.session_timeout_s,
-        ),
-        copies=Copies(database, clock),
-        access_tokens=AccessTokens(database, clock),
+        sample_journal=sample_journal,
+        custom_losses=CustomLosses(database, clock),
         branches=Branches(database, journal, clock),
         snapshots=SnapshotStore(database, clock),
         progress=Progress(database, clock),
-        usage=Usage(database, clock),
-        audit=Audit(database, clock),
-        session_search=SessionSearch(database, engine),
-        sample_journal=sample_journal,
-        custom_losses=CustomLosses(database, clock),
-        lane_polls=lane_polls,
-        links=DownloadLinks(secret, clock, blobs, presign=settings.presign_downloads),
-        texts=Texts(clock),
-        token_feeds=_start_token_feeds(settings, stack),
         timeline=Timeline(database),
         trace_threads=_threads("traces", _TRACE_THREADS, stack),
     )

@@ -13,7 +13,7 @@ from twinkle.core.adapter import Checkpoint
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.server.downloads import FILE, Expires, Stored, Stretch, send_stretches, size_of
 from twinkle.server.links import ARCHIVES
-from twinkle.server.state import Server, ServerState
+from twinkle.server.state import Artifacts, Common
 from twinkle.wire.paths import SCHEME
 
 COMPLETE = "checkpoint_complete"
@@ -29,22 +29,23 @@ async def archive(
     segment: str,
     name: str,
     request: Request,
-    server: Server,
+    common: Common,
+    artifacts: Artifacts,
     seq: int,
     expires: Expires,
     signature: str,
 ) -> Response:
     """The weights of a checkpoint, for as long as it is the one that the URL was made for."""
     path = f"{SCHEME}{run_id}/{segment}/{name}"
-    server.links.check_archive(path, seq, expires_at=expires, signature=signature)
-    checkpoint = await server.sql.run(server.catalog.checkpoint, path)
+    artifacts.links.check_archive(path, seq, expires_at=expires, signature=signature)
+    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path)
     if checkpoint.seq != seq:
         raise NotFound(f"checkpoint {path} was replaced by another one; ask for a new URL")
     stretches = lay_out(checkpoint)
     for stretch in stretches:
         if isinstance(stretch, Stored):
-            await _check_stored(server, stretch)
-    return send_stretches(server, request, stretches)
+            await _check_stored(common, artifacts, stretch)
+    return send_stretches(common, artifacts, request, stretches)
 
 
 def lay_out(checkpoint: Checkpoint) -> list[Stretch]:
@@ -69,10 +70,10 @@ def _padding(size_bytes: int) -> bytes:
     return bytes(-size_bytes % tarfile.BLOCKSIZE)
 
 
-async def _check_stored(server: ServerState, file: Stored) -> None:
+async def _check_stored(common: Common, artifacts: Artifacts, file: Stored) -> None:
     """Before the first byte is sent: afterwards a fault could only be told by breaking off."""
     try:
-        size_bytes = await server.object_io.run(server.blobs.size_bytes, file.key)
+        size_bytes = await common.object_io.run(artifacts.blobs.size_bytes, file.key)
     except KeyError:
         raise NotFound("this checkpoint was deleted") from None
     if size_bytes != file.size_bytes:

@@ -14,7 +14,7 @@ from twinkle.core.errors import NotFound
 from twinkle.server.errors import refusal
 from twinkle.server.links import DOWNLOADS
 from twinkle.server.openapi import BYTES, Access, Raw, described
-from twinkle.server.state import Server, ServerState
+from twinkle.server.state import Artifacts, Common
 
 Expires = Annotated[int, Query(ge=0, le=2**53)]
 """When a signed URL ends, in Unix seconds."""
@@ -54,17 +54,19 @@ Stretch: TypeAlias = bytes | Stored
 
 @router.get("/{key:path}", openapi_extra=FILE)
 @router.head("/{key:path}", openapi_extra=FILE)
-async def download(key: str, request: Request, server: Server, expires: Expires, signature: str) -> Response:
+async def download(
+    key: str, request: Request, common: Common, artifacts: Artifacts, expires: Expires, signature: str
+) -> Response:
     """One stored file, streamed."""
-    server.links.check(key, expires_at=expires, signature=signature)
+    artifacts.links.check(key, expires_at=expires, signature=signature)
     try:
-        size_bytes = await server.object_io.run(server.blobs.size_bytes, key)
+        size_bytes = await common.object_io.run(artifacts.blobs.size_bytes, key)
     except (KeyError, ValueError):
         raise NotFound("this file was deleted") from None
-    return send_stretches(server, request, [Stored(key, size_bytes)])
+    return send_stretches(common, artifacts, request, [Stored(key, size_bytes)])
 
 
-def send_stretches(server: ServerState, request: Request, stretches: Sequence[Stretch]) -> Response:
+def send_stretches(common: Common, artifacts: Artifacts, request: Request, stretches: Sequence[Stretch]) -> Response:
     """A file made of stretches, one after the other, or the part of it that is asked for.
 
     Streamed in pieces: memory does not grow with the file.
@@ -84,7 +86,7 @@ def send_stretches(server: ServerState, request: Request, stretches: Sequence[St
     headers["Content-Length"] = str(part.end - part.start)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=BYTES)
-    pieces = _pieces(server, stretches, part)
+    pieces = _pieces(common, artifacts, stretches, part)
     return StreamingResponse(pieces, status_code=status, headers=headers, media_type=BYTES)
 
 
@@ -109,7 +111,9 @@ def read_range(header: str, size_bytes: int) -> Part | None:
     return Part(start, min(int(match[2]) + 1, size_bytes) if match[2] else size_bytes)
 
 
-async def _pieces(server: ServerState, stretches: Sequence[Stretch], part: Part) -> AsyncIterator[bytes]:
+async def _pieces(
+    common: Common, artifacts: Artifacts, stretches: Sequence[Stretch], part: Part
+) -> AsyncIterator[bytes]:
     begins = 0
     for stretch in stretches:
         start = max(part.start - begins, 0)
@@ -121,4 +125,4 @@ async def _pieces(server: ServerState, stretches: Sequence[Stretch], part: Part)
             continue
         for at in range(start, end, _PIECE_BYTES):
             length = min(_PIECE_BYTES, end - at)
-            yield await server.object_io.run(server.blobs.get_range, stretch.key, at, length)
+            yield await common.object_io.run(artifacts.blobs.get_range, stretch.key, at, length)

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from twinkle.core.errors import StorageUnavailable
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import Access, described
-from twinkle.server.state import Server
+from twinkle.server.state import Common, Queue
 
 router = APIRouter(prefix="/api/v1")
 
@@ -31,10 +31,10 @@ async def healthz() -> Response:
 
 
 @router.get("/readyz", openapi_extra=described(Health, others={503: Health}, access=Access.NONE))
-async def readyz(server: Server) -> Response:
+async def readyz(queue: Queue) -> Response:
     """The journal answers and every mesh has a worker; else 503 with the reasons."""
     try:
-        meshes = await server.meshes.all()
+        meshes = await queue.meshes.all()
     except StorageUnavailable:
         reasons = ["the journal's database does not answer"]
     else:
@@ -45,18 +45,18 @@ async def readyz(server: Server) -> Response:
 
 
 @router.get("/livez", openapi_extra=described(Health, others={503: Health}, access=Access.NONE))
-async def livez(server: Server, mesh: str | None = None) -> Response:
+async def livez(common: Common, queue: Queue, mesh: str | None = None) -> Response:
     """503 when work waits and nothing has moved for too long, on one mesh or any: for a worker's liveness probe.
 
     While the journal does not answer nobody can tell, and no worker is to blame: 200 then.
     """
     try:
-        stalls = await server.sql.run(partial(server.progress.stalls, after_s=server.settings.stall_s))
+        stalls = await common.sql.run(partial(queue.progress.stalls, after_s=common.settings.stall_s))
     except StorageUnavailable:
         return _answer(Health(status="unknown", reasons=[]))
     reasons = [
         f"on mesh {stall.mesh!r} an operation waits for {stall.waits_s:.0f} s and nothing has moved"
-        f" for {server.settings.stall_s:.0f} s"
+        f" for {common.settings.stall_s:.0f} s"
         for stall in stalls
         if mesh in {None, stall.mesh}
     ]

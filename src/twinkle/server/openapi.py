@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaMode
 from twinkle.server.errors import JSON, Refusal
 from twinkle.server.idempotency import MAX_KEY_LENGTH
 from twinkle.server.openai_refusals import OpenAIRefusal
-from twinkle.server.state import Server
+from twinkle.server.state import Common
 
 PATH = "/openapi.json"
 PROTOBUF = "application/x-protobuf"
@@ -160,10 +160,10 @@ class Api(FastAPI):
 
 
 @router.get(PATH, include_in_schema=False)
-async def show_document(request: Request, server: Server) -> Response:
+async def show_document(request: Request, common: Common) -> Response:
     """The document. No key is needed: it names nobody, and tools that read it have none."""
     app: Api = request.app
-    return Response(orjson.dumps(await server.object_io.run(app.openapi)), media_type=JSON)
+    return Response(orjson.dumps(await common.object_io.run(app.openapi)), media_type=JSON)
 
 
 def _content(bodies: Sequence[BodyType | Raw], mode: JsonSchemaMode, into: JsonObject) -> JsonObject:

@@ -45,9 +45,9 @@ class ApiServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the held polls, then end as uvicorn does."""
-        state = state_of(self._app)
-        state.futures.release()
-        state.lane_polls.release()
+        queue = state_of(self._app).queue
+        queue.futures.release()
+        queue.lane_polls.release()
         await super().shutdown(sockets)
 
 

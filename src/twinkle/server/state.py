@@ -1,4 +1,4 @@
-"""What every route may use: made once when the app starts, given to routes as a dependency."""
+"""What the server holds, in four groups: made once when the app starts; a route takes those that it needs."""
 
 from __future__ import annotations
 
@@ -40,41 +40,69 @@ from twinkle.storage.tenants.usage import Usage
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerState:
-    """The API's parts. What blocks is called through ``sql`` (databases) or ``object_io`` (blobs)."""
+class CommonParts:
+    """What a route of any kind may use. What blocks is called through ``sql`` (databases) or ``object_io`` (blobs)."""
 
     settings: Settings
     clock: Clock
-    directory: Directory
-    catalog: Catalog
-    blobs: BlobStore
+    bodies: Bodies
     sql: Threads
     object_io: Threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountParts:
+    """Who the callers are: their keys, sessions and limits, what they did and what they used."""
+
+    directory: Directory
     keys: Keys
     tokens: Tokens
-    bodies: Bodies
-    meshes: MeshBoard
-    submitter: Submitter
-    futures: Futures
     quotas: Quotas
-    queues: Queues
-    queue_board: QueueBoard
-    copies: Copies
-    access_tokens: AccessTokens
-    branches: Branches
-    snapshots: SnapshotStore
-    progress: Progress
     usage: Usage
     audit: Audit
     session_search: SessionSearch
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueParts:
+    """What is to be done, by which mesh, how far it is, and what came of it."""
+
+    submitter: Submitter
+    futures: Futures
+    lane_polls: LanePolls
+    token_feeds: TokenFeeds
+    meshes: MeshBoard
+    queues: Queues
+    queue_board: QueueBoard
     sample_journal: SampleJournal
     custom_losses: CustomLosses
-    lane_polls: LanePolls
-    links: DownloadLinks
-    texts: Texts
-    token_feeds: TokenFeeds
+    branches: Branches
+    snapshots: SnapshotStore
+    progress: Progress
     timeline: Timeline
     trace_threads: Threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactParts:
+    """What is kept: adapters and checkpoints with their files, who may read them, the models' tokenizers."""
+
+    catalog: Catalog
+    blobs: BlobStore
+    copies: Copies
+    access_tokens: AccessTokens
+    links: DownloadLinks
+    texts: Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """All four, for the few routes that need something of each."""
+
+    common: CommonParts
+    accounts: AccountParts
+    queue: QueueParts
+    artifacts: ArtifactParts
 
 
 def state_of(app: FastAPI) -> ServerState:
@@ -83,18 +111,37 @@ def state_of(app: FastAPI) -> ServerState:
 
 
 async def _server(request: Request) -> ServerState:
-    return cast(ServerState, request.app.state.server)
+    return state_of(request.app)
+
+
+async def _common(request: Request) -> CommonParts:
+    return state_of(request.app).common
+
+
+async def _accounts(request: Request) -> AccountParts:
+    return state_of(request.app).accounts
+
+
+async def _queue(request: Request) -> QueueParts:
+    return state_of(request.app).queue
+
+
+async def _artifacts(request: Request) -> ArtifactParts:
+    return state_of(request.app).artifacts
 
 
 async def _key(request: Request) -> ValidKey:
-    server = cast(ServerState, request.app.state.server)
-    return await server.keys.key_of(request.headers.get("x-api-key"))
+    return await state_of(request.app).accounts.keys.key_of(request.headers.get("x-api-key"))
 
 
 async def _tenant(request: Request) -> str:
     return (await _key(request)).tenant
 
 
+Common = Annotated[CommonParts, Depends(_common)]
+Accounts = Annotated[AccountParts, Depends(_accounts)]
+Queue = Annotated[QueueParts, Depends(_queue)]
+Artifacts = Annotated[ArtifactParts, Depends(_artifacts)]
 Server = Annotated[ServerState, Depends(_server)]
 Key = Annotated[ValidKey, Depends(_key)]
 """The key that came with the request, itself or as a token; 401 without one."""

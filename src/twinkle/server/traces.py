@@ -11,7 +11,7 @@ from twinkle.server.downloads import Expires
 from twinkle.server.links import TRACES
 from twinkle.server.openapi import BYTES, Access, Raw, described
 from twinkle.server.session_trace import trace_of
-from twinkle.server.state import Server
+from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.server.threads import Threads
 
 router = APIRouter(prefix=TRACES)
@@ -21,17 +21,19 @@ router = APIRouter(prefix=TRACES)
     "/{session_id}.pftrace",
     openapi_extra=described(Raw(BYTES, "A Perfetto trace."), refusals=[403, 404], access=Access.NONE),
 )
-async def download_trace(session_id: str, server: Server, expires: Expires, signature: str) -> Response:
+async def download_trace(
+    session_id: str, common: Common, queue: Queue, artifacts: Artifacts, expires: Expires, signature: str
+) -> Response:
     """A session's timeline as of now, streamed: neither it nor the session is ever in memory as a whole."""
-    server.links.check_trace(session_id, expires_at=expires, signature=signature)
-    pieces = trace_of(server.timeline, session_id, now=server.clock.now())
+    artifacts.links.check_trace(session_id, expires_at=expires, signature=signature)
+    pieces = trace_of(queue.timeline, session_id, now=common.clock.now())
     # Before the first byte is sent: afterwards a fault could only be told by breaking off.
-    first = await server.trace_threads.run(next, pieces, b"")
+    first = await queue.trace_threads.run(next, pieces, b"")
     headers = {
         "Cache-Control": "private, no-store",
         "Content-Disposition": f'attachment; filename="{session_id}.pftrace"',
     }
-    return StreamingResponse(_rest(server.trace_threads, first, pieces), media_type=BYTES, headers=headers)
+    return StreamingResponse(_rest(queue.trace_threads, first, pieces), media_type=BYTES, headers=headers)
 
 
 async def _rest(threads: Threads, piece: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -83,7 +83,7 @@ def test_the_sdk_gives_up_its_samples(api: Api, key: str) -> None:
         found = api.directory.key(key)
         assert found is not None
         # Not earlier: a client that has no answer to its request yet has nothing to cancel.
-        wait_until(lambda: api.state().futures.num_waiting >= 3, what="the SDK polls for three samples")
+        wait_until(lambda: api.state().queue.futures.num_waiting >= 3, what="the SDK polls for three samples")
 
         for future in futures[:2]:
             assert future.future().cancel()

@@ -30,7 +30,7 @@ def source(service: tinker.ServiceClient) -> str:
 
 def _files(api: Api, path: str) -> bytes:
     checkpoint = api.worker.catalog.checkpoint(path)
-    return api.state().blobs.get(checkpoint.files["adapter"].key)
+    return api.state().artifacts.blobs.get(checkpoint.files["adapter"].key)
 
 
 def test_a_copy_is_a_run_of_its_own_on_the_same_files(api: Api, service: tinker.ServiceClient, source: str) -> None:
@@ -60,7 +60,7 @@ def test_files_live_as_long_as_one_of_them(api: Api, service: tinker.ServiceClie
     rest.delete_checkpoint_from_tinker_path(copy).result()
 
     with pytest.raises(KeyError):
-        api.state().blobs.get(key)
+        api.state().artifacts.blobs.get(key)
 
 
 def test_others_copy_what_is_public_and_keep_it(api: Api, service: tinker.ServiceClient, source: str) -> None:

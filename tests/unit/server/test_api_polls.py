@@ -144,7 +144,7 @@ def test_a_stopping_server_lets_its_polls_go(serve_api: ServeApi, make_database_
         thread = threading.Thread(target=lambda: answers.append(client.post("/retrieve_future", json=poll)))
         thread.start()
         deadline = time.monotonic() + 10
-        while served.state().futures.num_waiting == 0:
+        while served.state().queue.futures.num_waiting == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         started = time.monotonic()

@@ -39,7 +39,7 @@ def _give_files(api: Api, path: str, files: dict[str, bytes]) -> None:
     stored = {}
     for name, data in files.items():
         stored[name] = {"key": f"{path.removeprefix('tinker://')}/{name}", "size_bytes": len(data), "sha256": "0"}
-        api.state().blobs.put(stored[name]["key"], data)
+        api.state().artifacts.blobs.put(stored[name]["key"], data)
     with api.worker.journal.database.transaction() as transaction:
         transaction.execute("UPDATE checkpoint SET files = ? WHERE path = ?", (json.dumps(stored), path))
 
@@ -77,7 +77,7 @@ def test_the_answer_leads_to_a_tar_of_the_weights_that_needs_no_key(api: Api, ht
     fetched = httpx.get(url)
 
     assert answer.status_code == 302
-    lifetime_s = parsedate_to_datetime(answer.headers["expires"]).timestamp() - api.state().clock.now()
+    lifetime_s = parsedate_to_datetime(answer.headers["expires"]).timestamp() - api.state().common.clock.now()
     assert lifetime_s == pytest.approx(api.settings.download_url_ttl_s, abs=10)
     expected = {name: FILES[name] for name in ("adapter_config.json", "adapter_model.safetensors")}
     assert fetched.content == _as_the_library_writes_it({**expected, "checkpoint_complete": b""})
@@ -112,7 +112,7 @@ def test_memory_does_not_grow_with_the_archive(
     api: Api, http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = _url(http, path)
-    blobs = api.state().blobs
+    blobs = api.state().artifacts.blobs
     lengths: list[int] = []
     read = type(blobs).get_range
 
@@ -131,8 +131,8 @@ def test_a_tampered_or_old_url_opens_nothing(api: Api, http: httpx.Client, path:
     url = _url(http, path)
     query = parse_qs(urlsplit(url).query)
     (signature,), (expires,), (seq,) = query["signature"], query["expires"], query["seq"]
-    links = api.state().links
-    old = links.archive_url_of(path, int(seq), base_url=api.url, expires_at=int(api.state().clock.now()) - 1)
+    links = api.state().artifacts.links
+    old = links.archive_url_of(path, int(seq), base_url=api.url, expires_at=int(api.state().common.clock.now()) - 1)
     of_file = links.url_of(f"archive\n{seq}\n{path}", base_url=api.url, expires_at=int(expires))
 
     tampered = [
@@ -167,9 +167,9 @@ def test_a_file_that_is_gone_or_cut_short_is_told_before_the_first_byte(
     url = _url(http, path)
     key = api.worker.catalog.checkpoint(path).files["adapter_model.safetensors"].key
 
-    api.state().blobs.put(key, b"short")
+    api.state().artifacts.blobs.put(key, b"short")
     cut = httpx.get(url)
-    api.state().blobs.delete(key)
+    api.state().artifacts.blobs.delete(key)
     gone = httpx.get(url)
 
     assert (cut.status_code, gone.status_code) == (503, 404)

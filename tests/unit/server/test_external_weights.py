@@ -107,8 +107,8 @@ def test_a_tampered_url_opens_nothing(service: tinker.ServiceClient) -> None:
 
 
 def test_a_url_ends_with_its_time(api: Api) -> None:
-    links = api.state().links
-    past = int(api.state().clock.now()) - 1
+    links = api.state().artifacts.links
+    past = int(api.state().common.clock.now()) - 1
 
     refused = httpx.get(links.url_of("blobs/x", base_url=api.url, expires_at=past))
 

@@ -320,7 +320,7 @@ def test_a_client_that_hangs_up_in_the_middle_ends_its_sample_unless_it_can_ask_
             stream = complete(stage, stream=True, extra_headers=headers)
             assert text_of(next(stream))
             stream.close()
-            feeds = stage.api.state().token_feeds
+            feeds = stage.api.state().queue.token_feeds
             wait_until(lambda feeds=feeds: feeds.num_listeners == 0, what="nobody listens any more")
             request_id = sampler.claims[0].request_id
             assert journal.statuses([request_id])[request_id].status.state is state
@@ -358,7 +358,7 @@ def test_a_repeat_while_the_first_is_under_way_hears_as_much(stage: Stage) -> No
 
         second = threading.Thread(target=repeat)
         second.start()
-        feeds = stage.api.state().token_feeds
+        feeds = stage.api.state().queue.token_feeds
         wait_until(lambda: feeds.num_listeners == 2, what="both listen")
         is_there.set()
         wait_until(lambda: seconds, what="the second has heard something")
@@ -378,7 +378,7 @@ def test_an_error_before_the_first_text_is_a_refusal_and_one_after_it_an_event(s
         stream = complete(stage, stream=True)
         assert text_of(next(stream))
         claim = sampler.claims[0]
-        stage.api.state().sample_journal.cancel(claim.request_id, claim.tenant)
+        stage.api.state().queue.sample_journal.cancel(claim.request_id, claim.tenant)
         with pytest.raises(openai.APIError, match="cancelled by its client") as ended:
             list(stream)
     assert ended.value.type == "invalid_request_error"

@@ -66,15 +66,15 @@ def test_a_tampered_url_opens_nothing_and_a_whole_one_ends_with_its_time(
     expires = int(parse_qs(urlsplit(url).query)["expires"][0])
     signature = parse_qs(urlsplit(url).query)["signature"][0]
     other = http.post("/create_session", json={}).json()["session_id"]
-    past = int(api.state().clock.now()) - 1
+    past = int(api.state().common.clock.now()) - 1
 
     tampered = [
         url.replace(session_id, other),
         url.replace(f"expires={expires}", f"expires={expires + 1}"),
         url.replace(signature, signature[::-1]),
-        api.state().links.trace_url_of(session_id, base_url=api.url, expires_at=past),
+        api.state().artifacts.links.trace_url_of(session_id, base_url=api.url, expires_at=past),
         api.state()
-        .links.url_of(f"traces/{session_id}", base_url=api.url, expires_at=expires)
+        .artifacts.links.url_of(f"traces/{session_id}", base_url=api.url, expires_at=expires)
         .replace("downloads/traces/" + session_id, f"traces/{session_id}.pftrace"),
     ]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, Tenant
+from twinkle.server.state import Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.checkpoints.access_tokens import AccessToken
 from twinkle.wire.bodies.access_tokens import (
@@ -24,31 +24,31 @@ router = APIRouter(prefix="/access_tokens")
 
 
 @router.post("", openapi_extra=described(NewAccessToken, body=CreateAccessTokenRequest, refusals=[404]))
-async def create_access_token(request: Request, server: Server, tenant: Tenant) -> Response:
+async def create_access_token(request: Request, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """A new token, shown this once."""
-    body = parse_body(CreateAccessTokenRequest, await server.bodies.read(request))
+    body = parse_body(CreateAccessTokenRequest, await common.bodies.read(request))
     if body.run_id is not None:
-        issue = partial(server.access_tokens.issue_for_run, body.run_id)
+        issue = partial(artifacts.access_tokens.issue_for_run, body.run_id)
     else:
         assert body.path is not None, "the body names one of the two"
-        issue = partial(server.access_tokens.issue_for_checkpoint, str(parse_checkpoint_path(body.path)))
-    issued = await server.sql.run(issue, tenant=tenant, name=body.name, ttl_s=body.ttl_seconds)
+        issue = partial(artifacts.access_tokens.issue_for_checkpoint, str(parse_checkpoint_path(body.path)))
+    issued = await common.sql.run(issue, tenant=tenant, name=body.name, ttl_s=body.ttl_seconds)
     return answer(NewAccessToken(token=issued.secret, **_describe(issued.token).model_dump()))
 
 
 @router.get("", openapi_extra=described(AccessTokensResponse))
 async def list_access_tokens(
-    server: Server, tenant: Tenant, run_id: Annotated[str | None, Query(max_length=512)] = None
+    common: Common, artifacts: Artifacts, tenant: Tenant, run_id: Annotated[str | None, Query(max_length=512)] = None
 ) -> Response:
     """The caller's tokens, of one run or of all, without themselves."""
-    tokens = await server.sql.run(server.access_tokens.all, tenant=tenant, run=run_id)
+    tokens = await common.sql.run(artifacts.access_tokens.all, tenant=tenant, run=run_id)
     return answer(AccessTokensResponse(tokens=[_describe(token) for token in tokens]))
 
 
 @router.delete("/{token_id}", openapi_extra=described(AccessTokenInfo, refusals=[404]))
-async def revoke_access_token(token_id: str, server: Server, tenant: Tenant) -> Response:
+async def revoke_access_token(token_id: str, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """Let a token open nothing any more. Twice is harmless."""
-    return answer(_describe(await server.sql.run(server.access_tokens.revoke, token_id, tenant=tenant)))
+    return answer(_describe(await common.sql.run(artifacts.access_tokens.revoke, token_id, tenant=tenant)))
 
 
 def _describe(token: AccessToken) -> AccessTokenInfo:

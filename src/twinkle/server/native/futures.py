@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, Tenant
+from twinkle.server.state import Common, Queue, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.storage.journal.journal import OwnedStatus
 from twinkle.wire.bodies.base import parse_body
@@ -18,11 +18,11 @@ router = APIRouter()
 
 
 @router.post("/futures/collect", openapi_extra=described(CollectResponse, body=CollectRequest))
-async def collect(request: Request, server: Server, tenant: Tenant) -> Response:
+async def collect(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """What has ended among some futures; waits until there is something. Outcomes are kept."""
-    body = parse_body(CollectRequest, await server.bodies.read(request))
-    timeout_s = min(body.timeout_s, server.settings.long_poll_s)
-    statuses = await server.futures.wait_any(body.request_ids, tenant, timeout_s)
+    body = parse_body(CollectRequest, await common.bodies.read(request))
+    timeout_s = min(body.timeout_s, common.settings.long_poll_s)
+    statuses = await queue.futures.wait_any(body.request_ids, tenant, timeout_s)
     return answer(CollectResponse(ended=_ended(statuses)))
 
 

@@ -11,7 +11,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.journal.branches import Branch, fork_of
 from twinkle.storage.tenants.directory import NewSession
@@ -35,9 +35,9 @@ router = APIRouter()
 
 
 @router.get("/runs/{run_id}/history", openapi_extra=described(HistoryResponse, refusals=[404]))
-async def show_history(run_id: str, server: Server, tenant: Tenant) -> Response:
+async def show_history(run_id: str, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
     """Where a run comes from, its latest steps, what of it is kept and what that takes up."""
-    return answer(await server.sql.run(_describe, server, run_id, tenant))
+    return answer(await common.sql.run(_describe, queue, artifacts, run_id, tenant))
 
 
 @router.post(
@@ -46,14 +46,16 @@ async def show_history(run_id: str, server: Server, tenant: Tenant) -> Response:
 )
 async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Let a run go on from a past state, behind all that was accepted. The same idempotency key: the same rewind."""
-    body = parse_body(RewindRequest, await server.bodies.read(request))
-    await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
-    operation = await _operation_of(server, run_id, body)
+    body = parse_body(RewindRequest, await server.common.bodies.read(request))
+    await server.common.sql.run(server.artifacts.catalog.adapter, run_id, tenant=tenant)
+    operation = await _operation_of(server.common, server.queue, run_id, body)
     key = idempotency_key(request)
-    accepted = await server.submitter.write(
-        partial(server.branches.rewind, run_id, tenant, at=operation, request_key=key)
+    accepted = await server.queue.submitter.write(
+        partial(server.queue.branches.rewind, run_id, tenant, at=operation, request_key=key)
     )
-    await server.sql.run(server.audit.note, tenant, "run_rewind", training_run=run_id, operation=str(operation))
+    await server.common.sql.run(
+        server.accounts.audit.note, tenant, "run_rewind", training_run=run_id, operation=str(operation)
+    )
     return answer(BranchTicket(request_id=accepted.request_id, run_id=run_id, source=run_id, operation=operation))
 
 
@@ -63,35 +65,37 @@ async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) 
 )
 async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
     """Begin a new run from a past state. The same idempotency key, or number in a session: the same run."""
-    body = parse_body(ForkRequest, await server.bodies.read(request))
-    source = await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
-    operation = await _operation_of(server, run_id, body)
+    body = parse_body(ForkRequest, await server.common.bodies.read(request))
+    source = await server.common.sql.run(server.artifacts.catalog.adapter, run_id, tenant=tenant)
+    operation = await _operation_of(server.common, server.queue, run_id, body)
     if body.session_id is None:
-        session_id = await _open_session(server, tenant, run_id, idempotency_key(request))
+        session_id = await _open_session(server.common, server.accounts, tenant, run_id, idempotency_key(request))
     else:
-        session_id = (await server.sql.run(server.directory.session, tenant, body.session_id)).id
+        session_id = (await server.common.sql.run(server.accounts.directory.session, tenant, body.session_id)).id
     adapter = replace(
-        fork_of(source, str(ModelId(session_id, body.model_seq_id)), session_id, now=server.clock.now()),
+        fork_of(source, str(ModelId(session_id, body.model_seq_id)), session_id, now=server.common.clock.now()),
         priority=priority_of(source.user_metadata),
-        limit=await server.quotas.adapters_of(tenant),
+        limit=await server.accounts.quotas.adapters_of(tenant),
     )
-    accepted = await server.submitter.write(partial(server.branches.fork, adapter, source=run_id, at=operation))
-    await server.sql.run(
-        server.audit.note, tenant, "run_fork", training_run=adapter.id, source=run_id, operation=str(operation)
+    accepted = await server.queue.submitter.write(
+        partial(server.queue.branches.fork, adapter, source=run_id, at=operation)
+    )
+    await server.common.sql.run(
+        server.accounts.audit.note, tenant, "run_fork", training_run=adapter.id, source=run_id, operation=str(operation)
     )
     return answer(BranchTicket(request_id=accepted.request_id, run_id=adapter.id, source=run_id, operation=operation))
 
 
-async def _operation_of(server: ServerState, run_id: str, state: PastState) -> int:
+async def _operation_of(common: Common, queue: Queue, run_id: str, state: PastState) -> int:
     if (state.step is None) == (state.operation is None):
         raise InvalidInput("step", "give either a step of the optimizer or the number of an operation")
     if state.operation is not None:
         return state.operation
     assert state.step is not None, "one of the two is given"
-    return await server.sql.run(partial(server.branches.seq_of, run_id, step=state.step))
+    return await common.sql.run(partial(queue.branches.seq_of, run_id, step=state.step))
 
 
-async def _open_session(server: ServerState, tenant: str, run_id: str, key: str | None) -> str:
+async def _open_session(common: Common, accounts: Accounts, tenant: str, run_id: str, key: str | None) -> str:
     new = NewSession(
         tags=[],
         user_metadata=None,
@@ -100,26 +104,26 @@ async def _open_session(server: ServerState, tenant: str, run_id: str, key: str 
         sdk_version="",
         idempotency_key=f"{_KEY_PREFIX}{key}" if key else None,
     )
-    return await server.sql.run(server.directory.open_session, tenant, new)
+    return await common.sql.run(accounts.directory.open_session, tenant, new)
 
 
-def _describe(server: ServerState, run_id: str, tenant: str) -> HistoryResponse:
-    run = server.catalog.adapter(run_id, tenant=tenant)
-    steps = server.branches.steps(run_id, limit=_MAX_STEPS_SHOWN)
-    origin = server.branches.origin(run_id)
-    cost = server.snapshots.cost(run_id)
+def _describe(queue: Queue, artifacts: Artifacts, run_id: str, tenant: str) -> HistoryResponse:
+    run = artifacts.catalog.adapter(run_id, tenant=tenant)
+    steps = queue.branches.steps(run_id, limit=_MAX_STEPS_SHOWN)
+    origin = queue.branches.origin(run_id)
+    cost = queue.snapshots.cost(run_id)
     return HistoryResponse(
         run_id=run.id,
         parked_at=None if run.parked_at is None else moment(run.parked_at),
         earliest_operation=max(cost.floor_seq, 0),
-        num_steps=server.branches.num_steps(run_id),
+        num_steps=queue.branches.num_steps(run_id),
         steps=[StepInfo(step=step.number, operation=step.seq, time=moment(step.finished_at)) for step in steps],
         origin=None if origin is None else _branch(origin),
-        rewinds=[_branch(branch) for branch in server.branches.rewinds(run_id)],
-        forks=[_branch(branch) for branch in server.branches.forks(run_id)],
+        rewinds=[_branch(branch) for branch in queue.branches.rewinds(run_id)],
+        forks=[_branch(branch) for branch in queue.branches.forks(run_id)],
         snapshots=[
             SnapshotInfo(operation=one.seq, size_bytes=one.size_bytes, time=moment(one.created_at))
-            for one in server.snapshots.all(run_id)
+            for one in queue.snapshots.all(run_id)
         ],
         snapshot_bytes=cost.snapshot_bytes,
         num_payloads=cost.num_payloads,

@@ -11,7 +11,7 @@ from twinkle.core.errors import NotFound
 from twinkle.scheduler.overview import overview_of
 from twinkle.scheduler.standing import describe
 from twinkle.server.openapi import Access, described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Common, Queue, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.wire.bodies.native import MeshQueueResponse, PlaceInLine, StandingResponse, TenantInLine
 
@@ -21,9 +21,9 @@ router = APIRouter()
 
 
 @router.get("/futures/{request_id}", openapi_extra=described(StandingResponse, refusals=[404]))
-async def show_standing(request_id: str, server: Server, tenant: Tenant) -> Response:
+async def show_standing(request_id: str, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """Where one of the caller's operations stands, why it waits, and when it may start."""
-    standing = await server.queue_board.standing(request_id, tenant)
+    standing = await queue.queue_board.standing(request_id, tenant)
     place = standing.place
     return answer(
         StandingResponse(
@@ -34,7 +34,7 @@ async def show_standing(request_id: str, server: Server, tenant: Tenant) -> Resp
             model_id=standing.lane,
             seq_id=standing.seq,
             reason=standing.reason,
-            text=describe(standing, now=server.clock.now()),
+            text=describe(standing, now=common.clock.now()),
             waits_for_seq=standing.waits_for_seq,
             place=None if place is None else PlaceInLine(**asdict(place)),
             starts_in_s=standing.starts_in_s,
@@ -48,13 +48,13 @@ async def show_standing(request_id: str, server: Server, tenant: Tenant) -> Resp
 
 
 @router.get("/meshes/{mesh}/queue", openapi_extra=described(MeshQueueResponse, access=Access.ADMINISTRATOR))
-async def show_mesh_queue(mesh: str, request: Request, server: Server) -> Response:
+async def show_mesh_queue(mesh: str, request: Request, common: Common, queue: Queue) -> Response:
     """All tenants' lines on a mesh; for who holds the administrator's key, and for nobody where there is none."""
-    _check_admin(server, request.headers.get(ADMIN_HEADER))
-    if await server.meshes.find(mesh) is None:
+    _check_admin(common, request.headers.get(ADMIN_HEADER))
+    if await queue.meshes.find(mesh) is None:
         raise NotFound(f"no mesh {mesh!r}")
-    queue = await server.sql.run(server.queues.look, mesh)
-    overview = overview_of(queue, now=server.clock.now())
+    lines = await common.sql.run(queue.queues.look, mesh)
+    overview = overview_of(lines, now=common.clock.now())
     return answer(
         MeshQueueResponse(
             mesh=overview.mesh,
@@ -66,7 +66,7 @@ async def show_mesh_queue(mesh: str, request: Request, server: Server) -> Respon
     )
 
 
-def _check_admin(server: ServerState, key: str | None) -> None:
-    wanted = server.settings.admin_key.get_secret_value()
+def _check_admin(common: Common, key: str | None) -> None:
+    wanted = common.settings.admin_key.get_secret_value()
     if not wanted or not secrets.compare_digest((key or "").encode(), wanted.encode()):
         raise NotFound("no such route, or not for you")

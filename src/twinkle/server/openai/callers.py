@@ -7,17 +7,17 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from twinkle.server.state import Server
+from twinkle.server.state import Accounts
 from twinkle.storage.tenants.directory import NewSession
 
 _SESSION_KEY = "openai"
 _BEARER = "bearer "
 
 
-async def _caller(request: Request, server: Server) -> str:
+async def _caller(request: Request, accounts: Accounts) -> str:
     authorization = request.headers.get("authorization", "")
     bearer = authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else None
-    return await server.keys.tenant_of(bearer or request.headers.get("x-api-key"))
+    return await accounts.keys.tenant_of(bearer or request.headers.get("x-api-key"))
 
 
 Caller = Annotated[str, Depends(_caller)]

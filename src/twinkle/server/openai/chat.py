@@ -43,23 +43,23 @@ router = APIRouter(prefix="/chat")
 )
 async def create_chat_completion(request: Request, server: Server, tenant: Caller) -> Response:
     """Answer a conversation."""
-    async with server.bodies.receive(request) as received:
-        body = await server.object_io.run(parse_body, ChatRequest, received.complete())
-        model = await find_model(server, tenant, body.model)
-        text_model = await server.object_io.run(server.texts.of, model.capabilities.tokenizer_path)
+    async with server.common.bodies.receive(request) as received:
+        body = await server.common.object_io.run(parse_body, ChatRequest, received.complete())
+        model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
+        text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
         if text_model is None:
             raise InvalidInput(
                 "messages",
                 f"the server has no tokenizer of {model.base_model}; send token ids to /v1/completions",
             )
-        drawing = await server.object_io.run(_plan, body, model, text_model)
-    head: JsonObject = {"created": int(server.clock.now()), "model": body.model}
+        drawing = await server.common.object_io.run(_plan, body, model, text_model)
+    head: JsonObject = {"created": int(server.common.clock.now()), "model": body.model}
     if body.stream:
         wanted = Wanted(scores=bool(body.logprobs), token_ids=bool(body.return_token_ids))
         form = _Chunks({**head, "object": "chat.completion.chunk"}, body, text_model)
         return await stream_answer(server, request, tenant, model, text_model, [drawing], form, wanted)
     drawn = await draw(server, request, tenant, model, text_model, [drawing])
-    choices = await server.object_io.run(choices_of, drawn, [drawing], text_model)
+    choices = await server.common.object_io.run(choices_of, drawn, [drawing], text_model)
     return json_answer(
         {
             "id": _answer_id(drawn[0].request_id),

@@ -45,19 +45,19 @@ router = APIRouter()
 )
 async def create_completion(request: Request, server: Server, tenant: Caller) -> Response:
     """Continue one or several prompts."""
-    async with server.bodies.receive(request) as received:
-        body = await server.object_io.run(parse_body, CompletionRequest, received.complete())
-        model = await find_model(server, tenant, body.model)
-        text_model = await server.object_io.run(server.texts.of, model.capabilities.tokenizer_path)
-        drawings = await server.object_io.run(_plans, body, model, text_model)
-    head: JsonObject = {"object": "text_completion", "created": int(server.clock.now()), "model": body.model}
+    async with server.common.bodies.receive(request) as received:
+        body = await server.common.object_io.run(parse_body, CompletionRequest, received.complete())
+        model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
+        text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
+        drawings = await server.common.object_io.run(_plans, body, model, text_model)
+    head: JsonObject = {"object": "text_completion", "created": int(server.common.clock.now()), "model": body.model}
     if body.stream:
         token_ids = text_model is None or bool(body.return_token_ids)
         wanted = Wanted(scores=body.logprobs is not None, token_ids=token_ids)
         form = _Chunks(head, body, text_model)
         return await stream_answer(server, request, tenant, model, text_model, drawings, form, wanted)
     drawn = await draw(server, request, tenant, model, text_model, drawings)
-    choices = await server.object_io.run(choices_of, drawn, drawings, text_model)
+    choices = await server.common.object_io.run(choices_of, drawn, drawings, text_model)
     return json_answer(
         {
             "id": _answer_id(drawn[0].request_id),

@@ -10,7 +10,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.bodies import DrawRequest
-from twinkle.server.state import ServerState
+from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.wire.paths import SCHEME, parse_checkpoint_path
 
 
@@ -39,7 +39,7 @@ class Drawing:
     seed: int | None
 
 
-async def find_model(server: ServerState, tenant: str, name: str) -> ServedModel:
+async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant: str, name: str) -> ServedModel:
     """What a model's name stands for.
 
     Raises:
@@ -48,14 +48,14 @@ async def find_model(server: ServerState, tenant: str, name: str) -> ServedModel
     """
     base_model, checkpoint = name, None
     if name.startswith(SCHEME):
-        found = await server.sql.run(
-            server.catalog.checkpoint, str(parse_checkpoint_path(name, field="model")), tenant=tenant
+        found = await common.sql.run(
+            artifacts.catalog.checkpoint, str(parse_checkpoint_path(name, field="model")), tenant=tenant
         )
         if found.kind is CheckpointKind.EXTERNAL:
             raise InvalidInput("model", f"{name} is an export to take away; sample from a sampler checkpoint")
         base_model, checkpoint = found.config.base_model, name
     try:
-        mesh = choose_mesh(await server.meshes.all(), base_model)
+        mesh = choose_mesh(await queue.meshes.all(), base_model)
     except InvalidInput as error:
         raise NotFound(f"the model {base_model!r} is not served here; GET /v1/models lists what is") from error
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"

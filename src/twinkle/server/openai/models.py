@@ -10,7 +10,7 @@ from twinkle.server.openai.callers import Caller
 from twinkle.server.openai.drawing import find_model
 from twinkle.server.openai.shapes import ModelInfo, ModelList
 from twinkle.server.openapi import Access, described
-from twinkle.server.state import Server
+from twinkle.server.state import Artifacts, Common, Queue
 
 _MAX_CHECKPOINTS = 1000
 
@@ -18,11 +18,11 @@ router = APIRouter(prefix="/models")
 
 
 @router.get("", openapi_extra=described(ModelList, access=Access.CALLER))
-async def list_models(server: Server, tenant: Caller) -> Response:
+async def list_models(common: Common, queue: Queue, artifacts: Artifacts, tenant: Caller) -> Response:
     """What may stand in ``model``; of the checkpoints the newest."""
-    meshes = await server.meshes.all()
+    meshes = await queue.meshes.all()
     names = sorted({mesh.capabilities.base_model for mesh in meshes if mesh.capabilities is not None})
-    found, _ = await server.sql.run(server.catalog.checkpoints, tenant, limit=_MAX_CHECKPOINTS, offset=0)
+    found, _ = await common.sql.run(artifacts.catalog.checkpoints, tenant, limit=_MAX_CHECKPOINTS, offset=0)
     checkpoints = [checkpoint for checkpoint in found if checkpoint.kind is CheckpointKind.SAMPLER]
     data = [_model(name) for name in names]
     data += [_model(checkpoint.path, created_at=checkpoint.created_at) for checkpoint in checkpoints]
@@ -30,12 +30,12 @@ async def list_models(server: Server, tenant: Caller) -> Response:
 
 
 @router.get("/{name:path}", openapi_extra=described(ModelInfo, refusals=[404], access=Access.CALLER))
-async def show_model(name: str, server: Server, tenant: Caller) -> Response:
+async def show_model(name: str, common: Common, queue: Queue, artifacts: Artifacts, tenant: Caller) -> Response:
     """One model, if the caller may use it."""
-    model = await find_model(server, tenant, name)
+    model = await find_model(common, queue, artifacts, tenant, name)
     created_at = 0.0
     if model.checkpoint is not None:
-        checkpoint = await server.sql.run(server.catalog.checkpoint, model.checkpoint, tenant=tenant)
+        checkpoint = await common.sql.run(artifacts.catalog.checkpoint, model.checkpoint, tenant=tenant)
         created_at = checkpoint.created_at
     return json_answer(_model(name, created_at=created_at))
 

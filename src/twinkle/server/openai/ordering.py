@@ -27,7 +27,7 @@ from twinkle.server.idempotency import idempotency_key
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.callers import new_openai_session, number_of
 from twinkle.server.openai.drawing import Drawing, ServedModel
-from twinkle.server.state import ServerState
+from twinkle.server.state import Server
 from twinkle.server.tinker.answers import canonical_json
 from twinkle.storage.journal.records import NewSamplingSession
 from twinkle.storage.payloads import read_payload
@@ -80,7 +80,7 @@ class Patience:
 
 
 async def draw(
-    server: ServerState,
+    server: Server,
     request: Request,
     tenant: str,
     model: ServedModel,
@@ -102,7 +102,7 @@ async def draw(
 
 
 async def prepare(
-    server: ServerState,
+    server: Server,
     request: Request,
     tenant: str,
     model: ServedModel,
@@ -122,22 +122,20 @@ async def prepare(
     )
 
 
-async def submit(server: ServerState, order: Order, listener: Listener | None = None) -> None:
+async def submit(server: Server, order: Order, listener: Listener | None = None) -> None:
     """Bring an order into the journal; a listener is told of its tokens on their way."""
     for sample in order.samples:
         await _submit(server, order.tenant, sample, listener)
 
 
-async def give_up(server: ServerState, order: Order) -> None:
+async def give_up(server: Server, order: Order) -> None:
     """Cancel what will not be delivered, unless somebody can ask for it again."""
     for request_id in () if order.is_repeatable else order.request_ids:
         with suppress(StorageUnavailable, NotFound):
-            await server.sql.run(server.sample_journal.cancel, request_id, order.tenant)
+            await server.common.sql.run(server.queue.sample_journal.cancel, request_id, order.tenant)
 
 
-async def outcome(
-    server: ServerState, request: Request, tenant: str, request_id: str, patience: Patience
-) -> SampleResult:
+async def outcome(server: Server, request: Request, tenant: str, request_id: str, patience: Patience) -> SampleResult:
     """Wait for the result of one operation.
 
     Raises:
@@ -148,7 +146,7 @@ async def outcome(
     loop = asyncio.get_running_loop()
     while True:
         looked_at = loop.time()
-        owned = await server.futures.wait(request_id, tenant, _LOOK_S)
+        owned = await server.queue.futures.wait(request_id, tenant, _LOOK_S)
         if owned.status.state.is_final:
             return await _result(server, owned.status)
         if loop.time() - looked_at < _LOOK_S / 2:
@@ -156,17 +154,17 @@ async def outcome(
         if await request.is_disconnected():
             raise ClientDisconnect
         if patience.is_over:
-            reason = await server.meshes.why_waiting(owned.mesh)
+            reason = await server.queue.meshes.why_waiting(owned.mesh)
             raise TransientError(reason or f"the sample has not ended within {_LONGEST_WAIT_S:.0f} s; send it again")
 
 
-async def _lane(server: ServerState, tenant: str, model: ServedModel) -> str:
-    session = await server.sql.run(server.directory.open_session, tenant, new_openai_session())
+async def _lane(server: Server, tenant: str, model: ServedModel) -> str:
+    session = await server.common.sql.run(server.accounts.directory.open_session, tenant, new_openai_session())
     lane = str(SamplingSessionId(session, number_of(model.mesh, model.name)))
     try:
-        await server.sql.run(server.catalog.sampling_session, lane, tenant=tenant)
+        await server.common.sql.run(server.artifacts.catalog.sampling_session, lane, tenant=tenant)
     except NotFound:
-        await server.submitter.open_lane(
+        await server.queue.submitter.open_lane(
             NewSamplingSession(
                 id=lane,
                 tenant=tenant,
@@ -202,15 +200,15 @@ def _sample(drawing: Drawing, lane: str, seq: int, end_texts: Sequence[str]) -> 
         raise invalid_input(error) from error
 
 
-async def _submit(server: ServerState, tenant: str, sample: SampleRequest, listener: Listener | None) -> None:
+async def _submit(server: Server, tenant: str, sample: SampleRequest, listener: Listener | None) -> None:
     params = sample.sampling_params
     if params.seed is None:
         params = params.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
     kept = ListenedSample.model_validate({**dict(sample), "sampling_params": params, "listener": listener})
     num_prompt_tokens = len(sample.prompt_tokens())
     assert sample.sampling_session_id is not None and sample.seq_id is not None
-    await server.quotas.take_sample(tenant)
-    await server.submitter.submit(
+    await server.accounts.quotas.take_sample(tenant)
+    await server.queue.submitter.submit(
         Submission(
             tenant=tenant,
             lane=sample.sampling_session_id,
@@ -225,7 +223,7 @@ async def _submit(server: ServerState, tenant: str, sample: SampleRequest, liste
     )
 
 
-async def _result(server: ServerState, status: FutureStatus) -> SampleResult:
+async def _result(server: Server, status: FutureStatus) -> SampleResult:
     if status.expired:
         raise Expired("the result under this Idempotency-Key was kept for its time and is gone")
     if status.failure is not None:
@@ -234,5 +232,5 @@ async def _result(server: ServerState, status: FutureStatus) -> SampleResult:
     assert status.result is not None, "a final future has a result or a failure"
     data = status.result.inline
     if data is None:
-        data = await server.object_io.run(read_payload, server.blobs, status.result)
+        data = await server.common.object_io.run(read_payload, server.artifacts.blobs, status.result)
     return decode_sample_response(data)

@@ -24,7 +24,7 @@ from twinkle.server.openai.answers import JsonObject, choices_of, usage_of
 from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.openai.growing_choice import GrowingChoice, Part, Wanted
 from twinkle.server.openai.ordering import Drawn, Order, Patience, give_up, outcome, prepare, submit
-from twinkle.server.state import ServerState
+from twinkle.server.state import Server
 from twinkle.server.token_feeds import Expected, ScoredToken, TokenFeed
 
 
@@ -54,7 +54,7 @@ class _Prompt:
 
 
 async def stream_answer(
-    server: ServerState,
+    server: Server,
     request: Request,
     tenant: str,
     model: ServedModel,
@@ -75,7 +75,7 @@ async def stream_answer(
 
 
 async def _chunks(
-    server: ServerState,
+    server: Server,
     request: Request,
     order: Order,
     text_model: TextModel | None,
@@ -97,9 +97,9 @@ async def _chunks(
     is_complete = False
     outcomes: list[asyncio.Task[Drawn]] = []
     # Before anything is accepted, so that nothing of it is missed.
-    with server.token_feeds.open(expected, changed) as feeds:
+    with server.queue.token_feeds.open(expected, changed) as feeds:
         try:
-            await submit(server, order, Listener(id=server.token_feeds.id, scores=wanted.scores))
+            await submit(server, order, Listener(id=server.queue.token_feeds.id, scores=wanted.scores))
             outcomes = [
                 asyncio.create_task(_drawn(server, request, order.tenant, request_id, patience))
                 for request_id in order.request_ids
@@ -152,7 +152,7 @@ def _prompts(
 
 
 async def _parts(
-    server: ServerState, prompts: Sequence[_Prompt], changed: asyncio.Event, text_model: TextModel | None
+    server: Server, prompts: Sequence[_Prompt], changed: asyncio.Event, text_model: TextModel | None
 ) -> AsyncGenerator[Part, None]:
     """Parts of all choices as they come, until every operation has ended. Whoever reads slowly gets larger ones."""
     while not all(prompt.is_sent for prompt in prompts):
@@ -163,13 +163,13 @@ async def _parts(
                 continue
             if prompt.outcome.done():
                 drawn = prompt.outcome.result()
-                for part in await server.object_io.run(_rest, prompt, drawn, text_model):
+                for part in await server.common.object_io.run(_rest, prompt, drawn, text_model):
                     yield part
                 prompt.is_sent = True
             else:
                 heard = [sample.take() for sample in prompt.feed.samples]
                 if any(heard):
-                    for part in await server.object_io.run(_growth, prompt, heard):
+                    for part in await server.common.object_io.run(_growth, prompt, heard):
                         yield part
 
 
@@ -183,7 +183,7 @@ def _rest(prompt: _Prompt, drawn: Drawn, text_model: TextModel | None) -> list[P
     return [choice.finish(result) for choice, result in zip(prompt.choices, results, strict=True)]
 
 
-async def _drawn(server: ServerState, request: Request, tenant: str, request_id: str, patience: Patience) -> Drawn:
+async def _drawn(server: Server, request: Request, tenant: str, request_id: str, patience: Patience) -> Drawn:
     return Drawn(request_id, await outcome(server, request, tenant, request_id, patience))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 
 from twinkle.server.openapi import described
-from twinkle.server.state import Key, Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Common, Key, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.server.tokens import is_token
 from twinkle.storage.checkpoints.catalog import NO_PROJECT
@@ -41,59 +41,60 @@ router = APIRouter()
 
 
 @router.get("/auth/apikey/me", openapi_extra=described(ApiKeyResponse))
-async def show_key(server: Server, key: Key) -> Response:
+async def show_key(common: Common, accounts: Accounts, key: Key) -> Response:
     """What may be told of the key that came with the request."""
-    owner = await server.sql.run(server.directory.tenant_name, key.tenant)
+    owner = await common.sql.run(accounts.directory.tenant_name, key.tenant)
     details = ApiKeyDetails(org_details=OrganizationDetails(name=owner), user_details=UserDetails(email=owner))
     return answer(ApiKeyResponse(key_id=key.number, name=key.name, details=details))
 
 
 @router.post("/auth/token", openapi_extra=described(AuthTokenResponse))
-async def exchange_key(request: Request, server: Server, key: Key) -> Response:
+async def exchange_key(request: Request, common: Common, accounts: Accounts, key: Key) -> Response:
     """A token that stands for the key that came with the request. A token gets itself: none outlives its time."""
     credential = request.headers["x-api-key"]
     if is_token(credential):
         return answer(AuthTokenResponse(jwt=credential))
-    organization = await server.sql.run(server.directory.tenant_name, key.tenant)
-    return answer(AuthTokenResponse(jwt=server.tokens.issue(key, organization=organization)))
+    organization = await common.sql.run(accounts.directory.tenant_name, key.tenant)
+    return answer(AuthTokenResponse(jwt=accounts.tokens.issue(key, organization=organization)))
 
 
 @router.delete("/auth/apikey/me", openapi_extra=described(None))
-async def revoke_key(server: Server, key: Key) -> Response:
+async def revoke_key(common: Common, accounts: Accounts, key: Key) -> Response:
     """Revoke the key that came with the request, and no other; tokens that were exchanged for it end with it."""
-    await server.sql.run(server.directory.revoke_key, key.id)
-    server.keys.forget(key)
-    await server.sql.run(server.audit.note, key.tenant, "apikey_delete", name=key.name)
+    await common.sql.run(accounts.directory.revoke_key, key.id)
+    accounts.keys.forget(key)
+    await common.sql.run(accounts.audit.note, key.tenant, "apikey_delete", name=key.name)
     return Response(status_code=NO_CONTENT)
 
 
 @router.get("/audit", openapi_extra=described(AuditResponse))
 async def audit(
-    server: Server,
+    common: Common,
+    accounts: Accounts,
     tenant: Tenant,
     event_type: Literal["all", "checkpoints", "projects", "teams", "organizations"] = "all",
     day: date | None = None,
 ) -> Response:
     """What was done in one day, UTC."""
-    of_day = day or moment(server.clock.now()).date()
+    of_day = day or moment(common.clock.now()).date()
     start = datetime(of_day.year, of_day.month, of_day.day, tzinfo=UTC).timestamp()
     end = start + _DAY.total_seconds()
-    records = await server.sql.run(server.audit.entries, tenant, start=start, end=end)
+    records = await common.sql.run(accounts.audit.entries, tenant, start=start, end=end)
     prefix = "" if event_type == "all" else f"{event_type.removesuffix('s')}_"
     return answer(AuditResponse(entries=[_entry(record) for record in records if record.event.startswith(prefix)]))
 
 
 @router.post("/sessions/search", openapi_extra=described(SearchResponse, body=SearchRequest))
-async def search_sessions(request: Request, server: Server, tenant: Tenant) -> Response:
+async def search_sessions(request: Request, common: Common, accounts: Accounts, tenant: Tenant) -> Response:
     """The tenant's sessions that match, newest first."""
-    body = parse_body(SearchRequest, await server.bodies.read(request))
-    owner = await server.sql.run(server.directory.tenant_name, tenant)
+    body = parse_body(SearchRequest, await common.bodies.read(request))
+    owner = await common.sql.run(accounts.directory.tenant_name, tenant)
     if body.owner.type == "user" and owner not in (body.owner.owner_urns or ()):
         return answer(SearchResponse(sessions=[]))
-    found = await server.sql.run(
-        server.session_search.find,
+    found = await common.sql.run(
+        accounts.session_search.find,
         tenant,
-        lambda session: _matches(session, body, _status_of(server, session)),
+        lambda session: _matches(session, body, _status_of(common, session)),
         limit=body.limit + 1,
         after=None if body.cursor is None else body.cursor.last_session_id,
     )
@@ -103,7 +104,7 @@ async def search_sessions(request: Request, server: Server, tenant: Tenant) -> R
         cursor = NextCursor(last_created_at=moment(page[-1].created_at), last_session_id=page[-1].id)
     return answer(
         SearchResponse(
-            sessions=[_summary(session, owner, _status_of(server, session)) for session in page], next_cursor=cursor
+            sessions=[_summary(session, owner, _status_of(common, session)) for session in page], next_cursor=cursor
         )
     )
 
@@ -143,11 +144,11 @@ def _is_in(status: Status, query: StatusQuery) -> bool:
     return isinstance(status, ActiveStatus) or query.reasons is None or status.reason.type in query.reasons
 
 
-def _status_of(server: ServerState, session: FoundSession) -> Status:
+def _status_of(common: Common, session: FoundSession) -> Status:
     if session.finished_at is not None:
         return FinishedStatus(reason=FinishReasonInfo(type=session.finish_reason or ""), detail=session.finish_detail)
-    silent_s = server.clock.now() - session.heartbeat_at
-    return ActiveStatus() if silent_s <= server.settings.session_timeout_s else None
+    silent_s = common.clock.now() - session.heartbeat_at
+    return ActiveStatus() if silent_s <= common.settings.session_timeout_s else None
 
 
 def _summary(session: FoundSession, owner: str, status: Status) -> SessionSummary:

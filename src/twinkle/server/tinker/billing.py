@@ -11,7 +11,7 @@ from pydantic import AwareDatetime
 
 from twinkle.core.errors import InvalidInput
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.tables import SessionRow
 from twinkle.storage.tenants.usage import BYTES_PER_GIGABYTE, HOUR_S, Place, Work
@@ -36,20 +36,20 @@ router = APIRouter(prefix="/billing/usage")
 
 @router.get("/events", openapi_extra=described(UsageResponse))
 async def usage_events(
-    server: Server, tenant: Tenant, starting_on: AwareDatetime, ending_before: AwareDatetime
+    common: Common, accounts: Accounts, tenant: Tenant, starting_on: AwareDatetime, ending_before: AwareDatetime
 ) -> Response:
     """Hour by hour: tokens trained, prefilled and sampled, checkpoints written, gigabyte-hours stored."""
     start, end = _window(starting_on, ending_before)
-    return answer(await server.sql.run(_usage, server, tenant, start, end))
+    return answer(await common.sql.run(_usage, accounts, tenant, start, end))
 
 
 @router.get("/checkpoints/current", openapi_extra=described(StoredResponse))
 async def stored_now(
-    server: Server, tenant: Tenant, project_id: Annotated[str | None, Query(max_length=4096)] = None
+    common: Common, accounts: Accounts, tenant: Tenant, project_id: Annotated[str | None, Query(max_length=4096)] = None
 ) -> Response:
     """What checkpoints take up now, project by project."""
-    owner = await server.sql.run(server.directory.tenant_name, tenant)
-    stored = await server.sql.run(server.usage.stored, tenant, project_id=project_id)
+    owner = await common.sql.run(accounts.directory.tenant_name, tenant)
+    stored = await common.sql.run(accounts.usage.stored, tenant, project_id=project_id)
     return answer(
         StoredResponse(
             data=[
@@ -75,12 +75,12 @@ def _window(starting_on: datetime, ending_before: datetime) -> tuple[int, int]:
     return int(starting_on.timestamp()), int(ending_before.timestamp())
 
 
-def _usage(server: ServerState, tenant: str, start: int, end: int) -> UsageResponse:
-    owner = server.directory.tenant_name(tenant)
-    work = server.usage.work(tenant, start=start, end=end)
-    storage = server.usage.gigabyte_hours(tenant, start=start, end=end)
+def _usage(accounts: Accounts, tenant: str, start: int, end: int) -> UsageResponse:
+    owner = accounts.directory.tenant_name(tenant)
+    work = accounts.usage.work(tenant, start=start, end=end)
+    storage = accounts.usage.gigabyte_hours(tenant, start=start, end=end)
     places = sorted({*work, *storage}, key=lambda place: (place.hour, place.session, place.base_model))
-    sessions = {place.session: server.directory.session(tenant, place.session) for place in places}
+    sessions = {place.session: accounts.directory.session(tenant, place.session) for place in places}
     events = []
     for place in places:
         kinds = [*_kinds_of(work.get(place, Work()))]

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import StorageUnavailable
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.server.tinker.sessions import MAX_PAGE, Limit, Offset
 from twinkle.wire.bodies.base import parse_body
@@ -48,31 +48,33 @@ def describe(checkpoint: Checkpoint) -> CheckpointInfo:
 
 
 @router.get("/checkpoints", openapi_extra=described(CheckpointsResponse))
-async def list_checkpoints(server: Server, tenant: Tenant, limit: Limit = 100, offset: Offset = 0) -> Response:
+async def list_checkpoints(
+    common: Common, artifacts: Artifacts, tenant: Tenant, limit: Limit = 100, offset: Offset = 0
+) -> Response:
     """All of the tenant's checkpoints, newest first."""
-    page, total = await server.sql.run(server.catalog.checkpoints, tenant, limit=limit, offset=offset)
+    page, total = await common.sql.run(artifacts.catalog.checkpoints, tenant, limit=limit, offset=offset)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
 
 
 @router.get("/training_runs/{run_id}/checkpoints", openapi_extra=described(CheckpointsResponse, refusals=[404]))
 async def list_checkpoints_of_run(
-    run_id: str, server: Server, tenant: Tenant, limit: Limit = MAX_PAGE, offset: Offset = 0
+    run_id: str, common: Common, artifacts: Artifacts, tenant: Tenant, limit: Limit = MAX_PAGE, offset: Offset = 0
 ) -> Response:
     """A training run's checkpoints, newest first."""
-    await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
-    page, total = await server.sql.run(
-        server.catalog.checkpoints, tenant, limit=limit, offset=offset, adapter_id=run_id
+    await common.sql.run(artifacts.catalog.adapter, run_id, tenant=tenant)
+    page, total = await common.sql.run(
+        artifacts.catalog.checkpoints, tenant, limit=limit, offset=offset, adapter_id=run_id
     )
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
 
 
 @router.post("/weights_info", openapi_extra=described(WeightsInfoResponse, body=WeightsInfoRequest, refusals=[404]))
-async def weights_info(request: Request, server: Server, tenant: Tenant) -> Response:
+async def weights_info(request: Request, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """What a client must know to load a checkpoint."""
-    body = parse_body(WeightsInfoRequest, await server.bodies.read(request))
-    checkpoint = await server.sql.run(server.catalog.checkpoint, body.tinker_path, tenant=tenant)
+    body = parse_body(WeightsInfoRequest, await common.bodies.read(request))
+    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, body.tinker_path, tenant=tenant)
     config = checkpoint.config
     return answer(
         WeightsInfoResponse(
@@ -87,41 +89,56 @@ async def weights_info(request: Request, server: Server, tenant: Tenant) -> Resp
 
 
 @router.delete(_CHECKPOINT, openapi_extra=described(None, refusals=[404]))
-async def delete_checkpoint(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
+async def delete_checkpoint(
+    run_id: str, segment: str, name: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """Unlist a checkpoint for ever, then remove its files."""
     path = _path(run_id, segment, name)
-    keys = await server.sql.run(server.catalog.delete_checkpoint, tenant, path)
-    await _note(server, tenant, "checkpoint_delete", path)
-    await _remove_files(server, path, keys)
+    keys = await common.sql.run(artifacts.catalog.delete_checkpoint, tenant, path)
+    await _note(common, accounts, tenant, "checkpoint_delete", path)
+    await _remove_files(common, artifacts, path, keys)
     return Response(status_code=NO_CONTENT)
 
 
 @router.post(_CHECKPOINT + "/publish", openapi_extra=described(None, refusals=[404]))
-async def publish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
+async def publish(
+    run_id: str, segment: str, name: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """Let every tenant read a checkpoint. Twice is harmless: the 409 of the original makes its client hang."""
     path = _path(run_id, segment, name)
-    await server.sql.run(server.catalog.set_public, tenant, path, public=True)
-    await _note(server, tenant, "checkpoint_publish", path)
+    await common.sql.run(artifacts.catalog.set_public, tenant, path, public=True)
+    await _note(common, accounts, tenant, "checkpoint_publish", path)
     return Response(status_code=NO_CONTENT)
 
 
 @router.delete(_CHECKPOINT + "/publish", openapi_extra=described(None, refusals=[404]))
-async def unpublish(run_id: str, segment: str, name: str, server: Server, tenant: Tenant) -> Response:
+async def unpublish(
+    run_id: str, segment: str, name: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """Keep a checkpoint to its owner again."""
     path = _path(run_id, segment, name)
-    await server.sql.run(server.catalog.set_public, tenant, path, public=False)
-    await _note(server, tenant, "checkpoint_unpublish", path)
+    await common.sql.run(artifacts.catalog.set_public, tenant, path, public=False)
+    await _note(common, accounts, tenant, "checkpoint_unpublish", path)
     return Response(status_code=NO_CONTENT)
 
 
 @router.put(_CHECKPOINT + "/ttl", openapi_extra=described(None, body=SetTtlRequest, refusals=[404]))
-async def set_ttl(run_id: str, segment: str, name: str, request: Request, server: Server, tenant: Tenant) -> Response:
+async def set_ttl(
+    run_id: str,
+    segment: str,
+    name: str,
+    request: Request,
+    common: Common,
+    accounts: Accounts,
+    artifacts: Artifacts,
+    tenant: Tenant,
+) -> Response:
     """Change how long a checkpoint lives from now on; null keeps it for ever."""
-    body = parse_body(SetTtlRequest, await server.bodies.read(request))
-    expires_at = None if body.ttl_seconds is None else server.clock.now() + body.ttl_seconds
+    body = parse_body(SetTtlRequest, await common.bodies.read(request))
+    expires_at = None if body.ttl_seconds is None else common.clock.now() + body.ttl_seconds
     path = _path(run_id, segment, name)
-    await server.sql.run(server.catalog.set_expiry, tenant, path, expires_at)
-    await _note(server, tenant, "checkpoint_ttl_set", path, ttl_seconds=str(body.ttl_seconds))
+    await common.sql.run(artifacts.catalog.set_expiry, tenant, path, expires_at)
+    await _note(common, accounts, tenant, "checkpoint_ttl_set", path, ttl_seconds=str(body.ttl_seconds))
     return Response(status_code=NO_CONTENT)
 
 
@@ -129,51 +146,60 @@ async def set_ttl(run_id: str, segment: str, name: str, request: Request, server
     "/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls",
     openapi_extra=described(ExternalWeightsUrlsResponse, refusals=[404]),
 )
-async def external_weights_urls(run_id: str, name: str, request: Request, server: Server, tenant: Tenant) -> Response:
+async def external_weights_urls(
+    run_id: str, name: str, request: Request, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """A URL for each file of an external checkpoint, good for a while without a key."""
     path = _path(run_id, CheckpointKind.EXTERNAL.segment, name)
-    checkpoint = await server.sql.run(server.catalog.checkpoint, path, tenant=tenant)
-    base_url, expires_at = _url_terms(server, request)
+    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path, tenant=tenant)
+    base_url, expires_at = _url_terms(common, request)
     urls = {
-        file: await server.object_io.run(server.links.url_of, stored.key, base_url=base_url, expires_at=expires_at)
+        file: await common.object_io.run(artifacts.links.url_of, stored.key, base_url=base_url, expires_at=expires_at)
         for file, stored in checkpoint.files.items()
     }
-    await _note(server, tenant, "checkpoint_read", path, purpose="download")
+    await _note(common, accounts, tenant, "checkpoint_read", path, purpose="download")
     return answer(ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires_at)))
 
 
 @router.get(_CHECKPOINT + "/archive", openapi_extra=described(None, status=_FOUND, refusals=[404]))
 async def checkpoint_archive(
-    run_id: str, segment: str, name: str, request: Request, server: Server, tenant: Tenant
+    run_id: str,
+    segment: str,
+    name: str,
+    request: Request,
+    common: Common,
+    accounts: Accounts,
+    artifacts: Artifacts,
+    tenant: Tenant,
 ) -> Response:
     """Where a checkpoint's weights can be read as one tar file for a while without a key: for SDKs before 0.36."""
     path = _path(run_id, segment, name)
-    checkpoint = await server.sql.run(server.catalog.checkpoint, path, tenant=tenant)
-    base_url, expires_at = _url_terms(server, request)
-    url = server.links.archive_url_of(path, checkpoint.seq, base_url=base_url, expires_at=expires_at)
-    await _note(server, tenant, "checkpoint_read", path, purpose="download")
+    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path, tenant=tenant)
+    base_url, expires_at = _url_terms(common, request)
+    url = artifacts.links.archive_url_of(path, checkpoint.seq, base_url=base_url, expires_at=expires_at)
+    await _note(common, accounts, tenant, "checkpoint_read", path, purpose="download")
     headers = {"Location": url, "Expires": formatdate(expires_at, usegmt=True), "Cache-Control": "private, no-store"}
     return Response(status_code=_FOUND, headers=headers)
 
 
-def _url_terms(server: ServerState, request: Request) -> tuple[str, int]:
+def _url_terms(common: Common, request: Request) -> tuple[str, int]:
     """What download URLs begin with, and when those that are made now end."""
-    base_url = server.settings.public_url or str(request.base_url)
-    return base_url, int(server.clock.now()) + server.settings.download_url_ttl_s
+    base_url = common.settings.public_url or str(request.base_url)
+    return base_url, int(common.clock.now()) + common.settings.download_url_ttl_s
 
 
 def _path(run_id: str, segment: str, name: str) -> str:
     return str(parse_checkpoint_path(f"{SCHEME}{run_id}/{segment}/{name}"))
 
 
-async def _note(server: ServerState, tenant: str, event: str, path: str, **details: str) -> None:
-    await server.sql.run(server.audit.note, tenant, event, tinker_path=path, **details)
+async def _note(common: Common, accounts: Accounts, tenant: str, event: str, path: str, **details: str) -> None:
+    await common.sql.run(accounts.audit.note, tenant, event, tinker_path=path, **details)
 
 
-async def _remove_files(server: ServerState, path: str, keys: list[str]) -> None:
+async def _remove_files(common: Common, artifacts: Artifacts, path: str, keys: list[str]) -> None:
     """The row is gone, so a file that stays behind is one that housekeeping deletes: it was given up with the row."""
     try:
         for key in keys:
-            await server.object_io.run(server.blobs.delete, key)
+            await common.object_io.run(artifacts.blobs.delete, key)
     except StorageUnavailable as error:
         _log.warning("checkpoint.files_left", path=path, error=error.message, next="housekeeping deletes them")

@@ -8,7 +8,7 @@ from twinkle.core.adapter import Grant
 from twinkle.core.errors import NotFound
 from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.grants import TOKEN_HEADER, grant_of
 from twinkle.storage.checkpoints.copies import NewCopy
@@ -28,27 +28,29 @@ router = APIRouter()
         CopyWeightsResponse, body=CopyWeightsRequest, refusals=[404], headers=[HEADER, TOKEN_HEADER]
     ),
 )
-async def copy_weights(request: Request, server: Server, tenant: Tenant) -> Response:
+async def copy_weights(
+    request: Request, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """Copy a checkpoint that the caller may read. The same idempotency key, or number in a session: the same copy."""
-    body = parse_body(CopyWeightsRequest, await server.bodies.read(request))
+    body = parse_body(CopyWeightsRequest, await common.bodies.read(request))
     source = str(parse_checkpoint_path(body.source_path, field="source_path"))
     token = request.headers.get(TOKEN_HEADER, body.weights_access_token)
-    grant = await grant_of(server, tenant, source, token, purpose="copy")
+    grant = await grant_of(common, artifacts, tenant, source, token, purpose="copy")
     if body.session_id is None:
-        session_id = await _find_session(server, tenant, body, grant, key=_key_of(request))
+        session_id = await _find_session(common, accounts, artifacts, tenant, body, grant, key=_key_of(request))
     else:
-        session_id = (await server.sql.run(server.directory.session, tenant, body.session_id)).id
+        session_id = (await common.sql.run(accounts.directory.session, tenant, body.session_id)).id
     new = NewCopy(
         source=source,
         tenant=tenant,
         session=session_id,
         adapter=str(ModelId(session_id, body.model_seq_id or 0)),
-        expires_at=None if body.ttl_seconds is None else server.clock.now() + body.ttl_seconds,
+        expires_at=None if body.ttl_seconds is None else common.clock.now() + body.ttl_seconds,
         grant=grant,
     )
-    path = await server.sql.run(server.copies.copy, new)
+    path = await common.sql.run(artifacts.copies.copy, new)
     granted_by = {} if grant is None else {"token_id": grant.token}
-    await server.sql.run(server.audit.note, tenant, "checkpoint_copy", tinker_path=path, source=source, **granted_by)
+    await common.sql.run(accounts.audit.note, tenant, "checkpoint_copy", tinker_path=path, source=source, **granted_by)
     return answer(CopyWeightsResponse(tinker_path=path))
 
 
@@ -58,7 +60,14 @@ def _key_of(request: Request) -> str | None:
 
 
 async def _find_session(
-    server: ServerState, tenant: str, body: CopyWeightsRequest, grant: Grant | None, *, key: str | None
+    common: Common,
+    accounts: Accounts,
+    artifacts: Artifacts,
+    tenant: str,
+    body: CopyWeightsRequest,
+    grant: Grant | None,
+    *,
+    key: str | None,
 ) -> str:
     """The session of the copy, which has an end already. None is opened for a copy that cannot be made.
 
@@ -66,9 +75,9 @@ async def _find_session(
         NotFound: There is no such checkpoint for this tenant, nor was it copied under this key.
     """
     try:
-        await server.sql.run(server.catalog.checkpoint, body.source_path, tenant=tenant, grant=grant)
+        await common.sql.run(artifacts.catalog.checkpoint, body.source_path, tenant=tenant, grant=grant)
     except NotFound:
-        made = await server.sql.run(server.directory.session_under, tenant, key)
+        made = await common.sql.run(accounts.directory.session_under, tenant, key)
         if made is None:
             raise
         return made
@@ -80,6 +89,6 @@ async def _find_session(
         sdk_version="",
         idempotency_key=key,
     )
-    session_id = await server.sql.run(server.directory.open_session, tenant, new)
-    await server.sql.run(server.directory.finish_session, tenant, session_id, reason="success", detail=None)
+    session_id = await common.sql.run(accounts.directory.open_session, tenant, new)
+    await common.sql.run(accounts.directory.finish_session, tenant, session_id, reason="success", detail=None)
     return session_id

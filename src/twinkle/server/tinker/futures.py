@@ -11,7 +11,7 @@ from twinkle.core.errors import Expired, NotFound, StorageUnavailable
 from twinkle.core.operation import FutureStatus
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
 from twinkle.storage.journal.samples import EndedSample
 from twinkle.storage.payloads import read_payload
@@ -69,14 +69,16 @@ router = APIRouter()
         headers=["X-Tinker-Request-Type"],
     ),
 )
-async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> Response:
+async def retrieve_future(
+    request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """The outcome when it is there, else 408 after the poll's time. Outcomes can be read again and again."""
-    body = parse_body(RetrieveFutureRequest, await server.bodies.read(request))
+    body = parse_body(RetrieveFutureRequest, await common.bodies.read(request))
     try:
-        owned = await server.futures.wait(body.request_id, tenant, server.settings.long_poll_s)
+        owned = await queue.futures.wait(body.request_id, tenant, common.settings.long_poll_s)
         if not owned.status.state.is_final:
-            return answer(await server.queue_board.pending(body.request_id, tenant), status=_NOT_READY)
-        return await _outcome(server, owned.status, allow_metadata_only=body.allow_metadata_only)
+            return answer(await queue.queue_board.pending(body.request_id, tenant), status=_NOT_READY)
+        return await _outcome(common, artifacts, owned.status, allow_metadata_only=body.allow_metadata_only)
     except NotFound:
         # The SDK submits a sample again after a 410 and gives up on everything else after a 404.
         if request.headers.get("x-tinker-request-type") == "Sample":
@@ -92,13 +94,15 @@ async def retrieve_future(request: Request, server: Server, tenant: Tenant) -> R
     "/retrieve_futures",
     openapi_extra=described(RetrieveFuturesResponse, body=RetrieveFuturesRequest, refusals=[404]),
 )
-async def retrieve_futures(request: Request, server: Server, tenant: Tenant) -> Response:
+async def retrieve_futures(
+    request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """What of a sampling client's samples ended after the cursor; waits until there is something. Outcomes are kept."""
-    body = parse_body(RetrieveFuturesRequest, await server.bodies.read(request))
+    body = parse_body(RetrieveFuturesRequest, await common.bodies.read(request))
     lane = body.target.sampling_session_id
-    await server.sql.run(server.catalog.sampling_session, lane, tenant=tenant)
-    longest_s = server.settings.long_poll_s
-    ended = await server.lane_polls.wait(
+    await common.sql.run(artifacts.catalog.sampling_session, lane, tenant=tenant)
+    longest_s = common.settings.long_poll_s
+    ended = await queue.lane_polls.wait(
         lane,
         client=body.target.cloned_sampler_id,
         after=body.prev_cursor,
@@ -109,12 +113,12 @@ async def retrieve_futures(request: Request, server: Server, tenant: Tenant) -> 
 
 
 @router.post("/cancel_future", openapi_extra=described(None, body=CancelFutureRequest, refusals=[404]))
-async def cancel_future(request: Request, server: Server, tenant: Tenant) -> Response:
+async def cancel_future(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """End a sample nobody wants any more. One that has ended keeps its outcome."""
-    body = parse_body(CancelFutureRequest, await server.bodies.read(request))
-    if await server.sql.run(server.sample_journal.cancel, body.request_id, tenant):
-        server.futures.notify([body.request_id])
-        server.lane_polls.notify([body.request_id])
+    body = parse_body(CancelFutureRequest, await common.bodies.read(request))
+    if await common.sql.run(queue.sample_journal.cancel, body.request_id, tenant):
+        queue.futures.notify([body.request_id])
+        queue.lane_polls.notify([body.request_id])
     return Response(status_code=NO_CONTENT)
 
 
@@ -124,9 +128,11 @@ def _completion(sample: EndedSample) -> FinishedCompletion | FailedCompletion:
     return FinishedCompletion(request_id=sample.request_id, response_payload_uncompressed_size=sample.result_bytes)
 
 
-async def _outcome(server: ServerState, status: FutureStatus, *, allow_metadata_only: bool) -> Response:
+async def _outcome(
+    common: Common, artifacts: Artifacts, status: FutureStatus, *, allow_metadata_only: bool
+) -> Response:
     if status.expired:
-        kept_h = server.settings.result_ttl_s / 3600
+        kept_h = common.settings.result_ttl_s / 3600
         raise Expired(f"the result of {status.request_id} was kept for {kept_h:g} h and is gone")
     if status.failure is not None:
         return answer(FailedResponse(error=status.failure.message, category=status.failure.category.value))
@@ -137,5 +143,5 @@ async def _outcome(server: ServerState, status: FutureStatus, *, allow_metadata_
         # Large: the client makes room for so many bytes, then asks for them.
         return answer(MetadataResponse(response_payload_size=status.result.size_bytes))
     else:
-        data = await server.object_io.run(read_payload, server.blobs, status.result)
+        data = await common.object_io.run(read_payload, artifacts.blobs, status.result)
     return Response(data, media_type=PROTOBUF if status.kind.answers_protobuf else JSON)

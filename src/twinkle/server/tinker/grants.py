@@ -5,17 +5,19 @@ from __future__ import annotations
 import orjson
 
 from twinkle.core.adapter import Grant
-from twinkle.server.state import ServerState
+from twinkle.server.state import Artifacts, Common
 from twinkle.wire.bodies.training import LoadWeightsRequest
 
 TOKEN_HEADER = "X-Tinker-Weights-Access-Token"
 
 
-async def grant_of(server: ServerState, tenant: str, path: str, token: str | None, *, purpose: str) -> Grant | None:
+async def grant_of(
+    common: Common, artifacts: Artifacts, tenant: str, path: str, token: str | None, *, purpose: str
+) -> Grant | None:
     """What a token lets its bearer read; ``None`` without one, and for one that does not open this checkpoint."""
     if token is None:
         return None
-    return await server.sql.run(server.access_tokens.grant, token, path, reader=tenant, purpose=purpose)
+    return await common.sql.run(artifacts.access_tokens.grant, token, path, reader=tenant, purpose=purpose)
 
 
 def load_payload(body: LoadWeightsRequest, grant: Grant | None = None) -> bytes:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import InvalidInput, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, Tenant
+from twinkle.server.state import Accounts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import canonical_json, ticket
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
@@ -28,19 +28,21 @@ router = APIRouter()
 @router.post(
     "/create_custom_loss", openapi_extra=described(FutureResponse, body=CreateCustomLossRequest, refusals=[404])
 )
-async def create_custom_loss(request: Request, server: Server, tenant: Tenant) -> Response:
+async def create_custom_loss(
+    request: Request, common: Common, accounts: Accounts, queue: Queue, tenant: Tenant
+) -> Response:
     """Define a loss for the ``forward_backward`` calls of a session. A resend gets the same one."""
-    raw = await server.bodies.read(request)
-    if not server.settings.custom_loss_server_side:
+    raw = await common.bodies.read(request)
+    if not common.settings.custom_loss_server_side:
         raise InvalidInput(
             "custom_loss_server_side",
             "is off on this server, so clients run custom losses themselves: pass the function, or a handle without a"
             " loss_id, to forward_backward_custom",
         )
     loss_id, submission = _read(raw, tenant)
-    await server.sql.run(server.directory.session, tenant, loss_id.session_id)
+    await common.sql.run(accounts.directory.session, tenant, loss_id.session_id)
     result = CreateCustomLossResponse(loss_id=str(loss_id)).to_json()
-    return ticket(await server.sql.run(server.custom_losses.record, submission, result=result))
+    return ticket(await common.sql.run(queue.custom_losses.record, submission, result=result))
 
 
 def _read(raw: bytes, tenant: str) -> tuple[CustomLossId, Submission]:

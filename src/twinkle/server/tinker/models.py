@@ -12,7 +12,7 @@ from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.storage.journal.meshes import MeshStatus
@@ -39,13 +39,13 @@ router = APIRouter()
 
 
 @router.post("/create_model", openapi_extra=described(FutureResponse, body=CreateModelRequest, refusals=[404]))
-async def create_model(request: Request, server: Server, tenant: Tenant) -> Response:
+async def create_model(request: Request, common: Common, accounts: Accounts, queue: Queue, tenant: Tenant) -> Response:
     """A new adapter on a base model. A resend gets the same one, also when its seed was drawn here."""
-    body = parse_body(CreateModelRequest, await server.bodies.read(request))
-    session = await server.sql.run(server.directory.session, tenant, body.session_id)
+    body = parse_body(CreateModelRequest, await common.bodies.read(request))
+    session = await common.sql.run(accounts.directory.session, tenant, body.session_id)
     _check_optimizer(body.optimizer_config)
     _check_targets(body.lora_config)
-    mesh = choose_mesh(await server.meshes.all(fresh=True), body.base_model)
+    mesh = choose_mesh(await queue.meshes.all(fresh=True), body.base_model)
     _check_rank(body.lora_config.rank, mesh)
     lora = body.lora_config
     config = AdapterConfig(
@@ -64,33 +64,37 @@ async def create_model(request: Request, server: Server, tenant: Tenant) -> Resp
         config=config,
         optimizer=body.optimizer_config.model_dump(exclude_none=True),
         user_metadata=body.user_metadata,
-        created_at=server.clock.now(),
+        created_at=common.clock.now(),
         priority=priority_of(body.user_metadata, metadata_of(session)),
-        limit=await server.quotas.adapters_of(tenant),
+        limit=await accounts.quotas.adapters_of(tenant),
     )
     payload = config.model_dump_json().encode()
     first = _first(tenant, adapter.id, OperationKind.CREATE_MODEL, payload, body_digest(body))
-    return await _open(server, adapter, first)
+    return await _open(queue, adapter, first)
 
 
-async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWeightsRequest) -> Response:
+async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsRequest) -> Response:
     """A new adapter that begins as a checkpoint: its shape is the checkpoint's, whatever the client remembers of it.
 
     A resend finds its future, whatever has become of the checkpoint, or of the leave to read it, since then.
     """
     assert body.session_id is not None and body.model_seq_id is not None, "the address of a create-via-load"
-    session = await server.sql.run(server.directory.session, tenant, body.session_id)
+    session = await server.common.sql.run(server.accounts.directory.session, tenant, body.session_id)
     optimizer = body.optimizer_config or OptimizerConfig()
     _check_optimizer(optimizer)
     adapter_id = str(ModelId(body.session_id, body.model_seq_id))
-    grant = await grant_of(server, tenant, body.path, body.weights_access_token, purpose="load")
+    grant = await grant_of(
+        server.common, server.artifacts, tenant, body.path, body.weights_access_token, purpose="load"
+    )
     first = _first(tenant, adapter_id, OperationKind.LOAD_WEIGHTS, load_payload(body, grant), body_digest(body))
     try:
-        checkpoint = await server.sql.run(server.catalog.checkpoint, body.path, tenant=tenant, grant=grant)
+        checkpoint = await server.common.sql.run(
+            server.artifacts.catalog.checkpoint, body.path, tenant=tenant, grant=grant
+        )
     except NotFound as error:
-        return ticket(await _accepted_before(server, first, error), model_id=adapter_id)
+        return ticket(await _accepted_before(server.queue, first, error), model_id=adapter_id)
     _check_origin(checkpoint, body)
-    mesh = choose_mesh(await server.meshes.all(fresh=True), checkpoint.config.base_model)
+    mesh = choose_mesh(await server.queue.meshes.all(fresh=True), checkpoint.config.base_model)
     _check_rank(checkpoint.config.rank, mesh)
     adapter = NewAdapter(
         id=adapter_id,
@@ -100,19 +104,19 @@ async def create_from_checkpoint(server: ServerState, tenant: str, body: LoadWei
         config=checkpoint.config,
         optimizer=optimizer.model_dump(exclude_none=True),
         user_metadata=body.user_metadata,
-        created_at=server.clock.now(),
+        created_at=server.common.clock.now(),
         priority=priority_of(body.user_metadata, metadata_of(session)),
-        limit=await server.quotas.adapters_of(tenant),
+        limit=await server.accounts.quotas.adapters_of(tenant),
     )
-    return await _open(server, adapter, first)
+    return await _open(server.queue, adapter, first)
 
 
 @router.post("/get_info", openapi_extra=described(GetInfoResponse, body=GetInfoRequest, refusals=[404]))
-async def get_info(request: Request, server: Server, tenant: Tenant) -> Response:
+async def get_info(request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
     """What an adapter is, at once and without a future."""
-    body = parse_body(GetInfoRequest, await server.bodies.read(request))
-    adapter = await server.sql.run(server.catalog.adapter, body.model_id, tenant=tenant)
-    mesh = await server.meshes.find(adapter.mesh)
+    body = parse_body(GetInfoRequest, await common.bodies.read(request))
+    adapter = await common.sql.run(artifacts.catalog.adapter, body.model_id, tenant=tenant)
+    mesh = await queue.meshes.find(adapter.mesh)
     capabilities = None if mesh is None else mesh.capabilities
     model = ModelData(
         model_name=adapter.config.base_model,
@@ -133,13 +137,13 @@ def _first(tenant: str, adapter_id: str, kind: OperationKind, payload: bytes, di
     return Submission(tenant=tenant, lane=adapter_id, seq=0, kind=kind, digest=digest, payload=Payload(inline=payload))
 
 
-async def _open(server: ServerState, adapter: NewAdapter, first: Submission) -> Response:
-    accepted = await server.submitter.open_lane(adapter, first)
+async def _open(queue: Queue, adapter: NewAdapter, first: Submission) -> Response:
+    accepted = await queue.submitter.open_lane(adapter, first)
     assert accepted is not None, "a lane opened with an operation answers with its ticket"
     return ticket(accepted, model_id=adapter.id)
 
 
-async def _accepted_before(server: ServerState, first: Submission, error: NotFound) -> Accepted:
+async def _accepted_before(queue: Queue, first: Submission, error: NotFound) -> Accepted:
     """The future of an operation that can no longer be accepted, but was.
 
     Raises:
@@ -148,7 +152,7 @@ async def _accepted_before(server: ServerState, first: Submission, error: NotFou
     """
     try:
         # An adapter that exists has an operation of this number, so nothing new comes of this.
-        return await server.submitter.submit(first)
+        return await queue.submitter.submit(first)
     except NotFound:
         raise error from None
 

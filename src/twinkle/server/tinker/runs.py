@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.checkpoints import describe
 from twinkle.server.tinker.sessions import Limit, Offset
@@ -20,35 +20,37 @@ router = APIRouter()
 
 @router.get("/training_runs", openapi_extra=described(TrainingRunsResponse))
 async def list_runs(
-    server: Server,
+    common: Common,
+    accounts: Accounts,
+    artifacts: Artifacts,
     tenant: Tenant,
     limit: Limit = 20,
     offset: Offset = 0,
     project_id: Annotated[str | None, Query(max_length=4096)] = None,
 ) -> Response:
     """The tenant's training runs, the one with the latest request first."""
-    page, total = await server.sql.run(
-        server.catalog.adapters, tenant, limit=limit, offset=offset, project_id=project_id
+    page, total = await common.sql.run(
+        artifacts.catalog.adapters, tenant, limit=limit, offset=offset, project_id=project_id
     )
-    runs = await server.sql.run(_describe_all, server, tenant, page)
+    runs = await common.sql.run(_describe_all, accounts, artifacts, tenant, page)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(TrainingRunsResponse(training_runs=runs, cursor=cursor))
 
 
 @router.get("/training_runs/{run_id}", openapi_extra=described(TrainingRun, refusals=[404]))
-async def show_run(run_id: str, server: Server, tenant: Tenant) -> Response:
+async def show_run(run_id: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant) -> Response:
     """One training run."""
-    run = await server.sql.run(server.catalog.adapter, run_id, tenant=tenant)
-    return answer((await server.sql.run(_describe_all, server, tenant, [run]))[0])
+    run = await common.sql.run(artifacts.catalog.adapter, run_id, tenant=tenant)
+    return answer((await common.sql.run(_describe_all, accounts, artifacts, tenant, [run]))[0])
 
 
-def _describe_all(server: ServerState, tenant: str, runs: list[Adapter]) -> list[TrainingRun]:
-    owner = server.directory.tenant_name(tenant)
-    return [_describe(server, owner, run) for run in runs]
+def _describe_all(accounts: Accounts, artifacts: Artifacts, tenant: str, runs: list[Adapter]) -> list[TrainingRun]:
+    owner = accounts.directory.tenant_name(tenant)
+    return [_describe(artifacts, owner, run) for run in runs]
 
 
-def _describe(server: ServerState, owner: str, run: Adapter) -> TrainingRun:
-    catalog = server.catalog
+def _describe(artifacts: Artifacts, owner: str, run: Adapter) -> TrainingRun:
+    catalog = artifacts.catalog
     training = catalog.latest_checkpoint(run.id, CheckpointKind.TRAINING)
     sampler = catalog.latest_checkpoint(run.id, CheckpointKind.SAMPLER)
     return TrainingRun(

@@ -12,7 +12,7 @@ from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, canonical_json
 from twinkle.storage.checkpoints.catalog import SamplingSession
 from twinkle.storage.journal.records import NewSamplingSession
@@ -54,10 +54,10 @@ class ReadSample:
 )
 async def create_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A place to sample from: a base model, or a checkpoint of either kind."""
-    body = parse_body(CreateSamplingSessionRequest, await server.bodies.read(request))
-    owner = await server.sql.run(server.directory.session, tenant, body.session_id)
-    base_model = await _base_model(server, tenant, body)
-    mesh = choose_mesh(await server.meshes.all(), base_model)
+    body = parse_body(CreateSamplingSessionRequest, await server.common.bodies.read(request))
+    owner = await server.common.sql.run(server.accounts.directory.session, tenant, body.session_id)
+    base_model = await _base_model(server.common, server.artifacts, tenant, body)
+    mesh = choose_mesh(await server.queue.meshes.all(), base_model)
     session = NewSamplingSession(
         id=str(SamplingSessionId(body.session_id, body.sampling_session_seq_id)),
         tenant=tenant,
@@ -68,8 +68,10 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
         checkpoint=body.model_path,
         priority=priority_of(metadata_of(owner)),
     )
-    await server.submitter.open_lane(session)
-    _check_same(await server.sql.run(server.catalog.sampling_session, session.id, tenant=tenant), session)
+    await server.queue.submitter.open_lane(session)
+    _check_same(
+        await server.common.sql.run(server.artifacts.catalog.sampling_session, session.id, tenant=tenant), session
+    )
     return answer(CreateSamplingSessionResponse(sampling_session_id=session.id))
 
 
@@ -77,30 +79,30 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     "/join_sampling_session",
     openapi_extra=described(JoinSamplingSessionResponse, body=JoinSamplingSessionRequest, refusals=[404]),
 )
-async def join_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
+async def join_sampling_session(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """A number for one more client of a sampling session, no other's."""
-    body = parse_body(JoinSamplingSessionRequest, await server.bodies.read(request))
-    number = await server.sql.run(server.sample_journal.join, body.sampling_session_id, tenant)
+    body = parse_body(JoinSamplingSessionRequest, await common.bodies.read(request))
+    number = await common.sql.run(queue.sample_journal.join, body.sampling_session_id, tenant)
     return answer(JoinSamplingSessionResponse(client_counter=number))
 
 
 @router.get("/samplers/{sampler_id}", openapi_extra=described(SamplerResponse, refusals=[404]))
-async def show_sampler(sampler_id: str, server: Server, tenant: Tenant) -> Response:
+async def show_sampler(sampler_id: str, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """What a sampling session samples from."""
-    session = await server.sql.run(server.catalog.sampling_session, sampler_id, tenant=tenant)
+    session = await common.sql.run(artifacts.catalog.sampling_session, sampler_id, tenant=tenant)
     return answer(SamplerResponse(sampler_id=session.id, base_model=session.base_model, model_path=session.model_path))
 
 
 @router.post("/asample", openapi_extra=described(FutureResponse, body=SampleRequest, refusals=[404]))
-async def asample(request: Request, server: Server, tenant: Tenant) -> Response:
+async def asample(request: Request, common: Common, accounts: Accounts, queue: Queue, tenant: Tenant) -> Response:
     """Draw samples of one prompt."""
-    async with server.bodies.receive(request, budget=await server.quotas.bodies_of(tenant)) as body:
+    async with common.bodies.receive(request, budget=await accounts.quotas.bodies_of(tenant)) as body:
         raw = body.complete()
-        if len(raw) <= server.settings.inline_payload_bytes:
+        if len(raw) <= common.settings.inline_payload_bytes:
             sample = _read_sample(raw)
         else:
-            sample = await server.object_io.run(_read_sample, raw)
-        await server.quotas.take_sample(tenant)
+            sample = await common.object_io.run(_read_sample, raw)
+        await accounts.quotas.take_sample(tenant)
         submission = Submission(
             tenant=tenant,
             lane=sample.lane,
@@ -111,7 +113,7 @@ async def asample(request: Request, server: Server, tenant: Tenant) -> Response:
             num_tokens=sample.num_tokens,
             num_prompt_tokens=sample.num_prompt_tokens,
         )
-        accepted = await server.submitter.submit(submission)
+        accepted = await queue.submitter.submit(submission)
     sequence_ids = [f"{accepted.request_id}:{i}" for i in range(sample.num_samples)]
     return answer(FutureResponse(request_id=accepted.request_id, sample_sequence_ids=sequence_ids))
 
@@ -141,11 +143,11 @@ def _with_seed(body: SampleRequest) -> SampleRequest:
     return body.model_copy(update={"sampling_params": params})
 
 
-async def _base_model(server: ServerState, tenant: str, body: CreateSamplingSessionRequest) -> str:
+async def _base_model(common: Common, artifacts: Artifacts, tenant: str, body: CreateSamplingSessionRequest) -> str:
     if body.model_path is None:
         assert body.base_model is not None, "the body names one of the two"
         return body.base_model
-    checkpoint = await server.sql.run(server.catalog.checkpoint, body.model_path, tenant=tenant)
+    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, body.model_path, tenant=tenant)
     base_model = checkpoint.config.base_model
     if body.base_model is not None and body.base_model != base_model:
         raise InvalidInput("base_model", f"{body.model_path} belongs to {base_model!r}, not to {body.base_model!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from twinkle.server.openapi import described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Common, Queue, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.wire.bodies.base import ResponseBody
 from twinkle.wire.bodies.session import (
@@ -25,43 +25,43 @@ router = APIRouter()
     "/client/config",
     openapi_extra=described(ClientConfigResponse, body=ClientConfigRequest, body_required=False),
 )
-async def client_config(server: Server, _: Tenant) -> Response:
+async def client_config(common: Common, _: Tenant) -> Response:
     """Flags for a client's lifetime: the operator's, else the SDK's own defaults, and protobuf for those before 0.25.
 
     A poll for many samples is told apart by the number of its client, so clones then ask for theirs.
     """
-    together = True if server.settings.poll_samples_together else None
+    together = True if common.settings.poll_samples_together else None
     flags = ClientConfigResponse(
-        pjwt_auth_enabled=True if server.settings.jwt_auth else None,
+        pjwt_auth_enabled=True if common.settings.jwt_auth else None,
         proto_write_fwdbwd=True,
         fwd_via_fwdbwd=True,
         create_model_via_load_weights=True,
         sample_use_retrieve_futures=together,
         sample_join_sampling_session=together,
-        custom_loss_server_side=True if server.settings.custom_loss_server_side else None,
+        custom_loss_server_side=True if common.settings.custom_loss_server_side else None,
     )
-    return answer(flags.model_copy(update=_chosen(server, of=ClientConfigResponse)))
+    return answer(flags.model_copy(update=_chosen(common, of=ClientConfigResponse)))
 
 
 @router.post(
     "/client/dynamic_config",
     openapi_extra=described(ClientDynamicConfigResponse, body=ClientConfigRequest, body_required=False),
 )
-async def client_dynamic_config(server: Server, _: Tenant) -> Response:
+async def client_dynamic_config(common: Common, _: Tenant) -> Response:
     """Flags a client asks for again every few minutes."""
     flags = ClientDynamicConfigResponse(sample_cancel_enabled=True)
-    return answer(flags.model_copy(update=_chosen(server, of=ClientDynamicConfigResponse)))
+    return answer(flags.model_copy(update=_chosen(common, of=ClientDynamicConfigResponse)))
 
 
 @router.post("/telemetry", openapi_extra=described(TelemetryResponse, body=TelemetryRequest, body_required=False))
-async def telemetry(request: Request, server: Server, _: Tenant) -> Response:
+async def telemetry(request: Request, common: Common, _: Tenant) -> Response:
     """Taken and dropped: what a client does is its own affair."""
-    async with server.bodies.receive(request):
+    async with common.bodies.receive(request):
         return answer(TelemetryResponse())
 
 
 @router.get("/get_server_capabilities", openapi_extra=described(CapabilitiesResponse))
-async def get_server_capabilities(server: Server, _: Tenant) -> Response:
+async def get_server_capabilities(queue: Queue, _: Tenant) -> Response:
     """The base models of all meshes, whether their workers live just now or not."""
     models = {
         capabilities.base_model: SupportedModel(
@@ -70,12 +70,12 @@ async def get_server_capabilities(server: Server, _: Tenant) -> Response:
             trainable=True,
             sampleable=True,
         )
-        for mesh in await server.meshes.all()
+        for mesh in await queue.meshes.all()
         if (capabilities := mesh.capabilities) is not None
     }
     return answer(CapabilitiesResponse(supported_models=[models[name] for name in sorted(models)]))
 
 
-def _chosen(server: ServerState, *, of: type[ResponseBody]) -> dict[str, bool | int]:
+def _chosen(common: Common, *, of: type[ResponseBody]) -> dict[str, bool | int]:
     """The flags the operator set, as far as they belong into this answer."""
-    return server.settings.client_flags.model_dump(include=set(of.model_fields), exclude_none=True)
+    return common.settings.client_flags.model_dump(include=set(of.model_fields), exclude_none=True)

@@ -10,7 +10,7 @@ from twinkle.core.errors import Expired
 from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
 from twinkle.server.priority import priority_of
-from twinkle.server.state import Server, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
 from twinkle.storage.tenants.directory import NewSession, metadata_of
 from twinkle.wire.bodies.base import parse_body
@@ -39,9 +39,9 @@ router = APIRouter()
     "/create_session",
     openapi_extra=described(CreateSessionResponse, body=CreateSessionRequest, headers=[HEADER]),
 )
-async def create_session(request: Request, server: Server, tenant: Tenant) -> Response:
+async def create_session(request: Request, common: Common, accounts: Accounts, tenant: Tenant) -> Response:
     """A new session; the same idempotency key gets the same one."""
-    body = parse_body(CreateSessionRequest, await server.bodies.read(request))
+    body = parse_body(CreateSessionRequest, await common.bodies.read(request))
     priority_of(body.user_metadata)
     new = NewSession(
         tags=body.tags,
@@ -51,7 +51,7 @@ async def create_session(request: Request, server: Server, tenant: Tenant) -> Re
         sdk_version=body.sdk_version,
         idempotency_key=idempotency_key(request),
     )
-    session_id = await server.sql.run(server.directory.open_session, tenant, new)
+    session_id = await common.sql.run(accounts.directory.open_session, tenant, new)
     return answer(CreateSessionResponse(session_id=session_id))
 
 
@@ -59,47 +59,55 @@ async def create_session(request: Request, server: Server, tenant: Tenant) -> Re
     "/session_heartbeat",
     openapi_extra=described(SessionHeartbeatResponse, body=SessionHeartbeatRequest, refusals=[404, 410]),
 )
-async def session_heartbeat(request: Request, server: Server, tenant: Tenant) -> Response:
+async def session_heartbeat(request: Request, common: Common, accounts: Accounts, tenant: Tenant) -> Response:
     """A sign of life; 410 ends the client's heartbeats."""
-    body = parse_body(SessionHeartbeatRequest, await server.bodies.read(request))
-    if not await server.sql.run(server.directory.heartbeat, tenant, body.session_id):
+    body = parse_body(SessionHeartbeatRequest, await common.bodies.read(request))
+    if not await common.sql.run(accounts.directory.heartbeat, tenant, body.session_id):
         raise Expired(f"session {body.session_id} was finished")
     return answer(SessionHeartbeatResponse())
 
 
 @router.post("/sessions/{session_id}/finish", openapi_extra=described(None, body=FinishSessionRequest, refusals=[404]))
-async def finish_session(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+async def finish_session(
+    session_id: str, request: Request, common: Common, accounts: Accounts, tenant: Tenant
+) -> Response:
     """How a client ended; the first report wins."""
-    body = parse_body(FinishSessionRequest, await server.bodies.read(request))
-    await server.sql.run(
-        server.directory.finish_session, tenant, session_id, reason=body.reason.type, detail=body.detail
+    body = parse_body(FinishSessionRequest, await common.bodies.read(request))
+    await common.sql.run(
+        accounts.directory.finish_session, tenant, session_id, reason=body.reason.type, detail=body.detail
     )
     return Response(status_code=NO_CONTENT)
 
 
 @router.put("/sessions/{session_id}/project", openapi_extra=described(None, body=SessionProjectRequest, refusals=[404]))
-async def set_project(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+async def set_project(
+    session_id: str, request: Request, common: Common, accounts: Accounts, tenant: Tenant
+) -> Response:
     """Put a session into a project."""
-    body = parse_body(SessionProjectRequest, await server.bodies.read(request))
-    await server.sql.run(server.directory.set_project, tenant, session_id, body.project_id)
+    body = parse_body(SessionProjectRequest, await common.bodies.read(request))
+    await common.sql.run(accounts.directory.set_project, tenant, session_id, body.project_id)
     return Response(status_code=NO_CONTENT)
 
 
 @router.get("/sessions", openapi_extra=described(SessionsResponse))
-async def list_sessions(server: Server, tenant: Tenant, limit: Limit = 20, offset: Offset = 0) -> Response:
+async def list_sessions(
+    common: Common, accounts: Accounts, tenant: Tenant, limit: Limit = 20, offset: Offset = 0
+) -> Response:
     """The tenant's sessions, newest first."""
-    ids = await server.sql.run(server.directory.sessions, tenant, limit=limit, offset=offset)
+    ids = await common.sql.run(accounts.directory.sessions, tenant, limit=limit, offset=offset)
     return answer(SessionsResponse(sessions=ids))
 
 
 @router.get("/sessions/{session_id}", openapi_extra=described(SessionResponse, refusals=[404]))
-async def show_session(session_id: str, server: Server, tenant: Tenant) -> Response:
+async def show_session(
+    session_id: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """One session and what came of it."""
-    row = await server.sql.run(server.directory.session, tenant, session_id)
-    runs, _ = await server.sql.run(
-        server.catalog.adapters, tenant, limit=_MAX_RUNS_SHOWN, offset=0, session_id=session_id
+    row = await common.sql.run(accounts.directory.session, tenant, session_id)
+    runs, _ = await common.sql.run(
+        artifacts.catalog.adapters, tenant, limit=_MAX_RUNS_SHOWN, offset=0, session_id=session_id
     )
-    samplers = await server.sql.run(server.catalog.sampling_sessions_of, session_id)
+    samplers = await common.sql.run(artifacts.catalog.sampling_sessions_of, session_id)
     return answer(
         SessionResponse(
             training_run_ids=[run.id for run in runs],
@@ -111,12 +119,14 @@ async def show_session(session_id: str, server: Server, tenant: Tenant) -> Respo
 
 
 @router.get("/sessions/{session_id}/trace_export", openapi_extra=described(TraceExportResponse, refusals=[404]))
-async def export_trace(session_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+async def export_trace(
+    session_id: str, request: Request, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """A URL, good for a while without a key, under which the session's timeline can be read as a Perfetto trace."""
-    session = await server.sql.run(server.directory.session, tenant, session_id)
-    url = server.links.trace_url_of(
+    session = await common.sql.run(accounts.directory.session, tenant, session_id)
+    url = artifacts.links.trace_url_of(
         session.id,
-        base_url=server.settings.public_url or str(request.base_url),
-        expires_at=int(server.clock.now()) + server.settings.download_url_ttl_s,
+        base_url=common.settings.public_url or str(request.base_url),
+        expires_at=int(common.clock.now()) + common.settings.download_url_ttl_s,
     )
     return answer(TraceExportResponse(url=url))

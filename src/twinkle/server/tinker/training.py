@@ -17,7 +17,7 @@ from twinkle.core.errors import InvalidInput, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.server.body import Body
 from twinkle.server.openapi import PROTOBUF, Raw, described
-from twinkle.server.state import Server, ServerState, Tenant
+from twinkle.server.state import Accounts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import canonical_json, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.server.tinker.models import create_from_checkpoint
@@ -62,56 +62,58 @@ class Numbered:
 
 
 @router.post("/forward_backward", openapi_extra=described(FutureResponse, body=_PASSES, refusals=[404]))
-async def forward_backward(request: Request, server: Server, tenant: Tenant) -> Response:
+async def forward_backward(
+    request: Request, common: Common, accounts: Accounts, queue: Queue, tenant: Tenant
+) -> Response:
     """A batch of datums, forward only or with gradients. The tensors are the worker's to judge."""
-    async with server.bodies.receive(request, budget=await server.quotas.bodies_of(tenant)) as body:
-        if len(body.data) <= server.settings.inline_payload_bytes:
+    async with common.bodies.receive(request, budget=await accounts.quotas.bodies_of(tenant)) as body:
+        if len(body.data) <= common.settings.inline_payload_bytes:
             operation = _read_forward_backward(body)
         else:
-            operation = await server.object_io.run(_read_forward_backward, body)
-        return await _accept(server, tenant, operation)
+            operation = await common.object_io.run(_read_forward_backward, body)
+        return await _accept(queue, tenant, operation)
 
 
 @router.post("/optim_step", openapi_extra=described(FutureResponse, body=OptimStepRequest, refusals=[404]))
-async def optim_step(request: Request, server: Server, tenant: Tenant) -> Response:
+async def optim_step(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """Apply the accumulated gradients."""
-    raw = await server.bodies.read(request)
-    return await _accept(server, tenant, _read_json(raw, OptimStepRequest, OperationKind.OPTIM_STEP, _judge_optimizer))
+    raw = await common.bodies.read(request)
+    return await _accept(queue, tenant, _read_json(raw, OptimStepRequest, OperationKind.OPTIM_STEP, _judge_optimizer))
 
 
 @router.post("/save_weights", openapi_extra=described(FutureResponse, body=SaveWeightsRequest, refusals=[404]))
-async def save_weights(request: Request, server: Server, tenant: Tenant) -> Response:
+async def save_weights(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """Write a training checkpoint."""
-    raw = await server.bodies.read(request)
-    return await _accept(server, tenant, _read_json(raw, SaveWeightsRequest, OperationKind.SAVE_WEIGHTS, _judge_name))
+    raw = await common.bodies.read(request)
+    return await _accept(queue, tenant, _read_json(raw, SaveWeightsRequest, OperationKind.SAVE_WEIGHTS, _judge_name))
 
 
 @router.post(
     "/save_weights_for_sampler",
     openapi_extra=described(FutureResponse, body=SaveWeightsForSamplerRequest, refusals=[404]),
 )
-async def save_weights_for_sampler(request: Request, server: Server, tenant: Tenant) -> Response:
+async def save_weights_for_sampler(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """Write weights for sampling: named, or behind a sampling session."""
-    raw = await server.bodies.read(request)
+    raw = await common.bodies.read(request)
     kind = OperationKind.SAVE_WEIGHTS_FOR_SAMPLER
-    return await _accept(server, tenant, _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name))
+    return await _accept(queue, tenant, _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name))
 
 
 @router.post(
     "/save_weights_external",
     openapi_extra=described(FutureResponse, body=SaveWeightsExternalRequest, refusals=[404]),
 )
-async def save_weights_external(request: Request, server: Server, tenant: Tenant) -> Response:
+async def save_weights_external(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
     """Write weights as PEFT files for download."""
-    raw = await server.bodies.read(request)
+    raw = await common.bodies.read(request)
     kind = OperationKind.SAVE_WEIGHTS_EXTERNAL
-    return await _accept(server, tenant, _read_json(raw, SaveWeightsExternalRequest, kind, _judge_name))
+    return await _accept(queue, tenant, _read_json(raw, SaveWeightsExternalRequest, kind, _judge_name))
 
 
 @router.post("/load_weights", openapi_extra=described(FutureResponse, body=LoadWeightsRequest, refusals=[404]))
 async def load_weights(request: Request, server: Server, tenant: Tenant) -> Response:
     """Load a checkpoint into an adapter, or make a new adapter of it."""
-    raw = await server.bodies.read(request)
+    raw = await server.common.bodies.read(request)
     if peek_operation(raw) is None:
         body = parse_body(LoadWeightsRequest, raw)
         if body.creates_model:
@@ -119,12 +121,14 @@ async def load_weights(request: Request, server: Server, tenant: Tenant) -> Resp
     operation = _read_json(raw, LoadWeightsRequest, OperationKind.LOAD_WEIGHTS, _judge_path, write=load_payload)
     if operation.rejection is None:
         body = parse_body(LoadWeightsRequest, raw)
-        grant = await grant_of(server, tenant, body.path, body.weights_access_token, purpose="load")
+        grant = await grant_of(
+            server.common, server.artifacts, tenant, body.path, body.weights_access_token, purpose="load"
+        )
         operation = replace(operation, payload=load_payload(body, grant))
-    return await _accept(server, tenant, operation)
+    return await _accept(server.queue, tenant, operation)
 
 
-async def _accept(server: ServerState, tenant: str, operation: Numbered) -> Response:
+async def _accept(queue: Queue, tenant: str, operation: Numbered) -> Response:
     submission = Submission(
         tenant=tenant,
         lane=operation.key.model_id,
@@ -135,7 +139,7 @@ async def _accept(server: ServerState, tenant: str, operation: Numbered) -> Resp
         num_tokens=operation.num_tokens,
         rejection=operation.rejection,
     )
-    return ticket(await server.submitter.submit(submission), model_id=operation.key.model_id)
+    return ticket(await queue.submitter.submit(submission), model_id=operation.key.model_id)
 
 
 def _read_forward_backward(body: Body) -> Numbered:
