@@ -47,7 +47,7 @@ from twinkle.core.errors import TwinkleError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Submission
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.database import Database
 from twinkle.storage.journal.journal import Journal

@@ -19,7 +19,7 @@ from twinkle.core.errors import UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Submission
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionListener, CompletionPublisher
+from twinkle.scheduler.channels import COMPLETIONS, ChannelListener, CompletionPublisher
 from twinkle.server.futures import Futures
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
@@ -215,7 +215,7 @@ class _Waits:
             latencies_s.append(time.perf_counter() - ended_at[awaited])
 
         futures.start()
-        listener = CompletionListener(redis_url, futures.notify)
+        listener = ChannelListener(redis_url, COMPLETIONS, futures.notify)
         listener.start()
         try:
             await asyncio.sleep(_SUBSCRIBED_WITHIN_S)

@@ -12,7 +12,7 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState, Outcome, Payload
 from twinkle.core.settings import Settings, environment_of, load_settings
-from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.upkeep.waste import Waste

@@ -15,7 +15,7 @@ from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import day_of, open_blob_store
 from twinkle.storage.checkpoints.catalog import Catalog

@@ -15,7 +15,7 @@ import redis
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from twinkle.scheduler.completions import SILENCE_S, impatient_redis
+from twinkle.scheduler.channels import SILENCE_S, impatient_redis
 from twinkle.wire.bodies.base import Identifier
 from twinkle.wire.sampling import SampleRequest, TokenId
 

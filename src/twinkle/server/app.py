@@ -15,7 +15,7 @@ from twinkle import __version__
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionListener
+from twinkle.scheduler.channels import COMPLETIONS, ChannelListener
 from twinkle.scheduler.token_stream import token_channel
 from twinkle.server import archives, downloads, health, traces
 from twinkle.server.auth import Keys
@@ -236,15 +236,14 @@ def _start_listener(settings: Settings, stack: AsyncExitStack, *callbacks: Calla
         for callback in callbacks:
             callback(request_ids)
 
-    listener = CompletionListener(settings.redis_url.get_secret_value(), tell)
+    listener = ChannelListener(settings.redis_url.get_secret_value(), COMPLETIONS, tell)
     listener.start()
     stack.push_async_callback(asyncio.to_thread, listener.stop)
 
 
 def _start_token_feeds(settings: Settings, stack: AsyncExitStack) -> TokenFeeds:
     feeds = TokenFeeds()
-    channel = token_channel(feeds.id)
-    listener = CompletionListener(settings.redis_url.get_secret_value(), feeds.hear, channel=channel)
+    listener = ChannelListener(settings.redis_url.get_secret_value(), token_channel(feeds.id), feeds.hear)
     listener.start()
     stack.push_async_callback(asyncio.to_thread, listener.stop)
     return feeds

@@ -14,7 +14,7 @@ from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore, open_blob_store

@@ -17,7 +17,7 @@ from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionListener, CompletionPublisher
+from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.adapters.parking import Parking
@@ -165,7 +165,7 @@ class MeshProcess:
         )
         self._stopping = threading.Event()
         self._rung = threading.Event()
-        self._bell = CompletionListener(redis_url, lambda _: self._rung.set(), channel=ring_channel(settings.mesh))
+        self._bell = ChannelListener(redis_url, ring_channel(settings.mesh), lambda _: self._rung.set())
         self._sweeper = threading.Thread(target=self._sweep_forever, name="sweep", daemon=True)
 
     def start(self) -> None:

@@ -12,7 +12,7 @@ from twinkle.core.crash import crash_point
 from twinkle.core.errors import Cancelled, LeaseLost, PoisonOperation, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
-from twinkle.scheduler.completions import CompletionPublisher
+from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.fusion import choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.journal.journal import Journal

@@ -304,6 +304,7 @@ def test_top_in_a_pipe_shows_a_tenants_name_whole_and_as_it_is(
 
     assert name in said
 
+
 def test_top_shows_each_tenants_line(twinkle: Twinkle, tmp_path: Path, clock: HandClock) -> None:
     twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path))
     assert "no mesh" in twinkle("top", "--home", str(tmp_path)).stdout

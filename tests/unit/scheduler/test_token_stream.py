@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from harness.polling import wait_until
 from harness.servers import RedisServer
 from twinkle.core.ids import new_id
-from twinkle.scheduler.completions import CompletionListener
+from twinkle.scheduler.channels import ChannelListener
 from twinkle.scheduler.token_stream import TokenPiece, TokenPublisher, read_piece, token_channel
 
 
@@ -23,7 +23,7 @@ from twinkle.scheduler.token_stream import TokenPiece, TokenPublisher, read_piec
 def hearing(url: str, listener_id: str) -> Iterator[queue.Queue[list[str]]]:
     """What is said to one listener, message by message."""
     messages: queue.Queue[list[str]] = queue.Queue()
-    listener = CompletionListener(url, messages.put, channel=token_channel(listener_id))
+    listener = ChannelListener(url, token_channel(listener_id), messages.put)
     listener.start()
     with redis.Redis.from_url(url) as client:
         wait_until(lambda: client.pubsub_numsub(token_channel(listener_id))[0][1] == 1, what="somebody listens")

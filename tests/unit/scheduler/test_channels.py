@@ -12,7 +12,7 @@ import redis
 from harness.polling import wait_until
 from harness.servers import RedisServer
 from twinkle.core.settings import Settings
-from twinkle.scheduler.completions import CompletionListener, CompletionPublisher
+from twinkle.scheduler.channels import COMPLETIONS, ChannelListener, CompletionPublisher
 from twinkle.tasks.app import make_app, mesh_queue
 from twinkle.tasks.nudge import Nudger, bell_key
 
@@ -35,7 +35,7 @@ def _num_listeners(url: str) -> int:
 def heard(server: RedisServer) -> Iterator[queue.Queue[list[str]]]:
     """What a listener has heard, message by message."""
     messages: queue.Queue[list[str]] = queue.Queue()
-    listener = CompletionListener(server.url, messages.put)
+    listener = ChannelListener(server.url, COMPLETIONS, messages.put)
     listener.start()
     wait_until(lambda: _num_listeners(server.url) == 1, what="the listener has subscribed")
     yield messages
@@ -75,7 +75,7 @@ def test_a_callback_that_fails_does_not_deafen_the_listener(server: RedisServer)
             raise RuntimeError("the loop is closed")
         heard.put(request_ids)
 
-    listener = CompletionListener(server.url, hear)
+    listener = ChannelListener(server.url, COMPLETIONS, hear)
     listener.start()
     publisher = CompletionPublisher(server.url)
     wait_until(lambda: _num_listeners(server.url) == 1, what="the listener has subscribed")

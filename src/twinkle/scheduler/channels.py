@@ -1,6 +1,8 @@
-"""The wake-up that says which futures are done: one Redis publish per commit, ids only, at most once.
+"""Messages between our processes over Redis, each heard at most once: a channel, its listeners, its publishers.
 
-Losing one is harmless: whoever waits looks into the journal now and then on its own.
+Losing one is harmless: whoever waits looks into the journal now and then on its own. Completions are the commonest:
+one publish per commit says which futures are done, by their ids only. Rings for workers and tokens of streamed samples
+go over channels of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-_CHANNEL = "twinkle.done"
+COMPLETIONS = "twinkle.done"
+"""The channel of futures that are done."""
 _SOCKET_TIMEOUT_S = 5.0
 _PUBLISH_TIMEOUT_S = 0.5
 SILENCE_S = 2.0
@@ -35,7 +38,7 @@ def impatient_redis(redis_url: str) -> redis.Redis:
 
 
 class CompletionPublisher:
-    """The worker's end."""
+    """The worker's end of the completions."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis = impatient_redis(redis_url)
@@ -49,29 +52,29 @@ class CompletionPublisher:
         if not request_ids or time.monotonic() < self._silent_until:
             return
         try:
-            self._redis.publish(_CHANNEL, "\n".join(request_ids))
+            self._redis.publish(COMPLETIONS, "\n".join(request_ids))
         except redis.RedisError as error:
             if isinstance(error, redis.TimeoutError):
                 self._silent_until = time.monotonic() + SILENCE_S
             _log.warning("completions.publish_failed", error=str(error), count=len(request_ids))
 
 
-class CompletionListener:
-    """The API's end: a thread that calls back with the ids of each publish."""
+class ChannelListener:
+    """A thread that calls back with the lines of each message on a channel."""
 
-    def __init__(self, redis_url: str, callback: Callable[[list[str]], None], *, channel: str = _CHANNEL) -> None:
+    def __init__(self, redis_url: str, channel: str, callback: Callable[[list[str]], None]) -> None:
         """Prepare; nothing runs before :meth:`start`.
 
         Args:
             redis_url: The broker.
-            callback: Called on the listener's thread with the lines of a message; must not block.
             channel: Whose messages.
+            callback: Called on the listener's thread with the lines of a message; must not block.
         """
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S, health_check_interval=10)
         self._callback = callback
         self._channel = channel
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"listen:{channel}", daemon=True)
 
     def start(self) -> None:
         """Begin to listen."""
@@ -87,7 +90,7 @@ class CompletionListener:
             try:
                 self._listen()
             except redis.RedisError as error:
-                _log.warning("completions.disconnected", error=str(error), retry_s=_RECONNECT_S)
+                _log.warning("channel.disconnected", channel=self._channel, error=str(error), retry_s=_RECONNECT_S)
                 self._stopping.wait(_RECONNECT_S)
 
     def _listen(self) -> None:
@@ -102,4 +105,4 @@ class CompletionListener:
         try:
             self._callback(data.decode().split("\n"))
         except Exception as error:  # noqa: BLE001 - the border: one bad message must not deafen us to all others
-            _log.error("completions.callback_failed", error=str(error), exc_info=error)
+            _log.error("channel.callback_failed", channel=self._channel, error=str(error), exc_info=error)
