@@ -31,7 +31,7 @@ from twinkle.workers.null_engine import NullEngine, NullState
 from twinkle.workers.replay import Replay
 from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
-from twinkle.workers.sampling import SampleDesk
+from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.token_reports import TokenReports
 
@@ -270,6 +270,7 @@ class WorkerRig:
                 publisher=self.token_publisher,  # type: ignore[arg-type]
                 clock=clock,
             ),
+            cache_groups=CacheGroups({}, str),
         )
         self.worker = MeshWorker[NullState](
             journal=self.journal,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, SecretStr, ValidationError
+from pydantic import BaseModel, Field, PositiveFloat, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.client_flags import ClientFlags
@@ -143,6 +144,11 @@ class Settings(BaseSettings):
         description="host memory for adapters that had to leave the device; beyond it they are evicted",
     )
     sample_slots: int = Field(default=32, gt=0)
+    prompt_cache_groups: dict[str, list[str]] = Field(
+        default={},
+        description="tenants that share computed prompts and can tell what the others sent, like"
+        ' {"research": ["alice", "bob"]}; everybody else shares with nobody',
+    )
     lease_s: float = Field(default=15.0, gt=0)
     sweep_s: float = Field(default=1.0, gt=0)
     max_attempts: int = Field(default=3, gt=0)
@@ -185,6 +191,15 @@ class Settings(BaseSettings):
 
     log_level: str = "INFO"
     log_json: bool = False
+
+    @field_validator("prompt_cache_groups")
+    @classmethod
+    def _name_each_tenant_once(cls, groups: dict[str, list[str]]) -> dict[str, list[str]]:
+        names = sorted(name for members in groups.values() for name in members)
+        twice = [name for name, following in pairwise(names) if name == following]
+        if twice:
+            raise ValueError(f"{twice[0]} is named twice; a tenant shares with one group")
+        return groups
 
     @property
     def resolved_database_url(self) -> str:

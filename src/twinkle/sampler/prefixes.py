@@ -1,7 +1,8 @@
 """Keys and values of computed prompts, kept for requests that begin alike: groups of samples, examples, system prompts.
 
 A prompt is cut at fixed positions, so what a chunk leaves behind depends on the weights and on the tokens up to its end
-alone, bit by bit. Whoever has the same tokens there may therefore take it instead of computing it.
+alone, bit by bit. A request that has the same tokens there may therefore take it instead of computing it. But whoever
+finds a prompt computed already learns that somebody has sent it, so requests share within their group alone.
 
 Shapes: G key-value heads, N tokens of a chunk, D head size, V vocabulary; 2 is keys, values, and 1 attention's batch.
 """
@@ -23,6 +24,7 @@ from twinkle.module.lora import LoraAdapter
 class PromptChunk:
     """One chunk of a prompt, equal to another's where it leaves the same behind."""
 
+    group: str
     weights: object
     digest: bytes
     """Of all tokens up to ``end``, and of where they are cut."""
@@ -46,8 +48,10 @@ class ComputedChunk:
         return sum(tensor.nbytes for tensor in kept)
 
 
-def chunks_of(prompt: Sequence[int], adapter: LoraAdapter | None, *, chunk_tokens: int) -> list[PromptChunk]:
-    """Cuts a prompt at multiples of ``chunk_tokens``."""
+def chunks_of(
+    prompt: Sequence[int], adapter: LoraAdapter | None, *, group: str, chunk_tokens: int
+) -> list[PromptChunk]:
+    """Cuts a prompt at multiples of ``chunk_tokens``, for requests of ``group`` alone."""
     weights = None if adapter is None else adapter.version
     token_ids = np.array(prompt, dtype=np.int64)
     digest = hashlib.sha256()
@@ -55,7 +59,7 @@ def chunks_of(prompt: Sequence[int], adapter: LoraAdapter | None, *, chunk_token
     for start in range(0, len(prompt), chunk_tokens):
         end = min(start + chunk_tokens, len(prompt))
         digest.update(token_ids[start:end].tobytes())
-        chunks.append(PromptChunk(weights, digest.digest(), start, end))
+        chunks.append(PromptChunk(group, weights, digest.digest(), start, end))
     return chunks
 
 

@@ -46,8 +46,10 @@ class RequestProgress:
         self.waiting = deque(range(request.num_samples))
         self.running: dict[int, Continuation] = {}
         self.finished: dict[int, SampledSequence] = {}
-        self.chunks = chunks_of(request.prompt, self.adapter, chunk_tokens=chunk_tokens)
+        self.chunks = chunks_of(request.prompt, self.adapter, group=request.cache_group, chunk_tokens=chunk_tokens)
         self.num_chunks_done = 0
+        self._num_chunks_seen = 0
+        self._num_cached_tokens = 0
         self.prompt_cache: SequenceCache | None = None
         self.next_logits_V: torch.Tensor | None = None
 
@@ -110,12 +112,20 @@ class RequestProgress:
         first = self.scores.first_position
         return first == len(self.request.prompt) or chunk.end < first
 
+    def count_chunk(self) -> None:
+        """Notes that one more chunk of the prompt is there."""
+        self.num_chunks_done += 1
+        # What it has had before it finds again because of itself: that is nobody else's computation.
+        self._num_chunks_seen = max(self._num_chunks_seen, self.num_chunks_done)
+
     def take(self, chunk: PromptChunk, computed: ComputedChunk) -> None:
         """Goes on from what another request computed."""
         assert self.prompt_cache is not None
         for layer, kv_21GND in computed.layers.items():
             self.prompt_cache.write(layer, chunk.start, kv_21GND)
-        self.num_chunks_done += 1
+        if self.num_chunks_done == self._num_chunks_seen:
+            self._num_cached_tokens += chunk.end - chunk.start
+        self.count_chunk()
         if chunk.end == len(self.request.prompt):
             self.next_logits_V = computed.next_logits
 
@@ -162,7 +172,7 @@ class RequestProgress:
     def result(self) -> SampleResult:
         """Returns the finished samples in order, with the scores of the prompt."""
         sequences = tuple(self.finished[sample] for sample in range(self.request.num_samples))
-        return self.scores.fill(SampleResult(self.request.key, sequences))
+        return self.scores.fill(SampleResult(self.request.key, sequences, num_cached_tokens=self._num_cached_tokens))
 
     def _drop_prompt(self) -> None:
         self.prompt_cache = None

@@ -8,6 +8,7 @@ Shape suffixes: L prompt tokens, N rows of a chunk, V vocabulary, K targets, alt
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -70,9 +71,8 @@ class PromptScores:
     def fill(self, result: SampleResult) -> SampleResult:
         """Returns ``result`` with what the request asked about the prompt."""
         request = self._request
-        return SampleResult(
-            key=result.key,
-            sequences=result.sequences,
+        return replace(
+            result,
             prompt_logprobs=self._logprobs_L if request.prompt_logprobs else None,
             topk_prompt_logprobs=self._topk if request.topk_prompt_logprobs else None,
             target_prompt_logprobs=self._targets_LK if request.target_prompt_logprobs is not None else None,

@@ -64,6 +64,8 @@ class SampleRequest:
     """Ids [L-1, K] to score: row i at prompt position i+1; -1 asks for nothing."""
     prompt_alt_tokens_k: int = 0
     """Draw so many alternatives for every prompt position but the first, at ``temperature``."""
+    cache_group: str = ""
+    """What is computed of the prompt is shared with requests of the same group, and with no other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,8 @@ class SampleResult:
     """[L-1, K], 0.0 where the id was -1."""
     prompt_alt_tokens: TopLogprobs | None = None
     """[L-1, k], in the order drawn, with their logprobs at the request's temperature."""
+    num_cached_tokens: int = 0
+    """Of the prompt, computed for an earlier request of the same group."""
 
 
 def check_request(request: SampleRequest, *, vocab_size: int, max_length: int, can_decode: bool) -> None:

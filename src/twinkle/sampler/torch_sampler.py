@@ -215,7 +215,7 @@ class TorchSampler(Sampler):
             self._take_logits([work for work, _ in choosing], logits_NV, failures)
         for work in works:
             if work.chunk is not None:
-                work.progress.num_chunks_done += 1
+                work.progress.count_chunk()
                 if self._keeps_prompts:
                     self._keep(work.progress, work.chunk)
 

@@ -89,8 +89,11 @@ class Engine(Protocol[State]):
         """What ``snapshot`` wrote, as a trainable adapter."""
         ...
 
-    def add_sample(self, request_id: str, state: State | None, request: SampleRequest) -> None:
+    def add_sample(self, request_id: str, state: State | None, request: SampleRequest, *, cache_group: str) -> None:
         """Queue a sample on an adapter's weights, or on the base model.
+
+        What is computed of its prompt is used for samples of the same ``cache_group`` and for no others, which learn of
+        it neither by time nor by the count of cached tokens.
 
         Raises:
             InvalidInput: The request is outside the model's limits.

@@ -101,8 +101,8 @@ class NullEngine:
         applied, pending, steps = json.loads(data)
         return NullState(applied=applied, pending=pending, steps=steps)
 
-    def add_sample(self, request_id: str, state: NullState | None, request: SampleRequest) -> None:
-        """Queue a sample."""
+    def add_sample(self, request_id: str, state: NullState | None, request: SampleRequest, *, cache_group: str) -> None:
+        """Queue a sample; nothing is cached."""
         self._samples.append((request_id, request))
 
     def step_samples(self) -> list[SampleOutput]:

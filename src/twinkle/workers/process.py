@@ -43,7 +43,7 @@ from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
-from twinkle.workers.sampling import SampleDesk
+from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.token_reports import TokenReports
 
@@ -111,7 +111,8 @@ class MeshProcess:
             capabilities=engine.capabilities,
             lease_s=settings.lease_s,
         )
-        self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=Directory(sql, clock).tenant_name)
+        directory = Directory(sql, clock)
+        self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=directory.tenant_name)
         residents = Residents(
             engine=engine,
             replay=replay,
@@ -154,6 +155,7 @@ class MeshProcess:
                 max_weights=settings.max_resident_adapters,
                 endings=endings,
                 reports=TokenReports(engine=engine, publisher=self._tokens, clock=clock),
+                cache_groups=CacheGroups(settings.prompt_cache_groups, directory.tenant_name),
             ),
             publisher=CompletionPublisher(redis_url),
             reporter=self._reporter,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic
 
 from twinkle.core.clock import Clock
@@ -29,6 +31,24 @@ class _UnderWay:
     started_at: float
 
 
+class CacheGroups:
+    """Who shares computed prompts with whom: each tenant with itself, and with those the operator put into its group.
+
+    Args:
+        tenants_by_group: Names of tenants, by a name for them together; one tenant is in one group at most.
+        name_of_tenant: From a tenant's id; asked once for each, and only if there are groups.
+    """
+
+    def __init__(self, tenants_by_group: Mapping[str, Sequence[str]], name_of_tenant: Callable[[str], str]) -> None:
+        self._group_by_name = {name: group for group, names in tenants_by_group.items() for name in names}
+        self._name_of_tenant = cache(name_of_tenant)
+
+    def of(self, tenant: str) -> str:
+        """The group of a tenant. No name of a group is taken for a tenant's id: they begin otherwise."""
+        group = self._group_by_name.get(self._name_of_tenant(tenant)) if self._group_by_name else None
+        return f"tenant:{tenant}" if group is None else f"group:{group}"
+
+
 class SampleDesk(Generic[State]):
     """Takes claimed samples in, advances them a slice at a time, hands back outcomes."""
 
@@ -44,6 +64,7 @@ class SampleDesk(Generic[State]):
         max_weights: int,
         endings: Endings,
         reports: TokenReports[State],
+        cache_groups: CacheGroups,
     ) -> None:
         self._engine = engine
         self._artifacts = artifacts
@@ -54,6 +75,7 @@ class SampleDesk(Generic[State]):
         self._max_weights = max_weights
         self._endings = endings
         self._reports = reports
+        self._cache_groups = cache_groups
         self._under_way: dict[str, _UnderWay] = {}
         self._weights: OrderedDict[tuple[str, ...], State] = OrderedDict()
 
@@ -78,7 +100,12 @@ class SampleDesk(Generic[State]):
             try:
                 refuse_rejected(claim)
                 request = read_sample(read_payload(self._blobs, claim.payload))
-                self._engine.add_sample(claim.request_id, self._weights_of(claim.lane), request)
+                self._engine.add_sample(
+                    claim.request_id,
+                    self._weights_of(claim.lane),
+                    request,
+                    cache_group=self._cache_groups.of(claim.tenant),
+                )
             except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
                 self._endings.fail(execution, claim, error)
                 continue

@@ -144,7 +144,9 @@ class TransformersEngine:
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
-    def add_sample(self, request_id: str, state: LoraAdapter | None, request: SampleRequest) -> None:
+    def add_sample(
+        self, request_id: str, state: LoraAdapter | None, request: SampleRequest, *, cache_group: str
+    ) -> None:
         """Hand a sample to the sampler."""
         params = request.sampling_params
         assert params.seed is not None, "the API makes every seed definite"
@@ -168,6 +170,7 @@ class TransformersEngine:
                 topk_sample_logprobs=request.topk_sample_logprobs,
                 target_prompt_logprobs=None if targets is None else _dense(targets),
                 prompt_alt_tokens_k=request.prompt_alt_tokens_k,
+                cache_group=cache_group,
             )
         )
         self._targets[request_id] = targets
@@ -236,6 +239,7 @@ class TransformersEngine:
             prompt_alt_tokens=None
             if alternatives is None
             else PromptAltTokens(alternatives.token_ids, alternatives.logprobs),
+            prompt_cache_hit_tokens=result.num_cached_tokens,
         )
         num_tokens = sum(len(sequence.tokens) for sequence in result.sequences)
         return SampleOutput(request_id=result.key, result=encode_sample_response(wire), num_tokens=num_tokens)

@@ -78,6 +78,41 @@ def test_a_prompt_that_begins_alike_computes_only_its_own_chunks(sampler, num_co
     assert num_computed() == 9 + 3
 
 
+def test_a_stranger_cannot_tell_that_a_prompt_was_sent_before(sampler, num_computed):
+    victim = request("victim", cache_group="tenant:victim", max_tokens=1)
+    (sent,) = in_turn(sampler, [victim]).values()
+    assert (num_computed(), sent.num_cached_tokens) == (len(PROMPT), 0)
+
+    (probed,) = in_turn(sampler, [replace(victim, key="probe", cache_group="tenant:stranger")]).values()
+    assert (num_computed(), probed.num_cached_tokens) == (len(PROMPT), 0)
+    (again,) = in_turn(sampler, [replace(victim, key="again")]).values()
+    assert (num_computed(), again.num_cached_tokens) == (0, len(PROMPT))
+
+
+def test_nor_that_somebody_sends_it_in_the_same_moment(sampler, num_computed):
+    asked = [
+        request(f"{group}-{i}", cache_group=group, max_tokens=1)
+        for i in range(2)
+        for group in ("tenant:victim", "tenant:stranger")
+    ]
+    for one in asked:
+        sampler.add(one)
+    ended = run_to_end(sampler)
+
+    assert num_computed() == 2 * len(PROMPT)
+    assert [ended[one.key].num_cached_tokens for one in asked] == [0, 0, len(PROMPT), len(PROMPT)]
+
+
+def test_the_samples_of_one_request_are_no_hits_and_neither_is_what_it_has_to_compute_twice(sampled_model):
+    # Room for one sequence and a little: the samples give way to each other and start anew.
+    sampler = TorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK, max_length=128, kv_tokens=2 * 128)
+    asked = [request(str(i), prompt=(i + 9, *PROMPT[1:]), num_samples=3, max_tokens=50) for i in range(3)]
+    for one in asked:
+        sampler.add(one)
+
+    assert [result.num_cached_tokens for result in run_to_end(sampler).values()] == [0, 0, 0]
+
+
 def test_what_was_taken_over_shows_in_no_bit(sampled_model, adapters, run_requests):
     assert sampled_model.determinism != "none"
     prompts = [PROMPT, (*PROMPT, 9, 8), PROMPT[: 2 * CHUNK], PROMPT[:CHUNK], (*PROMPT[:CHUNK], *PROMPT)]

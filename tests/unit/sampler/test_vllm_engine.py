@@ -56,7 +56,7 @@ def sampled_from_checkpoint(engine: TransformersEngine, state: LoraAdapter, requ
     config = AdapterConfig(base_model="tiny", rank=8, seed=0)
     files = engine.export(state, with_optimizer=False)
     loaded = engine.load(config, files, with_optimizer=False, trainable=False)
-    engine.add_sample("future", loaded, request)
+    engine.add_sample("future", loaded, request, cache_group="tenant:t")
     while engine.num_samples_under_way:
         for output in engine.step_samples():
             assert output.result is not None, output.error
@@ -99,7 +99,7 @@ def test_a_checkpoint_is_sampled_alike(engines: dict[str, TransformersEngine]) -
 def test_dropped_samples_are_gone(engines: dict[str, TransformersEngine]) -> None:
     engine = engines["vllm"]
     for index in range(4):
-        engine.add_sample(str(index), None, body(num_samples=2))
+        engine.add_sample(str(index), None, body(num_samples=2), cache_group="tenant:t")
     engine.step_samples()
     engine.drop_sample("1")
     engine.drop_samples()

@@ -21,6 +21,7 @@ from .conftest import Outcomes, beginning_of, run_and_follow, run_to_end
 
 pytest.importorskip("vllm")
 
+LONG_PROMPT = tuple(int(token) for token in np.random.default_rng(8).integers(9, 200, 240))
 TOLERANCE = 1e-4
 """Both compute in float32, with other kernels and in another order."""
 TEXTS = ["how are you today my friend, the weather is fine and all is well in the world of words"] * 4
@@ -388,3 +389,15 @@ def test_a_cancelled_request_is_never_heard_of_again(vllm_sampler: VLLMSampler, 
     vllm_sampler.cancel("never added")
     assert set(run_to_end(vllm_sampler)) == {"1", "2", "4"}
     assert len(vllm_sampler.loaded_adapters) <= KEPT
+
+
+def test_only_the_same_group_finds_a_prompt_computed(vllm_sampler: VLLMSampler) -> None:
+    cached = []
+    for key, group in enumerate(("tenant:victim", "tenant:stranger", "tenant:victim", "group:victim", "group:victim")):
+        fields = {"num_samples": 2, "max_tokens": 1, "cache_group": group}
+        vllm_sampler.add(SampleRequest(key=str(key), adapter=None, prompt=LONG_PROMPT, seed=1, **fields))
+        (ended,) = run_to_end(vllm_sampler).values()
+        assert isinstance(ended, SampleResult)
+        cached.append(ended.num_cached_tokens)
+
+    assert [count > 0 for count in cached] == [False, False, True, False, True]

@@ -47,7 +47,7 @@ def sample(engine, state):
             "base_model": "m",
         }
     )
-    engine.add_sample("s", state, request)
+    engine.add_sample("s", state, request, cache_group="tenant:t")
     while engine.num_samples_under_way:
         for output in engine.step_samples():
             assert output.error is None

@@ -292,8 +292,8 @@ def test_samples_are_those_of_one_rank_between_training_steps(one: TransformersE
         files = engine.export(trained, with_optimizer=False)
         weights = engine.load(config(), files, with_optimizer=False, trainable=False)
         for request_id, state in (("adapter", weights), ("base", None)):
-            engine.add_sample(request_id, state, sample_request())
-        engine.add_sample("dropped", None, sample_request())
+            engine.add_sample(request_id, state, sample_request(), cache_group="tenant:t")
+        engine.add_sample("dropped", None, sample_request(), cache_group="tenant:t")
         engine.drop_sample("dropped")
         ended = []
         while engine.num_samples_under_way:
@@ -305,7 +305,7 @@ def test_samples_are_those_of_one_rank_between_training_steps(one: TransformersE
 
 
 def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(two: RankedEngine) -> None:
-    two.add_sample("r", None, sample_request())
+    two.add_sample("r", None, sample_request(), cache_group="tenant:t")
     told: list[list[int]] = [[], []]
     ended = []
     while two.num_samples_under_way:

@@ -23,7 +23,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.vllm.adapters import AdapterFolder, zero_files
-from twinkle.sampler.vllm.progress import RunningSample
+from twinkle.sampler.vllm.progress import Advance, RunningSample
 
 NAME = "twinkle"
 """Under it a request's ``extra_args`` hold the name of its sample."""
@@ -53,7 +53,7 @@ class VLLMEngine:
         self.vocab_size: int = config.get_vocab_size()
         self.max_length: int = config.max_model_len
         eos = config.try_get_generation_config().get("eos_token_id", config.hf_text_config.eos_token_id)
-        self._cache_salt = 0
+        self._cache_generation = 0
         self.eos_token_ids: tuple[int, ...] = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
     def add(
@@ -71,7 +71,7 @@ class VLLMEngine:
         )
         self._engine.add_request(
             sample.name,
-            {"prompt_token_ids": list(prompt), "cache_salt": str(self._cache_salt)},
+            {"prompt_token_ids": list(prompt), "cache_salt": self._cache_salt(sample)},
             params,
             lora_request=None if folder is None else _lora_request(folder),
         )
@@ -80,9 +80,12 @@ class VLLMEngine:
         """Forgets sequences; those that have ended are no error."""
         self._engine.abort_request(list(names))
 
-    def step(self) -> list[tuple[str, list[int]]]:
-        """Runs one pass; returns the new tokens by name."""
-        return [(output.request_id, list(output.outputs[0].token_ids)) for output in self._engine.step()]
+    def step(self) -> list[Advance]:
+        """Runs one pass; returns what is new of each sequence."""
+        return [
+            Advance(output.request_id, list(output.outputs[0].token_ids), output.num_cached_tokens or 0)
+            for output in self._engine.step()
+        ]
 
     def clear_not_finite(self) -> None:
         """Removes NaN and infinity from the cache of keys and values, and lets nobody find what was cached so far.
@@ -93,7 +96,11 @@ class VLLMEngine:
         """
         for cache in self._runner.kv_caches:
             cache.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        self._cache_salt += 1
+        self._cache_generation += 1
+
+    def _cache_salt(self, sample: RunningSample) -> str:
+        """Goes into the hash of each cached block: only what has the same finds it."""
+        return f"{self._cache_generation}:{sample.progress.request.cache_group}"
 
     def zero_adapter(self) -> dict[str, bytes]:
         """The files of an adapter that changes nothing, for one module of this model.

@@ -29,6 +29,7 @@ class VLLMProgress:
         self._scores = PromptScores(request, vocab_size)
         self._finished: dict[int, SampledSequence] = {}
         self.was_restarted = False
+        self.num_cached_tokens = 0
 
     @property
     def is_done(self) -> bool:
@@ -60,7 +61,17 @@ class VLLMProgress:
     def result(self) -> SampleResult:
         """Returns the finished samples in order, with the scores of the prompt."""
         sequences = tuple(self._finished[sample] for sample in range(self.request.num_samples))
-        return self._scores.fill(SampleResult(self.request.key, sequences))
+        return self._scores.fill(SampleResult(self.request.key, sequences, num_cached_tokens=self.num_cached_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one pass of vLLM's has given a sequence."""
+
+    name: str
+    tokens: list[int]
+    num_cached_tokens: int
+    """Of its prompt, found computed when it began."""
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, che
 from twinkle.sampler.sequence import GrowingSequence, Stretch
 from twinkle.sampler.stops import stop_rule
 from twinkle.sampler.vllm.adapters import AdapterFolder, AdapterFolders
-from twinkle.sampler.vllm.progress import RunningSample, VLLMProgress
+from twinkle.sampler.vllm.progress import Advance, RunningSample, VLLMProgress
 
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of slots that vLLM knows."""
@@ -156,14 +156,14 @@ class VLLMSampler(Sampler):
         if not self._under_way:
             return []
         try:
-            outputs = self._engine.step()
+            advances = self._engine.step()
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"a sampling pass over {len(self._samples)} sequences did not fit the device") from error
         self._restart_broken(failures)
-        for name, tokens in outputs:
-            sample = self._samples.get(name)
-            if sample is not None and tokens and sample.progress.request.key not in failures:
-                self._advance(sample, tokens, failures)
+        for advance in advances:
+            sample = self._samples.get(advance.name)
+            if sample is not None and advance.tokens and sample.progress.request.key not in failures:
+                self._advance(sample, advance, failures)
         return self._collect(failures)
 
     def shutdown(self) -> None:
@@ -194,16 +194,21 @@ class VLLMSampler(Sampler):
                 progress.restart()
                 self._submit(progress)
 
-    def _advance(self, sample: RunningSample, tokens: list[int], failures: dict[str, Exception]) -> None:
+    def _advance(self, sample: RunningSample, advance: Advance, failures: dict[str, Exception]) -> None:
         progress, drawn = sample.progress, sample.drawn
+        if sample.sequence.sample == 0 and not sample.sequence.tokens and not progress.was_restarted:
+            # What the others of the same request find is the first one's.
+            progress.num_cached_tokens = advance.num_cached_tokens
         key = progress.request.key
         if progress.max_tokens == 0:
             for index in range(progress.request.num_samples):
                 progress.finish(GrowingSequence(sample=index), "length")
             self._forget([sample.name])
             return
-        if drawn is None or tokens != [drawn.token]:
-            raise RuntimeError(f"vLLM returned {tokens} where {drawn} was drawn; this version of it is not supported")
+        if drawn is None or advance.tokens != [drawn.token]:
+            raise RuntimeError(
+                f"vLLM returned {advance.tokens} where {drawn} was drawn; this version of it is not supported"
+            )
         sample.drawn = None
         sample.sequence.append(drawn)
         try:

@@ -166,11 +166,12 @@ class AddSample(Command):
     request_id: str
     handle: int | None
     request: SampleRequest
+    cache_group: str
 
     def run(self, member: Member) -> None:
         """See the engine's ``add_sample``."""
         adapter = None if self.handle is None else member.adapters[self.handle]
-        member.engine.add_sample(self.request_id, adapter, self.request)
+        member.engine.add_sample(self.request_id, adapter, self.request, cache_group=self.cache_group)
 
 
 @dataclass(frozen=True)

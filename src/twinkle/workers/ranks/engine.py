@@ -159,9 +159,11 @@ class RankedEngine:
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
-    def add_sample(self, request_id: str, state: RankedAdapter | None, request: SampleRequest) -> None:
+    def add_sample(
+        self, request_id: str, state: RankedAdapter | None, request: SampleRequest, *, cache_group: str
+    ) -> None:
         """Queue a sample where samples run."""
-        self._sampling(AddSample(request_id, None if state is None else state.handle, request))
+        self._sampling(AddSample(request_id, None if state is None else state.handle, request, cache_group))
 
     def step_samples(self) -> list[SampleOutput]:
         """Advance all queued samples by one device step; those that ended."""
