@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -21,7 +22,7 @@ from harness.operations import (
     submit_run,
 )
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
-from twinkle.core.errors import OutOfMemory, StorageUnavailable
+from twinkle.core.errors import OutOfMemory, StatementFailed, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.storage.adapters.parking import Parking
 from twinkle.storage.journal.records import PastOperation
@@ -405,6 +406,88 @@ def test_the_same_bytes_of_two_results_expire_each_in_its_own_time(
     result = bench.status("b", 1).result
     assert result is not None and result.blob is not None
     assert store.get(result.blob)
+
+
+def test_outcomes_that_the_journal_will_never_take_end_their_operations_at_the_first_attempt(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    submit_run(bench, forward_backward(1), optim_step())
+    worker = make_worker()
+    worker.drain(batches=1)
+    worker.journal.before_commit = lambda: bench.rows("SELECT hat FROM operation")
+
+    _drain_with_pauses(worker)
+
+    failure = bench.status("a", 1).failure
+    assert failure is not None and failure.code == StatementFailed.code
+    assert "incident" in failure.message and "SELECT" not in failure.message
+    assert bench.rows("SELECT attempts FROM operation WHERE lane = 'a' AND seq = 1") == [(1,)]
+    step = bench.status("a", 2).failure
+    assert step is not None and step.code == "window_failed"
+    assert worker.residents.state_before("a", 3).pending == ""
+
+
+def test_a_worker_whose_journal_takes_nothing_at_all_says_so_and_does_not_go_round(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    submit_run(bench, forward_backward(1))
+    worker = make_worker()
+    _refuse_commits(worker, lambda: bench.rows("SELECT hat FROM operation"))
+
+    with pytest.raises(StatementFailed):
+        worker.drain()
+
+
+def test_a_worker_that_is_to_end_waits_for_no_database(bench: Bench, make_worker: MakeWorker) -> None:
+    run = submit_run(bench, forward_backward(1), optim_step())
+    worker = make_worker()
+    is_waiting = threading.Event()
+
+    def stay_away() -> None:
+        is_waiting.set()
+        _stay_silent()
+
+    _refuse_commits(worker, stay_away)
+    worker.keeper.try_acquire()
+    thread = threading.Thread(target=worker.drain, daemon=True)
+    thread.start()
+    assert is_waiting.wait(10)
+
+    worker.worker.close()
+    thread.join(10)
+
+    assert not thread.is_alive()
+    bench.database.close()
+    successor = make_worker()
+    _drain_with_pauses(successor)
+    _assert_as_one_by_one(successor, bench, run)
+
+
+def test_a_worker_that_has_lost_its_mesh_waits_for_no_database(bench: Bench, make_worker: MakeWorker) -> None:
+    run = submit_run(bench, forward_backward(1), optim_step())
+    worker = make_worker()
+
+    def lose_the_mesh() -> None:
+        worker.keeper.give_up()
+        _stay_silent()
+
+    _refuse_commits(worker, lose_the_mesh)
+
+    worker.drain()
+
+    successor = make_worker()
+    _drain_with_pauses(successor)
+    _assert_as_one_by_one(successor, bench, run)
+
+
+def _refuse_commits(worker: WorkerRig, refuse: Callable[[], object]) -> None:
+    """Let no commit through any more."""
+
+    def again() -> None:
+        worker.journal.before_commit = again
+        refuse()
+
+    worker.journal.before_commit = again
 
 
 def _die() -> None:

@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import event, text
 from sqlmodel import SQLModel
 
 from harness.journal import Bench, new_sampler, submission
@@ -69,6 +71,25 @@ def test_two_processes_may_upgrade_at_once(empty_url: str) -> None:
 
     assert [process.returncode for process in processes] == [0, 0], errors
     assert _differences(empty_url) == []
+
+
+def test_a_migration_may_pause_longer_than_a_transaction_of_the_service(
+    make_database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinkle.storage.database._FROZEN_AFTER_MS", 100)
+    engine = sql_engine(make_database_url("postgres"))
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def pause(_: object, __: object, statement: str, *___: object) -> None:
+        if "CREATE TABLE checkpoint" in statement:
+            threading.Event().wait(1.0)
+
+    upgrade(engine)
+
+    with engine.connect() as connection:
+        assert connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar() == "100ms"
+        assert connection.execute(text("SELECT COUNT(*) FROM checkpoint")).scalar() == 0
+    engine.dispose()
 
 
 def test_a_journal_of_the_first_schema_is_brought_along_with_what_it_holds(empty_url: str) -> None:

@@ -21,6 +21,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── MeshUnavailable             no mesh has said yet what it serves
 │   └── Overloaded                  too much waits already; ask again in ``retry_after_s``
 ├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
+├── StatementFailed                 the database refused a statement of ours: a mistake in the program, said once
 ├── PoisonOperation                 it took its worker down too often; ended with its reason
 └── ConfigError                     a setting is wrong; the process does not start
 """
@@ -165,6 +166,12 @@ class LeaseLost(TwinkleError):
     """Another worker holds the mesh now."""
 
     code = "lease_lost"
+
+
+class StatementFailed(TwinkleError):
+    """The database refused a statement: a table or a column is missing, a value does not fit, a text is no SQL."""
+
+    code = "internal"
 
 
 class PoisonOperation(TwinkleError):

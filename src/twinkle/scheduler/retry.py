@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinkle.core.errors import TransientError, TwinkleError, UserError
+from twinkle.core.errors import StatementFailed, TransientError, TwinkleError, UserError
 from twinkle.core.operation import Failure, FailureCategory
 
 _FIRST_DELAY_S = 0.5
@@ -31,7 +31,8 @@ def decide(error: Exception, *, attempt: int, max_attempts: int, incident: str) 
     if isinstance(error, UserError):
         return Failure(message=error.message, category=FailureCategory.USER, code=error.code)
     code = error.code if isinstance(error, TwinkleError) else "internal"
-    message = error.message if isinstance(error, TwinkleError) else f"internal error, incident {incident}"
+    is_told = isinstance(error, TwinkleError) and not isinstance(error, StatementFailed)
+    message = str(error) if is_told else f"internal error, incident {incident}"
     worth_it = isinstance(error, TransientError) or not isinstance(error, TwinkleError)
     if worth_it and attempt < max_attempts:
         return Retry(delay_s=min(_FIRST_DELAY_S * 2 ** (attempt - 1), _LONGEST_DELAY_S), reason=message)

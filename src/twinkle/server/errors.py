@@ -29,6 +29,7 @@ from twinkle.core.errors import (
     MeshUnavailable,
     NotFound,
     Overloaded,
+    StatementFailed,
     StorageUnavailable,
     TooLarge,
     TransientError,
@@ -104,6 +105,7 @@ def _refuse(
 def install_error_answers(app: FastAPI) -> None:
     """Make every error of the app answer in the one form."""
     app.add_exception_handler(TwinkleError, _answer_ours)
+    app.add_exception_handler(StatementFailed, _answer_unexpected)
     app.add_exception_handler(RequestValidationError, _answer_invalid_parameter)
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
@@ -129,7 +131,7 @@ async def _answer_ours(request: Request, error: Exception) -> Response:
 
 def openai_error_of(request: Request, error: Exception) -> bytes:
     """An error that comes when an answer has begun and its status is sent, as OpenAI's clients read it."""
-    if not isinstance(error, TwinkleError):
+    if not isinstance(error, TwinkleError) or isinstance(error, StatementFailed):
         return openai_refusals.openai_error(500, _log_unexpected(request, error), "internal")
     status = _nearest(_STATUS, error)
     if status >= 500:

@@ -39,6 +39,11 @@ class _Waiter:
         if not self.settled.done():
             self.settled.set_result(None)
 
+    def fail(self, error: BaseException) -> None:
+        """End the wait: what went wrong will not pass."""
+        if not self.settled.done():
+            self.settled.set_exception(error)
+
 
 class Futures:
     """Everyone who waits for an outcome. Lives on one event loop; only :meth:`notify` is for other threads."""
@@ -105,6 +110,7 @@ class Futures:
 
         Raises:
             StorageUnavailable: The journal could not be read in all this time.
+            StatementFailed: It cannot be read at all.
         """
         waiter = _Waiter(tenant)
         for request_id in request_ids:
@@ -143,10 +149,14 @@ class Futures:
         query = asyncio.create_task(self._reader.run(self._journal.statuses, request_ids))
         await asyncio.wait([query])
         error = query.exception()
-        if error is not None:
+        if isinstance(error, StorageUnavailable):
             _log.warning(
-                "futures.read_failed", error=repr(error), waiting=len(request_ids), next="the sweep asks again"
+                "futures.read_failed", error=error.message, waiting=len(request_ids), next="the sweep asks again"
             )
+            return
+        if error is not None:
+            for waiter in {waiter for request_id in request_ids for waiter in self._waiters.get(request_id, ())}:
+                waiter.fail(error)
             return
         statuses = query.result()
         for request_id in request_ids:

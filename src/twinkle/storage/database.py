@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
-import psycopg.errors
-import structlog
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.storage.faults import DRIVER_ERRORS, fault_of
 
 _BUSY_TIMEOUT_S = 30
 _BUSY_PAUSE_S = 0.02
 _CONNECT_TIMEOUT_S = 5
-_FROZEN_AFTER_S = 5
-"""A transaction of ours never pauses: one that does is a frozen process's, which must not keep its locks."""
+_FROZEN_AFTER_MS = 5000
+"""A transaction of ours never pauses: one that does is a frozen process's, which must not keep its locks. Migrations
+are excepted, by themselves."""
 _SQLITE_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     # Safe against the death of a process; a power cut may drop the last commits, never corrupt.
@@ -39,15 +39,6 @@ _SQLITE_PRAGMAS = (
     "PRAGMA foreign_keys=ON",
     "PRAGMA temp_store=MEMORY",
     "PRAGMA cache_size=-20000",
-)
-
-# What a restart, a fail-over to a server that only reads, or a full disk looks like.
-_AWAY = (
-    sqlite3.OperationalError,
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.errors.ReadOnlySqlTransaction,
-    psycopg.errors.IdleInTransactionSessionTimeout,
 )
 
 
@@ -84,9 +75,6 @@ def _postgres_rows(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Row
     return _row_of(tuple(column.name for column in cursor.description or ()))
 
 
-_log = structlog.get_logger()
-
-
 class Cursor(Protocol):
     """What both drivers' cursors share."""
 
@@ -113,7 +101,10 @@ class Transaction:
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
         """Run one statement. ``FOR UPDATE`` and ``FOR SHARE`` clauses are dropped where one writer is the rule."""
-        return self._connection.execute(_translate(sql, self._is_postgres), parameters)
+        try:
+            return self._connection.execute(_translate(sql, self._is_postgres), parameters)
+        except DRIVER_ERRORS as error:
+            raise fault_of(error, statement=sql) from error
 
     def execute_for_each(self, sql: str, keys: Sequence[str], parameters: Sequence[object]) -> list[Row]:
         """Run a limited query once for each key, its first parameter; the rows stand in no particular order."""
@@ -163,6 +154,7 @@ class Database:
         Raises:
             StorageUnavailable: The database did not answer, was busy too long, or broke a deadlock; nothing was
                 written and the caller may try again.
+            StatementFailed: A statement is wrong; nothing was written, and nothing would be another time.
         """
         try:
             if self.is_postgres:
@@ -171,9 +163,12 @@ class Database:
             else:
                 with self._sqlite_transaction() as transaction:
                     yield transaction
-        except _AWAY as error:
+        except StorageUnavailable:
             self.close()
-            raise _unavailable(error) from error
+            raise
+        except DRIVER_ERRORS as error:
+            self.close()
+            raise fault_of(error, statement="") from error
 
     @contextmanager
     def _sqlite_transaction(self) -> Iterator[Transaction]:
@@ -192,9 +187,9 @@ class Database:
             if self.is_postgres:
                 return self._postgres().execute(_translate(sql, True), parameters).fetchall()
             return self._sqlite().execute(_translate(sql, False), parameters).fetchall()
-        except _AWAY as error:
+        except DRIVER_ERRORS as error:
             self.close()
-            raise _unavailable(error) from error
+            raise fault_of(error, statement=sql) from error
 
     def close(self) -> None:
         """Close this thread's connection; the next statement opens a new one."""
@@ -274,17 +269,13 @@ class _Executes(Protocol):
 def _postgres_options(url: str) -> str:
     """Those of the URL, and the server's own guard against frozen clients."""
     given = conninfo_to_dict(url).get("options") or ""
-    return f"{given} -c idle_in_transaction_session_timeout={_FROZEN_AFTER_S}s".strip()
+    return f"{given} -c idle_in_transaction_session_timeout={_FROZEN_AFTER_MS}ms".strip()
 
 
 def _translate_error(context: ExceptionContext) -> None:
-    """Raise our own error for a database that does not answer, except where SQLAlchemy is about to reconnect."""
+    """Raise our own error, except where SQLAlchemy is about to reconnect, and for broken constraints."""
     error = context.original_exception
-    if isinstance(error, _AWAY) and not context.is_pre_ping:
-        raise _unavailable(error) from error
-
-
-def _unavailable(error: BaseException) -> StorageUnavailable:
-    """Without what the driver said, which names hosts, users and files: a tenant may see this message."""
-    _log.warning("database.unavailable", error=" ".join(str(error).split()), kind=type(error).__name__)
-    return StorageUnavailable(f"the journal's database did not answer ({type(error).__name__})")
+    if context.is_pre_ping or isinstance(error, sqlite3.IntegrityError | psycopg.IntegrityError):
+        return
+    if isinstance(error, DRIVER_ERRORS):
+        raise fault_of(error, statement=context.statement or "") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import UserError
+from twinkle.core.errors import StatementFailed, UserError
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
@@ -81,6 +81,21 @@ class Endings:
 def outcome_of_failure(claim: Claim, failure: Failure) -> Outcome:
     """The outcome that records a failure."""
     return Outcome(request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure)
+
+
+def condemn(execution: Execution, error: Exception) -> None:
+    """Put failures in the place of everything that has come of a batch."""
+    incident = secrets.token_hex(4)
+    ops = [outcome.request_id for outcome in execution.outcomes]
+    _log.error("operation.failed", ops=ops, error=str(error), incident=incident, exc_info=error)
+    failure = Failure(
+        message=f"internal error, incident {incident}", category=FailureCategory.SERVER, code=StatementFailed.code
+    )
+    execution.outcomes = [
+        Outcome(request_id=each.request_id, lane=each.lane, seq=each.seq, kind=each.kind, failure=failure)
+        for each in execution.outcomes
+    ]
+    execution.records = Records()
 
 
 def refuse_rejected(claim: Claim) -> None:

@@ -9,7 +9,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import Cancelled, LeaseLost, PoisonOperation, StorageUnavailable
+from twinkle.core.errors import Cancelled, LeaseLost, PoisonOperation, StatementFailed, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.scheduler.channels import CompletionPublisher
@@ -18,7 +18,7 @@ from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.absence import Absences
-from twinkle.workers.endings import Execution, outcome_of_failure
+from twinkle.workers.endings import Execution, condemn, outcome_of_failure
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
@@ -145,7 +145,7 @@ class MeshWorker(Generic[State]):
             execution = self._executor.execute(fit)
             execution.outcomes += poisonous
             crash_point("worker.executed")
-            _commit_patiently(self._journal, lease, execution, self._clock)
+            self._commit(lease, execution)
         except BaseException:
             # Memory may be ahead of the journal.
             for claim in claims:
@@ -190,7 +190,7 @@ class MeshWorker(Generic[State]):
         self._samples.run_slice(execution)
         if execution.outcomes:
             crash_point("sampler.executed")
-        _commit_patiently(self._journal, lease, execution, self._clock)
+        self._commit(lease, execution)
         if execution.outcomes:
             crash_point("sampler.committed")
         self._tell(execution.outcomes, started_at)
@@ -231,15 +231,34 @@ class MeshWorker(Generic[State]):
         self._publisher.publish([outcome.request_id for outcome in outcomes])
         self._reporter.ended(outcomes, started_at)
 
-
-def _commit_patiently(journal: Journal, lease: Lease, execution: Execution, clock: Clock) -> None:
-    """Record outcomes, however long the database stays away: the work is done and the lease may still hold."""
-    while execution.outcomes:
+    def _commit(self, lease: Lease, execution: Execution) -> None:
+        """Record outcomes; those that the journal will never take end as failures, or they would be tried for ever."""
         try:
-            journal.commit(lease, execution.outcomes, execution.records)
-        except StorageUnavailable as error:
-            count = len(execution.outcomes)
-            _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
-            clock.sleep(_COMMIT_RETRY_S)
-        else:
-            return
+            self._commit_patiently(lease, execution)
+        except StatementFailed as error:
+            for outcome in execution.outcomes:
+                self._residents.forget(outcome.lane)
+            condemn(execution, error)
+            self._commit_patiently(lease, execution)
+
+    def _commit_patiently(self, lease: Lease, execution: Execution) -> None:
+        """Record outcomes however long the database stays away: the work is done and the lease may still hold.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh, as far as the journal or the keeper knows.
+            StorageUnavailable: The database is away and the worker is to end; whoever is next does the work again.
+            StatementFailed: The journal will never take them.
+        """
+        while execution.outcomes:
+            try:
+                self._journal.commit(lease, execution.outcomes, execution.records)
+            except StorageUnavailable as error:
+                if self._stopping:
+                    raise
+                if self._keeper.current() is not lease:
+                    raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended", mesh=lease.mesh) from error
+                count = len(execution.outcomes)
+                _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
+                self._clock.sleep(_COMMIT_RETRY_S)
+            else:
+                return

@@ -56,3 +56,11 @@ def test_an_error_of_ours_that_is_not_transient_is_not_tried_again() -> None:
 
     assert isinstance(verdict, Failure)
     assert (verdict.code, verdict.category) == ("poison", FailureCategory.SERVER)
+
+
+def test_a_wrong_statement_is_not_tried_again_and_its_user_sees_the_incident_only() -> None:
+    verdict = _decide(errors.StatementFailed("refused 'SELECT hat FROM lane'"))
+
+    assert isinstance(verdict, Failure)
+    assert (verdict.code, verdict.category) == ("internal", FailureCategory.SERVER)
+    assert "incident 1f2e" in verdict.message and "lane" not in verdict.message

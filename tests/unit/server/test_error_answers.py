@@ -65,3 +65,11 @@ def test_a_crash_is_answered_with_an_id_and_no_more() -> None:
     assert answer.status_code == 500
     assert set(answer.json()) == {"detail", "code"}
     assert "hush" not in answer.text and "Traceback" not in answer.text
+
+
+def test_a_wrong_statement_is_answered_with_an_id_and_is_not_for_trying_again() -> None:
+    answer = _client(errors.StatementFailed("the journal's database refused 'SELECT hat FROM lane'")).get("/")
+
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "retry-after" not in answer.headers
+    assert "under this id" in answer.json()["detail"] and "lane" not in answer.text

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from twinkle.core.errors import NotFound, StorageUnavailable
+from twinkle.core.errors import NotFound, StatementFailed, StorageUnavailable
 from twinkle.core.operation import FutureStatus, OperationKind, OperationState, Payload
 from twinkle.server.futures import Futures
 from twinkle.storage.journal.journal import Journal, OwnedStatus
@@ -22,6 +22,7 @@ class MemoryJournal:
         self.rows: dict[str, OwnedStatus] = {}
         self.queries: list[int] = []
         self.is_away = False
+        self.is_wrong = False
 
     def put(self, request_id: str, state: OperationState, tenant: str = "t") -> None:
         status = FutureStatus(
@@ -40,6 +41,8 @@ class MemoryJournal:
         self.queries.append(len(request_ids))
         if self.is_away:
             raise StorageUnavailable("away")
+        if self.is_wrong:
+            raise StatementFailed("refused")
         return {request_id: self.rows[request_id] for request_id in request_ids if request_id in self.rows}
 
 
@@ -112,3 +115,14 @@ async def test_an_absent_database_is_asked_again_until_it_answers() -> None:
         journal.is_away = False
 
         assert (await poll).status.state is OperationState.DONE
+
+
+async def test_a_journal_that_can_never_be_read_ends_every_wait_at_once() -> None:
+    journal = MemoryJournal()
+    journal.is_wrong = True
+    async with _futures(journal) as futures:
+        polls = [asyncio.create_task(futures.wait(f"r{number}", "t", 60)) for number in range(3)]
+
+        answers = await asyncio.wait_for(asyncio.gather(*polls, return_exceptions=True), 10)
+
+    assert [type(answer) for answer in answers] == [StatementFailed] * 3
