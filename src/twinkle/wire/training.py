@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -23,6 +23,7 @@ from twinkle.wire.tensors import (
     DEFAULT_MAX_CELLS,
     Array,
     CellBudget,
+    Csr,
     densify,
     read_batched,
     read_int32,
@@ -38,6 +39,8 @@ MAX_PARTS = 200_000
 _ALWAYS_FEW_PARTS_BYTES = 1 << 18
 
 _RECORD_TYPE = "ArrayRecord"
+# The one loss that does without one of its inputs.
+_WEIGHTED_LOSS, _WEIGHTS, _TARGETS = "cross_entropy", "weights", "target_tokens"
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,11 @@ def decode_data(body: bytes | ForwardBackwardEnvelope, *, max_cells: int = DEFAU
     if not message.data:
         raise InvalidInput("data", "has no datums")
     budget = CellBudget(max_cells)
-    data = tuple(_read_datum(datum, field=f"data[{i}]", budget=budget) for i, datum in enumerate(message.data))
+    may_lack_weights = message.loss_fn == _WEIGHTED_LOSS
+    data = tuple(
+        _read_datum(datum, field=f"data[{i}]", budget=budget, may_lack_weights=may_lack_weights)
+        for i, datum in enumerate(message.data)
+    )
     return ForwardBackwardBody(
         model_id=envelope.model_id,
         seq_id=envelope.seq_id,
@@ -209,13 +216,24 @@ def _refuse_too_many_parts(raw: bytes) -> None:
             )
 
 
-def _read_datum(datum: pb.Message, *, field: str, budget: CellBudget) -> WireDatum:
-    inputs = {
-        name: densify(read_tensor(tensor, field=path), field=path, budget=budget)
+def _read_datum(datum: pb.Message, *, field: str, budget: CellBudget, may_lack_weights: bool) -> WireDatum:
+    sent = {
+        name: read_tensor(tensor, field=f"{field}.loss_fn_inputs.{name}")
         for name, tensor in datum.loss_fn_inputs.items()
-        for path in (f"{field}.loss_fn_inputs.{name}",)
+    }
+    if may_lack_weights and _WEIGHTS not in sent and _TARGETS in sent:
+        sent[_WEIGHTS] = _ones_like(sent[_TARGETS])
+    inputs = {
+        name: densify(tensor, field=f"{field}.loss_fn_inputs.{name}", budget=budget) for name, tensor in sent.items()
     }
     return WireDatum(_read_tokens(datum.model_input, field=f"{field}.model_input"), inputs)
+
+
+def _ones_like(targets: Array | Csr) -> Array | Csr:
+    """A weight of 1 for every target that was sent; what a sparse tensor does not list is none."""
+    if isinstance(targets, Csr):
+        return replace(targets, values=np.ones(targets.values.shape, dtype=np.float32))
+    return np.ones(targets.shape, dtype=np.float32)
 
 
 def _read_tokens(chunks: Sequence[pb.Message], *, field: str) -> Array:

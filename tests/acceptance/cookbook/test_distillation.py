@@ -59,3 +59,14 @@ def test_sdft_student_takes_after_its_teacher(recipe: Recipe, five_or_six: str, 
     else:
         lengths = column(steps, "env/all/ac_tokens_per_turn")
         assert lengths[-1] > lengths[0] + 2
+
+
+def test_sdft_without_top_k_targets_sends_no_weights_and_is_served(recipe: Recipe, five_or_six: str) -> None:
+    student = (f"load_checkpoint_path={five_or_six}", "learning_rate=5e-3", "max_steps=4")
+
+    steps = recipe("sdft.train", *SDFT_ARGUMENTS, *student, "topk=0")
+
+    # All weights are one, so it learns its own words and the questions alike.
+    scores = column(steps, "sdft/mean_student_lp")
+    assert len(scores) == 4
+    assert all(math.isfinite(score) for score in scores)

@@ -14,6 +14,7 @@ from tinker.types.forward_backward_request import ForwardBackwardRequest
 from twinkle.core.errors import InvalidInput
 from twinkle.wire import protobuf as pb
 from twinkle.wire.proto_source import parse_schema
+from twinkle.wire.tensors import sparsify, write_tensor
 from twinkle.wire.training import (
     canonical_digest,
     decode_data,
@@ -72,6 +73,24 @@ def test_the_golden_request_reads_and_writes_back() -> None:
     written = encode_forward_backward(body)
     assert sdk.ForwardBackwardRequest.FromString(written) == sdk.ForwardBackwardRequest.FromString(GOLDEN_REQUEST)
     assert len(written) == 130
+
+
+@pytest.mark.parametrize("loss_fn", ["cross_entropy", "ppo"])
+def test_cross_entropy_without_weights_counts_every_target_once(loss_fn: str) -> None:
+    message = pb.ForwardBackwardRequest(model_id="s:train:0", seq_id=1, loss_fn=loss_fn)
+    for targets in (np.array([2, 3]), np.array([[2, 3], [4, 5]]), sparsify(np.array([[2, 0], [0, 5]]))):
+        datum = message.data.add()
+        datum.model_input.add().encoded_text.tokens = np.array([1, 2], dtype="<i4").tobytes()
+        datum.loss_fn_inputs["target_tokens"].CopyFrom(write_tensor(targets))
+
+    weights = [datum.inputs.get("weights") for datum in decode_data(message.SerializeToString()).data]
+
+    if loss_fn == "ppo":
+        assert weights == [None] * 3
+        return
+    # What a sparse tensor does not list is no target.
+    assert [array.tolist() for array in weights if array is not None] == [[1, 1], [[1, 1], [1, 1]], [[1, 0], [0, 1]]]
+    assert {array.dtype for array in weights if array is not None} == {np.dtype(np.float32)}
 
 
 def test_the_golden_output_is_written_to_the_byte() -> None:
