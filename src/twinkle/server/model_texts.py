@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +13,7 @@ import structlog
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput
@@ -62,6 +63,21 @@ class TextModel:
         """The text of tokens, without the special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def decoder(self) -> Callable[[Sequence[int]], str]:
+        """What decodes tokens piece by piece: the text that each piece completes, without the special ones.
+
+        It raises ``InvalidInput`` where a piece changes the text of those before it.
+        """
+        stream = DecodeStream(skip_special_tokens=True)
+
+        def decode_next(tokens: Sequence[int]) -> str:
+            try:
+                return "".join(stream.step(self._tokenizer, run) or "" for run in self._runs(tokens))
+            except Exception as error:
+                raise InvalidInput("tokens", f"cannot be decoded piece by piece: {error}") from error
+
+        return decode_next
+
     def piece(self, token: int) -> str:
         """How one token reads; a part of a character reads as a broken one."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
@@ -78,6 +94,20 @@ class TextModel:
             elif self.decode([token]):
                 break
         return num_open
+
+    def _runs(self, tokens: Sequence[int]) -> Iterator[list[int]]:
+        """Single tokens, and whole runs of those that stand for bytes."""
+        run: list[int] = []
+        for token in tokens:
+            if token in self._byte_tokens or (run and not self.decode([token])):
+                run.append(token)
+                continue
+            if run:
+                yield run
+                run = []
+            yield [token]
+        if run:
+            yield run
 
     def offsets(self, tokens: Sequence[int]) -> list[int]:
         """Where in the text each token begins; the parts of one character begin together."""

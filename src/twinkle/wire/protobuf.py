@@ -1,7 +1,11 @@
-"""The protobuf message classes of the Tinker protocol, built from ``schema.proto``.
+"""The protobuf message classes of the Tinker protocol, made from ``schema.proto``.
 
-They live in a descriptor pool of their own: the official SDK registers a file with the same package in the default
-pool, and both must be importable in one process.
+What protoc makes of a schema lies beside it as a ``.binpb``, a ``FileDescriptorSet``; after a change it is made again
+in ``src`` with ``python -m grpc_tools.protoc -I. --descriptor_set_out=twinkle/wire/schema.binpb
+twinkle/wire/schema.proto``.
+
+Each schema lives in a descriptor pool of its own: the official SDK registers a file with the same package in the
+default pool, and both must be importable in one process.
 """
 
 from __future__ import annotations
@@ -9,22 +13,29 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any, TypeAlias
 
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from twinkle.core.errors import InvalidInput
-from twinkle.wire.proto_source import parse_schema
 
 # A protobuf message has no static type here: its class is made at run time.
 Message: TypeAlias = Any
 
 _PACKAGE = "tinker_public"
-_FILE = parse_schema(
-    files(__package__).joinpath("schema.proto").read_text("utf-8"), file_name="twinkle/wire/schema.proto"
-)
-_POOL = DescriptorPool()
-_POOL.Add(_FILE)
+
+
+def read_schema(name: str) -> DescriptorPool:
+    """The messages of ``name.proto``, in a pool of their own."""
+    pool = DescriptorPool()
+    described = FileDescriptorSet.FromString(files(__package__).joinpath(f"{name}.binpb").read_bytes())
+    for file in described.file:
+        pool.Add(file)
+    return pool
+
+
+_POOL = read_schema("schema")
 
 
 def _message_class(name: str) -> Any:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any, TypeAlias
 
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from twinkle.wire.proto_source import parse_schema
+from twinkle.wire.protobuf import read_schema
 
 Facts: TypeAlias = Mapping[str, str | int | float | None]
 """What is known of a slice, by name; what is ``None`` is left out."""
 
-_SCHEMA = "perfetto.proto"
-_POOL = DescriptorPool()
-_POOL.Add(parse_schema(files(__package__).joinpath(_SCHEMA).read_text("utf-8"), file_name=f"twinkle/wire/{_SCHEMA}"))
-_Trace = GetMessageClass(_POOL.FindMessageTypeByName("twinkle_perfetto.Trace"))
+_Trace = GetMessageClass(read_schema("perfetto").FindMessageTypeByName("twinkle_perfetto.Trace"))
 
 # The enums' numbers, as in perfetto.proto.
 _REALTIME, _BOOTTIME = 1, 6

@@ -130,6 +130,17 @@ def test_no_part_of_a_character_is_ever_shown(kind: str, num_steps: int) -> None
     assert len(set(shown)) == num_steps
 
 
+def test_after_a_long_run_of_tokens_that_are_no_text_the_rest_is_left_to_the_end() -> None:
+    growing = GrowingText(TEXT_MODELS["bytes"], ())
+    half = TEXT_MODELS["bytes"]._tokenizer.token_to_id("Ã")
+    growing.extend(_tokens_of("bytes", "a"))
+    for _ in range(600):
+        growing.extend([half])
+    growing.extend(_tokens_of("bytes", "b"))
+
+    assert growing.settled == "a"
+
+
 def test_text_is_shown_as_soon_as_nothing_can_change_it() -> None:
     growing = GrowingText(TEXT_MODELS["bytes"], ("STOP", "TOO"))
     shown = []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
+from grpc_tools import protoc
 from tinker.proto import tinker_public_pb2 as sdk
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output
@@ -13,7 +16,6 @@ from tinker.types.forward_backward_request import ForwardBackwardRequest
 
 from twinkle.core.errors import InvalidInput
 from twinkle.wire import protobuf as pb
-from twinkle.wire.proto_source import parse_schema
 from twinkle.wire.tensors import sparsify, write_tensor
 from twinkle.wire.training import (
     canonical_digest,
@@ -54,11 +56,16 @@ def test_every_message_has_the_fields_the_sdk_gives_it() -> None:
     assert our_enums == {enum.name: enum for enum in theirs.enum_type if enum.name in our_enums}
 
 
-def test_a_schema_that_cannot_be_read_is_refused() -> None:
-    text = 'syntax = "proto3"; package p; message A { fixed32x y 3; }'
+@pytest.mark.parametrize("name", ["schema", "perfetto"])
+def test_the_descriptors_are_what_protoc_makes_of_the_schema(name: str, tmp_path: Path) -> None:
+    made = tmp_path / "made.binpb"
+    source = Path(pb.__file__).parents[2]
+    arguments = ["protoc", f"-I{source}", f"--descriptor_set_out={made}", f"{source}/twinkle/wire/{name}.proto"]
 
-    with pytest.raises(ValueError, match="cannot read"):
-        parse_schema(text, file_name="a.proto")
+    assert protoc.main(arguments) == 0
+    assert FileDescriptorSet.FromString(made.read_bytes()) == FileDescriptorSet.FromString(
+        (source / "twinkle" / "wire" / f"{name}.binpb").read_bytes()
+    )
 
 
 def test_the_golden_request_reads_and_writes_back() -> None:

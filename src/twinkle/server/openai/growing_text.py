@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twinkle.server.model_texts import BROKEN_CHARACTER, TextModel
+from twinkle.core.errors import InvalidInput
+from twinkle.server.model_texts import TextModel
+
+_LONGEST_SILENCE = 512
+"""After so many tokens in a row that are no text, the rest is told at the end."""
 
 
 class GrowingText:
@@ -20,54 +24,39 @@ class GrowingText:
 
     def __init__(self, text_model: TextModel, stops: Sequence[str]) -> None:
         self._text_model = text_model
+        self._decode_next = text_model.decoder()
         self._searches = [StopSearch(stop) for stop in stops]
-        self._tokens: list[int] = []
-        # Decoding starts at a token before what is decoded already: some decoders treat the first one differently.
-        self._context = 0
-        self._decoded = 0
+        self._open: list[int] = []
+        self._num_silent = 0
         self._text = ""
-        self._open_text = ""
-        self._num_searched = 0
         self._is_stuck = False
 
     @property
     def settled(self) -> str:
         """What is certain to be the beginning of the whole text."""
-        text = self._text + self._open_text
-        return text[: min([search.earliest for search in self._searches], default=len(text))]
+        return self._text[: min([search.earliest for search in self._searches], default=len(self._text))]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in what comes next. Blocks for as long as decoding it takes."""
-        self._tokens += tokens
         if self._is_stuck:
             return
-        before = self._text + self._open_text
-        self._decode()
-        text = self._text + self._open_text
-        if not text.startswith(before):
+        self._open += tokens
+        num_settled = len(self._open) - self._text_model.num_open(self._open)
+        if num_settled == 0:
+            return
+        try:
+            new = self._decode_next(self._open[:num_settled])
+        except InvalidInput:
             # A decoder that takes back what it said; the text as a whole is known at the end.
-            self._is_stuck, self._text, self._open_text = True, before, ""
+            self._is_stuck = True
             return
-        for search in self._searches:
-            search.feed(text[self._num_searched :])
-        self._num_searched = len(text)
-
-    def _decode(self) -> None:
-        end = len(self._tokens) - self._text_model.num_open(self._tokens[self._context :])
-        known = self._text_model.decode(self._tokens[self._context : self._decoded])
-        text = self._text_model.decode(self._tokens[self._context : end])
-        if not text.startswith(known):
-            self._context, self._decoded, self._text, known = 0, 0, "", ""
-            text = self._text_model.decode(self._tokens[:end])
-        new = text[len(known) :]
-        if new.endswith(BROKEN_CHARACTER):
-            self._open_text = new.rstrip(BROKEN_CHARACTER)
-            return
-        if new:
-            self._context = self._decoded
-        self._decoded = max(end, self._decoded)
+        del self._open[:num_settled]
+        self._num_silent = 0 if new else self._num_silent + num_settled
+        # All of a silent run is decoded again with each token of it.
+        self._is_stuck = self._num_silent > _LONGEST_SILENCE
         self._text += new
-        self._open_text = ""
+        for search in self._searches:
+            search.feed(new)
 
 
 class StopSearch:
