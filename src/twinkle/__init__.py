@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twinkle.core import __version__
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from twinkle.infra.placement import get_device_placement
     from twinkle.infra.platform import Platform
     from twinkle.infra.runtime import initialize, is_master
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DeviceGroup",

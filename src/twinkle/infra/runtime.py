@@ -34,56 +34,64 @@ class Runtime:
     device_mesh: DeviceMesh | None = None
 
 
-_initialized: list[Runtime] = []
+class Process:
+    """What one process was told by ``initialize``. Each process has one, whose methods are this module's functions."""
+
+    def __init__(self) -> None:
+        self._runtime = Runtime()
+
+    def initialize(
+        self,
+        mode: str = "local",
+        *,
+        seed: int = 42,
+        full_determinism: bool = False,
+        groups: Sequence[DeviceGroup] | None = None,
+        global_device_mesh: DeviceMesh | None = None,
+    ) -> None:
+        """Set up this process for a script. Under torchrun it also meets the other ranks: it waits for them all.
+
+        Args:
+            mode: ``local``: components run in this process, under torchrun in step with the same process of every rank.
+            seed: Of Python's, NumPy's and torch's random numbers.
+            full_determinism: Refuse torch operations whose results may differ between runs.
+            groups: The devices that components may name.
+            global_device_mesh: The layout of components that bring none.
+
+        Raises:
+            ConfigError: The mode is unknown or not offered, or the mesh does not fit the processes that were started.
+        """
+        if mode == "ray":
+            raise ConfigError("mode: 'ray' is not offered yet; use mode='local', under torchrun for several devices")
+        if mode != "local":
+            raise ConfigError(f"mode: {mode!r} is unknown; use 'local'")
+        check_groups(groups or ())
+        world_size = current_world_size()
+        if global_device_mesh is not None and global_device_mesh.world_size != world_size:
+            raise ConfigError(
+                f"global_device_mesh: has {global_device_mesh.world_size} ranks ({global_device_mesh}),"
+                f" but {world_size} processes were started; run torchrun --nproc_per_node={global_device_mesh.world_size}"
+            )
+        _seed(seed)
+        if full_determinism:
+            # Read when cuBLAS first starts.
+            os.environ.setdefault(CUBLAS_VARIABLE, ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        if world_size > 1:
+            wanted = None if global_device_mesh is None else global_device_mesh.device_type
+            platform = Platform.current() if wanted is None else Platform.named(wanted)
+            join_world(platform, timeout_s=COLLECTIVE_TIMEOUT_S)
+        self._runtime = Runtime(seed=seed, groups=tuple(groups or ()), device_mesh=global_device_mesh)
+        log.info("runtime.initialized", mode=mode, world_size=world_size, rank=current_rank(), seed=seed)
+
+    def runtime(self) -> Runtime:
+        """What ``initialize`` was told; its defaults before that."""
+        return self._runtime
 
 
-def initialize(
-    mode: str = "local",
-    *,
-    seed: int = 42,
-    full_determinism: bool = False,
-    groups: Sequence[DeviceGroup] | None = None,
-    global_device_mesh: DeviceMesh | None = None,
-) -> None:
-    """Set up this process for a script. Under torchrun it also meets the other ranks, and blocks until all have come.
-
-    Args:
-        mode: ``local``: components run in this process, under torchrun in step with the same process of every rank.
-        seed: Of Python's, NumPy's and torch's random numbers.
-        full_determinism: Refuse torch operations whose results may differ between runs.
-        groups: The devices that components may name.
-        global_device_mesh: The layout of components that bring none.
-
-    Raises:
-        ConfigError: The mode is unknown or not offered, or the mesh does not fit the processes that were started.
-    """
-    if mode == "ray":
-        raise ConfigError("mode: 'ray' is not offered yet; use mode='local', under torchrun for several devices")
-    if mode != "local":
-        raise ConfigError(f"mode: {mode!r} is unknown; use 'local'")
-    check_groups(groups or ())
-    world_size = current_world_size()
-    if global_device_mesh is not None and global_device_mesh.world_size != world_size:
-        raise ConfigError(
-            f"global_device_mesh: has {global_device_mesh.world_size} ranks ({global_device_mesh}), but {world_size}"
-            f" processes were started; run torchrun --nproc_per_node={global_device_mesh.world_size}"
-        )
-    _seed(seed)
-    if full_determinism:
-        # Read when cuBLAS first starts.
-        os.environ.setdefault(CUBLAS_VARIABLE, ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    if world_size > 1:
-        wanted = None if global_device_mesh is None else global_device_mesh.device_type
-        platform = Platform.current() if wanted is None else Platform.named(wanted)
-        join_world(platform, timeout_s=COLLECTIVE_TIMEOUT_S)
-    _initialized[:] = [Runtime(seed=seed, groups=tuple(groups or ()), device_mesh=global_device_mesh)]
-    log.info("runtime.initialized", mode=mode, world_size=world_size, rank=current_rank(), seed=seed)
-
-
-def runtime() -> Runtime:
-    """What ``initialize`` was told; its defaults before that."""
-    return _initialized[0] if _initialized else Runtime()
+_this_process = Process()
+initialize = _this_process.initialize
+runtime = _this_process.runtime
 
 
 def is_master() -> bool:

@@ -11,7 +11,7 @@ import structlog
 from fastapi import Depends, FastAPI, Request
 from sqlalchemy import Engine
 
-from twinkle import __version__
+from twinkle.core import __version__
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
