@@ -20,6 +20,7 @@ from twinkle.scheduler.retention import Retention
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.database import Cursor, Database, Row, Transaction
 from twinkle.storage.journal.custom_losses import CustomLosses
+from twinkle.storage.journal.samples import SampleJournal, SamplePoll
 from twinkle.storage.journal.timeline import Timeline
 
 Statement = tuple[str, tuple[object, ...]]
@@ -113,6 +114,9 @@ ACTIONS: dict[str, Action] = {
     "find_loss": lambda bench, lease: CustomLosses(bench.database, bench.clock).definition("session-t0:loss", 0),
     "statuses": lambda bench, lease: bench.journal.statuses([request_id_of("a", 1), request_id_of("1", 0)]),
     "cancelled": lambda bench, lease: bench.journal.cancelled([request_id_of("s", 0)]),
+    "held_polls": lambda bench, lease: SampleJournal(bench.database, bench.clock).having_ended(
+        [SamplePoll(lane="s", client=0, after=0), SamplePoll(lane="1", client=0, after=0)]
+    ),
     "num_open_samples": lambda bench, lease: bench.journal.num_open_samples("t0"),
     "ready_meshes": lambda bench, lease: bench.journal.ready_meshes(),
     "meshes": lambda bench, lease: bench.meshes.all(),

@@ -204,6 +204,8 @@ def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncE
     stack.push_async_callback(futures.stop)
     sample_journal = SampleJournal(database, clock)
     lane_polls = LanePolls(sample_journal, sql)
+    lane_polls.start()
+    stack.push_async_callback(lane_polls.stop)
     _start_listener(settings, stack, futures.notify, lane_polls.notify)
     meshes = MeshBoard(Meshes(database, clock), clock, sql)
     queues = Queues(database, clock)

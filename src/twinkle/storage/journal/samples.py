@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
@@ -23,6 +24,15 @@ class EndedSample:
     failed: bool
     result_bytes: int | None
     """The size of its result; ``None`` when it failed, or ended before sizes were kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplePoll:
+    """A client of a sampling session that wants to hear of samples with an ``ended_no`` above ``after``."""
+
+    lane: str
+    client: int
+    after: int
 
 
 class SampleJournal:
@@ -73,6 +83,21 @@ class SampleJournal:
             EndedSample(request_id=row[0], ended_no=row[1], failed=row[2] == "failed", result_bytes=row[3])
             for row in rows
         ]
+
+    def having_ended(self, polls: Sequence[SamplePoll]) -> list[int]:
+        """The places of those polls for which there is something, in one query for all of them."""
+        wanted = ", ".join(["(?, ?, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT))"] * len(polls))
+        parameters: list[object] = []
+        for place, poll in enumerate(polls):
+            first_seq = poll.client * _SEQS_PER_CLIENT
+            parameters += [place, poll.lane, poll.after, first_seq, first_seq + _SEQS_PER_CLIENT]
+        rows = self._database.read(
+            f"WITH wanted(place, lane, after_no, first_seq, end_seq) AS (VALUES {wanted})"
+            " SELECT w.place FROM wanted w WHERE EXISTS (SELECT 1 FROM operation o WHERE o.lane = w.lane"
+            " AND o.ended_no > w.after_no AND o.seq >= w.first_seq AND o.seq < w.end_seq) ORDER BY w.place",
+            parameters,
+        )
+        return [int(row.place) for row in rows]
 
     def join(self, sampling_session: str, tenant: str) -> int:
         """A number for one more client of a sampling session; its first client has 0.
