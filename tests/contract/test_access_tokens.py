@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import CONFIG, Bench, digest, new_sampler
-from harness.operations import optim_step, sample_body, save, submit_run
+from harness.journal import CONFIG, Bench, digest
+from harness.operations import optim_step, save, submit_run
 from harness.worker import Killed, MakeWorker
 from twinkle.core.adapter import Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.errors import LimitReached, NotFound
@@ -81,7 +81,8 @@ def test_a_token_of_a_checkpoint_opens_this_one_and_a_token_of_a_run_all_that_it
     assert not _opens(tokens, one.secret, reader="t0"), "owners need none"
     assert not _opens(tokens, one.token.id) and not _opens(tokens, "")
     granted = tokens.grant(one.secret, PATH, reader="t1", purpose="load")
-    assert granted == Grant(token=one.token.id, owner="t0", run="a", seq=1)
+    meant = bench.catalog.checkpoint(PATH).content
+    assert granted == Grant(token=one.token.id, owner="t0", run="a", content=meant)
     assert bench.catalog.checkpoint(PATH, tenant="t1", grant=granted).path == PATH
     with pytest.raises(NotFound):
         bench.catalog.checkpoint("tinker://a/weights/y", tenant="t1", grant=granted)
@@ -201,7 +202,7 @@ def test_a_copy_needs_leave_and_then_belongs_to_who_made_it(
 ) -> None:
     copies = Copies(bench.database, clock)
     new = NewCopy(source=PATH, tenant="t1", session="session-t1", adapter="c", expires_at=None)
-    elsewhere = Grant(token="x", owner="t0", run="b")
+    elsewhere = Grant(token="x", owner="t0", run="b", content=bench.catalog.checkpoint("tinker://b/weights/x").content)
     issued = tokens.issue_for_checkpoint(PATH, tenant="t0", name="", ttl_s=HOUR_S)
     grant = tokens.grant(issued.secret, PATH, reader="t1", purpose="copy")
 
@@ -216,10 +217,10 @@ def test_a_copy_needs_leave_and_then_belongs_to_who_made_it(
 
 
 def _load(lane: str, seq: int, path: str, grant: Grant | None, *, optimizer: bool = False) -> Submission:
-    """A load as the API stores it."""
+    """A load of another run's checkpoint as the API stores it."""
     payload: dict[str, object] = {"path": path, "optimizer": optimizer}
     if grant is not None:
-        payload["grant"] = grant.model_dump()
+        payload |= {"content": grant.content, "grant": grant.model_dump()}
     body = json.dumps(payload).encode()
     kind = OperationKind.LOAD_WEIGHTS
     return Submission(tenant="t1", lane=lane, seq=seq, kind=kind, digest=digest(body), payload=Payload(inline=body))
@@ -236,7 +237,7 @@ def test_an_accepted_load_outlives_its_token_also_when_its_worker_dies(
     grant = tokens.grant(issued.secret, PATH, reader="t1", purpose="load")
     bench.append(
         _load("mine", 1, PATH, grant, optimizer=True),
-        _load("mine", 2, "tinker://a/weights/y", grant),
+        _load("mine", 2, "tinker://a/weights/y", None),
         _load("mine", 3, PATH, None),
         _load("mine", 4, "tinker://a/weights/absent", None),
     )
@@ -267,24 +268,6 @@ def _die() -> None:
     raise Killed
 
 
-def test_everybody_samples_from_a_public_checkpoint_and_goes_on_when_it_is_no_longer(
-    bench: Bench, make_worker: MakeWorker
-) -> None:
-    submit_run(bench, optim_step(), save("x"), adapter="a")
-    worker = make_worker()
-    worker.drain()
-    bench.catalog.set_public("t0", PATH, public=True)
-    bench.journal.open_lane(new_sampler("s", tenant="t1", checkpoint=PATH))
-    bench.catalog.set_public("t0", PATH, public=False)
-    kind, payload = OperationKind.SAMPLE, Payload(inline=sample_body("s", 0))
-    bench.append(Submission(tenant="t1", lane="s", seq=0, kind=kind, digest="d", payload=payload))
-
-    worker.drain()
-
-    assert bench.status("s", 0).failure is None
-    assert bench.status("s", 0).result is not None
-
-
 # -- what shares files with a copy -----------------------------------------------------------------------------------
 
 
@@ -304,7 +287,7 @@ def test_saving_a_checkpoint_again_unchanged_leaves_its_copies_their_files(
 
 def test_a_name_whose_time_is_over_is_free_and_private_again(bench: Bench, owned: Lease, clock: HandClock) -> None:
     bench.catalog.set_public("t0", PATH, public=True)
-    _publish(bench, owned, _checkpoint(seq=2))
+    _publish(bench, owned, _checkpoint())
     still_public = bench.catalog.checkpoint(PATH).public
     bench.catalog.set_expiry("t0", PATH, clock.now() + 10)
     clock.move(10)
@@ -315,6 +298,6 @@ def test_a_name_whose_time_is_over_is_free_and_private_again(bench: Bench, owned
     ):
         with pytest.raises(NotFound):
             attempt()
-    _publish(bench, owned, _checkpoint(seq=3))
+    _publish(bench, owned, _checkpoint())
 
     assert (still_public, bench.catalog.checkpoint(PATH).public) == (True, False)

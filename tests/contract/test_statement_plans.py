@@ -66,8 +66,8 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
         # Few have an end.
         transaction.execute(
             "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, public, listed,"
-            f" created_at, expires_at) {some} SELECT 'tinker://' || CAST(i AS TEXT) || '/weights/x', 't0',"
-            " CAST(i AS TEXT), 'training', 'x', 0, '', '{}', 1, FALSE, TRUE, 0,"
+            f" created_at, content, expires_at) {some} SELECT 'tinker://' || CAST(i AS TEXT) || '/weights/x', 't0',"
+            " CAST(i AS TEXT), 'training', 'x', 0, '', '{}', 1, FALSE, TRUE, 0, CAST(i AS TEXT),"
             f" CASE WHEN i < 50 THEN {bench.clock.now() + DAY_S} END FROM n"
         )
         transaction.execute(

@@ -211,6 +211,7 @@ class FakeWorker:
             mesh=adapter.mesh,
             base_model=adapter.config.base_model,
             checkpoint=path,
+            content=checkpoint.content,
             like=claim.lane,
         )
         records.sampling_sessions.append(session)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from harness.clock import HandClock
-from twinkle.core.adapter import AdapterConfig
+from twinkle.core.adapter import AdapterConfig, Checkpoint
 from twinkle.core.errors import UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease, ProcessIdentity
@@ -86,14 +86,17 @@ def new_adapter(adapter: str, *, tenant: str = "t0", mesh: str = MESH, config: A
     )
 
 
-def new_sampler(session_id: str, *, tenant: str = "t0", checkpoint: str | None = None) -> NewSamplingSession:
+def new_sampler(session_id: str, *, tenant: str = "t0", checkpoint: Checkpoint | None = None) -> NewSamplingSession:
+    """As the API opens it: on what a path means at that moment."""
     return NewSamplingSession(
         id=session_id,
         tenant=tenant,
         session=f"session-{tenant}",
         mesh=MESH,
         base_model=CONFIG.base_model,
-        checkpoint=checkpoint,
+        checkpoint=None if checkpoint is None else checkpoint.path,
+        content=None if checkpoint is None else checkpoint.content,
+        generation=0 if checkpoint is None else checkpoint.generation,
     )
 
 

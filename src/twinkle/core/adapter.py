@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from twinkle.core.ids import new_id
+
 ENCRYPTED_SUFFIX = ".age"
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -47,7 +49,7 @@ class CheckpointKind(StrEnum):
 
 
 class Grant(BaseModel, frozen=True):
-    """An owner's leave, given by a token, to read checkpoints of a run; what an operation that needs it is stored with.
+    """An owner's leave, given by a token, to read one content; what an operation that needs it is stored with.
 
     It says who allowed what, never the token, and stays good for that operation when the token has ended.
     """
@@ -56,12 +58,8 @@ class Grant(BaseModel, frozen=True):
     """The token's id."""
     owner: str
     run: str
-    seq: int | None = None
-    """The operation that saved the one checkpoint that is meant; ``None``: all of the run's."""
-
-    def covers(self, run: str, seq: int) -> bool:
-        """Whether a checkpoint may be read that operation ``seq`` of ``run`` has saved."""
-        return run == self.run and self.seq in (None, seq)
+    content: str
+    """What the path meant when leave was given: another content that takes its name is not covered."""
 
 
 class StoredFile(BaseModel, frozen=True):
@@ -73,7 +71,11 @@ class StoredFile(BaseModel, frozen=True):
 
 
 class Checkpoint(BaseModel, frozen=True):
-    """A tenant's named, immutable artifact. It exists only once it is complete and verified."""
+    """A tenant's named, immutable artifact. It exists only once it is complete and verified.
+
+    Its path is a name that may come to mean something else; ``content`` is what it means now. Whatever outlives a
+    request (a sampling session, a URL, a token, an accepted load) is bound to the content, never to the path.
+    """
 
     path: str
     tenant: str
@@ -89,6 +91,10 @@ class Checkpoint(BaseModel, frozen=True):
     user_metadata: dict[str, str] | None = None
     listed: bool = True
     """False for the nameless weights behind an ephemeral sampling session."""
+    content: str = Field(default_factory=new_id)
+    """One save's result: no other content, saved before or later, has this id."""
+    generation: int = 0
+    """Raised whenever the owner takes back what was given out: URLs and strangers' sessions of before end."""
 
     @property
     def is_encrypted(self) -> bool:

@@ -180,6 +180,10 @@ class SamplingSessionRow(SQLModel, table=True):
     base_model: str
     model_path: str | None = None
     checkpoint: str | None = None
+    content: str | None = None
+    """What ``checkpoint`` meant when the session was opened: it never reads another content of this name."""
+    generation: int | None = None
+    """The content's when the session was opened; another one ends it, unless the content is its own tenant's."""
     num_clients: int = Field(default=1, sa_column_kwargs={"server_default": text("1")})
 
 
@@ -272,12 +276,15 @@ class OperationRow(SQLModel, table=True):
 class CheckpointRow(SQLModel, table=True):
     """A complete and verified checkpoint. A row is the publication: there is none before.
 
-    Checkpoints with the same ``files_group`` share their files: one is a copy of the other.
+    ``content`` is what the path means now: new with every save that changes it, and with it the checkpoint is private
+    again. ``generation`` counts how often the owner has taken back what was given out. Checkpoints with the same
+    ``files_group`` share their files: one is a copy of the other.
     """
 
     __tablename__ = "checkpoint"
     __table_args__ = (
         Index("checkpoint_of_tenant", "tenant", "created_at"),
+        Index("checkpoint_content", "content", unique=True),
         Index(
             "checkpoint_end",
             "expires_at",
@@ -300,12 +307,16 @@ class CheckpointRow(SQLModel, table=True):
     created_at: float = Field(sa_type=Float)
     expires_at: float | None = Field(default=None, sa_type=Float)
     files_group: str | None = Field(default=None, index=True)
+    content: str
+    generation: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    copied_from: str | None = None
+    """The path it was copied from, which may mean something else by now."""
 
 
 class AccessTokenRow(SQLModel, table=True):
     """A weights access token, kept as its SHA-256. It opens what ``tenant`` has in run ``adapter``.
 
-    That is every listed checkpoint, or with a ``path`` this one, as operation ``seq`` saved it.
+    That is every listed checkpoint, or with a ``path`` the one ``content`` that this meant when it was issued.
     """
 
     __tablename__ = "access_token"
@@ -318,7 +329,7 @@ class AccessTokenRow(SQLModel, table=True):
     tenant: str = Field(foreign_key="tenant.id")
     adapter: str = Field(foreign_key="adapter.id")
     path: str | None = None
-    seq: int | None = None
+    content: str | None = None
     name: str
     created_at: float = Field(sa_type=Float)
     expires_at: float = Field(sa_type=Float)

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Generic
 
-from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant, StoredFile
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
+from twinkle.core.ids import new_id
 from twinkle.storage.blobs import BlobStore, day_of
 from twinkle.storage.checkpoints.catalog import CHECKPOINTS, Catalog
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
@@ -44,7 +45,7 @@ class Artifacts(Generic[State]):
 
         The keys name the operation, so that a replaced checkpoint is never half old, half new, and the content, so that
         a holder that has lost its mesh and writes late replaces nobody's bytes. Saving the same state under the same
-        name again is the same checkpoint.
+        name again is the same content, in files of its own: those of before may be deleted at any moment.
 
         Raises:
             InvalidInput: The name is unusable, or taken by other content and ``overwrite`` is false; or the files
@@ -56,10 +57,8 @@ class Artifacts(Generic[State]):
         contents = self._engine.export(state, with_optimizer=kind is CheckpointKind.TRAINING)
         if age_recipients:
             contents = encrypt_files(contents, age_recipients)
-        existing = self._existing(path)
-        if existing is not None and not overwrite:
-            if {n: f.sha256 for n, f in existing.files.items()} == {n: _sha256(d) for n, d in contents.items()}:
-                return existing
+        existing = None if overwrite else self._existing(path)
+        if existing is not None and _digests_of(existing) != {name: _sha256(data) for name, data in contents.items()}:
             raise InvalidInput(
                 "path",
                 f"checkpoint {path} exists with other content; save under another name,"
@@ -68,6 +67,9 @@ class Artifacts(Generic[State]):
         now = self._clock.now()
         folder = f"{CHECKPOINTS}{day_of(now)}/{adapter.replace(':', '/')}/{kind.segment}/{name}/{seq}"
         files = {file: self._store(f"{folder}/{_sha256(data)[:32]}/{file}", data) for file, data in contents.items()}
+        if existing is not None:
+            # Under an id of its own, which it gives up if it is committed while the name still means the same.
+            return existing.model_copy(update={"seq": seq, "files": files, "content": new_id()})
         return Checkpoint(
             path=path,
             tenant=owner.tenant,
@@ -88,29 +90,25 @@ class Artifacts(Generic[State]):
         config: AdapterConfig,
         path: str,
         *,
+        adapter: str,
+        content: str | None,
         with_optimizer: bool,
         trainable: bool,
-        tenant: str | None = None,
-        grant: Grant | None = None,
     ) -> State:
         """An adapter from a checkpoint.
 
         Args:
             config: What the adapter must look like.
             path: ``tinker://...``
+            adapter: Which one it is. Its own checkpoints are found by name: its saves and loads are in one order.
+            content: What another run's path meant, and its tenant was allowed to read, when the load was accepted.
             with_optimizer: Also the moments and the step count; else a cold start.
             trainable: Whether it will get gradients.
-            tenant: Whose eyes look for it; ``None`` when that was decided before.
-            grant: What its owner allowed that tenant when the load was accepted.
 
         Raises:
-            InvalidInput: There is no such checkpoint, or it does not fit ``config``.
+            InvalidInput: There is no such checkpoint, or not any more, or it does not fit ``config``.
         """
-        parse_checkpoint_path(path)
-        try:
-            checkpoint = self._catalog.checkpoint(path, tenant=tenant, grant=grant)
-        except NotFound as error:
-            raise InvalidInput("path", f"{error.message}; list what there is with list_user_checkpoints()") from None
+        checkpoint = self._find(path, adapter=adapter, content=content)
         if checkpoint.config.base_model != config.base_model:
             raise InvalidInput(
                 "path", f"{path} is of base model {checkpoint.config.base_model!r}, not {config.base_model!r}"
@@ -130,6 +128,18 @@ class Artifacts(Generic[State]):
             StorageUnavailable: A file cannot be read, or is not what was written.
         """
         return {name: self._fetch(file) for name, file in checkpoint.files.items()}
+
+    def _find(self, path: str, *, adapter: str, content: str | None) -> Checkpoint:
+        try:
+            if content is not None:
+                return self._catalog.content(content)
+            if parse_checkpoint_path(path).run_id == adapter:
+                return self._catalog.checkpoint(path)
+        except NotFound:
+            pass
+        raise InvalidInput(
+            "path", f"there is no checkpoint {path!r}, or not any more; list what there is with list_user_checkpoints()"
+        )
 
     def _existing(self, path: str) -> Checkpoint | None:
         try:
@@ -152,6 +162,10 @@ class Artifacts(Generic[State]):
         if len(data) != file.size_bytes or _sha256(data) != file.sha256:
             raise StorageUnavailable(f"{file.key} is not what was written: {len(data)} of {file.size_bytes} bytes")
         return data
+
+
+def _digests_of(checkpoint: Checkpoint) -> dict[str, str]:
+    return {name: file.sha256 for name, file in checkpoint.files.items()}
 
 
 def _sha256(data: bytes) -> str:

@@ -211,6 +211,8 @@ class Executor(Generic[State]):
                 mesh=owner.mesh,
                 base_model=owner.config.base_model,
                 checkpoint=checkpoint.path,
+                content=checkpoint.content,
+                generation=checkpoint.generation,
                 like=claim.lane,
             )
         )
@@ -238,10 +240,10 @@ class Executor(Generic[State]):
         state = self._artifacts.load(
             config,
             request.path,
+            adapter=claim.lane,
+            content=request.content,
             with_optimizer=request.optimizer,
             trainable=True,
-            tenant=claim.tenant,
-            grant=request.grant,
         )
         self._start_from(claim, state, records)
         return LoadWeightsResponse(path=request.path, model_id=claim.lane)

@@ -18,10 +18,14 @@ from twinkle.wire.training import ForwardBackwardBody, decode_data
 
 
 class LoadRequest(BaseModel, frozen=True):
-    """What a load needs to know, whether it makes an adapter or fills one, and who allowed it if that was a token."""
+    """What a load needs to know, whether it makes an adapter or fills one, and who allowed it if that was a token.
+
+    ``content`` is what another run's path meant at its acceptance; nothing when that was nothing to this tenant.
+    """
 
     path: str
     optimizer: bool = False
+    content: str | None = None
     grant: Grant | None = None
 
 

@@ -146,14 +146,17 @@ class SampleDesk(Generic[State]):
         return request_ids
 
     def _weights_of(self, sampling_session: str) -> State | None:
-        """The weights of a sampling session; ``None`` for the base model. Keyed by content, so never stale."""
+        """The weights of a sampling session; ``None`` for the base model.
+
+        Whether it may still read them is asked for every sample, also of weights that are here already.
+        """
         session = self._catalog.sampling_session(sampling_session)
-        if session.checkpoint is None:
-            return None
         try:
-            checkpoint = self._catalog.checkpoint(session.checkpoint)
+            checkpoint = self._catalog.sampled(session)
         except NotFound as error:
-            raise InvalidInput("model_path", f"{error.message}; it was deleted or has expired") from None
+            raise InvalidInput("model_path", error.message) from None
+        if checkpoint is None:
+            return None
         key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
         state = self._weights.get(key)
         if state is None:

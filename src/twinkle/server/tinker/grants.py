@@ -1,4 +1,4 @@
-"""What a weights access token is worth: judged once, when a request is accepted, and stored with it in its place."""
+"""What a path and a weights access token are worth: judged once, when a request is accepted, and stored with it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ async def grant_of(
     return await common.sql.run(artifacts.access_tokens.grant, token, path, reader=tenant, purpose=purpose)
 
 
-def load_payload(body: LoadWeightsRequest, grant: Grant | None = None) -> bytes:
-    """A load as the journal keeps it: with who allowed it, never with the token."""
+def load_payload(body: LoadWeightsRequest, content: str | None = None, grant: Grant | None = None) -> bytes:
+    """A load as the journal keeps it: with what its path meant and who allowed it, never with the token."""
     payload: dict[str, object] = {"path": body.path, "optimizer": body.optimizer}
+    if content is not None:
+        payload["content"] = content
     if grant is not None:
         payload["grant"] = grant.model_dump()
     return orjson.dumps(payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
@@ -86,13 +87,14 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
     grant = await grant_of(
         server.common, server.artifacts, tenant, body.path, body.weights_access_token, purpose="load"
     )
-    first = _first(tenant, adapter_id, OperationKind.LOAD_WEIGHTS, load_payload(body, grant), body_digest(body))
+    first = _first(tenant, adapter_id, OperationKind.LOAD_WEIGHTS, load_payload(body), body_digest(body))
     try:
         checkpoint = await server.common.sql.run(
             server.artifacts.catalog.checkpoint, body.path, tenant=tenant, grant=grant
         )
     except NotFound as error:
         return ticket(await _accepted_before(server.queue, first, error), model_id=adapter_id)
+    first = replace(first, payload=Payload(inline=load_payload(body, checkpoint.content, grant)))
     _check_origin(checkpoint, body)
     mesh = choose_mesh(await server.queue.meshes.all(fresh=True), checkpoint.config.base_model)
     _check_rank(checkpoint.config.rank, mesh)

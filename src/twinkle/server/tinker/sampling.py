@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from twinkle.core.adapter import Checkpoint
 from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
@@ -56,7 +57,7 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     """A place to sample from: a base model, or a checkpoint of either kind."""
     body = parse_body(CreateSamplingSessionRequest, await server.common.bodies.read(request))
     owner = await server.common.sql.run(server.accounts.directory.session, tenant, body.session_id)
-    base_model = await _base_model(server.common, server.artifacts, tenant, body)
+    base_model, checkpoint = await _find(server.common, server.artifacts, tenant, body)
     mesh = choose_mesh(await server.queue.meshes.all(), base_model)
     session = NewSamplingSession(
         id=str(SamplingSessionId(body.session_id, body.sampling_session_seq_id)),
@@ -66,6 +67,8 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
         base_model=base_model,
         model_path=body.model_path,
         checkpoint=body.model_path,
+        content=None if checkpoint is None else checkpoint.content,
+        generation=0 if checkpoint is None else checkpoint.generation,
         priority=priority_of(metadata_of(owner)),
     )
     await server.queue.submitter.open_lane(session)
@@ -143,15 +146,18 @@ def _with_seed(body: SampleRequest) -> SampleRequest:
     return body.model_copy(update={"sampling_params": params})
 
 
-async def _base_model(common: Common, artifacts: Artifacts, tenant: str, body: CreateSamplingSessionRequest) -> str:
+async def _find(
+    common: Common, artifacts: Artifacts, tenant: str, body: CreateSamplingSessionRequest
+) -> tuple[str, Checkpoint | None]:
+    """The base model, and what the path means now."""
     if body.model_path is None:
         assert body.base_model is not None, "the body names one of the two"
-        return body.base_model
+        return body.base_model, None
     checkpoint = await common.sql.run(artifacts.catalog.checkpoint, body.model_path, tenant=tenant)
     base_model = checkpoint.config.base_model
     if body.base_model is not None and body.base_model != base_model:
         raise InvalidInput("base_model", f"{body.model_path} belongs to {base_model!r}, not to {body.base_model!r}")
-    return base_model
+    return base_model, checkpoint
 
 
 def _check_same(existing: SamplingSession, wanted: NewSamplingSession) -> None:

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from twinkle.core.errors import InvalidInput, UserError
+from twinkle.core.errors import InvalidInput, NotFound, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.server.body import Body
 from twinkle.server.openapi import PROTOBUF, Raw, described
-from twinkle.server.state import Accounts, Common, Queue, Server, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import canonical_json, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.server.tinker.models import create_from_checkpoint
@@ -121,11 +121,27 @@ async def load_weights(request: Request, server: Server, tenant: Tenant) -> Resp
     operation = _read_json(raw, LoadWeightsRequest, OperationKind.LOAD_WEIGHTS, _judge_path, write=load_payload)
     if operation.rejection is None:
         body = parse_body(LoadWeightsRequest, raw)
-        grant = await grant_of(
-            server.common, server.artifacts, tenant, body.path, body.weights_access_token, purpose="load"
-        )
-        operation = replace(operation, payload=load_payload(body, grant))
+        content = await _bound_load(server.common, server.artifacts, tenant, body, operation.key.model_id)
+        operation = replace(operation, payload=content)
     return await _accept(server.queue, tenant, operation)
+
+
+async def _bound_load(
+    common: Common, artifacts: Artifacts, tenant: str, body: LoadWeightsRequest, adapter: str
+) -> bytes:
+    """A load with the content that its path means now.
+
+    A run's own checkpoints are found when it is the load's turn: whatever was submitted before it is saved by then.
+    """
+    if parse_checkpoint_path(body.path).run_id == adapter:
+        return load_payload(body)
+    grant = await grant_of(common, artifacts, tenant, body.path, body.weights_access_token, purpose="load")
+    try:
+        checkpoint = await common.sql.run(artifacts.catalog.checkpoint, body.path, tenant=tenant, grant=grant)
+    except NotFound:
+        # It has used up its number: it fails in its turn.
+        return load_payload(body)
+    return load_payload(body, checkpoint.content, grant)
 
 
 async def _accept(queue: Queue, tenant: str, operation: Numbered) -> Response:

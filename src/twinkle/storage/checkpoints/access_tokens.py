@@ -18,7 +18,9 @@ from twinkle.storage.tenants.audit import insert_entry
 MAX_TOKENS = 1000
 """How many of a tenant's may be good at a time."""
 
-_COLUMNS = "t.id, o.name, t.adapter, t.path, t.name, t.created_at, t.expires_at, t.revoked_at, t.last_used_at"
+_COLUMNS = (
+    "t.id, o.name AS owner, t.adapter AS run, t.path, t.name, t.created_at, t.expires_at, t.revoked_at, t.last_used_at"
+)
 _TABLES = "access_token t JOIN tenant o ON o.id = t.tenant"
 
 
@@ -66,13 +68,13 @@ class AccessTokens:
             LimitReached: The tenant has as many tokens as it may have.
         """
         with self._database.transaction() as transaction:
-            owner = transaction.execute("SELECT tenant FROM adapter WHERE id = ?", (run,)).fetchone()
-            if owner is None or tenant not in (None, owner[0]):
+            found = transaction.execute("SELECT tenant FROM adapter WHERE id = ?", (run,)).fetchone()
+            if found is None or tenant not in (None, found.tenant):
                 raise NotFound(f"no training run {run!r}")
-            return self._issue(transaction, owner[0], run, path=None, seq=None, name=name, ttl_s=ttl_s)
+            return self._issue(transaction, found.tenant, run, path=None, content=None, name=name, ttl_s=ttl_s)
 
     def issue_for_checkpoint(self, path: str, *, tenant: str | None, name: str, ttl_s: float) -> IssuedToken:
-        """A token for one checkpoint as it is now: another one that takes its name later is not opened.
+        """A token for what a path means now: another content that takes its name later is not opened.
 
         Raises:
             NotFound: There is no such checkpoint, or it is another tenant's.
@@ -80,21 +82,22 @@ class AccessTokens:
         """
         with self._database.transaction() as transaction:
             found = transaction.execute(
-                "SELECT tenant, adapter, seq FROM checkpoint WHERE path = ? AND listed"
+                "SELECT tenant, adapter, content FROM checkpoint WHERE path = ? AND listed"
                 " AND (expires_at IS NULL OR expires_at > ?)",
                 (path, self._clock.now()),
             ).fetchone()
-            if found is None or tenant not in (None, found[0]):
+            if found is None or tenant not in (None, found.tenant):
                 raise NotFound(f"no checkpoint {path!r}")
-            owner, run, seq = found
-            return self._issue(transaction, owner, run, path=path, seq=seq, name=name, ttl_s=ttl_s)
+            return self._issue(
+                transaction, found.tenant, found.adapter, path=path, content=found.content, name=name, ttl_s=ttl_s
+            )
 
     def grant(self, secret: str, path: str, *, reader: str, purpose: str) -> Grant | None:
         """What a token allows its bearer to read now; noted in its owner's audit log, without the token.
 
         Args:
             secret: What the bearer brought.
-            path: The checkpoint it is to open.
+            path: The checkpoint it is to open. Leave is given for what that means now, and for nothing else.
             reader: The bearer's tenant. Owners need no tokens: they get none granted.
             purpose: ``load`` or ``copy``.
 
@@ -103,21 +106,21 @@ class AccessTokens:
         """
         now = self._clock.now()
         with self._database.transaction() as transaction:
-            row = transaction.execute(
-                "UPDATE access_token SET last_used_at = ? WHERE digest = ? AND revoked_at IS NULL AND expires_at > ?"
-                " AND tenant <> ? AND (path IS NULL OR path = ?) AND EXISTS (SELECT 1 FROM checkpoint c"
-                " WHERE c.path = ? AND c.adapter = access_token.adapter AND c.listed"
-                " AND (c.expires_at IS NULL OR c.expires_at > ?)"
-                " AND (access_token.seq IS NULL OR access_token.seq = c.seq)) RETURNING id, tenant, adapter, seq",
-                (now, _digest_of(secret), now, reader, path, path, now),
+            found = transaction.execute(
+                "SELECT t.id, t.tenant, t.adapter, c.content FROM access_token t JOIN checkpoint c ON c.path = ?"
+                " WHERE t.digest = ? AND t.revoked_at IS NULL AND t.expires_at > ? AND t.tenant <> ?"
+                " AND (t.path IS NULL OR t.path = c.path) AND (t.content IS NULL OR t.content = c.content)"
+                " AND c.adapter = t.adapter AND c.listed AND (c.expires_at IS NULL OR c.expires_at > ?) FOR UPDATE",
+                (path, _digest_of(secret), now, reader, now),
             ).fetchone()
-            if row is None:
+            if found is None:
                 return None
-            grant = Grant(token=row[0], owner=row[1], run=row[2], seq=row[3])
+            transaction.execute("UPDATE access_token SET last_used_at = ? WHERE id = ?", (now, found.id))
+            grant = Grant(token=found.id, owner=found.tenant, run=found.adapter, content=found.content)
             by = transaction.execute("SELECT name FROM tenant WHERE id = ?", (reader,)).fetchone()
             assert by is not None, "a reader is a tenant"
             details = {"tinker_path": path, "training_run": grant.run, "token_id": grant.token}
-            details |= {"reader": by[0], "purpose": purpose}
+            details |= {"reader": by.name, "purpose": purpose}
             insert_entry(transaction, grant.owner, "checkpoint_token_use", details, now=now)
             return grant
 
@@ -145,13 +148,13 @@ class AccessTokens:
             row = transaction.execute(
                 f"SELECT t.tenant, {_COLUMNS} FROM {_TABLES} WHERE t.id = ?", (token_id,)
             ).fetchone()
-            if row is None or tenant not in (None, row[0]):
+            if row is None or tenant not in (None, row.tenant):
                 raise NotFound(f"no weights access token {token_id!r}")
-            token = _token_of(row[1:])
+            token = _token_of(row)
             if token.revoked_at is not None:
                 return token
             transaction.execute("UPDATE access_token SET revoked_at = ? WHERE id = ?", (now, token_id))
-            insert_entry(transaction, row[0], "checkpoint_token_revoke", _details_of(token), now=now)
+            insert_entry(transaction, row.tenant, "checkpoint_token_revoke", _details_of(token), now=now)
         return replace(token, revoked_at=now)
 
     def _issue(
@@ -161,7 +164,7 @@ class AccessTokens:
         run: str,
         *,
         path: str | None,
-        seq: int | None,
+        content: str | None,
         name: str,
         ttl_s: float,
     ) -> IssuedToken:
@@ -169,17 +172,17 @@ class AccessTokens:
         # Two that are issued at once wait for each other here.
         transaction.execute("UPDATE tenant SET weight = weight WHERE id = ?", (tenant,))
         good = transaction.execute(
-            "SELECT COUNT(*) FROM access_token WHERE tenant = ? AND revoked_at IS NULL AND expires_at > ?",
+            "SELECT COUNT(*) AS num FROM access_token WHERE tenant = ? AND revoked_at IS NULL AND expires_at > ?",
             (tenant, now),
         ).fetchone()
         assert good is not None
-        if good[0] >= MAX_TOKENS:
-            raise LimitReached(f"you have {good[0]} weights access tokens, and {MAX_TOKENS} may be; revoke some")
+        if good.num >= MAX_TOKENS:
+            raise LimitReached(f"you have {good.num} weights access tokens, and {MAX_TOKENS} may be; revoke some")
         secret, token_id = new_access_token(), new_id()
         transaction.execute(
-            "INSERT INTO access_token (id, digest, tenant, adapter, path, seq, name, created_at, expires_at)"
+            "INSERT INTO access_token (id, digest, tenant, adapter, path, content, name, created_at, expires_at)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (token_id, _digest_of(secret), tenant, run, path, seq, name, now, now + ttl_s),
+            (token_id, _digest_of(secret), tenant, run, path, content, name, now, now + ttl_s),
         )
         row = transaction.execute(f"SELECT {_COLUMNS} FROM {_TABLES} WHERE t.id = ?", (token_id,)).fetchone()
         assert row is not None
@@ -191,15 +194,15 @@ class AccessTokens:
 
 def _token_of(row: Row) -> AccessToken:
     return AccessToken(
-        id=row[0],
-        owner=row[1],
-        run=row[2],
-        path=row[3],
-        name=row[4],
-        created_at=row[5],
-        expires_at=row[6],
-        revoked_at=row[7],
-        last_used_at=row[8],
+        id=row.id,
+        owner=row.owner,
+        run=row.run,
+        path=row.path,
+        name=row.name,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
     )
 
 

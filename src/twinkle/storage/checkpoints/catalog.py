@@ -11,7 +11,7 @@ from sqlmodel import Session, and_, col, func, or_, select
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
-from twinkle.storage.checkpoints.copies import remove_checkpoints
+from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database
 from twinkle.storage.tables import (
     AdapterRow,
@@ -46,7 +46,10 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSession:
-    """What a sampling client samples from."""
+    """What a sampling client samples from: the base model, or one ``content`` that ``checkpoint`` meant at its opening.
+
+    The content is readable in a stranger's session as long as it is of the same ``generation``.
+    """
 
     id: str
     tenant: str
@@ -54,6 +57,8 @@ class SamplingSession:
     base_model: str
     model_path: str | None
     checkpoint: str | None
+    content: str | None
+    generation: int | None
 
 
 class Catalog:
@@ -135,7 +140,9 @@ class Catalog:
             return list(session.exec(statement).all())
 
     def checkpoint(self, path: str, *, tenant: str | None = None, grant: Grant | None = None) -> Checkpoint:
-        """A checkpoint that has not expired. Another tenant's is found only if it is public, or granted.
+        """What a path means now, unless it has expired. Another tenant's is found only if it is public, or granted.
+
+        Whatever goes on after the request that asked keeps the answer's ``content``, and asks for that from then on.
 
         Raises:
             NotFound: There is none, it has expired, or it is another tenant's.
@@ -144,6 +151,39 @@ class Catalog:
             row = session.get(CheckpointRow, path)
             if row is None or self._is_over(row) or not _may_read(row, tenant, grant):
                 raise NotFound(f"no checkpoint {path!r}")
+            return _checkpoint_of(row)
+
+    def content(self, content: str) -> Checkpoint:
+        """A content that has neither expired nor been deleted or replaced. Who may read it was decided before.
+
+        Raises:
+            NotFound: It is not there any more.
+        """
+        with Session(self._engine) as session:
+            row = session.exec(select(CheckpointRow).where(CheckpointRow.content == content)).first()
+            if row is None or self._is_over(row):
+                raise NotFound("what was saved there was deleted or replaced, or has expired")
+            return _checkpoint_of(row)
+
+    def sampled(self, sampling_session: SamplingSession) -> Checkpoint | None:
+        """What a sampling session may read now; ``None`` is the base model.
+
+        The answer to a stranger is the same for whatever may have become of it.
+
+        Raises:
+            NotFound: The content is not there any more, or was taken back from strangers.
+        """
+        if sampling_session.checkpoint is None:
+            return None
+        with Session(self._engine) as session:
+            wanted = select(CheckpointRow).where(CheckpointRow.content == sampling_session.content)
+            row = session.exec(wanted).first()
+            if row is None or self._is_over(row) or not _may_sample(row, sampling_session):
+                raise NotFound(
+                    f"{sampling_session.checkpoint}, as it was when sampling session {sampling_session.id} was opened,"
+                    " is not there any more: it was deleted, replaced or unpublished, or has expired; open a new"
+                    " session on what is there now"
+                )
             return _checkpoint_of(row)
 
     def checkpoints(
@@ -187,7 +227,9 @@ class Catalog:
             session.commit()
 
     def set_public(self, tenant: str, path: str, *, public: bool) -> None:
-        """Let every tenant read a checkpoint, or no longer. Doing it twice is harmless.
+        """Let every tenant read what a path means now, or no longer. Doing it twice is harmless.
+
+        No longer is at once: URLs that were given out, the owner's too, and the sessions of strangers end.
 
         Raises:
             NotFound: It does not exist, has expired, or is another tenant's.
@@ -195,6 +237,8 @@ class Catalog:
         with Session(self._engine) as session:
             row = self._own_checkpoint(session, tenant, path)
             row.public = public
+            if not public:
+                row.generation += 1
             session.add(row)
             session.commit()
 
@@ -225,7 +269,13 @@ class Catalog:
 def _may_read(row: CheckpointRow, tenant: str | None, grant: Grant | None) -> bool:
     if tenant is None or row.tenant == tenant or row.public:
         return True
-    return grant is not None and grant.covers(row.adapter, row.seq)
+    return grant is not None and grant.content == row.content
+
+
+def _may_sample(row: CheckpointRow, sampling_session: SamplingSession) -> bool:
+    if row.tenant == sampling_session.tenant:
+        return True
+    return row.public and row.generation == sampling_session.generation
 
 
 def _adapter_of(row: AdapterRow) -> Adapter:
@@ -258,4 +308,6 @@ def _checkpoint_of(row: CheckpointRow) -> Checkpoint:
         public=row.public,
         user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
         listed=row.listed,
+        content=row.content,
+        generation=row.generation,
     )

@@ -1,9 +1,7 @@
-"""Checkpoints that share their files: copies, and removals that spare what a copy still needs."""
+"""Copies of checkpoints: contents of their own, whose files are those of their sources."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.core.adapter import Grant
@@ -11,9 +9,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.ids import new_id
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.journal.lanes import placeholders
 from twinkle.storage.journal.records import insert_lane
-from twinkle.storage.upkeep.waste import doom
 
 _COPIED = "kind, name, seq, config, files, size_bytes, user_metadata"
 
@@ -22,7 +18,8 @@ _COPIED = "kind, name, seq, config, files, size_bytes, user_metadata"
 class NewCopy:
     """A copy about to be made. Its ``adapter`` is a training run of its own, which cannot be trained.
 
-    ``grant`` lets the ``tenant`` read a ``source`` that is neither its own nor public.
+    ``grant`` lets the ``tenant`` read a ``source`` that is neither its own nor public, as long as that is the content
+    it was given for.
     """
 
     source: str
@@ -41,7 +38,7 @@ class Copies:
         self._clock = clock
 
     def copy(self, new: NewCopy) -> str:
-        """The copy's path. The files are those of the source; doing it again answers the same.
+        """The copy's path. The files are those of the source; doing it again answers the same, whatever that is now.
 
         Raises:
             NotFound: There is no such checkpoint, or it is another tenant's, not public and not granted.
@@ -54,26 +51,27 @@ class Copies:
             if _exists(transaction, path, new):
                 return path
             source = transaction.execute(
-                "SELECT c.tenant, c.public, c.expires_at, c.files_group, a.mesh, a.optimizer, a.config, c.adapter,"
-                " c.seq FROM checkpoint c JOIN adapter a ON a.id = c.adapter WHERE c.path = ? FOR UPDATE",
+                "SELECT c.tenant, c.public, c.expires_at, c.files_group, c.content, a.mesh, a.optimizer, a.config"
+                " FROM checkpoint c JOIN adapter a ON a.id = c.adapter WHERE c.path = ? FOR UPDATE",
                 (new.source,),
             ).fetchone()
             if source is None or not _may_read(source, new, now):
                 raise NotFound(f"no checkpoint {new.source!r}")
-            group = source[3] or new_id()
+            group = source.files_group or new_id()
             transaction.execute("UPDATE checkpoint SET files_group = ? WHERE path = ?", (group, new.source))
             # Not ordered: no training operation is accepted into it.
-            insert_lane(transaction, new.adapter, new.tenant, source[4], ordered=False)
+            insert_lane(transaction, new.adapter, new.tenant, source.mesh, ordered=False)
             transaction.execute(
                 "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, created_at)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (new.adapter, new.tenant, new.session, source[4], source[6], source[5], now),
+                (new.adapter, new.tenant, new.session, source.mesh, source.config, source.optimizer, now),
             )
             transaction.execute(
                 f"INSERT INTO checkpoint (path, tenant, adapter, {_COPIED}, public, listed, created_at, expires_at,"
-                f" files_group) SELECT ?, ?, ?, {_COPIED}, FALSE, TRUE, CAST(? AS DOUBLE PRECISION),"
-                " CAST(? AS DOUBLE PRECISION), files_group FROM checkpoint WHERE path = ?",
-                (path, new.tenant, new.adapter, now, new.expires_at, new.source),
+                f" files_group, content, copied_from) SELECT ?, ?, ?, {_COPIED}, FALSE, TRUE,"
+                " CAST(? AS DOUBLE PRECISION), CAST(? AS DOUBLE PRECISION), files_group, ?, path FROM checkpoint"
+                " WHERE path = ?",
+                (path, new.tenant, new.adapter, now, new.expires_at, new_id(), new.source),
             )
         return path
 
@@ -82,47 +80,14 @@ def _exists(transaction: Transaction, path: str, new: NewCopy) -> bool:
     lane = transaction.execute("SELECT tenant FROM lane WHERE id = ?", (new.adapter,)).fetchone()
     if lane is None:
         return False
-    rows = transaction.execute(
-        "SELECT path, files_group FROM checkpoint WHERE path IN (?, ?)", (path, new.source)
-    ).fetchall()
-    groups = {row[0]: row[1] for row in rows}
-    if lane[0] != new.tenant or path not in groups or groups.get(new.source, groups[path]) != groups[path]:
+    copy = transaction.execute("SELECT copied_from FROM checkpoint WHERE path = ?", (path,)).fetchone()
+    # Of copies from before it was kept, nobody knows what they were made from.
+    if lane.tenant != new.tenant or copy is None or copy.copied_from not in (None, new.source):
         raise Conflict(f"training run {new.adapter} exists already and is no copy of {new.source}; use the next number")
     return True
 
 
 def _may_read(source: Row, new: NewCopy, now: float) -> bool:
-    owner, is_public, expires_at = source[:3]
-    run, seq = source[7:]
-    is_granted = new.grant is not None and new.grant.covers(run, seq)
-    return (owner == new.tenant or bool(is_public) or is_granted) and (expires_at is None or expires_at > now)
-
-
-def remove_checkpoints(
-    transaction: Transaction, where: str, parameters: Sequence[object], *, now: float
-) -> tuple[int, list[str]]:
-    """Delete the rows of checkpoints, give up their files, and keep in mind what they took up.
-
-    Returns:
-        How many there were, and the keys of those files that nothing refers to any more.
-    """
-    rows = transaction.execute(
-        f"DELETE FROM checkpoint WHERE {where} RETURNING files_group, files, listed, path, tenant, adapter, size_bytes,"
-        " created_at",
-        parameters,
-    ).fetchall()
-    for row in rows:
-        if row[2]:
-            transaction.execute(
-                "INSERT INTO past_checkpoint (path, tenant, adapter, size_bytes, created_at, ended_at)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (*row[3:], now),
-            )
-    groups = {row[0] for row in rows if row[0] is not None}
-    shared = transaction.execute(
-        f"SELECT DISTINCT files_group FROM checkpoint WHERE files_group IN ({placeholders(groups)})", sorted(groups)
-    ).fetchall()
-    kept = {row[0] for row in shared}
-    files = {file["key"] for row in rows if row[0] not in kept for file in json.loads(row[1]).values()}
-    doom(transaction, files, now=now)
-    return len(rows), sorted(files)
+    is_granted = new.grant is not None and new.grant.content == source.content
+    is_over = source.expires_at is not None and source.expires_at <= now
+    return (source.tenant == new.tenant or bool(source.public) or is_granted) and not is_over

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint
 from twinkle.core.errors import LimitReached
 from twinkle.core.operation import OperationKind, Payload
 from twinkle.storage.adapters.snapshots import Snapshot
+from twinkle.storage.checkpoints.contents import publish_checkpoint
 from twinkle.storage.database import Transaction
-from twinkle.storage.upkeep.waste import doom
 
 
 class NewLane(Protocol):
@@ -104,6 +104,9 @@ class NewAdapter:
 class NewSamplingSession:
     """A sampling session about to be created. ``checkpoint`` is the path of the weights, listed or not.
 
+    ``content`` is what that path means now, and all that the session will ever read; a stranger's session reads it as
+    long as its ``generation`` is this.
+
     Its priority is that of the lane ``like`` which it comes from, else ``priority``.
     """
 
@@ -114,6 +117,8 @@ class NewSamplingSession:
     base_model: str
     model_path: str | None = None
     checkpoint: str | None = None
+    content: str | None = None
+    generation: int = 0
     priority: int = 0
     like: str | None = None
 
@@ -125,9 +130,18 @@ class NewSamplingSession:
             priority = priority if row is None else -row[0]
         insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False, priority=priority)
         transaction.execute(
-            "INSERT INTO sampling_session (id, tenant, session, base_model, model_path, checkpoint)"
-            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-            (self.id, self.tenant, self.session, self.base_model, self.model_path, self.checkpoint),
+            "INSERT INTO sampling_session (id, tenant, session, base_model, model_path, checkpoint, content,"
+            " generation) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+            (
+                self.id,
+                self.tenant,
+                self.session,
+                self.base_model,
+                self.model_path,
+                self.checkpoint,
+                self.content,
+                None if self.content is None else self.generation,
+            ),
         )
 
 
@@ -156,61 +170,15 @@ class Records:
 
     def insert(self, transaction: Transaction, now: float) -> None:
         """Insert everything. A checkpoint of the same name replaces its predecessor (the worker has decided that)."""
-        for checkpoint in self.checkpoints:
-            _publish(transaction, checkpoint, now)
+        contents = {
+            checkpoint.content: publish_checkpoint(transaction, checkpoint, now=now) for checkpoint in self.checkpoints
+        }
         for session in self.sampling_sessions:
-            session.insert(transaction)
+            # A save of what its name meant already is no new content.
+            content = None if session.content is None else contents.get(session.content, session.content)
+            replace(session, content=content).insert(transaction)
         for snapshot in self.snapshots:
             snapshot.insert(transaction)
-
-
-def _publish(transaction: Transaction, checkpoint: Checkpoint, now: float) -> None:
-    _doom_replaced(transaction, checkpoint, now)
-    metadata = None if checkpoint.user_metadata is None else json.dumps(checkpoint.user_metadata)
-    transaction.execute(
-        "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, user_metadata,"
-        " public, listed, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, FALSE, ?, ?, ?)"
-        " ON CONFLICT (path) DO UPDATE SET seq = excluded.seq, files = excluded.files, config = excluded.config,"
-        " size_bytes = excluded.size_bytes, user_metadata = excluded.user_metadata,"
-        " created_at = excluded.created_at, expires_at = excluded.expires_at,"
-        # Saved again unchanged, it still shares its files with its copies.
-        " files_group = CASE WHEN excluded.files = checkpoint.files THEN checkpoint.files_group END,"
-        # One whose time is over is not there any more, only not swept yet.
-        " public = checkpoint.public AND COALESCE(checkpoint.expires_at > CAST(? AS DOUBLE PRECISION), TRUE)",
-        (
-            checkpoint.path,
-            checkpoint.tenant,
-            checkpoint.adapter,
-            checkpoint.kind.value,
-            checkpoint.name,
-            checkpoint.seq,
-            checkpoint.config.model_dump_json(),
-            json.dumps({name: file.model_dump() for name, file in checkpoint.files.items()}),
-            checkpoint.size_bytes,
-            metadata,
-            checkpoint.listed,
-            now,
-            checkpoint.expires_at,
-            now,
-        ),
-    )
-
-
-def _doom_replaced(transaction: Transaction, checkpoint: Checkpoint, now: float) -> None:
-    """Give up the files of the checkpoint that had this name, but for those that a copy or the new one has too."""
-    row = transaction.execute(
-        "SELECT files, files_group FROM checkpoint WHERE path = ? FOR UPDATE", (checkpoint.path,)
-    ).fetchone()
-    if row is None:
-        return
-    if row[1] is not None:
-        shared = transaction.execute(
-            "SELECT path FROM checkpoint WHERE files_group = ? AND path <> ? LIMIT 1", (row[1], checkpoint.path)
-        ).fetchone()
-        if shared is not None:
-            return
-    still_used = {file.key for file in checkpoint.files.values()}
-    doom(transaction, {file["key"] for file in json.loads(row[0]).values()} - still_used, now=now)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Failure, FailureCategory, OperationKind, OperationState, Outcome
-from twinkle.storage.checkpoints.copies import remove_checkpoints
+from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database, Transaction
 from twinkle.storage.journal.lanes import advance_lane, lock_lanes, number_ended_sample, placeholders
 from twinkle.storage.upkeep.waste import doom
