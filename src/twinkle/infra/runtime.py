@@ -70,7 +70,8 @@ class Process:
         if global_device_mesh is not None and global_device_mesh.world_size != world_size:
             raise ConfigError(
                 f"global_device_mesh: has {global_device_mesh.world_size} ranks ({global_device_mesh}),"
-                f" but {world_size} processes were started; run torchrun --nproc_per_node={global_device_mesh.world_size}"
+                f" but {world_size} processes were started; run"
+                f" torchrun --nproc_per_node={global_device_mesh.world_size}"
             )
         _seed(seed)
         if full_determinism:
