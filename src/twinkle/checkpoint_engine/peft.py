@@ -23,8 +23,8 @@ from twinkle.checkpoint_engine.peft_settings import (
 )
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer, stored_tensors, trained_paths
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors, write_tensors
-from twinkle.core.adapter import OPTIMIZER_FILE
 from twinkle.core.errors import InvalidInput
+from twinkle.core.file_names import OPTIMIZER_FILE
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 from twinkle.module.targets import Target, beside_experts
 

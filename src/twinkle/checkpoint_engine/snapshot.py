@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 
-import structlog
 import torch
 
 from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
+from twinkle.core.events import event_log
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 
 SNAPSHOT_VERSION = 1
 HEADER_METADATA = "snapshot"
 FIELD = "snapshot"
 
-log = structlog.get_logger()
+log = event_log()
 
 
 def snapshot(adapter: LoraAdapter, determinism: str, *, num_ranks: int = 1) -> bytes:

@@ -7,10 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from twinkle.core.file_names import ENCRYPTED_SUFFIX, OPTIMIZER_FILE
 from twinkle.core.ids import new_id
-
-ENCRYPTED_SUFFIX = ".age"
-OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 class AdapterConfig(BaseModel, frozen=True):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import structlog
 import torch
 
 from twinkle.core.errors import ConfigError
+from twinkle.core.events import event_log
 from twinkle.infra.device_group import DeviceGroup, check_groups
 from twinkle.infra.device_mesh import DeviceMesh, current_rank, current_world_size
 from twinkle.infra.platform import Platform
@@ -21,7 +21,7 @@ from twinkle.infra.process_group import join_world
 COLLECTIVE_TIMEOUT_S = 600.0
 CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
-log = structlog.get_logger()
+log = event_log()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import structlog
 import torch
 import transformers
 
 from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.events import event_log
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
@@ -39,7 +39,7 @@ from twinkle.module.packed_attention import (
 from twinkle.module.rowwise import make_rowwise
 from twinkle.module.targets import find_targets
 
-log = structlog.get_logger()
+log = event_log()
 
 MAX_RANK = 256
 TOKENS_PER_PASS = {"cpu": 1024}

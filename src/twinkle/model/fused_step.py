@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import structlog
 import torch
 
 from twinkle.core.errors import OutOfMemory, UserError
+from twinkle.core.events import event_log
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.job_run import JobRun
 from twinkle.model.loss_head import HeadItem, LossHead
@@ -25,7 +25,7 @@ Place = tuple[JobRun, int]
 Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttention], torch.Tensor]
 """``(embeddings_TH, positions_T, segments, attention) -> hidden_TH``"""
 
-log = structlog.get_logger()
+log = event_log()
 
 
 class OutOfStep(RuntimeError):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import structlog
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.events import event_log
 from twinkle.loss import CrossEntropyLoss, Loss
 from twinkle.model.gradient_sync import GradientSync
 from twinkle.model.metric_board import MetricBoard
 from twinkle.model.model_pass import Pass
 from twinkle.processor import InputProcessor
 
-log = structlog.get_logger()
+log = event_log()
 
 OPTIM_PARAMS = ("lr", "betas", "eps", "weight_decay")
 

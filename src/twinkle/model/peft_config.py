@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import peft
-import structlog
 import torch
 
 from twinkle.checkpoint_engine.peft_settings import config_of, read_settings
 from twinkle.checkpoint_engine.peft_tensors import is_named
 from twinkle.core.errors import InvalidInput
+from twinkle.core.events import event_log
 from twinkle.module.adapter import LoraConfig
 from twinkle.module.targets import Target
 
 ALL_LINEAR = "all-linear"
 
-log = structlog.get_logger()
+log = event_log()
 
 
 def lora_config_of(config: Any, targets: Sequence[Target], default_modules: str | Sequence[str]) -> LoraConfig:

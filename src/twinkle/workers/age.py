@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from twinkle.core.adapter import ENCRYPTED_SUFFIX
 from twinkle.core.errors import InvalidInput
+from twinkle.core.file_names import ENCRYPTED_SUFFIX
 
 _FIELD = "age_encryption_recipients"
 

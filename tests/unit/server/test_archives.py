@@ -14,7 +14,7 @@ import httpx
 import pytest
 import tinker
 
-from twinkle.core.adapter import OPTIMIZER_FILE
+from twinkle.core.file_names import OPTIMIZER_FILE
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
