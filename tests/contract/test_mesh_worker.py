@@ -366,6 +366,27 @@ def test_samples_given_up_by_a_closing_worker_are_not_blamed(bench: Bench, make_
     assert attempts == [("queued", 0), ("queued", 0)]
 
 
+def test_the_sampler_takes_no_more_requests_than_their_sequences_have_room(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _submit_sample(bench)
+    for number in range(3):
+        payload = Payload(inline=sample_body("s", number))
+        sample = Submission(
+            tenant="t0", lane="s", seq=number, kind=OperationKind.SAMPLE, digest="d", payload=payload, num_sequences=3
+        )
+        bench.append(sample)
+    worker = make_worker()
+    worker.samples.run_slice = lambda execution: None  # type: ignore[method-assign]
+    worker.keeper.try_acquire()
+
+    for _ in range(3):
+        worker.worker._sample_once(worker.keeper.current())
+
+    assert worker.samples.under_way == ["s:req:0"]
+    assert worker.samples.room == 1
+
+
 def test_a_sample_that_could_not_be_given_back_is_tried_again_all_the_same(
     bench: Bench, make_worker: MakeWorker
 ) -> None:

@@ -36,6 +36,7 @@ def head(
     nice: int = 0,
     vtime: float = 0.0,
     has_next: bool = False,
+    num_sequences: int = 1,
 ) -> Head:
     return Head(
         turn=of or turn(),
@@ -47,4 +48,5 @@ def head(
         nice=nice,
         vtime=vtime,
         has_next=has_next,
+        num_sequences=num_sequences,
     )

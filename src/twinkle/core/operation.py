@@ -91,7 +91,8 @@ class Submission:
     ``lane`` is the adapter's id for ordered operations and the sampling session's id for samples; ``digest`` tells a
     resend from a different request with the same number. ``rejection`` is the user-visible reason why the operation
     will fail when its turn comes: its number is consumed all the same, so the run goes on. ``num_tokens`` is what it
-    may come to, for fairness; ``num_prompt_tokens`` is a sample's prompt alone, for the account.
+    may come to, for fairness; ``num_prompt_tokens`` is a sample's prompt alone, for the account; ``num_sequences`` is
+    how many a sample draws at once.
     """
 
     tenant: str
@@ -102,6 +103,7 @@ class Submission:
     payload: Payload
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_sequences: int = 1
     rejection: str | None = None
 
 
@@ -130,6 +132,8 @@ class Claim:
     rejection: str | None
     failed_window_seq: int | None
     """The first failed ``forward_backward`` since the adapter's last ``optim_step``, if there is one."""
+    num_sequences: int = 1
+    """How many a sample draws at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

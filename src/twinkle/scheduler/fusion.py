@@ -39,7 +39,10 @@ def choose_batch(
 
 
 def choose_samples(heads: list[Head], *, room: int, is_idle: bool) -> list[Head]:
-    """Pick the samples to begin with.
+    """Pick the samples to begin with, as many as have room with all their sequences.
+
+    One with more sequences than there is room for waits until there is, and the others behind it; an idle holder begins
+    with it whatever its size.
 
     A sample that was under way when a worker died is taken alone, and only by an idle holder: were it the cause, its
     companions would be blamed with it. Until it has run, nothing else begins.
@@ -47,4 +50,10 @@ def choose_samples(heads: list[Head], *, room: int, is_idle: bool) -> list[Head]
     suspects = [head for head in heads if head.attempts > 0]
     if suspects:
         return suspects[:1] if is_idle else []
-    return [operation.head for operation in in_service_order(heads)[:room]]
+    chosen: list[Head] = []
+    for operation in in_service_order(heads):
+        room -= operation.head.num_sequences
+        if room < 0 and (chosen or not is_idle):
+            break
+        chosen.append(operation.head)
+    return chosen

@@ -264,6 +264,8 @@ class OperationRow(SQLModel, table=True):
     rejection: str | None = Field(default=None, sa_type=Text)
     num_tokens: int = Field(default=0, sa_type=BigInteger)
     num_prompt_tokens: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
+    num_sequences: int = Field(default=1, sa_column_kwargs={"server_default": text("1")})
+    """How many a sample draws at once."""
     device_s: float = Field(default=0.0, sa_type=Float)
     expired: bool = False
     accepted_at: float = Field(sa_type=Float)

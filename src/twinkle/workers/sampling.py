@@ -81,8 +81,8 @@ class SampleDesk(Generic[State]):
 
     @property
     def room(self) -> int:
-        """How many more samples may be claimed."""
-        return max(self._slots - len(self._under_way), 0)
+        """How many more sequences may be drawn at once."""
+        return max(self._slots - sum(one.claim.num_sequences for one in self._under_way.values()), 0)
 
     @property
     def under_way(self) -> list[str]:

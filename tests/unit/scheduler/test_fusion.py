@@ -117,6 +117,17 @@ def test_samples_of_a_dead_worker_are_tried_one_by_one_and_only_by_the_idle() ->
     assert choose_samples([fresh], room=8, is_idle=False) == [fresh]
 
 
+def test_samples_begin_as_long_as_all_their_sequences_have_room() -> None:
+    numbers = {"a": 3, "b": 4, "c": 1}
+    heads = [head(lane, OperationKind.SAMPLE, of=turn(lane), num_sequences=numbers[lane]) for lane in numbers]
+
+    assert choose_samples(heads, room=8, is_idle=False) == heads
+    assert choose_samples(heads, room=7, is_idle=False) == heads[:2]
+    assert choose_samples(heads, room=6, is_idle=False) == heads[:1], "a small one does not overtake for ever"
+    assert choose_samples(heads, room=2, is_idle=False) == []
+    assert choose_samples(heads, room=2, is_idle=True) == heads[:1], "one larger than all the room runs alone"
+
+
 def test_samples_under_way_count_for_their_tenant_and_towards_its_limit() -> None:
     busy = turn("busy", num_running=2, num_running_tokens=50)
     limited = turn("limited", max_running=3, num_running=2)

@@ -219,6 +219,7 @@ async def _submit(server: Server, tenant: str, sample: SampleRequest, listener: 
             payload=Payload(inline=canonical_json(kept)),
             num_tokens=num_prompt_tokens + sample.num_samples * (params.max_tokens or 0),
             num_prompt_tokens=num_prompt_tokens,
+            num_sequences=sample.num_samples,
         )
     )
 

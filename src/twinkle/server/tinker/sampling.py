@@ -115,6 +115,7 @@ async def asample(request: Request, common: Common, accounts: Accounts, queue: Q
             payload=Payload(inline=sample.payload),
             num_tokens=sample.num_tokens,
             num_prompt_tokens=sample.num_prompt_tokens,
+            num_sequences=sample.num_samples,
         )
         accepted = await queue.submitter.submit(submission)
     sequence_ids = [f"{accepted.request_id}:{i}" for i in range(sample.num_samples)]

@@ -133,8 +133,9 @@ class Journal:
         request_id = request_id_of(submission.lane, submission.seq)
         inserted = transaction.execute(
             "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
-            " payload, payload_blob, payload_bytes, rejection, num_tokens, num_prompt_tokens, device_s, expired,"
-            " not_before, accepted_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
+            " payload, payload_blob, payload_bytes, rejection, num_tokens, num_prompt_tokens, num_sequences,"
+            " device_s, expired, not_before, accepted_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
             " ON CONFLICT (lane, seq) DO NOTHING",
             (
                 request_id,
@@ -150,6 +151,7 @@ class Journal:
                 submission.rejection,
                 submission.num_tokens,
                 submission.num_prompt_tokens,
+                submission.num_sequences,
                 now,
             ),
         )
@@ -186,7 +188,7 @@ class Journal:
         Args:
             lease: The caller's lease.
             choose: The scheduler's decision: some of the given samples, which stand in the order of their arrival.
-            limit: How many may be chosen at most.
+            limit: How many may be offered at most.
             under_way: The samples the caller works on. Any other that runs was claimed by a holder that is gone, or by
                 this one in a transaction whose answer it never saw.
 
@@ -212,7 +214,8 @@ class Journal:
             "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
             f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
             " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, payload_bytes, attempts,"
-            " num_tokens, accepted_at, rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)",
+            " num_tokens, accepted_at, rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane),"
+            " num_sequences",
             (lease.epoch, self._clock.now(), *request_ids),
         ).fetchall()
         claims = {row[0]: _claim_of(row) for row in rows}
@@ -428,6 +431,7 @@ def _claim_of(row: Row) -> Claim:
         accepted_at=row[10],
         rejection=row[11],
         failed_window_seq=row[12],
+        num_sequences=row.num_sequences,
     )
 
 

@@ -49,7 +49,7 @@ LANES_WITH_SAMPLES = (
     " JOIN tenant t ON t.id = s.tenant WHERE t.paid_until <= ? ORDER BY place, s.vtime, s.tenant LIMIT ?"
 )
 SAMPLES_OF_LANE = (
-    "SELECT lane, seq, attempts, num_tokens, request_id, not_before, accepted_at FROM operation"
+    "SELECT lane, seq, attempts, num_tokens, request_id, not_before, accepted_at, num_sequences FROM operation"
     " WHERE lane = ? AND mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
     " ORDER BY accepted_at, seq LIMIT ?"
 )
@@ -76,7 +76,8 @@ class Head:
     """An operation that may run, as the scheduler sees it before it decides what to claim.
 
     ``nice`` orders a tenant's adapters, the lowest first; ``vtime`` orders those that are equally nice. ``has_next``
-    tells whether something of the tenant waits behind this one and is not offered with it.
+    tells whether something of the tenant waits behind this one and is not offered with it; ``num_sequences`` is how
+    many a sample draws at once.
     """
 
     turn: Turn
@@ -88,6 +89,7 @@ class Head:
     nice: int
     vtime: float
     has_next: bool
+    num_sequences: int = 1
 
     @property
     def request_id(self) -> str:
@@ -271,4 +273,5 @@ def _sample_head(turns: dict[str, Turn], lane: Row, sample: Row, tokens_under_wa
         nice=lane[6],
         vtime=max(lane[7], lane[4]) + tokens_under_way,
         has_next=False,
+        num_sequences=sample.num_sequences,
     )
