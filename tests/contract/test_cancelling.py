@@ -69,6 +69,65 @@ def test_a_running_sample_is_dropped_at_the_workers_next_look(
     assert bench.status(SAMPLER, 1).state is OperationState.DONE
 
 
+def test_an_overdue_sample_is_dropped_like_a_cancelled_one_and_nothing_else_is_disturbed(
+    bench: Bench, rig: WorkerRig
+) -> None:
+    (overdue,) = _queue(bench, 1)
+    finish = rig.engine.step_samples
+    _never_finish(rig)
+    rig.drain(1)
+    bench.adapter("a")
+    rig.clock.move(601.0)
+    rig.drain(1)
+    assert rig.samples.under_way == [overdue]
+    resident = rig.residents.state_before("a", 1)
+
+    assert bench.upkeep.expire_overdue(deadline_s=60.0) == [overdue]
+    bench.append(submission(SAMPLER, 1, OperationKind.SAMPLE, body=sample_body(SAMPLER, 1)))
+    rig.drain(1)
+
+    assert rig.samples.under_way == [request_id_of(SAMPLER, 1)]
+    assert rig.engine.num_samples_under_way == 1
+    assert ("failed", overdue) in rig.reporter.events
+    rig.engine.step_samples = finish  # type: ignore[method-assign]
+    rig.drain()
+    failure = bench.status(SAMPLER, 0).failure
+    assert failure is not None and failure.code == "deadline"
+    assert bench.status(SAMPLER, 1).state is OperationState.DONE
+    assert bench.status(SAMPLER, 1).attempt == 1
+    assert rig.residents.state_before("a", 1) is resident
+
+
+@pytest.mark.parametrize("how", ["cancelled", "overdue"])
+def test_a_sample_that_ended_just_before_its_commit_costs_nobody_else_anything(
+    bench: Bench, rig: WorkerRig, samples: SampleJournal, how: str
+) -> None:
+    """Neither the adapters in memory nor the samples beside it: the lease holds."""
+    bench.adapter("a")
+    rig.drain(1)
+    resident = rig.residents.state_before("a", 1)
+    ended = _queue(bench, 2)[0]
+
+    def end() -> None:
+        if how == "cancelled":
+            samples.cancel(ended, "t0")
+            return
+        with bench.database.transaction() as transaction:
+            transaction.execute("UPDATE operation SET accepted_at = accepted_at - 9000 WHERE request_id = ?", (ended,))
+        rig.clock.move(601.0)
+        assert bench.upkeep.expire_overdue(deadline_s=3600.0) == [ended]
+
+    rig.journal.before_commit = end
+    rig.drain()
+
+    failure = bench.status(SAMPLER, 0).failure
+    assert failure is not None and failure.code == ("cancelled" if how == "cancelled" else "deadline")
+    assert bench.status(SAMPLER, 1).state is OperationState.DONE
+    assert bench.status(SAMPLER, 1).attempt == 1
+    assert rig.keeper.current() is not None
+    assert rig.residents.state_before("a", 1) is resident
+
+
 def test_a_sample_cancelled_just_before_its_commit_stays_cancelled(
     bench: Bench, rig: WorkerRig, samples: SampleJournal
 ) -> None:

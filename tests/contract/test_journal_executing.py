@@ -8,8 +8,10 @@ from harness.clock import HandClock
 from harness.journal import Bench, done, everything, failed, new_sampler, submission
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease
-from twinkle.core.operation import OperationKind, OperationState
-from twinkle.storage.journal.records import Records
+from twinkle.core.operation import Claim, OperationKind, OperationState
+from twinkle.storage.database import Transaction
+from twinkle.storage.journal.records import NewSamplingSession, Records
+from twinkle.storage.journal.samples import SampleJournal
 from twinkle.storage.journal.turns import Head
 
 
@@ -109,7 +111,7 @@ def test_who_has_lost_the_mesh_can_do_nothing_and_leaves_no_trace(bench: Bench, 
     with pytest.raises(LeaseLost):
         bench.claim_samples(zombie, 8, under_way=[])
     with pytest.raises(LeaseLost):
-        bench.journal.commit(zombie, [done(claim, b"late")], Records(sampling_sessions=[new_sampler("late")]))
+        bench.journal.commit(zombie, [done(claim, b"late")], _bringing(claim, new_sampler("late")))
     with pytest.raises(LeaseLost):
         bench.journal.commit(zombie, [done(sample, b"late")])
     with pytest.raises(LeaseLost):
@@ -138,10 +140,13 @@ def test_an_epoch_cannot_commit_what_an_earlier_epoch_of_the_same_process_claime
     (claim,) = bench.claim(zombie)
     again = bench.lease("a")
 
-    with pytest.raises(LeaseLost):
-        bench.journal.commit(again, [done(claim)])
+    committed = bench.journal.commit(again, [done(claim)], _bringing(claim, new_sampler("late")))
 
+    assert [outcome.request_id for outcome in committed.not_held] == ["a:req:1"]
+    assert committed.recorded == committed.ended_before == []
     assert bench.status("a", 1).state is OperationState.RUNNING
+    assert bench.lane("a").head_seq == 1
+    assert bench.rows("SELECT id FROM sampling_session") == [("s",)]
 
 
 def test_the_same_epoch_by_another_owner_is_no_lease(bench: Bench, zombie: Lease) -> None:
@@ -157,25 +162,69 @@ def test_an_outcome_is_recorded_once(bench: Bench, lease: Lease) -> None:
     (claim,) = bench.claim(lease)
     bench.journal.commit(lease, [done(claim, b"first")])
 
-    with pytest.raises(LeaseLost):
-        bench.journal.commit(lease, [done(claim, b"second")])
+    again = bench.journal.commit(lease, [done(claim, b"second")], _bringing(claim, new_sampler("late")))
 
+    assert again.recorded == [] and [outcome.request_id for outcome in again.ended_before] == ["a:req:1"]
+    assert bench.rows("SELECT id FROM sampling_session") == []
     assert bench.status("a", 1).result.inline == b"first"
     assert bench.lane("a").head_seq == 2
+
+
+class _Unwritable(Records):
+    """Something that an outcome brings into being and that cannot be written."""
+
+    def insert(self, transaction: Transaction, now: float) -> None:
+        raise ZeroDivisionError
 
 
 def test_a_batch_is_committed_whole_or_not_at_all(bench: Bench, lease: Lease) -> None:
     bench.created(lease, "a", "b")
     bench.append(submission("a", 1), submission("b", 1))
     one, other = bench.claim(lease)
-    bench.journal.commit(lease, [done(other)])
 
-    with pytest.raises(LeaseLost):
-        bench.journal.commit(lease, [done(one), done(other)], Records(sampling_sessions=[new_sampler("late")]))
+    with pytest.raises(ZeroDivisionError):
+        bench.journal.commit(lease, [done(one), done(other)], {other.request_id: _Unwritable()})
 
-    assert bench.status(one.lane, 1).state is OperationState.RUNNING
-    assert bench.lane(one.lane).head_seq == 1
-    assert bench.rows("SELECT id FROM sampling_session") == []
+    assert bench.status(one.lane, 1).state is bench.status(other.lane, 1).state is OperationState.RUNNING
+    assert bench.lane(one.lane).head_seq == bench.lane(other.lane).head_seq == 1
+
+
+@pytest.mark.parametrize("how", ["cancelled", "overdue", "committed before", "given back"])
+def test_what_is_not_to_be_recorded_any_more_harms_no_neighbour(
+    bench: Bench, lease: Lease, clock: HandClock, how: str
+) -> None:
+    bench.created(lease, "a")
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(submission("s", 0, OperationKind.SAMPLE))
+    clock.move(3601)
+    bench.append(submission("a", 1), submission("s", 1, OperationKind.SAMPLE))
+    (head,) = bench.claim(lease)
+    late, sample = bench.claim_samples(lease, 8)
+    assert late.seq == 0
+    match how:
+        case "cancelled":
+            SampleJournal(bench.database, clock).cancel("s:req:0", "t0")
+        case "overdue":
+            clock.move(20)
+            assert bench.upkeep.expire_overdue(deadline_s=3600) == ["s:req:0"]
+        case "committed before":
+            bench.journal.commit(lease, [done(late, b"first")])
+        case "given back":
+            bench.journal.give_back(lease, ["s:req:0"])
+    before = bench.rows("SELECT * FROM operation WHERE request_id = 's:req:0'")
+
+    committed = bench.journal.commit(lease, [done(late, b"late"), done(head), done(sample)])
+
+    assert [outcome.request_id for outcome in committed.recorded] == ["a:req:1", "s:req:1"]
+    untaken = committed.not_held if how == "given back" else committed.ended_before
+    assert [outcome.request_id for outcome in untaken] == ["s:req:0"]
+    assert bench.rows("SELECT * FROM operation WHERE request_id = 's:req:0'") == before
+    assert bench.status("a", 1).state is bench.status("s", 1).state is OperationState.DONE
+    assert bench.lane("a").head_seq == 2
+
+
+def _bringing(claim: Claim, sampler: NewSamplingSession) -> dict[str, Records]:
+    return {claim.request_id: Records(sampling_sessions=[sampler])}
 
 
 def test_nothing_to_commit_is_not_an_error(bench: Bench, lease: Lease) -> None:

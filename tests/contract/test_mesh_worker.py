@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.clock import HandClock
 from harness.journal import Bench, new_sampler
@@ -248,6 +249,111 @@ def test_a_commit_whose_answer_was_lost_stands_and_is_not_repeated(bench: Bench,
     _drain_with_pauses(worker)
 
     _assert_as_one_by_one(worker, bench, run)
+
+
+def test_an_operation_that_ended_under_the_workers_hands_costs_its_own_adapter_a_replay_and_no_other(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    """Housekeeping failed a pass that had taken too long: what the worker made of it must not stay in memory."""
+    runs = {adapter: submit_run(bench, forward_backward(1), adapter=adapter) for adapter in "ab"}
+    worker = make_worker()
+    worker.drain(1)
+    neighbour = worker.residents.state_before("b", 1)
+
+    def expire() -> None:
+        with bench.database.transaction() as transaction:
+            transaction.execute("UPDATE operation SET accepted_at = accepted_at - 9000 WHERE request_id = 'a:req:1'")
+        worker.clock.move(601.0)
+        assert bench.upkeep.expire_overdue(deadline_s=3600.0) == ["a:req:1"]
+
+    worker.journal.before_commit = expire
+    worker.drain()
+    bench.append(*(optim_step().numbered(adapter, 2) for adapter in "ab"))
+    worker.drain()
+
+    assert worker.keeper.current() is not None
+    assert worker.residents.state_before("b", 3) is neighbour
+    _assert_as_one_by_one(worker, bench, [*runs["b"], optim_step()], "b")
+    codes = [failure.code if (failure := bench.status("a", seq).failure) else "done" for seq in range(3)]
+    assert codes == ["done", "deadline", "window_failed"]
+    truth, _ = replayed([create()])
+    assert worker.residents.state_before("a", 3).applied == truth.applied
+
+
+def test_what_is_not_in_the_workers_hands_any_more_is_forgotten_alone_and_claimed_again(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    runs = {adapter: submit_run(bench, forward_backward(1), optim_step(), adapter=adapter) for adapter in "ab"}
+    worker = make_worker()
+    worker.drain(1)
+    neighbour = worker.residents.state_before("b", 1)
+    lease = worker.keeper.current()
+    assert lease is not None
+    worker.journal.before_commit = lambda: bench.journal.give_back(lease, ["a:req:1"])
+
+    worker.drain()
+
+    assert worker.keeper.current() == lease
+    assert worker.residents.state_before("b", 3) is neighbour
+    for adapter, run in runs.items():
+        _assert_as_one_by_one(worker, bench, run, adapter)
+    assert bench.status("a", 1).attempt == 2
+
+
+def test_every_failed_operation_has_one_line_in_the_log_and_nothing_of_what_was_sent(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    secret = 987_654_321
+    submit_run(
+        bench,
+        forward_backward(secret, is_bad=True),
+        optim_step(),
+        forward_backward(secret, rejection=f"tokens: {secret} is too large"),
+        load(f"secret{secret}"),
+        forward_backward(secret),
+    )
+    _submit_sample(bench, 0)
+    worker = make_worker(max_attempts=1)
+    with capture_logs() as lines:
+        worker.drain(5)
+        worker.engine.pass_errors = [RuntimeError("device lost")]
+        worker.drain()
+
+    failed = [line for line in lines if line["event"] == "operation.failed"]
+    assert [(line["log_level"], line["op"], line["kind"], line["reason"], line["category"]) for line in failed] == [
+        ("warning", "a:req:1", "forward_backward", "invalid_input", "user"),
+        ("warning", "a:req:2", "optim_step", "window_failed", "user"),
+        ("warning", "a:req:3", "forward_backward", "user", "user"),
+        ("warning", "a:req:4", "load_weights", "invalid_input", "user"),
+        ("warning", "a:req:5", "forward_backward", "internal", "server"),
+    ]
+    assert all((line["tenant"], line["adapter"]) == ("t0", "a") for line in failed)
+    assert str(secret) not in str(lines)
+
+
+def test_no_error_of_a_snapshot_is_lost_and_a_later_one_covers_it(
+    bench: Bench, make_worker: MakeWorker, store: BreakableBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that nobody thought of: the adapter does not count as covered."""
+    run = submit_run(bench, forward_backward(1), optim_step())
+    worker = make_worker(snapshot_every_ops=3)
+    put = store.put
+
+    def fill_up(key: str, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "put", fill_up)
+    with capture_logs() as lines:
+        worker.drain()
+        worker.snapshots.wait()
+    assert [(line["log_level"], line["adapter"], line["seq"]) for line in lines if line["event"] == "snapshot.failed"]
+    assert bench.snapshots.nearest("a", at=len(run)) is None
+    monkeypatch.setattr(store, "put", put)
+
+    worker.worker.close()
+
+    snapshot = bench.snapshots.nearest("a", at=len(run))
+    assert snapshot is not None and snapshot.seq == len(run) - 1
 
 
 def test_an_error_nobody_expected_leaves_memory_no_further_than_the_journal(

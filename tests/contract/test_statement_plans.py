@@ -113,7 +113,7 @@ ACTIONS: dict[str, Action] = {
     ),
     "find_loss": lambda bench, lease: CustomLosses(bench.database, bench.clock).definition("session-t0:loss", 0),
     "statuses": lambda bench, lease: bench.journal.statuses([request_id_of("a", 1), request_id_of("1", 0)]),
-    "cancelled": lambda bench, lease: bench.journal.cancelled([request_id_of("s", 0)]),
+    "failed_meanwhile": lambda bench, lease: bench.journal.failed_meanwhile([request_id_of("s", 0)]),
     "held_polls": lambda bench, lease: SampleJournal(bench.database, bench.clock).having_ended(
         [SamplePoll(lane="s", client=0, after=0), SamplePoll(lane="1", client=0, after=0)]
     ),

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.clock import HandClock
 from harness.journal import CONFIG, Bench, done, new_sampler, submission
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
-from twinkle.core.errors import LeaseLost, NotFound
+from twinkle.core.errors import NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Outcome, Payload
 from twinkle.storage.database import Row
@@ -137,8 +138,7 @@ def test_what_a_live_worker_runs_is_not_overdue_and_who_was_given_it_back_is(
     after = bench.upkeep.expire_overdue(deadline_s=3600)
 
     assert (while_running, after) == ([], ["a:req:1"])
-    with pytest.raises(LeaseLost):
-        bench.journal.commit(lease, [done(claim)])
+    assert bench.journal.commit(lease, [done(claim)]).recorded == []
     assert bench.status("a", 1).state is OperationState.FAILED
 
 
@@ -159,9 +159,22 @@ def test_an_overdue_operation_ends_though_a_worker_took_it(
 
     assert sorted(ended) == ["a:req:1", "a:req:2", "s:req:0"]
     assert "did not end within" in bench.status("a", 1).failure.message
-    for claim in claims:
-        with pytest.raises(LeaseLost):
-            bench.journal.commit(lease, [done(claim)])
+    committed = bench.journal.commit(lease, [done(claim) for claim in claims])
+    assert committed.recorded == [] and len(committed.ended_before) == len(claims)
+
+
+def test_what_housekeeping_fails_has_its_line_in_the_log(bench: Bench, lease: Lease, clock: HandClock) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 2))
+    clock.move(100)
+    with capture_logs() as lines:
+        bench.upkeep.close_gaps(older_than_s=60)
+        bench.upkeep.expire_overdue(deadline_s=60)
+
+    assert [(line["op"], line["kind"], line["reason"]) for line in lines if line["event"] == "operation.failed"] == [
+        ("a:req:1", "gap", "gap"),
+        ("a:req:2", "forward_backward", "deadline"),
+    ]
 
 
 def test_results_expire_once_and_leave_their_rows(bench: Bench, lease: Lease, clock: HandClock) -> None:
@@ -203,7 +216,7 @@ def test_checkpoints_expire_once_and_say_which_files_to_delete(bench: Bench, lea
     (claim,) = bench.claim(lease)
     kept = _checkpoint("kept", expires_at=None, key="k/kept")
     brief = _checkpoint("brief", expires_at=clock.now() + 60, key="k/brief")
-    bench.journal.commit(lease, [done(claim)], Records(checkpoints=[kept, brief]))
+    bench.journal.commit(lease, [done(claim)], {claim.request_id: Records(checkpoints=[kept, brief])})
 
     assert bench.upkeep.expire_checkpoints() == []
     clock.move(60)

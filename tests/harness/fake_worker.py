@@ -117,8 +117,8 @@ class FakeWorker:
             claims = self.journal.claim(self._lease, lambda heads: heads, 16)
             claims += self.journal.claim_samples(self._lease, lambda heads: heads[:16], 16, under_way=())
             if claims:
-                records = Records()
-                outcomes = [self._answer(claim, records) for claim in claims]
+                records = {claim.request_id: Records() for claim in claims}
+                outcomes = [self._answer(claim, records[claim.request_id]) for claim in claims]
                 # Before the commit: whoever sees an outcome may look here the next moment.
                 self.executed += claims
                 self.journal.commit(self._lease, outcomes, records)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from harness.clock import HandClock
 from harness.journal import MESH, identity
@@ -17,7 +18,7 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database
 from twinkle.storage.journal.custom_losses import CustomLosses
-from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.journal import Committed, Journal
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import Records
 from twinkle.storage.journal.turns import Head
@@ -65,10 +66,13 @@ class BreakableJournal(Journal):
             self._once("after_claim")
         return claims
 
-    def commit(self, lease: Lease, outcomes: Sequence[Outcome], records: Records | None = None) -> None:
+    def commit(
+        self, lease: Lease, outcomes: Sequence[Outcome], records: Mapping[str, Records] = MappingProxyType({})
+    ) -> Committed:
         self._once("before_commit")
-        super().commit(lease, outcomes, records)
+        committed = super().commit(lease, outcomes, records)
         self._once("after_commit")
+        return committed
 
     def give_back(
         self,
@@ -292,6 +296,7 @@ class WorkerRig:
                 mesh=MESH, parking=parking, residents=self.residents, clock=clock, silent_s=session_timeout_s
             ),
             samples=self.samples,
+            endings=endings,
             publisher=self.publisher,  # type: ignore[arg-type]
             reporter=self.reporter,  # type: ignore[arg-type]
             clock=clock,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import StatementFailed, UserError
+from twinkle.core.errors import InvalidInput, PoisonOperation, StatementFailed, TwinkleError, UserError
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
@@ -28,11 +28,11 @@ class Postponed:
 
 @dataclass(kw_only=True)
 class Execution:
-    """What came of a batch."""
+    """What came of a batch; ``records`` is what each outcome brings into being, by its future."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     postponed: list[Postponed] = field(default_factory=list)
-    records: Records = field(default_factory=Records)
+    records: dict[str, Records] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,42 @@ class Endings:
         """It ended with an error: fail it or postpone it, as the error's type says."""
         incident = secrets.token_hex(4)
         verdict = decide(error, attempt=claim.attempt, max_attempts=self.max_attempts, incident=incident)
-        facts = {"op": claim.request_id, "kind": claim.kind.value, "attempt": claim.attempt, "error": str(error)}
         if isinstance(verdict, Retry):
-            _log.warning("operation.postponed", **facts, delay_s=verdict.delay_s)
+            _log.warning("operation.postponed", **_facts_of(claim), error=str(error), delay_s=verdict.delay_s)
             execution.postponed.append(Postponed(claim=claim, retry=verdict))
             return
-        if verdict.category is not FailureCategory.USER:
-            _log.error("operation.failed", **facts, incident=incident, exc_info=error)
-        execution.outcomes.append(outcome_of_failure(claim, verdict))
+        self._end_in_failure(execution, claim, verdict, error, incident=incident)
+
+    def end_poisonous(self, execution: Execution, claim: Claim) -> None:
+        """It has taken its worker down as often as it may."""
+        message = f"the worker died during each of {self.max_attempts} attempts at this operation"
+        error = PoisonOperation(message)
+        failure = Failure(message=message, category=FailureCategory.SERVER, code=error.code)
+        self._end_in_failure(execution, claim, failure, error)
+
+    def _end_in_failure(
+        self, execution: Execution, claim: Claim, failure: Failure, error: Exception, *, incident: str | None = None
+    ) -> None:
+        """Every failed operation has one line in the log. It says which and why, and nothing of what was sent."""
+        reason = {"reason": failure.code, "category": failure.category.value}
+        if isinstance(error, InvalidInput):
+            reason["field"] = error.field
+        if failure.category is not FailureCategory.USER and incident is not None:
+            reason["incident"] = incident
+        is_unexpected = not isinstance(error, TwinkleError)
+        _log.warning("operation.failed", **_facts_of(claim), **reason, exc_info=error if is_unexpected else None)
+        execution.outcomes.append(outcome_of_failure(claim, failure))
+
+
+def _facts_of(claim: Claim) -> dict[str, object]:
+    return {
+        "op": claim.request_id,
+        "kind": claim.kind.value,
+        "tenant": claim.tenant,
+        "adapter": claim.lane,
+        "seq": claim.seq,
+        "attempt": claim.attempt,
+    }
 
 
 def outcome_of_failure(claim: Claim, failure: Failure) -> Outcome:
@@ -86,8 +114,11 @@ def outcome_of_failure(claim: Claim, failure: Failure) -> Outcome:
 def condemn(execution: Execution, error: Exception) -> None:
     """Put failures in the place of everything that has come of a batch."""
     incident = secrets.token_hex(4)
-    ops = [outcome.request_id for outcome in execution.outcomes]
-    _log.error("operation.failed", ops=ops, error=str(error), incident=incident, exc_info=error)
+    _log.error("commit.refused", error=str(error), incident=incident, exc_info=error)
+    for each in execution.outcomes:
+        facts = {"op": each.request_id, "kind": each.kind.value, "adapter": each.lane, "seq": each.seq}
+        reason = {"reason": StatementFailed.code, "category": FailureCategory.SERVER.value, "incident": incident}
+        _log.warning("operation.failed", **facts, **reason)
     failure = Failure(
         message=f"internal error, incident {incident}", category=FailureCategory.SERVER, code=StatementFailed.code
     )
@@ -95,7 +126,7 @@ def condemn(execution: Execution, error: Exception) -> None:
         Outcome(request_id=each.request_id, lane=each.lane, seq=each.seq, kind=each.kind, failure=failure)
         for each in execution.outcomes
     ]
-    execution.records = Records()
+    execution.records = {}
 
 
 def refuse_rejected(claim: Claim) -> None:

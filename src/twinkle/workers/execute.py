@@ -7,7 +7,7 @@ from typing import Generic
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, LeaseLost, StorageUnavailable, UserError, WindowFailed
+from twinkle.core.errors import InvalidInput, StorageUnavailable, UserError, WindowFailed
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.catalog import Catalog
@@ -74,16 +74,14 @@ class Executor(Generic[State]):
         self._snapshots = snapshots
         self._loss_graphs = loss_graphs
 
-    def execute(self, claims: list[Claim]) -> Execution:
+    def execute(self, claims: list[Claim], execution: Execution) -> None:
         """Run a batch. Every claim ends as an outcome or as postponed; one never harms another."""
-        execution = Execution()
         passes = [claim for claim in claims if claim.kind in _PASSES]
         if passes:
             self._run_passes(passes, execution)
         for claim in claims:
             if claim.kind not in _PASSES:
                 self._run_single(claim, execution)
-        return execution
 
     # -- forward and forward_backward ---------------------------------------------------------------------------------
 
@@ -92,8 +90,6 @@ class Executor(Generic[State]):
         for claim in claims:
             try:
                 ready.append((claim, self._prepare_pass(claim)))
-            except LeaseLost:
-                raise
             except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
                 self._end_badly(execution, claim, error)
         if not ready:
@@ -126,15 +122,15 @@ class Executor(Generic[State]):
 
     def _run_single(self, claim: Claim, execution: Execution) -> None:
         started = self._clock.now()
+        records = Records()
         try:
             refuse_rejected(claim)
-            response = self._answer(claim, read_payload(self._blobs, claim.payload), execution.records)
-        except LeaseLost:
-            raise
+            response = self._answer(claim, read_payload(self._blobs, claim.payload), records)
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
             self._end_badly(execution, claim, error)
             return
         elapsed_s = self._clock.now() - started
+        execution.records[claim.request_id] = records
         self._end_well(execution, claim, response.to_json(), device_s=elapsed_s, num_tokens=0)
 
     def _answer(self, claim: Claim, payload: bytes, records: Records) -> ResponseBody:

@@ -5,21 +5,37 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from twinkle.workers.snapshots import Writing
 
-@dataclass(frozen=True)
-class ParkedAdapter:
-    """An adapter as ``Engine.snapshot`` wrote it, open gradients included, with every operation up to ``applied_seq``.
 
-    ``snapshot_seq`` is the last operation that a snapshot in the object store covers, ``unsaved_bytes`` the payloads
-    since.
+@dataclass
+class Coverage:
+    """How far an adapter in memory is, and how much of that a snapshot in the object store covers.
+
+    It has every operation up to ``applied_seq`` applied. ``snapshot_seq`` is the last operation that a snapshot was to
+    cover, ``unsaved_bytes`` the payloads since; ``writing`` is that snapshot, unless it was there before.
     """
 
-    data: bytes
     applied_seq: int
     snapshot_seq: int
     snapshot_at: float
     used_at: float
-    unsaved_bytes: int
+    unsaved_bytes: int = 0
+    writing: Writing | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a snapshot of the present state is in the object store, or about to be."""
+        has_failed = self.writing is not None and self.writing.done() and not self.writing.result()
+        return self.applied_seq <= self.snapshot_seq and not has_failed
+
+
+@dataclass(frozen=True)
+class ParkedAdapter:
+    """An adapter as ``Engine.snapshot`` wrote it, open gradients included."""
+
+    data: bytes
+    coverage: Coverage
 
 
 class Parked:

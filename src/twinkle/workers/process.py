@@ -157,6 +157,7 @@ class MeshProcess:
                 reports=TokenReports(engine=engine, publisher=self._tokens, clock=clock),
                 cache_groups=CacheGroups(settings.prompt_cache_groups, directory.tenant_name),
             ),
+            endings=endings,
             publisher=CompletionPublisher(redis_url),
             reporter=self._reporter,
             clock=clock,

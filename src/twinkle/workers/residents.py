@@ -17,7 +17,7 @@ from twinkle.core.clock import Clock
 from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.adapters.parking import Parking
 from twinkle.workers.engine import Engine, State
-from twinkle.workers.parked import Parked, ParkedAdapter
+from twinkle.workers.parked import Coverage, Parked, ParkedAdapter
 from twinkle.workers.replay import Replay
 from twinkle.workers.snapshots import Snapshots
 
@@ -26,17 +26,10 @@ _log = structlog.get_logger()
 
 @dataclass
 class Resident(Generic[State]):
-    """An adapter in memory, with every operation up to ``applied_seq`` applied.
-
-    ``snapshot_seq`` is the last operation that a snapshot covers, ``unsaved_bytes`` the payloads since.
-    """
+    """An adapter on the device."""
 
     state: State
-    applied_seq: int
-    snapshot_seq: int
-    snapshot_at: float
-    used_at: float
-    unsaved_bytes: int = 0
+    coverage: Coverage
 
 
 class Residents(Generic[State]):
@@ -70,28 +63,28 @@ class Residents(Generic[State]):
         """
         resident = self._resident_before(adapter, seq)
         self._residents.move_to_end(adapter)
-        resident.used_at = self._clock.now()
+        resident.coverage.used_at = self._clock.now()
         return resident.state
 
     def put(self, adapter: str, seq: int, state: State, *, snapshot_seq: int = -1) -> None:
         """Take in the state that operation ``seq`` has made. It counts once noted."""
         now = self._clock.now()
         self._parked.take(adapter)
-        self._residents[adapter] = Resident(
-            state, applied_seq=seq - 1, snapshot_seq=snapshot_seq, snapshot_at=now, used_at=now
-        )
+        coverage = Coverage(applied_seq=seq - 1, snapshot_seq=snapshot_seq, snapshot_at=now, used_at=now)
+        self._residents[adapter] = Resident(state, coverage)
 
     def note_applied(self, adapter: str, seq: int, *, num_bytes: int) -> None:
         """Operation ``seq``, with so large a payload, is committed: the resident may be due for a snapshot."""
         resident = self._residents.get(adapter)
         if resident is None:
             return
-        resident.applied_seq = seq
-        resident.unsaved_bytes += num_bytes
-        if self._is_due(resident, has_gradients=False):
+        coverage = resident.coverage
+        coverage.applied_seq = seq
+        coverage.unsaved_bytes += num_bytes
+        if self._is_due(coverage, has_gradients=False):
             # Not only before the next one is handed over: what a crash undoes is to be three measures, not four.
             self._snapshots.wait_for(adapter)
-            if self._is_due(resident, has_gradients=self._engine.has_gradients(resident.state)):
+            if self._is_due(coverage, has_gradients=self._engine.has_gradients(resident.state)):
                 self._save(adapter, resident)
 
     def forget(self, adapter: str) -> None:
@@ -121,15 +114,18 @@ class Residents(Generic[State]):
         pinned = self._parking.pinned(list(self._residents))[: self._limit // 2]
         for adapter in leaving_first(self._residents, places, pinned=pinned)[:excess]:
             resident = self._residents.pop(adapter)
-            _log.info("adapter.parked", adapter=adapter, seq=resident.applied_seq)
-            for name, left in self._parked.put(adapter, self._to_host(resident)):
+            _log.info("adapter.parked", adapter=adapter, seq=resident.coverage.applied_seq)
+            for name, left in self._parked.put(
+                adapter, ParkedAdapter(self._engine.snapshot(resident.state), resident.coverage)
+            ):
                 self._save_parked(name, left)
-                _log.info("adapter.evicted", adapter=name, seq=left.applied_seq)
+                _log.info("adapter.evicted", adapter=name, seq=left.coverage.applied_seq)
 
     def save_all(self) -> None:
         """Snapshot every adapter in memory that has none of its present state, before the worker ends."""
+        self._snapshots.wait()
         for adapter, resident in self._residents.items():
-            if resident.applied_seq > resident.snapshot_seq:
+            if not resident.coverage.is_complete:
                 self._save(adapter, resident)
         for adapter, parked in self._parked.items():
             self._save_parked(adapter, parked)
@@ -138,8 +134,8 @@ class Residents(Generic[State]):
     def used(self, *, within_s: float) -> list[str]:
         """The adapters in memory that something was done with not so long ago."""
         since = self._clock.now() - within_s
-        used = [adapter for adapter, resident in self._residents.items() if resident.used_at > since]
-        return used + [adapter for adapter, parked in self._parked.items() if parked.used_at > since]
+        used = [adapter for adapter, resident in self._residents.items() if resident.coverage.used_at > since]
+        return used + [adapter for adapter, parked in self._parked.items() if parked.coverage.used_at > since]
 
     def evict(self, adapter: str, last_seq: int) -> bool:
         """Leave an adapter to the object store alone; false, and it stays, while that has not taken it.
@@ -157,66 +153,52 @@ class Residents(Generic[State]):
 
     def _resident_before(self, adapter: str, seq: int) -> Resident[State]:
         resident = self._residents.get(adapter)
-        if resident is None or resident.applied_seq != seq - 1:
+        if resident is None or resident.coverage.applied_seq != seq - 1:
             resident = self._unpark(adapter, seq) or self._restore(adapter, seq)
             self._residents[adapter] = resident
         return resident
 
-    def _is_due(self, resident: Resident[State], *, has_gradients: bool) -> bool:
+    def _is_due(self, coverage: Coverage, *, has_gradients: bool) -> bool:
         return self._snapshots.pace.is_due(
-            num_ops=resident.applied_seq - resident.snapshot_seq,
-            num_bytes=resident.unsaved_bytes,
-            age_s=self._clock.now() - resident.snapshot_at,
+            num_ops=coverage.applied_seq - coverage.snapshot_seq,
+            num_bytes=coverage.unsaved_bytes,
+            age_s=self._clock.now() - coverage.snapshot_at,
             has_gradients=has_gradients,
-        )
-
-    def _to_host(self, resident: Resident[State]) -> ParkedAdapter:
-        return ParkedAdapter(
-            data=self._engine.snapshot(resident.state),
-            applied_seq=resident.applied_seq,
-            snapshot_seq=resident.snapshot_seq,
-            snapshot_at=resident.snapshot_at,
-            used_at=resident.used_at,
-            unsaved_bytes=resident.unsaved_bytes,
         )
 
     def _unpark(self, adapter: str, seq: int) -> Resident[State] | None:
         parked = self._parked.take(adapter)
-        if parked is None or parked.applied_seq != seq - 1:
+        if parked is None or parked.coverage.applied_seq != seq - 1:
             return None
-        _log.info("adapter.unparked", adapter=adapter, seq=parked.applied_seq)
-        return Resident(
-            self._engine.restore(parked.data),
-            applied_seq=parked.applied_seq,
-            snapshot_seq=parked.snapshot_seq,
-            snapshot_at=parked.snapshot_at,
-            used_at=parked.used_at,
-            unsaved_bytes=parked.unsaved_bytes,
-        )
+        _log.info("adapter.unparked", adapter=adapter, seq=parked.coverage.applied_seq)
+        return Resident(self._engine.restore(parked.data), parked.coverage)
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
-        self._snapshots.write(adapter, resident.applied_seq, lambda: self._engine.snapshot(resident.state))
-        resident.snapshot_seq, resident.snapshot_at = resident.applied_seq, self._clock.now()
-        resident.unsaved_bytes = 0
+        coverage = resident.coverage
+        coverage.writing = self._snapshots.write(
+            adapter, coverage.applied_seq, lambda: self._engine.snapshot(resident.state)
+        )
+        coverage.snapshot_seq, coverage.snapshot_at = coverage.applied_seq, self._clock.now()
+        coverage.unsaved_bytes = 0
 
     def _save_parked(self, adapter: str, parked: ParkedAdapter) -> None:
-        if parked.applied_seq > parked.snapshot_seq:
-            self._snapshots.write(adapter, parked.applied_seq, lambda: parked.data)
+        if not parked.coverage.is_complete:
+            self._snapshots.write(adapter, parked.coverage.applied_seq, lambda: parked.data)
 
     def _restore(self, adapter: str, seq: int) -> Resident[State]:
         self._snapshots.wait_for(adapter)
         rebuilt = self._replay.state_after(adapter, seq - 1)
         self._parking.resume(adapter)
         now = self._clock.now()
-        resident = Resident(
-            rebuilt.state,
+        coverage = Coverage(
             applied_seq=seq - 1,
             snapshot_seq=rebuilt.snapshot_seq,
             snapshot_at=now,
             used_at=now,
             unsaved_bytes=rebuilt.num_bytes,
         )
-        if self._is_due(resident, has_gradients=False):
+        resident = Resident(rebuilt.state, coverage)
+        if self._is_due(coverage, has_gradients=False):
             # Else every further crash would find a little more to replay.
             self._save(adapter, resident)
             self._snapshots.wait_for(adapter)

@@ -9,16 +9,16 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import Cancelled, LeaseLost, PoisonOperation, StatementFailed, StorageUnavailable
+from twinkle.core.errors import LeaseLost, StatementFailed, StorageUnavailable
 from twinkle.core.lease import Lease
-from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
+from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.fusion import choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
-from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.journal import Committed, Journal
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.absence import Absences
-from twinkle.workers.endings import Execution, condemn, outcome_of_failure
+from twinkle.workers.endings import Endings, Execution, condemn, outcome_of_failure
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
@@ -45,6 +45,7 @@ class MeshWorker(Generic[State]):
         residents: Residents[State],
         absences: Absences[State],
         samples: SampleDesk[State],
+        endings: Endings,
         publisher: CompletionPublisher,
         reporter: OperationReporter,
         clock: Clock,
@@ -59,6 +60,7 @@ class MeshWorker(Generic[State]):
         self._residents = residents
         self._absences = absences
         self._samples = samples
+        self._endings = endings
         self._publisher = publisher
         self._reporter = reporter
         self._clock = clock
@@ -140,12 +142,12 @@ class MeshWorker(Generic[State]):
         started_at = self._clock.now()
         self._reporter.started(claims)
         crash_point("worker.claimed")
-        fit, poisonous = self._separate_poison(claims)
+        execution = Execution()
+        fit = self._end_poisonous(claims, execution)
         try:
-            execution = self._executor.execute(fit)
-            execution.outcomes += poisonous
+            self._executor.execute(fit, execution)
             crash_point("worker.executed")
-            self._commit(lease, execution)
+            committed = self._commit(lease, execution)
         except BaseException:
             # Memory may be ahead of the journal.
             for claim in claims:
@@ -153,9 +155,9 @@ class MeshWorker(Generic[State]):
             raise
         crash_point("worker.committed")
         num_bytes = {claim.request_id: claim.payload.size_bytes for claim in claims}
-        for outcome in execution.outcomes:
+        for outcome in committed.recorded:
             self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=num_bytes[outcome.request_id])
-        self._tell(execution.outcomes, started_at)
+        self._tell(committed, started_at)
         crash_point("worker.published")
         self._give_back(lease, execution)
         return True
@@ -174,7 +176,7 @@ class MeshWorker(Generic[State]):
     # -- sampling -----------------------------------------------------------------------------------------------------
 
     def _sample_once(self, lease: Lease) -> bool:
-        self._drop_cancelled()
+        self._drop_ended()
         claims: list[Claim] = []
         if self._samples.room > 0:
             claims = self._journal.claim_samples(
@@ -183,65 +185,57 @@ class MeshWorker(Generic[State]):
             self._reporter.started(claims)
         if claims:
             crash_point("sampler.claimed")
-        fit, poisonous = self._separate_poison(claims)
-        execution = Execution(outcomes=poisonous)
+        execution = Execution()
+        fit = self._end_poisonous(claims, execution)
         started_at = self._clock.now()
         self._samples.admit(fit, execution)
         self._samples.run_slice(execution)
         if execution.outcomes:
             crash_point("sampler.executed")
-        self._commit(lease, execution)
+        committed = self._commit(lease, execution)
         if execution.outcomes:
             crash_point("sampler.committed")
-        self._tell(execution.outcomes, started_at)
+        self._tell(committed, started_at)
         self._give_back(lease, execution)
         return bool(claims) or not self._samples.is_idle
 
     def _choose_samples(self, heads: list[Head]) -> list[Head]:
         return choose_samples(heads, room=self._samples.room, is_idle=self._samples.is_idle)
 
-    def _drop_cancelled(self) -> None:
-        """Free what cancelled samples hold. They have their outcome already; only the events are left to send."""
+    def _drop_ended(self) -> None:
+        """Free what samples hold that were cancelled or are overdue. They have their outcome; their events are left."""
         if self._samples.is_idle:
             return
-        dropped = self._samples.drop(self._journal.cancelled(self._samples.under_way))
-        failure = Failure(message=Cancelled.code, category=FailureCategory.USER, code=Cancelled.code)
-        self._reporter.ended([outcome_of_failure(claim, failure) for claim in dropped], self._clock.now())
+        failures = self._journal.failed_meanwhile(self._samples.under_way)
+        dropped = self._samples.drop(list(failures))
+        ended = [outcome_of_failure(claim, failures[claim.request_id]) for claim in dropped]
+        self._reporter.ended(ended, self._clock.now())
 
     # -- both ---------------------------------------------------------------------------------------------------------
 
-    def _separate_poison(self, claims: list[Claim]) -> tuple[list[Claim], list[Outcome]]:
-        """Those to execute, and the failures of those that have taken the worker down too often."""
-        fit = [claim for claim in claims if claim.attempt <= self._max_attempts]
-        poisonous = []
+    def _end_poisonous(self, claims: list[Claim], execution: Execution) -> list[Claim]:
+        """End those that have taken the worker down too often; the others, which are to be executed."""
+        fit = []
         for claim in claims:
             if claim.attempt > self._max_attempts:
-                message = f"the worker died during each of {self._max_attempts} attempts at this operation"
-                failure = Failure(message=message, category=FailureCategory.SERVER, code=PoisonOperation.code)
-                poisonous.append(outcome_of_failure(claim, failure))
-        return fit, poisonous
+                self._endings.end_poisonous(execution, claim)
+            else:
+                fit.append(claim)
+        return fit
 
-    def _give_back(self, lease: Lease, execution: Execution) -> None:
-        for postponed in execution.postponed:
-            retry = postponed.retry
-            self._journal.give_back(lease, [postponed.claim.request_id], delay_s=retry.delay_s, reason=retry.reason)
-            self._reporter.retried(postponed.claim, postponed.retry.reason)
-
-    def _tell(self, outcomes: list[Outcome], started_at: float) -> None:
-        self._publisher.publish([outcome.request_id for outcome in outcomes])
-        self._reporter.ended(outcomes, started_at)
-
-    def _commit(self, lease: Lease, execution: Execution) -> None:
+    def _commit(self, lease: Lease, execution: Execution) -> Committed:
         """Record outcomes; those that the journal will never take end as failures, or they would be tried for ever."""
         try:
-            self._commit_patiently(lease, execution)
+            committed = self._commit_patiently(lease, execution)
         except StatementFailed as error:
             for outcome in execution.outcomes:
                 self._residents.forget(outcome.lane)
             condemn(execution, error)
-            self._commit_patiently(lease, execution)
+            committed = self._commit_patiently(lease, execution)
+        self._forget_untaken(committed)
+        return committed
 
-    def _commit_patiently(self, lease: Lease, execution: Execution) -> None:
+    def _commit_patiently(self, lease: Lease, execution: Execution) -> Committed:
         """Record outcomes however long the database stays away: the work is done and the lease may still hold.
 
         Raises:
@@ -251,7 +245,7 @@ class MeshWorker(Generic[State]):
         """
         while execution.outcomes:
             try:
-                self._journal.commit(lease, execution.outcomes, execution.records)
+                return self._journal.commit(lease, execution.outcomes, execution.records)
             except StorageUnavailable as error:
                 if self._stopping:
                     raise
@@ -260,5 +254,26 @@ class MeshWorker(Generic[State]):
                 count = len(execution.outcomes)
                 _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
                 self._clock.sleep(_COMMIT_RETRY_S)
-            else:
-                return
+        return Committed()
+
+    def _forget_untaken(self, committed: Committed) -> None:
+        """Where an outcome was not taken, memory and journal may differ about that adapter, and about no other one."""
+        for untaken, next_step in (
+            (committed.ended_before, "what was recorded before stands"),
+            (committed.not_held, "it is claimed again"),
+        ):
+            for outcome in untaken:
+                self._residents.forget(outcome.lane)
+                _log.warning("outcome.not_taken", op=outcome.request_id, kind=outcome.kind.value, next=next_step)
+
+    def _give_back(self, lease: Lease, execution: Execution) -> None:
+        for postponed in execution.postponed:
+            retry = postponed.retry
+            self._journal.give_back(lease, [postponed.claim.request_id], delay_s=retry.delay_s, reason=retry.reason)
+            self._reporter.retried(postponed.claim, postponed.retry.reason)
+
+    def _tell(self, committed: Committed, started_at: float) -> None:
+        """Say what has ended. Of what had ended before, nobody may have heard; what it came to is not ours to say."""
+        ended = [*committed.recorded, *committed.ended_before]
+        self._publisher.publish([outcome.request_id for outcome in ended])
+        self._reporter.ended(committed.recorded, started_at)

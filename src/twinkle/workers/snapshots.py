@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import structlog
 
@@ -15,6 +16,9 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.adapters.snapshots import SNAPSHOTS, Snapshot, SnapshotStore
 from twinkle.storage.blobs import BlobStore, day_of
+
+Writing: TypeAlias = Future[bool]
+"""A snapshot under way; its result is whether it is in the object store, and it never raises."""
 
 _log = structlog.get_logger()
 
@@ -31,16 +35,17 @@ class Snapshots:
     _thread: ThreadPoolExecutor = field(
         init=False, default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
     )
-    _under_way: dict[str, Future[None]] = field(init=False, default_factory=dict)
+    _under_way: dict[str, Writing] = field(init=False, default_factory=dict)
 
-    def write(self, adapter: str, seq: int, take: Callable[[], bytes]) -> None:
+    def write(self, adapter: str, seq: int, take: Callable[[], bytes]) -> Writing:
         """Publish what ``take`` gives as the adapter's state after operation ``seq``, soon.
 
         Waits for the adapter's snapshot before this one: what a crash may undo has a bound even while the object store
         is slow.
         """
         self.wait_for(adapter)
-        self._under_way[adapter] = self._thread.submit(self._write, adapter, seq, take())
+        writing = self._under_way[adapter] = self._thread.submit(self._write, adapter, seq, take())
+        return writing
 
     def store_start(self, adapter: str, seq: int, data: bytes) -> Snapshot:
         """Store the state that an operation took from elsewhere, to be committed together with its outcome.
@@ -70,17 +75,29 @@ class Snapshots:
         """Write what is left, then end."""
         self._thread.shutdown(wait=True)
 
-    def _write(self, adapter: str, seq: int, data: bytes) -> None:
+    def _write(self, adapter: str, seq: int, data: bytes) -> bool:
+        """Whether the state is in the object store now, and published."""
+        facts = {"adapter": adapter, "seq": seq}
         try:
             snapshot = self._stored(adapter, seq, data, is_start=False)
             crash_point("snapshot.stored")
             self.store.add(snapshot)
-            crash_point("snapshot.listed")
-            self.store.prune(adapter, self.retention.choose)
         except StorageUnavailable as error:
-            _log.warning("snapshot.failed", adapter=adapter, seq=seq, error=error.message, next="a later one covers it")
-            return
-        _log.debug("snapshot.written", adapter=adapter, seq=seq, size_bytes=len(data))
+            _log.warning("snapshot.failed", **facts, error=error.message, next="a later one covers it")
+            return False
+        except Exception as error:  # noqa: BLE001 - the border: nobody else would ever hear of it
+            _log.error("snapshot.failed", **facts, error=str(error), next="a later one covers it", exc_info=error)
+            return False
+        crash_point("snapshot.listed")
+        _log.debug("snapshot.written", **facts, size_bytes=len(data))
+        self._prune(adapter)
+        return True
+
+    def _prune(self, adapter: str) -> None:
+        try:
+            self.store.prune(adapter, self.retention.choose)
+        except Exception as error:  # noqa: BLE001 - the border: the snapshot is there, whatever becomes of older ones
+            _log.warning("snapshot.prune_failed", adapter=adapter, error=str(error), next="housekeeping prunes it")
 
     def _stored(self, adapter: str, seq: int, data: bytes, *, is_start: bool) -> Snapshot:
         """The key names the content: a holder that has lost its mesh and writes late replaces nobody's bytes."""

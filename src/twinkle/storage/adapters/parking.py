@@ -30,14 +30,15 @@ class Parking:
         """
         others = ["", *besides]
         rows = self._database.read(
-            "SELECT a.id, l.head_seq - 1 FROM adapter a JOIN session s ON s.id = a.session JOIN lane l ON l.id = a.id"
+            "SELECT a.id, l.head_seq - 1 AS last_seq FROM adapter a JOIN session s ON s.id = a.session"
+            " JOIN lane l ON l.id = a.id"
             " WHERE a.mesh = ? AND a.parked_at IS NULL AND a.pinned_at IS NULL"
             " AND l.ordered AND l.head_kind IS NULL AND l.head_seq > 0"
             " AND (s.finished_at IS NOT NULL OR s.heartbeat_at <= ?)"
             f" AND a.id NOT IN ({placeholders(others)}) ORDER BY a.id LIMIT ?",
             (mesh, self._clock.now() - silent_s, *others, limit),
         )
-        return [(row[0], row[1]) for row in rows]
+        return [(row.id, row.last_seq) for row in rows]
 
     def park(self, adapter: str, *, last_seq: int) -> bool:
         """Note that an adapter lies in the object store only; false when it has got work meanwhile."""
@@ -74,4 +75,4 @@ class Parking:
             " ORDER BY pinned_at, id",
             tuple(adapters),
         )
-        return [row[0] for row in rows]
+        return [row.id for row in rows]

@@ -98,21 +98,22 @@ class SnapshotStore:
             NotFound: There is no such run.
         """
         rows = self._database.read(
-            "SELECT l.floor_seq, (SELECT COUNT(*) FROM snapshot s WHERE s.adapter = l.id),"
-            " (SELECT COALESCE(SUM(s.size_bytes), 0) FROM snapshot s WHERE s.adapter = l.id),"
-            " COUNT(o.seq), COALESCE(SUM(o.payload_bytes), 0) FROM lane l LEFT JOIN operation o ON o.lane = l.id"
+            "SELECT l.floor_seq, (SELECT COUNT(*) FROM snapshot s WHERE s.adapter = l.id) AS num_snapshots,"
+            " (SELECT COALESCE(SUM(s.size_bytes), 0) FROM snapshot s WHERE s.adapter = l.id) AS snapshot_bytes,"
+            " COUNT(o.seq) AS num_payloads, COALESCE(SUM(o.payload_bytes), 0) AS payload_bytes"
+            " FROM lane l LEFT JOIN operation o ON o.lane = l.id"
             " AND (o.payload IS NOT NULL OR o.payload_blob IS NOT NULL) WHERE l.id = ? GROUP BY l.id, l.floor_seq",
             (adapter,),
         )
         if not rows:
             raise NotFound(f"no training run {adapter!r}")
-        floor_seq, num_snapshots, snapshot_bytes, num_payloads, payload_bytes = (int(value) for value in rows[0])
+        row = rows[0]
         return RunCost(
-            num_snapshots=num_snapshots,
-            snapshot_bytes=snapshot_bytes,
-            num_payloads=num_payloads,
-            payload_bytes=payload_bytes,
-            floor_seq=floor_seq,
+            num_snapshots=int(row.num_snapshots),
+            snapshot_bytes=int(row.snapshot_bytes),
+            num_payloads=int(row.num_payloads),
+            payload_bytes=int(row.payload_bytes),
+            floor_seq=int(row.floor_seq),
         )
 
     # -- pruning ------------------------------------------------------------------------------------------------------
@@ -120,11 +121,11 @@ class SnapshotStore:
     def runs_to_prune(self, *, older_than_s: float) -> list[str]:
         """Some runs that keep what time has made superfluous."""
         rows = self._database.read(
-            "SELECT id FROM lane WHERE pruned_seq < floor_seq UNION SELECT s.adapter FROM snapshot s"
+            "SELECT id AS run FROM lane WHERE pruned_seq < floor_seq UNION SELECT s.adapter FROM snapshot s"
             " JOIN lane l ON l.id = s.adapter WHERE s.created_at <= ? AND s.seq > l.floor_seq LIMIT ?",
             (self._clock.now() - older_than_s, _MAX_RUNS),
         )
-        return [row[0] for row in rows]
+        return [row.run for row in rows]
 
     def prune(self, adapter: str, choose: Choose) -> None:
         """Drop the recovery points that ``choose`` does not keep, and the payloads that only they could have needed.
@@ -150,21 +151,21 @@ class SnapshotStore:
             ).fetchall()
             kept = choose([_snapshot_of(row) for row in rows], _needed_seq(transaction, adapter), self._clock.now())
             seqs = {snapshot.seq for snapshot in kept.snapshots}
-            lost = [row for row in rows if row[1] not in seqs]
+            lost = [row for row in rows if row.seq not in seqs]
             if lost:
-                lost_seqs = [row[1] for row in lost]
+                lost_seqs = [row.seq for row in lost]
                 transaction.execute(
                     f"DELETE FROM snapshot WHERE adapter = ? AND seq IN ({placeholders(lost_seqs)})",
                     (adapter, *lost_seqs),
                 )
-                doom(transaction, [row[2] for row in lost], now=self._clock.now())
+                doom(transaction, [row.blob for row in lost], now=self._clock.now())
             row = transaction.execute(
                 "UPDATE lane SET floor_seq = CASE WHEN floor_seq < ? THEN ? ELSE floor_seq END WHERE id = ?"
                 " RETURNING floor_seq",
                 (kept.floor_seq, kept.floor_seq, adapter),
             ).fetchone()
         assert row is not None, "the lane is locked"
-        return int(row[0])
+        return int(row.floor_seq)
 
     def _drop_payloads(self, adapter: str, floor_seq: int) -> int:
         """Those of passes: what the others carry is small, and tells what was done."""
@@ -176,13 +177,13 @@ class SnapshotStore:
                 " ORDER BY seq LIMIT ?",
                 (adapter, adapter, floor_seq, _BATCH),
             ).fetchall()
-            request_ids = [row[0] for row in rows]
+            request_ids = [row.request_id for row in rows]
             transaction.execute(
                 "UPDATE operation SET payload = NULL, payload_blob = NULL"
                 f" WHERE request_id IN ({placeholders(request_ids)})",
                 request_ids,
             )
-            blobs = [row[1] for row in rows if row[1] is not None and row[1].startswith(PAYLOADS)]
+            blobs = [row.payload_blob for row in rows if row.payload_blob and row.payload_blob.startswith(PAYLOADS)]
             doom(transaction, blobs, now=self._clock.now())
         return len(rows)
 
@@ -190,20 +191,25 @@ class SnapshotStore:
 def _needed_seq(transaction: Transaction, adapter: str) -> int | None:
     """The earliest operation that a fork or a rewind which has not ended goes back to."""
     row = transaction.execute(
-        "SELECT MIN(b.at) FROM branch b JOIN operation o ON o.lane = b.adapter AND o.seq = b.seq"
+        "SELECT MIN(b.at) AS needed_seq FROM branch b JOIN operation o ON o.lane = b.adapter AND o.seq = b.seq"
         " WHERE b.source = ? AND o.state IN ('queued', 'running')",
         (adapter,),
     ).fetchone()
-    return None if row is None else row[0]
+    return None if row is None else row.needed_seq
 
 
 def _unreferenced(transaction: Transaction, blobs: list[str]) -> list[str]:
     rows = transaction.execute(f"SELECT blob FROM snapshot WHERE blob IN ({placeholders(blobs)})", blobs).fetchall()
-    used = {row[0] for row in rows}
+    used = {row.blob for row in rows}
     return [blob for blob in blobs if blob not in used]
 
 
 def _snapshot_of(row: Row) -> Snapshot:
     return Snapshot(
-        adapter=row[0], seq=row[1], blob=row[2], size_bytes=row[3], created_at=row[4], is_start=bool(row[5])
+        adapter=row.adapter,
+        seq=row.seq,
+        blob=row.blob,
+        size_bytes=row.size_bytes,
+        created_at=row.created_at,
+        is_start=bool(row.is_start),
     )

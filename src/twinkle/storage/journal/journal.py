@@ -7,12 +7,13 @@ two batches could lock each other out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import Cancelled, Conflict, InvalidInput, LeaseLost, NotFound, UserError
+from twinkle.core.errors import Conflict, InvalidInput, LeaseLost, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.limits import NO_LIMITS, TenantLimits
@@ -57,6 +58,26 @@ class OwnedStatus:
     tenant: str
     mesh: str
     status: FutureStatus
+
+
+@dataclass(kw_only=True)
+class Committed:
+    """What a commit made of the outcomes it was given.
+
+    ``ended_before`` had an outcome already, which stands: they were cancelled or overdue, or an earlier commit did
+    arrive though its answer did not. ``not_held`` have none, but are not in the caller's hands any more.
+    """
+
+    recorded: list[Outcome] = field(default_factory=list)
+    ended_before: list[Outcome] = field(default_factory=list)
+    not_held: list[Outcome] = field(default_factory=list)
+
+    def note(self, outcome: Outcome, state: OperationState | None) -> None:
+        """Put an outcome where it belongs; ``state`` is the one that kept it out."""
+        if state is None:
+            self.recorded.append(outcome)
+        else:
+            (self.ended_before if state.is_final else self.not_held).append(outcome)
 
 
 class Journal:
@@ -214,43 +235,51 @@ class Journal:
             "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
             f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
             " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, payload_bytes, attempts,"
-            " num_tokens, accepted_at, rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane),"
-            " num_sequences",
+            " num_tokens, accepted_at, rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)"
+            " AS failed_window_seq, num_sequences",
             (lease.epoch, self._clock.now(), *request_ids),
         ).fetchall()
-        claims = {row[0]: _claim_of(row) for row in rows}
+        claims = {row.request_id: _claim_of(row) for row in rows}
         return [claims[request_id] for request_id in request_ids if request_id in claims]
 
-    def commit(self, lease: Lease, outcomes: Sequence[Outcome], records: Records | None = None) -> None:
-        """Record outcomes and what they brought into being, all or nothing, under the lease's fence.
+    def commit(
+        self, lease: Lease, outcomes: Sequence[Outcome], records: Mapping[str, Records] = MappingProxyType({})
+    ) -> Committed:
+        """Record outcomes and what they brought into being, under the lease's fence; which of them were recorded.
 
-        A sample that was cancelled meanwhile stays cancelled.
+        Args:
+            lease: The caller's lease.
+            outcomes: Of operations it had claimed.
+            records: What each brings into being, by its future; inserted with the outcome or not at all.
 
         Raises:
-            LeaseLost: Another epoch holds the mesh, or an operation is not in this holder's hands; nothing was written.
+            LeaseLost: Another epoch holds the mesh; nothing was written.
         """
+        committed = Committed()
         with self.database.transaction() as transaction:
             mesh_vtime = _check_lease(transaction, lease)
             lanes = lock_lanes(transaction, (outcome.lane for outcome in outcomes))
             now = self._clock.now()
-            news = [outcome for outcome in outcomes if _record_outcome(transaction, lease, outcome, now)]
+            for outcome in outcomes:
+                committed.note(outcome, _record_outcome(transaction, lease, outcome, now))
             least = charge(
                 transaction,
                 lease.mesh,
-                served_of(news, lanes),
+                served_of(committed.recorded, lanes),
                 mesh_vtime=mesh_vtime,
                 now=now,
                 tokens_per_minute=self._limits.tokens_per_minute,
             )
-            for outcome in news:
+            for outcome in committed.recorded:
                 least_vtime = least[lanes[outcome.lane].tenant]
                 if outcome.kind.is_ordered:
                     advance_lane(transaction, outcome, now, least_vtime=least_vtime)
                 else:
                     end_sample(transaction, outcome, least_vtime=least_vtime)
-            if records is not None:
-                records.insert(transaction, now)
+                if outcome.request_id in records:
+                    records[outcome.request_id].insert(transaction, now)
             crash_point("journal.commit")
+        return committed
 
     def give_back(
         self,
@@ -280,13 +309,13 @@ class Journal:
         with self.database.transaction() as transaction:
             _check_lease(transaction, lease)
             lanes = transaction.execute(f"SELECT lane FROM operation WHERE request_id IN ({marks})", request_ids)
-            lock_lanes(transaction, (row[0] for row in lanes.fetchall()))
+            lock_lanes(transaction, (row.lane for row in lanes.fetchall()))
             rows = transaction.execute(
                 "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?, not_before = ?,"
                 f" error = ? WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
                 (int(is_blameless), not_before, reason, *request_ids, lease.epoch),
             ).fetchall()
-            for lane in sorted({row[0] for row in rows}):
+            for lane in sorted({row.lane for row in rows}):
                 transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (not_before, lane))
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -295,23 +324,25 @@ class Journal:
         """The futures that exist among ``request_ids``, in one query."""
         marks = placeholders(request_ids)
         rows = self.database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
-        return {row[0]: _status_of(row) for row in rows}
+        return {row.request_id: _status_of(row) for row in rows}
 
-    def cancelled(self, request_ids: Sequence[str]) -> list[str]:
-        """Those among ``request_ids`` that nobody wants any more: what a worker looks up between two slices."""
+    def failed_meanwhile(self, request_ids: Sequence[str]) -> dict[str, Failure]:
+        """Those that were cancelled or are overdue: what a worker looks up between two slices of what it works on."""
         rows = self.database.read(
-            f"SELECT request_id FROM operation WHERE request_id IN ({placeholders(request_ids)}) AND error_code = ?",
-            (*request_ids, Cancelled.code),
+            "SELECT request_id, error, error_category, error_code FROM operation"
+            f" WHERE request_id IN ({placeholders(request_ids)}) AND state = 'failed'",
+            request_ids,
         )
-        return [row[0] for row in rows]
+        return {row.request_id: _failure_of(row) for row in rows}
 
     def num_open_samples(self, tenant: str) -> int:
         """How many of the tenant's samples wait or run."""
         rows = self.database.read(
-            "SELECT COUNT(*) FROM operation WHERE kind = 'sample' AND state IN ('queued', 'running') AND tenant = ?",
+            "SELECT COUNT(*) AS num_open FROM operation"
+            " WHERE kind = 'sample' AND state IN ('queued', 'running') AND tenant = ?",
             (tenant,),
         )
-        return int(rows[0][0])
+        return int(rows[0].num_open)
 
     def ready_meshes(self) -> list[str]:
         """The meshes that have work waiting: whom a sweep must nudge."""
@@ -321,7 +352,7 @@ class Journal:
             " AND claim_epoch = 0 AND not_before <= ? GROUP BY mesh",
             (self._clock.now(), self._clock.now()),
         )
-        return [row[0] for row in rows]
+        return [row.mesh for row in rows]
 
     def history(self, lane: str, *, after_seq: int, before_seq: int) -> list[PastOperation]:
         """A lane's finished operations with ``after_seq < seq < before_seq``, in order: what a replay needs."""
@@ -332,12 +363,12 @@ class Journal:
         )
         return [
             PastOperation(
-                request_id=row[6],
-                seq=row[0],
-                kind=OperationKind(row[1]),
-                payload=Payload(inline=row[2], blob=row[3], blob_bytes=row[7]),
-                succeeded=row[4] == "done",
-                error_code=row[5],
+                request_id=row.request_id,
+                seq=row.seq,
+                kind=OperationKind(row.kind),
+                payload=_payload_of(row),
+                succeeded=row.state == OperationState.DONE,
+                error_code=row.error_code,
             )
             for row in rows
         ]
@@ -359,10 +390,10 @@ def answer_resend(
         "SELECT digest, kind FROM operation WHERE lane = ? AND seq = ?", (submission.lane, submission.seq)
     ).fetchone()
     assert row is not None
-    if row[0] == submission.digest or row[1] == OperationKind.GAP:
+    if row.digest == submission.digest or row.kind == OperationKind.GAP:
         return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
     return Conflict(
-        f"seq_id {submission.seq} of {submission.lane} was already used for a different {row[1]} request; "
+        f"seq_id {submission.seq} of {submission.lane} was already used for a different {row.kind} request; "
         "a resend must carry the same body, a new request the next number",
         request_id=request_id,
     )
@@ -371,10 +402,10 @@ def answer_resend(
 def _check_lease(transaction: Transaction, lease: Lease) -> float:
     """The mesh's virtual time, if the lease still holds."""
     row = transaction.execute("SELECT epoch, owner, vtime FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
-    if row is None or row[0] != lease.epoch or row[1] != lease.owner:
-        held = "nobody" if row is None or row[1] is None else f"epoch {row[0]}"
+    if row is None or row.epoch != lease.epoch or row.owner != lease.owner:
+        held = "nobody" if row is None or row.owner is None else f"epoch {row.epoch}"
         raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
-    return float(row[2])
+    return float(row.vtime)
 
 
 def _move_virtual_time(transaction: Transaction, moment: Moment, offered: list[Head]) -> None:
@@ -383,8 +414,8 @@ def _move_virtual_time(transaction: Transaction, moment: Moment, offered: list[H
         transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ?", (vtime, moment.mesh))
 
 
-def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> bool:
-    """Whether it was news: the outcome of a cancelled sample is not."""
+def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> OperationState | None:
+    """Record it, or say in which state the operation is that takes no outcome from this holder."""
     failure = outcome.failure
     result = outcome.result
     changed = transaction.execute(
@@ -406,49 +437,50 @@ def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, no
             lease.epoch,
         ),
     ).rowcount
-    if changed == 0 and outcome.kind is OperationKind.SAMPLE and _is_cancelled(transaction, outcome.request_id):
-        return False
-    if changed != 1:
-        raise LeaseLost(f"operation {outcome.request_id} is not in the hands of epoch {lease.epoch}", mesh=lease.mesh)
-    return True
-
-
-def _is_cancelled(transaction: Transaction, request_id: str) -> bool:
-    row = transaction.execute("SELECT error_code FROM operation WHERE request_id = ?", (request_id,)).fetchone()
-    return row is not None and row[0] == Cancelled.code
+    if changed == 1:
+        return None
+    row = transaction.execute("SELECT state FROM operation WHERE request_id = ?", (outcome.request_id,)).fetchone()
+    assert row is not None, "operations are never deleted"
+    return OperationState(row.state)
 
 
 def _claim_of(row: Row) -> Claim:
     return Claim(
-        request_id=row[0],
-        tenant=row[1],
-        lane=row[2],
-        seq=row[3],
-        kind=OperationKind(row[4]),
-        payload=Payload(inline=row[5], blob=row[6], blob_bytes=row[7]),
-        attempt=row[8],
-        num_tokens=row[9],
-        accepted_at=row[10],
-        rejection=row[11],
-        failed_window_seq=row[12],
+        request_id=row.request_id,
+        tenant=row.tenant,
+        lane=row.lane,
+        seq=row.seq,
+        kind=OperationKind(row.kind),
+        payload=_payload_of(row),
+        attempt=row.attempts,
+        num_tokens=row.num_tokens,
+        accepted_at=row.accepted_at,
+        rejection=row.rejection,
+        failed_window_seq=row.failed_window_seq,
         num_sequences=row.num_sequences,
     )
 
 
+def _payload_of(row: Row) -> Payload:
+    return Payload(inline=row.payload, blob=row.payload_blob, blob_bytes=row.payload_bytes)
+
+
+def _failure_of(row: Row) -> Failure:
+    return Failure(message=row.error, category=FailureCategory(row.error_category), code=row.error_code)
+
+
 def _status_of(row: Row) -> OwnedStatus:
-    state = OperationState(row[3])
-    failure = None
-    if state is OperationState.FAILED:
-        failure = Failure(message=row[9], category=FailureCategory(row[10]), code=row[11])
+    state = OperationState(row.state)
+    result = Payload(inline=row.result, blob=row.result_blob, blob_bytes=row.result_bytes or 0)
     status = FutureStatus(
-        request_id=row[0],
-        kind=OperationKind(row[2]),
+        request_id=row.request_id,
+        kind=OperationKind(row.kind),
         state=state,
-        lane=row[4],
-        seq=row[5],
-        attempt=row[6],
-        result=Payload(inline=row[7], blob=row[8], blob_bytes=row[14] or 0) if state is OperationState.DONE else None,
-        failure=failure,
-        expired=bool(row[12]),
+        lane=row.lane,
+        seq=row.seq,
+        attempt=row.attempts,
+        result=result if state is OperationState.DONE else None,
+        failure=_failure_of(row) if state is OperationState.FAILED else None,
+        expired=bool(row.expired),
     )
-    return OwnedStatus(tenant=row[1], mesh=row[13], status=status)
+    return OwnedStatus(tenant=row.tenant, mesh=row.mesh, status=status)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from twinkle.core.errors import LeaseLost
 from twinkle.core.operation import OperationKind, Outcome, Submission
 from twinkle.storage.database import Transaction
 
@@ -92,8 +91,7 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, leas
             outcome.seq,
         ),
     ).rowcount
-    if changed != 1:
-        raise LeaseLost(f"{outcome.lane} has moved past {outcome.seq}", lane=outcome.lane)
+    assert changed == 1, f"{outcome.lane} has moved past {outcome.seq}, which had not ended"
 
 
 def end_sample(transaction: Transaction, outcome: Outcome, *, least_vtime: float) -> None:

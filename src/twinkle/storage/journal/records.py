@@ -48,15 +48,16 @@ class AdapterLimit:
         # Two that are created at once wait for each other here.
         transaction.execute("UPDATE tenant SET weight = weight WHERE id = ?", (tenant,))
         row = transaction.execute(
-            "SELECT COUNT(*) FROM adapter a JOIN session s ON s.id = a.session JOIN lane l ON l.id = a.id"
+            "SELECT COUNT(*) AS num_adapters FROM adapter a JOIN session s ON s.id = a.session"
+            " JOIN lane l ON l.id = a.id"
             " WHERE a.tenant = ? AND l.ordered AND s.finished_at IS NULL AND s.heartbeat_at >= ?",
             (tenant, self.live_since),
         ).fetchone()
         assert row is not None
-        if row[0] > self.max_adapters:
+        if row.num_adapters > self.max_adapters:
             raise LimitReached(
-                f"you have {row[0] - 1} adapters in live sessions, and {self.max_adapters} may be; end a session"
-                " (service_client.close('success')) or let one lapse, or ask the operator for more",
+                f"you have {row.num_adapters - 1} adapters in live sessions, and {self.max_adapters} may be; end a"
+                " session (service_client.close('success')) or let one lapse, or ask the operator for more",
             )
 
 
@@ -127,7 +128,7 @@ class NewSamplingSession:
         priority = self.priority
         if self.like is not None:
             row = transaction.execute("SELECT nice FROM lane WHERE id = ?", (self.like,)).fetchone()
-            priority = priority if row is None else -row[0]
+            priority = priority if row is None else -row.nice
         insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False, priority=priority)
         transaction.execute(
             "INSERT INTO sampling_session (id, tenant, session, base_model, model_path, checkpoint, content,"

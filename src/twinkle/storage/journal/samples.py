@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Cancelled, InvalidInput, NotFound
-from twinkle.core.operation import FailureCategory, OperationKind
+from twinkle.core.operation import FailureCategory, OperationKind, OperationState
 from twinkle.storage.database import Database
 from twinkle.storage.journal.lanes import lock_lanes, number_ended_sample
 
@@ -55,20 +55,20 @@ class SampleJournal:
             row = transaction.execute(
                 "SELECT tenant, kind, lane FROM operation WHERE request_id = ?", (request_id,)
             ).fetchone()
-            if row is None or row[0] != tenant:
+            if row is None or row.tenant != tenant:
                 raise NotFound(f"no future {request_id!r}")
-            if row[1] != OperationKind.SAMPLE:
+            if row.kind != OperationKind.SAMPLE:
                 raise InvalidInput(
-                    "request_id", f"a {row[1]} cannot be cancelled once it is accepted; only samples can"
+                    "request_id", f"a {row.kind} cannot be cancelled once it is accepted; only samples can"
                 )
-            lock_lanes(transaction, [row[2]])
+            lock_lanes(transaction, [row.lane])
             changed = transaction.execute(
                 "UPDATE operation SET state = 'failed', error = ?, error_category = ?, error_code = ?, finished_at = ?"
                 " WHERE request_id = ? AND state IN ('queued', 'running')",
                 (_CANCELLED_TEXT, FailureCategory.USER.value, Cancelled.code, self._clock.now(), request_id),
             ).rowcount
             if changed == 1:
-                number_ended_sample(transaction, row[2], request_id)
+                number_ended_sample(transaction, row.lane, request_id)
         return changed == 1
 
     def ended(self, sampling_session: str, *, client: int, after: int, limit: int) -> list[EndedSample]:
@@ -80,7 +80,12 @@ class SampleJournal:
             (sampling_session, after, first_seq, first_seq + _SEQS_PER_CLIENT, limit),
         )
         return [
-            EndedSample(request_id=row[0], ended_no=row[1], failed=row[2] == "failed", result_bytes=row[3])
+            EndedSample(
+                request_id=row.request_id,
+                ended_no=row.ended_no,
+                failed=row.state == OperationState.FAILED,
+                result_bytes=row.result_bytes,
+            )
             for row in rows
         ]
 
@@ -113,4 +118,4 @@ class SampleJournal:
             ).fetchone()
         if row is None:
             raise NotFound(f"no sampling session {sampling_session!r}")
-        return int(row[0]) - 1
+        return int(row.num_clients) - 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import structlog
+
 from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Failure, FailureCategory, OperationKind, OperationState, Outcome
@@ -16,6 +18,8 @@ from twinkle.storage.upkeep.waste import doom
 _BATCH = 500
 _MAX_BATCHES = 200
 _LONGEST_ATTEMPT_S = 600.0
+
+_log = structlog.get_logger()
 
 
 class Upkeep:
@@ -35,12 +39,13 @@ class Upkeep:
             "SELECT id FROM lane WHERE gap_since IS NOT NULL AND gap_since <= ? LIMIT ?", (now - older_than_s, _BATCH)
         )
         closed = []
-        for (lane_id,) in lanes:
+        for lane in lanes:
             with self._database.transaction() as transaction:
-                closed += self._close_gap(transaction, lane_id, now, older_than_s)
+                outcomes = self._close_gap(transaction, lane.id, now, older_than_s)
+            closed += _log_each(outcomes)
         return closed
 
-    def _close_gap(self, transaction: Transaction, lane_id: str, now: float, older_than_s: float) -> list[str]:
+    def _close_gap(self, transaction: Transaction, lane_id: str, now: float, older_than_s: float) -> list[Outcome]:
         lane = lock_lanes(transaction, [lane_id])[lane_id]
         # Another gap may have opened since the lane was found: it is measured by its own age.
         if lane.gap_since is None or lane.gap_since > now - older_than_s:
@@ -67,7 +72,7 @@ class Upkeep:
             failure = Failure(message=message.format(seq=seq), category=FailureCategory.SERVER, code=failure_code)
             outcome = Outcome(request_id=request_id, lane=lane_id, seq=seq, kind=OperationKind.GAP, failure=failure)
             advance_lane(transaction, outcome, now)
-            closed.append(request_id)
+            closed.append(outcome)
         return closed
 
     def expire_overdue(
@@ -90,9 +95,10 @@ class Upkeep:
             (*overdue.parameters, _BATCH),
         )
         ended: list[str] = []
-        for (lane,) in lanes:
+        for found in lanes:
             with self._database.transaction() as transaction:
-                ended += _end_overdue(transaction, lane, overdue)
+                outcomes = _end_overdue(transaction, found.lane, overdue)
+            ended += _log_each(outcomes)
         return ended
 
     def expire_results(self, *, older_than_s: float) -> list[str]:
@@ -177,7 +183,7 @@ class _Overdue:
         )
 
 
-def _end_overdue(transaction: Transaction, lane: str, overdue: _Overdue) -> list[str]:
+def _end_overdue(transaction: Transaction, lane: str, overdue: _Overdue) -> list[Outcome]:
     """End a lane's overdue samples, or its head and those behind it as long as they are overdue."""
     locked = lock_lanes(transaction, [lane])[lane]
     rows = transaction.execute(
@@ -197,10 +203,26 @@ def _end_overdue(transaction: Transaction, lane: str, overdue: _Overdue) -> list
             " WHERE request_id = ?",
             (failure.message, failure.category.value, failure.code, overdue.now, request_id),
         )
+        outcome = Outcome(request_id=request_id, lane=lane, seq=seq, kind=OperationKind(kind), failure=failure)
         if locked.ordered:
-            outcome = Outcome(request_id=request_id, lane=lane, seq=seq, kind=OperationKind(kind), failure=failure)
             advance_lane(transaction, outcome, overdue.now)
         else:
             number_ended_sample(transaction, lane, request_id)
-        ended.append(request_id)
+        ended.append(outcome)
     return ended
+
+
+def _log_each(failed: list[Outcome]) -> list[str]:
+    """Give each failed operation its line in the log; their futures."""
+    for outcome in failed:
+        assert outcome.failure is not None
+        _log.warning(
+            "operation.failed",
+            op=outcome.request_id,
+            kind=outcome.kind.value,
+            adapter=outcome.lane,
+            seq=outcome.seq,
+            reason=outcome.failure.code,
+            category=outcome.failure.category.value,
+        )
+    return [outcome.request_id for outcome in failed]
