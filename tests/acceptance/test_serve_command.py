@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from harness.models import make_text_model
 from harness.polling import wait_for
 from harness.served import TWINKLE, Served
 from twinkle.cli.broker import answers
@@ -152,6 +154,35 @@ def test_it_leaves_no_process_behind_however_it_ends_and_the_home_goes_on(tmp_pa
         service.stop()
         assert are_gone(everybody)
         assert "stopped after" in stack.console()
+
+
+def test_a_model_that_only_its_worker_can_refuse_ends_the_service_and_nothing_is_started_again(tmp_path: Path) -> None:
+    model = make_text_model(tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"nothing")
+    command = [*TWINKLE, "serve", "--model", str(model), "--home", str(tmp_path / "home"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+    assert done.returncode == 2
+    assert f"TWINKLE_MODEL: {model} cannot be loaded" in done.stderr
+    assert "restarted in" not in done.stdout
+    assert "it is not started again" in done.stdout
+
+
+def test_a_mesh_whose_worker_refuses_later_falls_out_and_the_rest_goes_on(tmp_path: Path) -> None:
+    model = make_text_model(tmp_path / "model")
+    with Served(tmp_path / "home", model=str(model)) as service:
+        stack = Stack(service)
+        wait_for(lambda: "ready in" in stack.console(), deadline_s=BACK_WITHIN_S, what="the word ready")
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "logit_scale": 0.5}))
+        (worker,) = stack.children("twinkle.cli worker")
+        worker.send_signal(signal.SIGKILL)
+
+        wait_for(lambda: "start serve anew" in stack.console(), deadline_s=BACK_WITHIN_S, what="the refusal")
+        assert "it scales its logits (logit_scale)" in stack.console()
+        assert "default is a mesh without a worker now" in stack.console()
+        assert stack.is_healthy()
+        assert stack.children("twinkle.cli worker") == []
 
 
 def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:

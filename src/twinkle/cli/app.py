@@ -100,12 +100,20 @@ def worker(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0.  [default: cpu]")] = None,
     engine: EngineFlag = None,
     home: HomeFlag = None,
+    stay_refused: Annotated[
+        bool,
+        typer.Option(
+            "--stay-refused",
+            help="When the settings are refused, wait to be stopped: for whatever starts it again however it ends.",
+        ),
+    ] = False,
 ) -> None:
     """Run the worker of one mesh.
 
     twinkle worker --mesh first --model ./my-model --device cuda:0
     """
-    from twinkle.workers.entry import run_worker
+    from twinkle.core.errors import ConfigError
+    from twinkle.workers.entry import run_worker, wait_refused
 
     settings = settings_of(
         mesh=mesh,
@@ -115,7 +123,13 @@ def worker(
         engine=engine,
         home=home,
     )
-    raise SystemExit(run_worker(settings))
+    try:
+        code = run_worker(settings)
+    except ConfigError as error:
+        if stay_refused:
+            wait_refused(error)
+        raise
+    raise SystemExit(code)
 
 
 @app.command()

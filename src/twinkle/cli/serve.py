@@ -21,6 +21,7 @@ from twinkle.cli.supervisor import Guard
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
+from twinkle.hub.support import check_model
 from twinkle.storage.tenants.directory import Directory
 
 DEFAULT_TENANT = "default"
@@ -38,7 +39,11 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
     started = time.monotonic()
     plans = parse_meshes(meshes, settings)
     for plan in plans:
-        _check_model(plan)
+        _check_path(plan)
+    if settings.engine == "transformers":
+        # A worker would say the same a minute later, with the API up and a key made.
+        for model in dict.fromkeys(plan.model for plan in plans):
+            check_model(model)
     home = make_home(settings.home)
     with sole_owner(home):
         settings = _settle(settings, home, with_flower=with_flower)
@@ -52,7 +57,7 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
     return 0
 
 
-def _check_model(mesh: MeshPlan) -> None:
+def _check_path(mesh: MeshPlan) -> None:
     if not mesh.model:
         raise ConfigError(f"--model is missing for mesh {mesh.name}: a folder with a model, or the id of one")
     if mesh.model.startswith(_PATH_STARTS) and not Path(mesh.model).is_dir():

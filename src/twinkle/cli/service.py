@@ -11,7 +11,7 @@ import httpx
 from twinkle.cli.broker import answers
 from twinkle.cli.console import say
 from twinkle.cli.home import logs_of
-from twinkle.cli.stack import MeshPlan, Stack
+from twinkle.cli.stack import WORKER_PREFIX, MeshPlan, Stack
 from twinkle.cli.supervisor import Child, Fall, Guard
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
@@ -132,10 +132,17 @@ class Service:
             say("stopping: running operations finish or go back to the journal; again to not wait for them")
 
     def _on_fall(self, fall: Fall) -> None:
-        """A child that refuses its settings before we were ever ready will not change its mind."""
-        if fall.is_refusal and not self._is_ready and self._refusal is None:
-            self._refusal = fall
-            self._stop.set()
+        """A child that refuses its settings will not change its mind: a service without it ends, or never begins.
+
+        Once it runs, a mesh may fall out alone: the others go on, and so does whoever reads results.
+        """
+        if not fall.is_refusal or self._refusal is not None:
+            return
+        if self._is_ready and fall.name.startswith(WORKER_PREFIX):
+            say(f"{fall.name.removeprefix(WORKER_PREFIX)} is a mesh without a worker now; mend it and start serve anew")
+            return
+        self._refusal = fall
+        self._stop.set()
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started

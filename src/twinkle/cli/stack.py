@@ -21,6 +21,9 @@ _MESH = re.compile(
 )
 _DEFAULT_MESH = "default=cpu"
 
+WORKER_PREFIX = "worker-"
+"""Of the names of the meshes' workers, before the mesh's own."""
+
 _API_STOP_S = 10.0
 _DRAIN_S = 30.0
 _BROKER_STOP_S = 5.0
@@ -75,7 +78,7 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
     """Lay out the processes. ``broker`` is ``None`` when the settings name one that is already there."""
     env = {**_inherited(), **environment_of(settings)}
     home = settings.home
-    workers = [_command(home, f"worker-{mesh.name}", _worker(mesh), env, _DRAIN_S) for mesh in meshes]
+    workers = [_command(home, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S) for mesh in meshes]
     workers.append(_command(home, "housekeeping", ("housekeeping",), env, _DRAIN_S))
     if with_flower:
         workers.append(_command(home, "flower", ("flower",), env, _API_STOP_S))

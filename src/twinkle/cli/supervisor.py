@@ -104,7 +104,7 @@ class Guard:
 
 @dataclass
 class Child:
-    """One process that is restarted whenever it ends, until told to stop.
+    """One process that is restarted whenever it ends, until told to stop or until it refuses its settings.
 
     It leads a process group of its own, so that a Ctrl-C in the terminal reaches only the supervisor, and so that what
     it started can be ended with it.
@@ -164,6 +164,9 @@ class Child:
                 last_words=_last_line(self.spec.log),
             )
             self.on_fall(fall)
+            if fall.is_refusal:
+                self.say(f"{fall}; it is not started again (log: {self.spec.log})")
+                return
             pause_s = self._back_off.after(fall.lived_s)
             self.say(f"{fall}; restarted in {pause_s:.1f} s (log: {self.spec.log})")
             try:

@@ -13,8 +13,9 @@ from typing import Any, Self
 import torch
 import transformers
 
-from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
+from twinkle.hub.support import check_config
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
@@ -47,8 +48,6 @@ TOKENS_PER_PASS_ACCELERATOR = 8192
 HEAD_BYTES = {"cpu": 128 << 20}
 HEAD_BYTES_ACCELERATOR = 1 << 30
 HEAD_ROWS_RANGE = (32, 4096)
-SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class FusedLoraModel:
         shard: bool = False,
     ) -> None:
         config = model.config.get_text_config()
-        _refuse_unsupported(config)
+        check_config(name, model.config.to_dict())
         self._model = model.eval().requires_grad_(False)
         self._decoder = model.base_model
         unembedding = model.get_output_embeddings()
@@ -158,7 +157,7 @@ class FusedLoraModel:
     ) -> Self:
         """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise."""
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=os.path.exists(path))
-        _refuse_unsupported(config.get_text_config())
+        check_config(name or path, config.to_dict())
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype or (torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16),
@@ -248,17 +247,6 @@ class FusedLoraModel:
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH
-
-
-def _refuse_unsupported(config: Any) -> None:
-    settings = config.to_dict()
-    unknown = set(settings.get("layer_types") or ()) - SUPPORTED_LAYERS
-    if unknown:
-        raise ConfigError(f"layers of type {', '.join(sorted(unknown))} are not supported yet")
-    for name in CAPS:
-        if settings.get(name) is not None:
-            # Not left to the probe: at the small values of a few tokens a cap hardly shows.
-            raise ConfigError(f"models with {name} are not supported yet")
 
 
 def _head_rows(device: torch.device, vocab_size: int) -> int:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import tempfile
 from pathlib import Path
 
+import structlog
+
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings, environment_of
+from twinkle.hub.support import check_model
 from twinkle.tasks.app import mesh_queue
 from twinkle.workers.refusal import REFUSAL_FILE
+
+_log = structlog.get_logger()
 
 # Without these glibc maps and unmaps memory for every large tensor. Set before the child starts: it reads them once.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967295", "MALLOC_TRIM_THRESHOLD_": "4294967295"}
@@ -25,6 +31,8 @@ def run_worker(settings: Settings) -> int:
     Raises:
         ConfigError: The child cannot build its engine with these settings.
     """
+    if settings.engine == "transformers" and settings.model:
+        check_model(settings.model)
     os.environ.update({**_ALLOCATOR, **os.environ, **environment_of(settings)})
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 
@@ -45,3 +53,11 @@ def run_worker(settings: Settings) -> int:
     if reason:
         raise ConfigError(reason)
     return int(worker.exitcode or 0)
+
+
+def wait_refused(error: ConfigError) -> None:
+    """Block until somebody asks this process to end: a restart would come to the same refusal."""
+    asked = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, asked)
+    _log.critical("worker.refused", reason=error.message, next="it waits to be stopped; mend it and start it anew")
+    signal.sigwait(asked)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
 from twinkle.core.adapter import AdapterConfig
-from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
@@ -43,6 +43,7 @@ from twinkle.wire.training import ForwardBackwardResult
 from twinkle.workers.engine import Pass, SampleOutput
 
 _MAX_TARGET_CELLS = 1 << 24
+_LONGEST_REASON = 300
 
 
 @dataclass
@@ -77,8 +78,11 @@ class TransformersEngine:
                 shard=settings.shard == "fsdp",
             )
             tokenizer = _load_tokenizer(settings.model)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {error}") from error
+        except Exception as error:
+            if not _is_of_the_model(error):
+                raise
+            reason = str(error).strip().partition("\n")[0][:_LONGEST_REASON]
+            raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {reason}") from error
         capabilities = MeshCapabilities(
             base_model=settings.resolved_model_name,
             architecture=model.info.architecture,
@@ -243,6 +247,17 @@ class TransformersEngine:
         )
         num_tokens = sum(len(sequence.tokens) for sequence in result.sequences)
         return SampleOutput(request_id=result.key, result=encode_sample_response(wire), num_tokens=num_tokens)
+
+
+def _is_of_the_model(error: Exception) -> bool:
+    """Whether an error at loading will come again, whoever tries, unlike one of the device or of the other ranks.
+
+    transformers' classes are many, and what breaks in one that does not fit is of any type.
+    """
+    passes = (TwinkleError, torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError, MemoryError)
+    if isinstance(error, passes) or "allocate memory" in str(error):
+        return False
+    return not isinstance(error, ConnectionError | TimeoutError)
 
 
 def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> Sampler:

@@ -351,6 +351,41 @@ def test_a_wrong_flag_gets_one_clear_line(twinkle: Twinkle, arguments: list[str]
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.fixture
+def capped_model(tmp_path: Path) -> Path:
+    """A folder whose config tells that its model cannot be served."""
+    folder = tmp_path / "capped"
+    folder.mkdir()
+    config = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "final_logit_softcapping": 30.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("flags", [["serve"], ["serve", "--mesh", "a=cpu"], ["worker"]])
+def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(
+    twinkle: Twinkle, capped_model: Path, tmp_path: Path, flags: list[str]
+) -> None:
+    done = twinkle(*flags, "--model", str(capped_model), "--home", str(tmp_path / "home"))
+
+    reason = "it caps its logits (final_logit_softcapping); docs/engine.md says which models can"
+    assert done.stderr == f"twinkle: {capped_model} (Gemma2ForCausalLM) cannot be served: {reason}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_refused_worker_that_would_be_started_again_waits_to_be_stopped(capped_model: Path) -> None:
+    command = [sys.executable, "-m", "twinkle.cli", "worker", "--model", str(capped_model), "--stay-refused"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker:
+        assert worker.stdout is not None
+        said = next(line for line in worker.stdout if "worker.refused" in line)
+        assert "it caps its logits" in said
+        assert worker.poll() is None
+        worker.terminate()
+        rest = worker.stdout.read()
+    assert worker.returncode == 2
+    assert "Traceback" not in rest
+
+
 def test_a_database_that_does_not_answer_is_worth_another_try(twinkle: Twinkle) -> None:
     done = twinkle("keys", "list", TWINKLE_DATABASE_URL="postgresql://nobody@127.0.0.1:9/none")
     assert done.returncode == 75

@@ -195,3 +195,19 @@ async def test_nothing_is_left_when_the_supervisor_is_killed_outright(tmp_path: 
     supervisor.kill()
     supervisor.wait()
     await until(lambda: not any(is_running(pid) for pid in (leader, grandchild, guard_pid)))
+
+
+async def test_a_child_that_refuses_its_settings_is_not_started_again_and_nobody_says_so(
+    tmp_path: Path, guard: Guard
+) -> None:
+    said: list[str] = []
+    falls: list[Fall] = []
+    code = "import sys; print('twinkle: it caps its logits', file=sys.stderr); sys.exit(2)"
+    child = Child(spec(tmp_path, code), guard, said.append, falls.append)
+    await child.start()
+    await until(lambda: said)
+
+    assert falls[0].is_refusal
+    assert "it caps its logits; it is not started again" in said[0]
+    await child.stop(asyncio.Event())
+    assert (child.num_restarts, len(falls), len(said)) == (0, 1, 1)

@@ -34,7 +34,6 @@ def test_packed_logits_equal_those_of_transformers(family, base_dirs, load_model
 @pytest.mark.parametrize(
     ("make_config", "reason"),
     [
-        (lambda: transformers.Gemma2Config(**SIZES, head_dim=16), "attn_logit_softcapping"),
         (
             lambda: transformers.GptOssConfig(**SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
             "unusual has_bias",
@@ -42,11 +41,20 @@ def test_packed_logits_equal_those_of_transformers(family, base_dirs, load_model
         (lambda: transformers.CohereConfig(**SIZES, pad_token_id=0, bos_token_id=1, logit_scale=3.0), "same logits"),
         (lambda: transformers.FalconMambaConfig(**SIZES), "not supported"),
     ],
-    ids=["caps", "experts of another form", "scaled logits", "no attention"],
+    ids=["experts of another form", "scaled logits", "no attention"],
 )
-def test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason(make_config, reason):
+def test_a_model_that_would_be_computed_wrongly_is_refused_though_its_config_did_not_tell(
+    make_config, reason, monkeypatch
+):
+    monkeypatch.setattr("twinkle.model.fused_lora.check_config", lambda name, config: None)
     model = transformers.AutoModelForCausalLM.from_config(make_config(), dtype=torch.float32)
     with pytest.raises(ConfigError, match=reason):
+        FusedLoraModel(model, name="tiny")
+
+
+def test_a_model_is_refused_by_its_config_before_it_is_touched():
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Gemma2Config(**SIZES, head_dim=16))
+    with pytest.raises(ConfigError, match="attn_logit_softcapping"):
         FusedLoraModel(model, name="tiny")
 
 

@@ -1,0 +1,198 @@
+"""Which base models are refused, and why: one table, for the command line before anything starts and for the engine.
+
+``config.json`` alone is read, without torch. What it cannot tell, the engine's own checks at start find out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twinkle.core.errors import ConfigError
+from twinkle.core.events import event_log
+
+CONFIG_FILE = "config.json"
+SERVED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+MOVING_ROPES = frozenset({"dynamic", "longrope", "su"})
+"""Kinds of rotary embedding whose angles depend on more than the position: on how long the longest sequence is."""
+OTHER_INPUTS = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "thinker_config": "sound"}
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+WRITES_ON = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+STATEFUL = """
+    bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
+    qwen3_5_text qwen3_5_moe_text qwen3_next recurrent_gemma rwkv xlstm zamba zamba2
+""".split()  # noqa: SIM905 - a line for each would take a screen
+"""Types that carry a state along the sequence; a config of theirs need not list its layers."""
+OLDER = """
+    biogpt bloom codegen ctrl falcon gpt2 gpt_bigcode gpt_neo gptj mpt nemotron openai-gpt opt phi stablelm xglm xlm
+    xlnet
+""".split()  # noqa: SIM905 - as above
+"""Types whose attention cannot be replaced by ours, or whose projections are no Linears without more."""
+
+_log = event_log(__name__)
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A trait of models that are not served; ``found`` says what in a config shows it, or nothing.
+
+    ``reason`` completes "it cannot be served:", with what was found in the place of the braces.
+    """
+
+    reason: str
+    found: Callable[[Config], str | None]
+
+
+def check_config(name: str, config: Config) -> None:
+    """Refuse a model by its config: the whole ``config.json``, or its part for text.
+
+    Raises:
+        ConfigError: It cannot be served; all reasons in one line.
+    """
+    reasons = list(_reasons(config))
+    if reasons:
+        raise ConfigError(
+            f"{name} ({architecture_of(config)}) cannot be served: {'; '.join(reasons)};"
+            " docs/engine.md says which models can"
+        )
+
+
+def check_model(model: str) -> None:
+    """Refuse a model by a folder, or by the id of a hub whose config can be had now.
+
+    Raises:
+        ConfigError: It cannot be served, or the folder holds no model.
+    """
+    folder = Path(model)
+    file = folder / CONFIG_FILE if folder.is_dir() else _downloaded_config(model)
+    if file is None:
+        return
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{model}: its {CONFIG_FILE} cannot be read ({error}); this is no folder of a model"
+        ) from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{model}: its {CONFIG_FILE} holds no object; this is no folder of a model")
+    check_config(model, config)
+
+
+def architecture_of(config: Config) -> str:
+    """What the model calls itself."""
+    named = config.get("architectures")
+    return str(named[0] if named else config.get("model_type") or "of no type")
+
+
+def _reasons(config: Config) -> Iterator[str]:
+    text = {**config, **(config.get("text_config") or {})}
+    for refusals, part in ((OF_THE_WHOLE, config), (OF_THE_TEXT, text)):
+        for refusal in refusals:
+            found = refusal.found(part)
+            if found is not None:
+                yield refusal.reason.format(found)
+
+
+def _other_inputs(config: Config) -> str | None:
+    taken = [f"{what} ({key})" for key, what in OTHER_INPUTS.items() if config.get(key)]
+    return taken[0] if taken else None
+
+
+def _two_halves(config: Config) -> str | None:
+    return "is_encoder_decoder" if config.get("is_encoder_decoder") else None
+
+
+def _other_task(config: Config) -> str | None:
+    names = config.get("architectures") or []
+    return None if not names or any(name.endswith(WRITES_ON) for name in names) else str(names[0])
+
+
+def _quantised(config: Config) -> str | None:
+    settings = config.get("quantization_config")
+    return str(settings.get("quant_method", "quantization_config")) if isinstance(settings, Mapping) else None
+
+
+def _other_layers(config: Config) -> str | None:
+    model_type = config.get("model_type")
+    kinds: set[str] = set()
+    for key in ("layer_types", "layers_block_type"):
+        kinds |= set(config.get(key) or ()) - SERVED_LAYERS - {"attention"}
+    if kinds:
+        return ", ".join(sorted(kinds))
+    return f"model_type {model_type}" if model_type in STATEFUL else None
+
+
+def _older_form(config: Config) -> str | None:
+    return str(config["model_type"]) if config.get("model_type") in OLDER else None
+
+
+def _caps(config: Config) -> str | None:
+    names = [name for name in CAPS if config.get(name) is not None]
+    return ", ".join(names) or None
+
+
+def _scaled(config: Config) -> str | None:
+    names = [name for name in SCALES if config.get(name) not in (None, 1, 1.0)]
+    return ", ".join(names) or None
+
+
+def _compressed_attention(config: Config) -> str | None:
+    return "kv_lora_rank" if config.get("kv_lora_rank") is not None else None
+
+
+def _sinks(config: Config) -> str | None:
+    return "gpt_oss" if config.get("model_type") == "gpt_oss" else None
+
+
+def _moving_rope(config: Config) -> str | None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return None
+    kinds = [rope, *rope.values()]
+    names = [kind.get("rope_type") or kind.get("type") for kind in kinds if isinstance(kind, Mapping)]
+    return next((name for name in names if name in MOVING_ROPES), None)
+
+
+OF_THE_WHOLE = (
+    Refusal("it takes {}, and only models of text alone are served", _other_inputs),
+    Refusal("it is an encoder and a decoder ({}), and only decoders are served", _two_halves),
+    Refusal("it is made for another task ({}) and has no head that writes on", _other_task),
+    Refusal("its weights are quantised ({}): take those they were made from", _quantised),
+)
+OF_THE_TEXT = (
+    Refusal("it has layers other than full and sliding-window attention ({})", _other_layers),
+    Refusal("its attention has sinks and its experts have biases ({})", _sinks),
+    Refusal("its attention compresses keys and values ({})", _compressed_attention),
+    Refusal("its attention or its projections have an older form ({})", _older_form),
+    # The probe at start would not always see it: at the small values of a few tokens a cap hardly shows.
+    Refusal("it caps its logits ({})", _caps),
+    Refusal("it scales its logits ({})", _scaled),
+    Refusal(
+        "its rotary embedding depends on the longest sequence of a batch ({}), which may be another's", _moving_rope
+    ),
+)
+
+
+def _downloaded_config(model: str) -> Path | None:
+    """The config of a model of the hub; none where it cannot be had now: then the worker finds out."""
+    try:
+        # It comes with transformers; a machine that only runs the command line may have neither.
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415
+        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError  # noqa: PLC0415
+    except ImportError:
+        return None
+    try:
+        return Path(hf_hub_download(model, CONFIG_FILE))
+    except (HFValidationError, RepositoryNotFoundError):
+        raise ConfigError(
+            f"{model} is neither a folder here nor a model that the hub shows; for a private one set HF_TOKEN"
+        ) from None
+    except OSError as error:
+        _log.info("model.config_unknown", model=model, reason=str(error).partition("\n")[0], next="the worker looks")
+        return None

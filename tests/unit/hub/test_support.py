@@ -1,0 +1,169 @@
+"""What is refused is refused by its config alone, with the right reason, by everybody who might start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from harness.families import FAMILIES, SIZES
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
+from twinkle.hub.support import check_model
+from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.workers.transformers_engine import TransformersEngine
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
+    "gemma3 with vision": (
+        lambda: transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]),
+        r"Gemma3ForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
+    ),
+    "qwen3-vl": (
+        lambda: transformers.Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"]),
+        r"it takes images \(vision_config\)",
+    ),
+    "qwen3.5": (
+        lambda: transformers.AutoConfig.for_model("qwen3_5"),
+        r"it takes images .* it has layers other than full .* attention \(linear_attention\)",
+    ),
+    "gpt-oss": (lambda: transformers.GptOssConfig(**SIZES, **EXPERTS, head_dim=16), "its attention has sinks"),
+    "deepseek-v2": (
+        lambda: transformers.DeepseekV2Config(**SIZES, **LATENT, n_routed_experts=4),
+        r"compresses keys and values \(kv_lora_rank\)",
+    ),
+    "deepseek-v3": (
+        lambda: transformers.DeepseekV3Config(**SIZES, **LATENT, n_routed_experts=4),
+        r"compresses keys and values \(kv_lora_rank\)",
+    ),
+    "gemma2": (
+        lambda: transformers.Gemma2Config(**SIZES, head_dim=16),
+        r"it caps its logits \(attn_logit_softcapping, final_logit_softcapping\)",
+    ),
+    "cohere": (
+        lambda: transformers.CohereConfig(**SIZES, pad_token_id=0, bos_token_id=1, logit_scale=3.0),
+        r"it scales its logits \(logit_scale\)",
+    ),
+    "qwen3-next": (lambda: transformers.Qwen3NextConfig(**SIZES), "linear_attention"),
+    "mamba": (lambda: transformers.MambaConfig(), "model_type mamba"),
+    "bloom": (lambda: transformers.BloomConfig(), r"an older form \(bloom\)"),
+    "mpt": (lambda: transformers.MptConfig(), r"an older form \(mpt\)"),
+    "gpt2": (lambda: transformers.GPT2Config(), r"an older form \(gpt2\)"),
+    "stablelm": (lambda: transformers.StableLmConfig(), r"an older form \(stablelm\)"),
+    "t5": (lambda: transformers.T5Config(architectures=["T5ForConditionalGeneration"]), "an encoder and a decoder"),
+    "a classifier": (
+        lambda: transformers.Qwen3Config(**SIZES, architectures=["Qwen3ForSequenceClassification"]),
+        "no head that writes on",
+    ),
+    "quantised": (
+        lambda: transformers.LlamaConfig(**SIZES, quantization_config={"quant_method": "gptq", "bits": 4}),
+        r"quantised \(gptq\)",
+    ),
+    "a moving rope": (
+        lambda: transformers.LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        r"rotary embedding depends on .* \(dynamic\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_cannot_be_served_is_refused_by_its_config_alone_and_by_the_engine_alike(
+    family: str, tmp_path: Path
+) -> None:
+    make_config, reason = REFUSED[family]
+    make_config().save_pretrained(tmp_path)
+
+    with pytest.raises(ConfigError, match=reason) as first:
+        check_model(str(tmp_path))
+    with pytest.raises(ConfigError, match=reason):
+        FusedLoraModel.from_pretrained(str(tmp_path))
+    assert "\n" not in first.value.message
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_families_that_are_served_pass(family: str, tmp_path: Path) -> None:
+    FAMILIES[family]().save_pretrained(tmp_path)
+
+    check_model(str(tmp_path))
+
+
+def test_the_config_of_a_model_of_today_passes_as_its_maker_wrote_it(tmp_path: Path) -> None:
+    written = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(written))
+
+    check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_folder_without_a_model_is_said_to_be_none(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+
+    with pytest.raises(ConfigError, match=r"no folder of a model"):
+        check_model(str(tmp_path))
+
+
+def test_a_model_whose_parts_do_not_fit_is_a_refusal_too_and_not_an_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A type that the table does not know, and that breaks somewhere inside."""
+    monkeypatch.setattr("twinkle.hub.support.OLDER", ())
+    config = transformers.StableLmConfig(**SIZES)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+
+    with pytest.raises(ConfigError, match=r"TWINKLE_MODEL: .* cannot be loaded: .*packed_attention"):
+        TransformersEngine.from_settings(Settings(model=str(tmp_path), threads=1))
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no room"), RuntimeError("can't allocate memory"), torch.AcceleratorError("lost")]
+)
+def test_a_device_that_fails_is_no_refusal(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FusedLoraModel, "from_pretrained", fail)
+    with pytest.raises(type(error)):
+        TransformersEngine.from_settings(Settings(model=str(tmp_path), threads=1))
+
+
+def test_the_look_at_a_model_needs_no_torch_and_takes_the_config_of_a_hub_where_it_has_been_before(
+    tmp_path: Path,
+) -> None:
+    revision = tmp_path / "models--someone--capped" / "snapshots" / "abc"
+    transformers.Gemma2Config(**SIZES).save_pretrained(revision)
+    refs = tmp_path / "models--someone--capped" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    code = """
+import sys
+from twinkle.core.errors import ConfigError
+from twinkle.hub.support import check_model
+check_model("someone/unknown")
+try:
+    check_model("someone/capped")
+except ConfigError as error:
+    print(error.message)
+assert "torch" not in sys.modules
+"""
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+
+    assert "someone/capped (gemma2) cannot be served: it caps its logits" in done.stdout
