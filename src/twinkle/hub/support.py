@@ -33,7 +33,7 @@ OLDER = """
 """.split()  # noqa: SIM905 - as above
 """Types whose attention cannot be replaced by ours, or whose projections are no Linears without more."""
 
-_log = event_log(__name__)
+_log = event_log()
 
 Config = Mapping[str, Any]
 
