@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -27,6 +28,8 @@ from twinkle.core.errors import OutOfMemory, StatementFailed, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.storage.adapters.parking import Parking
 from twinkle.storage.journal.records import PastOperation
+from twinkle.workers.null_engine import NullState
+from twinkle.workers.residents import Resident
 
 
 @pytest.fixture
@@ -445,6 +448,41 @@ def test_a_pinned_adapter_stays_on_the_device_but_pins_never_take_more_than_half
     parked = {adapter for adapter, _ in worker.residents._parked.items()}
     assert "a" not in parked and "b" in parked
     assert not parking.pin("nobody", is_pinned=True)
+
+
+class _Watched(OrderedDict[str, Resident[NullState]]):
+    """Residents, and how many there ever were at once."""
+
+    most = 0
+
+    def __setitem__(self, adapter: str, resident: Resident[NullState]) -> None:
+        super().__setitem__(adapter, resident)
+        self.most = max(self.most, len(self))
+
+
+@pytest.mark.parametrize("num_pinned", [0, 3])
+def test_there_are_never_more_adapters_on_the_device_than_it_holds(
+    bench: Bench, make_worker: MakeWorker, clock: HandClock, num_pinned: int
+) -> None:
+    adapters = [f"a{number}" for number in range(8)]
+    runs = {
+        adapter: submit_run(
+            bench, forward_backward(1), optim_step(), forward_backward(2), optim_step(), adapter=adapter
+        )
+        for adapter in adapters
+    }
+    for adapter in adapters[:num_pinned]:
+        clock.move(1)
+        Parking(bench.database, clock).pin(adapter, is_pinned=True)
+    worker = make_worker(max_resident=3, parked_bytes=1 << 20)
+    watched = worker.residents._residents = _Watched()
+
+    worker.drain()
+
+    assert watched.most == 3
+    assert max(worker.engine.batch_sizes) == (2 if num_pinned else 3), "a batch leaves room for what is pinned"
+    for adapter, run in runs.items():
+        _assert_as_one_by_one(worker, bench, run, adapter)
 
 
 def test_a_closing_worker_snapshots_what_is_parked(bench: Bench, make_worker: MakeWorker) -> None:

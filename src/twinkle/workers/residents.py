@@ -7,7 +7,7 @@ that has to leave that too is left to its snapshot and the journal.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic
 
@@ -21,6 +21,9 @@ from twinkle.workers.parked import Coverage, Parked, ParkedAdapter
 from twinkle.workers.replay import Replay
 from twinkle.workers.snapshots import Snapshots
 
+_PINS_KNOWN_S = 1.0
+"""How long nobody asks again which adapters are pinned."""
+
 _log = structlog.get_logger()
 
 
@@ -33,7 +36,7 @@ class Resident(Generic[State]):
 
 
 class Residents(Generic[State]):
-    """At most ``limit`` adapters on the device; when there are more, those needed last are parked."""
+    """At most ``limit`` adapters on the device; before others come, those needed last are parked."""
 
     def __init__(
         self,
@@ -54,6 +57,9 @@ class Residents(Generic[State]):
         self._limit = limit
         self._residents: OrderedDict[str, Resident[State]] = OrderedDict()
         self._parked = Parked(parked_bytes)
+        self._pinned: list[str] = []
+        self._asked_for: set[str] = set()
+        self._asked_at = 0.0
 
     def state_before(self, adapter: str, seq: int) -> State:
         """The adapter with exactly the operations below ``seq`` applied, restored and replayed if need be.
@@ -97,22 +103,29 @@ class Residents(Generic[State]):
         self._residents.clear()
         self._parked.clear()
 
-    @property
-    def has_excess(self) -> bool:
-        """Whether there are more adapters on the device than should stay."""
-        return len(self._residents) > self._limit
+    def room_for_batch(self, *, at_most: int) -> int:
+        """How many adapters a batch may need, so that they and the pinned ones fit."""
+        if len(self._residents) + at_most <= self._limit:
+            return at_most
+        now = self._clock.now()
+        if now >= self._asked_at + _PINS_KNOWN_S or not self._residents.keys() <= self._asked_for:
+            self._asked_for, self._asked_at = set(self._residents), now
+            self._pinned = self._parking.pinned(list(self._residents))[: self._limit // 2]
+        return min(at_most, self._limit - len(self._pinned))
 
-    def evict_excess(self, places: Mapping[str, int]) -> None:
-        """Make room. Called between batches, when every resident is as the journal says.
+    def make_room(self, adapters: Collection[str], places: Callable[[], Mapping[str, int]]) -> None:
+        """Let so many leave that these fit. Called before a batch, when every resident is as the journal says.
 
         Pinned adapters stay, the longest pinned first, but never in more than half of the places.
 
         Args:
+            adapters: What the batch needs, no more than it may.
             places: In which order adapters will be needed next; those that nobody waits for have none.
         """
-        excess = max(len(self._residents) - self._limit, 0)
-        pinned = self._parking.pinned(list(self._residents))[: self._limit // 2]
-        for adapter in leaving_first(self._residents, places, pinned=pinned)[:excess]:
+        excess = len(self._residents.keys() | set(adapters)) - self._limit
+        if excess <= 0:
+            return
+        for adapter in leaving_first(self._residents, places(), pinned={*adapters, *self._pinned})[:excess]:
             resident = self._residents.pop(adapter)
             _log.info("adapter.parked", adapter=adapter, seq=resident.coverage.applied_seq)
             for name, left in self._parked.put(
@@ -144,6 +157,8 @@ class Residents(Generic[State]):
             StorageUnavailable: It is not in memory, and could not be restored to be stored.
         """
         if not self._snapshots.covers(adapter, last_seq):
+            self.room_for_batch(at_most=1)
+            self.make_room([adapter], dict)
             self._save(adapter, self._resident_before(adapter, last_seq + 1))
             if not self._snapshots.covers(adapter, last_seq):
                 return False

@@ -71,6 +71,7 @@ class MeshWorker(Generic[State]):
         self._previous_was_light = False
         self._offered: list[Head] = []
         self._chosen: list[Head] = []
+        self._room = max_adapters
         self._epoch = 0
         self._working = threading.Lock()
         self._stopping = False
@@ -125,8 +126,6 @@ class MeshWorker(Generic[State]):
             _log.warning("worker.storage_unavailable", error=error.message, retry_s=_COMMIT_RETRY_S)
             self._clock.sleep(_COMMIT_RETRY_S)
             return True
-        if self._residents.has_excess:
-            self._residents.evict_excess(places_in_line(self._offered, self._chosen))
         self._absences.park()
         return trained or sampled
 
@@ -134,6 +133,7 @@ class MeshWorker(Generic[State]):
 
     def _train_once(self, lease: Lease) -> bool:
         self._offered, self._chosen = [], []
+        self._room = self._residents.room_for_batch(at_most=self._max_adapters)
         claims = self._journal.claim(lease, self._choose, _HEADS_OFFERED)
         if not claims:
             self._previous_was_light = False
@@ -145,6 +145,9 @@ class MeshWorker(Generic[State]):
         execution = Execution()
         fit = self._end_poisonous(claims, execution)
         try:
+            self._residents.make_room(
+                [claim.lane for claim in fit], lambda: places_in_line(self._offered, self._chosen)
+            )
             self._executor.execute(fit, execution)
             crash_point("worker.executed")
             committed = self._commit(lease, execution)
@@ -166,7 +169,7 @@ class MeshWorker(Generic[State]):
         self._offered = heads
         self._chosen = choose_batch(
             heads,
-            max_adapters=self._max_adapters,
+            max_adapters=self._room,
             max_tokens=self._max_tokens,
             min_tokens=self._min_tokens,
             previous_was_light=self._previous_was_light,
