@@ -13,6 +13,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState, Outcome, Payload
 from twinkle.core.settings import Settings, environment_of, load_settings
 from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.storage.adapters.ephemeral import EphemeralStore
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.upkeep.waste import Waste
@@ -38,6 +39,7 @@ def housekeeping(bench: Bench, clock: HandClock, blobs: FolderStore, redis_url: 
         journal=bench.journal,
         upkeep=bench.upkeep,
         snapshots=bench.snapshots,
+        ephemeral=EphemeralStore(bench.database, clock),
         waste=Waste(bench.database, clock),
         blobs=blobs,
         nudger=Nudger(make_app(settings), redis_url),

@@ -17,6 +17,7 @@ from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKin
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.token_stream import ListenedSample
+from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import day_of, open_blob_store
 from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
@@ -183,8 +184,10 @@ class FakeWorker:
         return encode_sample_response(SampleResult((sequence,) * request.num_samples))
 
     def _save(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:
+        if "path" not in body:
+            return self._open_sampler(claim, body, records)
         kind = _KIND_OF_SAVE[claim.kind]
-        name = str(body.get("path", f"ephemeral-{claim.seq}"))
+        name = str(body["path"])
         path = f"tinker://{claim.lane}/{kind.segment}/{name}"
         key = f"checkpoints/{day_of(self._clock.now())}/{claim.lane}/{kind.segment}/{name}/{claim.seq}/adapter"
         self._blobs.put(key, WEIGHTS)
@@ -199,19 +202,26 @@ class FakeWorker:
             config=adapter.config,
             files={"adapter": StoredFile(key=key, size_bytes=len(WEIGHTS), sha256="0")},
             created_at=self._clock.now(),
-            listed="path" in body,
         )
         records.checkpoints.append(checkpoint)
-        if "path" in body:
-            return {"path": path}
+        return {"path": path}
+
+    def _open_sampler(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:
+        adapter = self.catalog.adapter(claim.lane)
         session = NewSamplingSession(
             id=f"{adapter.session}:sample:{body['sampling_session_seq_id']}",
             tenant=claim.tenant,
             session=adapter.session,
             mesh=adapter.mesh,
             base_model=adapter.config.base_model,
-            checkpoint=path,
-            content=checkpoint.content,
+            weights=NewEphemeralWeights(
+                adapter=claim.lane,
+                seq=claim.seq,
+                size_bytes=len(WEIGHTS),
+                opened_at=self._clock.now(),
+                expires_at=None,
+                max_open=32,
+            ),
             like=claim.lane,
         )
         records.sampling_sessions.append(session)

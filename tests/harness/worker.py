@@ -12,6 +12,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Outcome
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPiece
+from twinkle.storage.adapters.ephemeral import EphemeralStore
 from twinkle.storage.adapters.parking import Parking
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
@@ -32,6 +33,7 @@ from twinkle.workers.null_engine import NullEngine, NullState
 from twinkle.workers.replay import Replay
 from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
+from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.token_reports import TokenReports
@@ -182,6 +184,7 @@ class BrokenEngine(NullEngine):
         self.step_errors: list[Exception] = []
         self.sample_errors: list[BaseException] = []
         self.batch_sizes: list[int] = []
+        self.sampled_from: dict[str, NullState | None] = {}
 
     def run_passes(self, passes):  # type: ignore[no-untyped-def]
         self.batch_sizes.append(len(passes))
@@ -195,6 +198,10 @@ class BrokenEngine(NullEngine):
         if self.step_errors:
             raise self.step_errors.pop()
         return metrics
+
+    def add_sample(self, request_id, state, request, **how):  # type: ignore[no-untyped-def]
+        self.sampled_from[request_id] = state
+        super().add_sample(request_id, state, request, **how)
 
     def step_samples(self):  # type: ignore[no-untyped-def]
         if self.sample_errors:
@@ -214,6 +221,8 @@ class WorkerRig:
         blobs: BlobStore,
         clock: HandClock,
         max_resident: int = 8,
+        max_weights: int = 2,
+        max_ephemeral: int = 3,
         parked_bytes: int = 0,
         max_attempts: int = 3,
         snapshot_every_ops: int = 5,
@@ -260,14 +269,21 @@ class WorkerRig:
             limit=max_resident,
             parked_bytes=parked_bytes,
         )
-        self.samples = SampleDesk[NullState](
+        self.sampler_weights = SamplerWeights[NullState](
             engine=self.engine,
             artifacts=artifacts,
             catalog=catalog,
+            ephemeral=EphemeralStore(database, clock),
+            residents=self.residents,
+            clock=clock,
+            limit=max_weights,
+        )
+        self.samples = SampleDesk[NullState](
+            engine=self.engine,
+            weights=self.sampler_weights,
             blobs=blobs,
             clock=clock,
             slots=4,
-            max_weights=2,
             endings=endings,
             reports=TokenReports[NullState](
                 engine=self.engine,
@@ -290,6 +306,8 @@ class WorkerRig:
                 replay=self.replay,
                 snapshots=self.snapshots,
                 loss_graphs=loss_graphs,
+                sampler_weights=self.sampler_weights,
+                max_ephemeral=max_ephemeral,
             ),
             residents=self.residents,
             absences=Absences[NullState](

@@ -17,11 +17,11 @@ from twinkle.storage.tenants.tenants import TenantAccount, Tenants
 from twinkle.storage.tenants.usage import BYTES_PER_GIGABYTE, Stored, Usage
 
 _DEFAULT = "default"
-_NOTHING = Stored(num_checkpoints=0, size_bytes=0)
+_NOTHING = Stored(num_checkpoints=0, size_bytes=0, num_ephemeral=0, ephemeral_bytes=0)
 
 
 def list_tenants(settings: Settings, *, as_json: bool) -> None:
-    """Show each tenant's weight and limits, and what its checkpoints take up."""
+    """Show each tenant's weight and limits, and what its checkpoints and its nameless weights take up."""
     with opened_journal(settings):
         accounts = _tenants(settings).all()
         stored_by_tenant = Usage(Database(settings.resolved_database_url), SystemClock()).stored_by_tenant()
@@ -29,7 +29,17 @@ def list_tenants(settings: Settings, *, as_json: bool) -> None:
     if as_json:
         say(json.dumps([{**asdict(account), "stored": _facts(stored)} for account, stored in rows]))
         return
-    columns = ("tenant", "weight", "adapters", "running", "samples", "body bytes", "tokens/min", "stored GB")
+    columns = (
+        "tenant",
+        "weight",
+        "adapters",
+        "running",
+        "samples",
+        "body bytes",
+        "tokens/min",
+        "stored GB",
+        "nameless GB",
+    )
     print_table(columns, [_row(account, stored) for account, stored in rows])
 
 
@@ -62,7 +72,12 @@ def _number(limit: str, text: str) -> int | None:
 
 
 def _facts(stored: Stored) -> dict[str, int]:
-    return {"num_checkpoints": stored.num_checkpoints, "size_bytes": stored.size_bytes}
+    return {
+        "num_checkpoints": stored.num_checkpoints,
+        "size_bytes": stored.size_bytes,
+        "num_ephemeral": stored.num_ephemeral,
+        "ephemeral_bytes": stored.ephemeral_bytes,
+    }
 
 
 def _row(account: TenantAccount, stored: Stored) -> tuple[str, ...]:
@@ -79,4 +94,5 @@ def _row(account: TenantAccount, stored: Stored) -> tuple[str, ...]:
         f"{account.weight:g}",
         *(str(number) if number else "no limit" for number in numbers),
         f"{stored.size_bytes / BYTES_PER_GIGABYTE:.3f}",
+        f"{stored.ephemeral_bytes / BYTES_PER_GIGABYTE:.3f}",
     )

@@ -171,6 +171,17 @@ class Settings(BaseSettings):
 
     # Housekeeping.
     gap_timeout_s: float = Field(default=120.0, gt=0, description="how long operations wait for a missing number")
+    max_ephemeral_weights: int = Field(
+        default=32,
+        gt=0,
+        description="nameless weights that a client's session may sample from; one more ends the longest unused",
+    )
+    ephemeral_idle_s: float = Field(
+        default=86400.0, gt=0, description="how long nameless weights stay that nobody samples from"
+    )
+    ephemeral_grace_s: float = Field(
+        default=3600.0, ge=0, description="how long they outlive the lapse of their client's session"
+    )
     session_timeout_s: float = Field(default=300.0, gt=0, description="silence after which a session has lapsed")
     result_ttl_s: float = Field(default=24 * 3600.0, gt=0)
     stall_s: float = Field(

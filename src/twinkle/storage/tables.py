@@ -171,7 +171,10 @@ class BranchRow(SQLModel, table=True):
 
 
 class SamplingSessionRow(SQLModel, table=True):
-    """What a sampling client samples from: the base model, or one checkpoint. Its lane has the same id."""
+    """What a sampling client samples from: the base model, one checkpoint, or nameless weights.
+
+    Its lane has the same id.
+    """
 
     __tablename__ = "sampling_session"
     id: str = Field(primary_key=True, foreign_key="lane.id")
@@ -185,6 +188,42 @@ class SamplingSessionRow(SQLModel, table=True):
     generation: int | None = None
     """The content's when the session was opened; another one ends it, unless the content is its own tenant's."""
     num_clients: int = Field(default=1, sa_column_kwargs={"server_default": text("1")})
+
+
+class EphemeralWeightsRow(SQLModel, table=True):
+    """Nameless weights: ``adapter`` as it was after operation ``seq``, open for one sampling session until they end.
+
+    ``size_bytes`` is what they are charged for, wherever a copy of them lies.
+    """
+
+    __tablename__ = "ephemeral_weights"
+    __table_args__ = (
+        Index(
+            "ephemeral_of_adapter",
+            "adapter",
+            "seq",
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index(
+            "ephemeral_of_session",
+            "session",
+            sqlite_where=text("ended_at IS NULL"),
+            postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index("ephemeral_of_tenant", "tenant", "opened_at"),
+    )
+    sampling_session: str = Field(primary_key=True, foreign_key="sampling_session.id")
+    tenant: str = Field(foreign_key="tenant.id")
+    session: str = Field(foreign_key="session.id")
+    adapter: str = Field(foreign_key="adapter.id")
+    seq: int = Field(sa_type=BigInteger)
+    size_bytes: int = Field(sa_type=BigInteger)
+    opened_at: float = Field(sa_type=Float)
+    used_at: float = Field(sa_type=Float)
+    expires_at: float | None = Field(default=None, sa_type=Float)
+    ended_at: float | None = Field(default=None, sa_type=Float)
+    end_reason: str | None = Field(default=None, sa_type=Text)
 
 
 class OperationRow(SQLModel, table=True):

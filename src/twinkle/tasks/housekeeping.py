@@ -16,6 +16,7 @@ from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retention import Retention
+from twinkle.storage.adapters.ephemeral import EphemeralStore, Patience
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
@@ -44,6 +45,7 @@ class Housekeeping:
         journal: Journal,
         upkeep: Upkeep,
         snapshots: SnapshotStore,
+        ephemeral: EphemeralStore,
         waste: Waste,
         blobs: BlobStore,
         nudger: Nudger,
@@ -53,6 +55,7 @@ class Housekeeping:
         self._journal = journal
         self._upkeep = upkeep
         self._snapshots = snapshots
+        self._ephemeral = ephemeral
         self._waste = waste
         self._retention = Retention(
             keep_s=settings.retention_s,
@@ -88,6 +91,14 @@ class Housekeeping:
         self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         self._upkeep.expire_checkpoints()
         self._upkeep.expire_access_tokens()
+        num_ended = self._ephemeral.end_unreachable(
+            Patience(
+                idle_s=self._settings.ephemeral_idle_s,
+                silent_s=self._settings.session_timeout_s + self._settings.ephemeral_grace_s,
+            )
+        )
+        if num_ended:
+            _log.info("housekeeping.ephemeral_ended", count=num_ended)
         for run in self._snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
             self._snapshots.prune(run, self._retention.choose)
         num_deleted = 0
@@ -138,6 +149,7 @@ def run_housekeeping(settings: Settings) -> int:
         journal=Journal(database, clock),
         upkeep=Upkeep(database, clock),
         snapshots=SnapshotStore(database, clock),
+        ephemeral=EphemeralStore(database, clock),
         waste=Waste(database, clock),
         blobs=open_blob_store(settings.resolved_object_store),
         nudger=nudger,

@@ -38,7 +38,6 @@ class Artifacts(Generic[State]):
         overwrite: bool,
         ttl_s: float | None,
         user_metadata: dict[str, str] | None,
-        listed: bool = True,
         age_recipients: Sequence[str] = (),
     ) -> Checkpoint:
         """Write an adapter's files; the checkpoint exists once the caller has committed it.
@@ -82,7 +81,6 @@ class Artifacts(Generic[State]):
             created_at=now,
             expires_at=None if ttl_s is None else now + ttl_s,
             user_metadata=user_metadata,
-            listed=listed,
         )
 
     def load(

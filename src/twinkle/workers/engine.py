@@ -81,6 +81,14 @@ class Engine(Protocol[State]):
         """
         ...
 
+    def freeze(self, state: State) -> State:
+        """A copy of an adapter's weights as they are now, on the device, to sample from; it is never trained."""
+        ...
+
+    def weights_bytes(self, state: State) -> int:
+        """What an adapter's weights take up in the precision they are trained in, without the optimizer's state."""
+        ...
+
     def snapshot(self, state: State) -> bytes:
         """Everything needed to go on bit by bit, accumulated gradients included."""
         ...

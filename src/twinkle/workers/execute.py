@@ -7,8 +7,9 @@ from typing import Generic
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, StorageUnavailable, UserError, WindowFailed
+from twinkle.core.errors import Conflict, InvalidInput, NotFound, StorageUnavailable, UserError, WindowFailed
 from twinkle.core.operation import Claim, OperationKind
+from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.journal.records import NewSamplingSession, Records
@@ -20,6 +21,7 @@ from twinkle.wire.bodies.training import (
     LoadWeightsResponse,
     OptimStepResponse,
     SaveWeightsExternalResponse,
+    SaveWeightsForSamplerRequest,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
@@ -41,6 +43,7 @@ from twinkle.workers.requests import (
     read_save_for_sampler,
 )
 from twinkle.workers.residents import Residents
+from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.snapshots import Snapshots
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
@@ -62,6 +65,8 @@ class Executor(Generic[State]):
         replay: Replay[State],
         snapshots: Snapshots,
         loss_graphs: LossGraphs,
+        sampler_weights: SamplerWeights[State],
+        max_ephemeral: int,
     ) -> None:
         self._engine = engine
         self._residents = residents
@@ -73,6 +78,8 @@ class Executor(Generic[State]):
         self._replay = replay
         self._snapshots = snapshots
         self._loss_graphs = loss_graphs
+        self._sampler_weights = sampler_weights
+        self._max_ephemeral = max_ephemeral
 
     def execute(self, claims: list[Claim], execution: Execution) -> None:
         """Run a batch. Every claim ends as an outcome or as postponed; one never harms another."""
@@ -183,22 +190,39 @@ class Executor(Generic[State]):
 
     def _save_for_sampler(self, claim: Claim, payload: bytes, records: Records) -> SaveWeightsForSamplerResponse:
         request = read_save_for_sampler(payload)
+        if request.path is None:
+            return self._open_sampler(claim, request, records)
         checkpoint = self._artifacts.save(
             self._residents.state_before(claim.lane, claim.seq),
             adapter=claim.lane,
             seq=claim.seq,
             kind=CheckpointKind.SAMPLER,
-            name=request.path or f"ephemeral-{claim.seq}",
+            name=request.path,
             overwrite=False,
             ttl_s=request.ttl_seconds,
             user_metadata=request.user_metadata,
-            listed=request.path is not None,
         )
         records.checkpoints.append(checkpoint)
-        if request.sampling_session_seq_id is None:
-            return SaveWeightsForSamplerResponse(path=checkpoint.path)
+        return SaveWeightsForSamplerResponse(path=checkpoint.path)
+
+    def _open_sampler(
+        self, claim: Claim, request: SaveWeightsForSamplerRequest, records: Records
+    ) -> SaveWeightsForSamplerResponse:
+        """A sampling session on weights without a name: a copy in memory, and a promise to make it anew."""
+        assert request.sampling_session_seq_id is not None, "the body names one of the two"
         owner = self._catalog.adapter(claim.lane)
         session_id = str(SamplingSessionId(owner.session, request.sampling_session_seq_id))
+        self._refuse_taken(session_id)
+        state = self._residents.state_before(claim.lane, claim.seq)
+        now = self._clock.now()
+        weights = NewEphemeralWeights(
+            adapter=claim.lane,
+            seq=claim.seq,
+            size_bytes=self._sampler_weights.keep(session_id, claim.lane, claim.seq, state),
+            opened_at=now,
+            expires_at=None if request.ttl_seconds is None else now + request.ttl_seconds,
+            max_open=self._max_ephemeral,
+        )
         records.sampling_sessions.append(
             NewSamplingSession(
                 id=session_id,
@@ -206,13 +230,18 @@ class Executor(Generic[State]):
                 session=owner.session,
                 mesh=owner.mesh,
                 base_model=owner.config.base_model,
-                checkpoint=checkpoint.path,
-                content=checkpoint.content,
-                generation=checkpoint.generation,
+                weights=weights,
                 like=claim.lane,
             )
         )
         return SaveWeightsForSamplerResponse(sampling_session_id=session_id)
+
+    def _refuse_taken(self, sampling_session: str) -> None:
+        try:
+            self._catalog.sampling_session(sampling_session)
+        except NotFound:
+            return
+        raise Conflict(f"sampling session {sampling_session} already samples from something else; use the next number")
 
     def _save_external(self, claim: Claim, payload: bytes, records: Records) -> SaveWeightsExternalResponse:
         request = read_save_external(payload)

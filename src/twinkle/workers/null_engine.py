@@ -92,6 +92,14 @@ class NullEngine:
         content = json.loads(files[_FILE])
         return NullState(applied=content["applied"], steps=content["steps"] if with_optimizer else 0)
 
+    def freeze(self, state: NullState) -> NullState:
+        """The applied chain."""
+        return NullState(applied=state.applied)
+
+    def weights_bytes(self, state: NullState) -> int:
+        """The length of the chain."""
+        return len(state.applied)
+
     def snapshot(self, state: NullState) -> bytes:
         """The whole state."""
         return json.dumps([state.applied, state.pending, state.steps]).encode()

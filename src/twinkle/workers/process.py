@@ -20,6 +20,7 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher
+from twinkle.storage.adapters.ephemeral import EphemeralStore
 from twinkle.storage.adapters.parking import Parking
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import open_blob_store
@@ -43,6 +44,7 @@ from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
+from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.token_reports import TokenReports
@@ -122,6 +124,15 @@ class MeshProcess:
             limit=settings.max_resident_adapters,
             parked_bytes=settings.parked_adapter_bytes,
         )
+        sampler_weights = SamplerWeights(
+            engine=engine,
+            artifacts=artifacts,
+            catalog=catalog,
+            ephemeral=EphemeralStore(database, clock),
+            residents=residents,
+            clock=clock,
+            limit=settings.max_resident_adapters,
+        )
         self._worker = MeshWorker(
             journal=journal,
             keeper=self._keeper,
@@ -136,6 +147,8 @@ class MeshProcess:
                 replay=replay,
                 snapshots=self._snapshots,
                 loss_graphs=loss_graphs,
+                sampler_weights=sampler_weights,
+                max_ephemeral=settings.max_ephemeral_weights,
             ),
             residents=residents,
             absences=Absences(
@@ -147,12 +160,10 @@ class MeshProcess:
             ),
             samples=SampleDesk(
                 engine=engine,
-                artifacts=artifacts,
-                catalog=catalog,
+                weights=sampler_weights,
                 blobs=blobs,
                 clock=clock,
                 slots=settings.sample_slots,
-                max_weights=settings.max_resident_adapters,
                 endings=endings,
                 reports=TokenReports(engine=engine, publisher=self._tokens, clock=clock),
                 cache_groups=CacheGroups(settings.prompt_cache_groups, directory.tenant_name),

@@ -72,6 +72,17 @@ class Residents(Generic[State]):
         resident.coverage.used_at = self._clock.now()
         return resident.state
 
+    def state_after(self, adapter: str, seq: int, *, is_last: bool) -> State:
+        """A past state of the adapter, right after operation ``seq``; to be read, not changed.
+
+        If ``is_last``, nothing was done with it since: whoever goes on with it finds it in memory.
+
+        Raises:
+            StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
+            TwinkleError: The journal does not hold what it takes.
+        """
+        return self.state_before(adapter, seq + 1) if is_last else self._replay.state_after(adapter, seq).state
+
     def put(self, adapter: str, seq: int, state: State, *, snapshot_seq: int = -1) -> None:
         """Take in the state that operation ``seq`` has made. It counts once noted."""
         now = self._clock.now()

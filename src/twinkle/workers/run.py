@@ -127,6 +127,7 @@ class MeshWorker(Generic[State]):
             self._clock.sleep(_COMMIT_RETRY_S)
             return True
         self._absences.park()
+        self._samples.tend()
         return trained or sampled
 
     # -- training -----------------------------------------------------------------------------------------------------

@@ -1,23 +1,21 @@
-"""The sampling half of a mesh worker: which weights a sample runs on, and slices of continuous batching."""
+"""The sampling half of a mesh worker: slices of continuous batching."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Generic
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
+from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Claim
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.payloads import read_payload
-from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, SampleOutput, State
 from twinkle.workers.requests import read_sample
+from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.token_reports import TokenReports
 
 _SLICE_S = 0.1
@@ -56,28 +54,23 @@ class SampleDesk(Generic[State]):
         self,
         *,
         engine: Engine[State],
-        artifacts: Artifacts[State],
-        catalog: Catalog,
+        weights: SamplerWeights[State],
         blobs: BlobStore,
         clock: Clock,
         slots: int,
-        max_weights: int,
         endings: Endings,
         reports: TokenReports[State],
         cache_groups: CacheGroups,
     ) -> None:
         self._engine = engine
-        self._artifacts = artifacts
-        self._catalog = catalog
+        self._weights = weights
         self._blobs = blobs
         self._clock = clock
         self._slots = slots
-        self._max_weights = max_weights
         self._endings = endings
         self._reports = reports
         self._cache_groups = cache_groups
         self._under_way: dict[str, _UnderWay] = {}
-        self._weights: OrderedDict[tuple[str, ...], State] = OrderedDict()
 
     @property
     def room(self) -> int:
@@ -102,7 +95,7 @@ class SampleDesk(Generic[State]):
                 request = read_sample(read_payload(self._blobs, claim.payload))
                 self._engine.add_sample(
                     claim.request_id,
-                    self._weights_of(claim.lane),
+                    self._weights.of(claim.lane),
                     request,
                     cache_group=self._cache_groups.of(claim.tenant),
                 )
@@ -126,6 +119,10 @@ class SampleDesk(Generic[State]):
                 self._finish(execution, output)
             self._reports.report()
 
+    def tend(self) -> None:
+        """Let go of weights that nobody can sample from any more. Called between batches."""
+        self._weights.tend()
+
     def drop(self, request_ids: list[str]) -> list[Claim]:
         """Stop some samples for ever; the claims of those that were under way."""
         dropped = []
@@ -144,29 +141,6 @@ class SampleDesk(Generic[State]):
         self._reports.end_all()
         self._under_way.clear()
         return request_ids
-
-    def _weights_of(self, sampling_session: str) -> State | None:
-        """The weights of a sampling session; ``None`` for the base model.
-
-        Whether it may still read them is asked for every sample, also of weights that are here already.
-        """
-        session = self._catalog.sampling_session(sampling_session)
-        try:
-            checkpoint = self._catalog.sampled(session)
-        except NotFound as error:
-            raise InvalidInput("model_path", error.message) from None
-        if checkpoint is None:
-            return None
-        key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
-        state = self._weights.get(key)
-        if state is None:
-            files = self._artifacts.read_files(checkpoint)
-            state = self._engine.load(checkpoint.config, files, with_optimizer=False, trainable=False)
-            self._weights[key] = state
-            while len(self._weights) > self._max_weights:
-                self._weights.popitem(last=False)
-        self._weights.move_to_end(key)
-        return state
 
     def _finish(self, execution: Execution, output: SampleOutput) -> None:
         under_way = self._under_way.pop(output.request_id)

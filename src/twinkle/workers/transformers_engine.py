@@ -138,6 +138,17 @@ class TransformersEngine:
             raise InvalidInput("path", f"its rank is {adapter.config.rank}, this adapter's is {config.rank}")
         return adapter
 
+    def freeze(self, state: LoraAdapter) -> LoraAdapter:
+        """The parameters, copied on the device."""
+        copy = self.model.pool.create_empty(state.config, trainable=False)
+        copy.params.copy_(state.params)
+        copy.publish()
+        return copy
+
+    def weights_bytes(self, state: LoraAdapter) -> int:
+        """The flat buffer of parameters."""
+        return state.params.nbytes
+
     def snapshot(self, state: LoraAdapter) -> bytes:
         """Parameters, moments and step count."""
         return snapshot(state, self.model.determinism, num_ranks=self.model.ranks.size)

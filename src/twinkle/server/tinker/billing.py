@@ -47,7 +47,7 @@ async def usage_events(
 async def stored_now(
     common: Common, accounts: Accounts, tenant: Tenant, project_id: Annotated[str | None, Query(max_length=4096)] = None
 ) -> Response:
-    """What checkpoints take up now, project by project."""
+    """What checkpoints take up now, project by project; nameless weights that can be sampled from are among them."""
     owner = await common.sql.run(accounts.directory.tenant_name, tenant)
     stored = await common.sql.run(accounts.usage.stored, tenant, project_id=project_id)
     return answer(
@@ -56,9 +56,9 @@ async def stored_now(
                 StoredItem(
                     project_id=item.project_id,
                     user_name=owner,
-                    checkpoint_count=item.num_checkpoints,
-                    size_bytes=item.size_bytes,
-                    size_gigabytes=item.size_bytes / BYTES_PER_GIGABYTE,
+                    checkpoint_count=item.num_checkpoints + item.num_ephemeral,
+                    size_bytes=item.total_bytes,
+                    size_gigabytes=item.total_bytes / BYTES_PER_GIGABYTE,
                 )
                 for item in stored
             ]

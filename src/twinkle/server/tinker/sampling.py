@@ -162,5 +162,6 @@ async def _find(
 
 
 def _check_same(existing: SamplingSession, wanted: NewSamplingSession) -> None:
-    if (existing.base_model, existing.checkpoint) != (wanted.base_model, wanted.checkpoint):
+    is_other = (existing.base_model, existing.checkpoint) != (wanted.base_model, wanted.checkpoint)
+    if is_other or existing.weights is not None:
         raise Conflict(f"sampling session {wanted.id} already samples from something else; use the next number")

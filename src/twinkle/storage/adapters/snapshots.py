@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
+from twinkle.storage.adapters.ephemeral import open_seqs
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.journal.lanes import lock_lanes, placeholders
 from twinkle.storage.payloads import PAYLOADS
@@ -189,13 +190,15 @@ class SnapshotStore:
 
 
 def _needed_seq(transaction: Transaction, adapter: str) -> int | None:
-    """The earliest operation that a fork or a rewind which has not ended goes back to."""
+    """The earliest operation that a fork or a rewind which has not ended goes back to, or that is sampled from."""
     row = transaction.execute(
-        "SELECT MIN(b.at) AS needed_seq FROM branch b JOIN operation o ON o.lane = b.adapter AND o.seq = b.seq"
+        "SELECT MIN(b.at) AS earliest FROM branch b JOIN operation o ON o.lane = b.adapter AND o.seq = b.seq"
         " WHERE b.source = ? AND o.state IN ('queued', 'running')",
         (adapter,),
     ).fetchone()
-    return None if row is None else row.needed_seq
+    assert row is not None, "an aggregate has one row"
+    needed = open_seqs(transaction, adapter)[:1] + ([] if row.earliest is None else [row.earliest])
+    return min(needed, default=None)
 
 
 def _unreferenced(transaction: Transaction, blobs: list[str]) -> list[str]:

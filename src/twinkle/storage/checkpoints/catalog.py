@@ -11,11 +11,13 @@ from sqlmodel import Session, and_, col, func, or_, select
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
+from twinkle.storage.adapters.ephemeral import EphemeralWeights
 from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database
 from twinkle.storage.tables import (
     AdapterRow,
     CheckpointRow,
+    EphemeralWeightsRow,
     LaneRow,
     OperationRow,
     SamplingSessionRow,
@@ -46,9 +48,10 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSession:
-    """What a sampling client samples from: the base model, or one ``content`` that ``checkpoint`` meant at its opening.
+    """What a sampling client samples from: the base model, one ``content``, or ``weights`` without a name.
 
-    The content is readable in a stranger's session as long as it is of the same ``generation``.
+    The content is what ``checkpoint`` meant at its opening, readable in a stranger's session as long as it is of the
+    same ``generation``.
     """
 
     id: str
@@ -59,6 +62,7 @@ class SamplingSession:
     checkpoint: str | None
     content: str | None
     generation: int | None
+    weights: EphemeralWeights | None = None
 
 
 class Catalog:
@@ -128,10 +132,27 @@ class Catalog:
             NotFound: It does not exist or is another tenant's.
         """
         with Session(self._engine) as session:
-            row = session.get(SamplingSessionRow, sampling_session_id)
-            if row is None or (tenant is not None and row.tenant != tenant):
+            statement = (
+                select(SamplingSessionRow, EphemeralWeightsRow, LaneRow.head_seq)
+                .outerjoin(EphemeralWeightsRow, col(EphemeralWeightsRow.sampling_session) == SamplingSessionRow.id)
+                .outerjoin(LaneRow, col(LaneRow.id) == EphemeralWeightsRow.adapter)
+                .where(SamplingSessionRow.id == sampling_session_id)
+            )
+            found = session.exec(statement).first()
+            if found is None or (tenant is not None and found[0].tenant != tenant):
                 raise NotFound(f"no sampling session {sampling_session_id!r}")
-            return SamplingSession(**row.model_dump(exclude={"num_clients"}))
+            row, weights, head_seq = found
+            return SamplingSession(
+                id=row.id,
+                tenant=row.tenant,
+                session=row.session,
+                base_model=row.base_model,
+                model_path=row.model_path,
+                checkpoint=row.checkpoint,
+                content=row.content,
+                generation=row.generation,
+                weights=None if weights is None else _weights_of(weights, head_seq),
+            )
 
     def sampling_sessions_of(self, session_id: str) -> list[str]:
         """The ids of a session's sampling sessions."""
@@ -276,6 +297,12 @@ def _may_sample(row: CheckpointRow, sampling_session: SamplingSession) -> bool:
     if row.tenant == sampling_session.tenant:
         return True
     return row.public and row.generation == sampling_session.generation
+
+
+def _weights_of(row: EphemeralWeightsRow, head_seq: int) -> EphemeralWeights:
+    return EphemeralWeights(
+        adapter=row.adapter, seq=row.seq, is_current=head_seq == row.seq + 1, end_reason=row.end_reason
+    )
 
 
 def _adapter_of(row: AdapterRow) -> Adapter:

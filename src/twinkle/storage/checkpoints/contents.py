@@ -75,17 +75,16 @@ def remove_checkpoints(
         How many there were, and the keys of those files that nothing refers to any more.
     """
     rows = transaction.execute(
-        f"DELETE FROM checkpoint WHERE {where} RETURNING files_group, files, listed, path, tenant, adapter, size_bytes,"
+        f"DELETE FROM checkpoint WHERE {where} RETURNING files_group, files, path, tenant, adapter, size_bytes,"
         " created_at",
         parameters,
     ).fetchall()
     for row in rows:
-        if row.listed:
-            transaction.execute(
-                "INSERT INTO past_checkpoint (path, tenant, adapter, size_bytes, created_at, ended_at)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (row.path, row.tenant, row.adapter, row.size_bytes, row.created_at, now),
-            )
+        transaction.execute(
+            "INSERT INTO past_checkpoint (path, tenant, adapter, size_bytes, created_at, ended_at)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (row.path, row.tenant, row.adapter, row.size_bytes, row.created_at, now),
+        )
     groups = sorted({row.files_group for row in rows if row.files_group is not None})
     shared = transaction.execute(
         f"SELECT DISTINCT files_group FROM checkpoint WHERE files_group IN ({placeholders(groups)})", groups

@@ -9,6 +9,7 @@ from typing import Protocol
 from twinkle.core.adapter import AdapterConfig, Checkpoint
 from twinkle.core.errors import LimitReached
 from twinkle.core.operation import OperationKind, Payload
+from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.checkpoints.contents import publish_checkpoint
 from twinkle.storage.database import Transaction
@@ -103,7 +104,7 @@ class NewAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class NewSamplingSession:
-    """A sampling session about to be created. ``checkpoint`` is the path of the weights, listed or not.
+    """A sampling session about to be created: on the checkpoint at a path, on ``weights``, or on the base model.
 
     ``content`` is what that path means now, and all that the session will ever read; a stranger's session reads it as
     long as its ``generation`` is this.
@@ -120,6 +121,7 @@ class NewSamplingSession:
     checkpoint: str | None = None
     content: str | None = None
     generation: int = 0
+    weights: NewEphemeralWeights | None = None
     priority: int = 0
     like: str | None = None
 
@@ -144,6 +146,8 @@ class NewSamplingSession:
                 None if self.content is None else self.generation,
             ),
         )
+        if self.weights is not None:
+            self.weights.insert(transaction, self.id, tenant=self.tenant, session=self.session)
 
 
 def insert_lane(

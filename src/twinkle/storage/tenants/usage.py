@@ -14,12 +14,25 @@ from twinkle.storage.database import Database, Row
 HOUR_S = 3600
 BYTES_PER_GIGABYTE = 10**9
 
-_CHECKPOINTS = (
+_LIVES = (
     "SELECT c.size_bytes, c.created_at, c.expires_at, a.session, a.config FROM checkpoint c"
-    " JOIN adapter a ON a.id = c.adapter WHERE c.tenant = ? AND c.listed AND c.created_at < ?"
+    " JOIN adapter a ON a.id = c.adapter WHERE c.tenant = ? AND c.created_at < ?"
     " UNION ALL"
     " SELECT p.size_bytes, p.created_at, p.ended_at, a.session, a.config FROM past_checkpoint p"
     " JOIN adapter a ON a.id = p.adapter WHERE p.tenant = ? AND p.created_at < ? AND p.ended_at > ?"
+    " UNION ALL"
+    " SELECT e.size_bytes, e.opened_at, e.ended_at, e.session, a.config FROM ephemeral_weights e"
+    " JOIN adapter a ON a.id = e.adapter WHERE e.tenant = ? AND e.opened_at < ?"
+    " AND (e.ended_at IS NULL OR e.ended_at > ?)"
+)
+_STORED = (
+    "SELECT tenant, adapter, size_bytes, 1 AS is_named FROM checkpoint"
+    " WHERE {tenants} AND (expires_at IS NULL OR expires_at > ?)"
+    " UNION ALL SELECT tenant, adapter, size_bytes, 0 FROM ephemeral_weights WHERE {tenants} AND ended_at IS NULL"
+)
+_SUMS = (
+    "SUM(k.is_named) AS num_checkpoints, SUM(k.is_named * k.size_bytes) AS size_bytes,"
+    " SUM(1 - k.is_named) AS num_ephemeral, SUM((1 - k.is_named) * k.size_bytes) AS ephemeral_bytes"
 )
 
 
@@ -46,11 +59,22 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What checkpoints take up now. A copy counts like any other, though it shares its files."""
+    """What checkpoints and open nameless weights take up now.
+
+    A copy of a checkpoint counts like any other, though it shares its files; nameless weights count though they lie in
+    memory, or are to be made anew: what that takes is kept for them.
+    """
 
     project_id: str | None = None
     num_checkpoints: int
     size_bytes: int
+    num_ephemeral: int
+    ephemeral_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Both together."""
+        return self.size_bytes + self.ephemeral_bytes
 
 
 class Usage:
@@ -80,9 +104,9 @@ class Usage:
         return dict(found)
 
     def gigabyte_hours(self, tenant: str, *, start: int, end: int) -> dict[Place, float]:
-        """What checkpoints took up in each hour of the window, those that are gone by now included."""
+        """What checkpoints and nameless weights took up in each hour of the window, those that are gone included."""
         end = min(end, int(self._clock.now()) + 1)
-        rows = self._database.read(_CHECKPOINTS, (tenant, end, tenant, end, start))
+        rows = self._database.read(_LIVES, (tenant, end, tenant, end, start, tenant, end, start))
         now = self._clock.now()
         lives = ((row[0], max(row[1], start), min(row[2] or now, now, end), row[3], row[4]) for row in rows)
         return _spread(life for life in lives if life[2] > life[1])
@@ -90,22 +114,31 @@ class Usage:
     def stored(self, tenant: str, *, project_id: str | None = None) -> list[Stored]:
         """What there is now, project by project."""
         rows = self._database.read(
-            "SELECT s.project_id, COUNT(*), SUM(c.size_bytes) FROM checkpoint c JOIN adapter a ON a.id = c.adapter"
-            " JOIN session s ON s.id = a.session WHERE c.tenant = ? AND c.listed"
-            " AND (c.expires_at IS NULL OR c.expires_at > ?) GROUP BY s.project_id ORDER BY s.project_id",
-            (tenant, self._clock.now()),
+            f"SELECT s.project_id, {_SUMS} FROM ({_STORED.format(tenants='tenant = ?')}) k"
+            " JOIN adapter a ON a.id = k.adapter JOIN session s ON s.id = a.session"
+            " GROUP BY s.project_id ORDER BY s.project_id",
+            (tenant, self._clock.now(), tenant),
         )
-        found = [Stored(project_id=row[0], num_checkpoints=row[1], size_bytes=int(row[2])) for row in rows]
+        found = [_stored_of(row, project_id=row.project_id) for row in rows]
         return [stored for stored in found if project_id is None or stored.project_id == project_id]
 
     def stored_by_tenant(self) -> dict[str, Stored]:
-        """What there is now of each tenant that has a checkpoint, by its id."""
+        """What there is now of each tenant that has anything, by its id."""
         rows = self._database.read(
-            "SELECT tenant, COUNT(*), SUM(size_bytes) FROM checkpoint WHERE listed"
-            " AND (expires_at IS NULL OR expires_at > ?) GROUP BY tenant",
+            f"SELECT k.tenant, {_SUMS} FROM ({_STORED.format(tenants='TRUE')}) k GROUP BY k.tenant",
             (self._clock.now(),),
         )
-        return {row[0]: Stored(num_checkpoints=row[1], size_bytes=int(row[2])) for row in rows}
+        return {row.tenant: _stored_of(row) for row in rows}
+
+
+def _stored_of(row: Row, *, project_id: str | None = None) -> Stored:
+    return Stored(
+        project_id=project_id,
+        num_checkpoints=int(row.num_checkpoints),
+        size_bytes=int(row.size_bytes),
+        num_ephemeral=int(row.num_ephemeral),
+        ephemeral_bytes=int(row.ephemeral_bytes),
+    )
 
 
 def _add(work: Work, kind: OperationKind, row: Row) -> None:

@@ -98,6 +98,18 @@ class Load(Command):
 
 
 @dataclass(frozen=True)
+class Freeze(Command):
+    """A copy of an adapter's weights, to sample from."""
+
+    handle: int
+    source: int
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``freeze``."""
+        member.adapters[self.handle] = member.engine.freeze(member.adapters[self.source])
+
+
+@dataclass(frozen=True)
 class Restore(Command):
     """An adapter from a snapshot."""
 

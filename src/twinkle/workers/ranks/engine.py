@@ -28,6 +28,7 @@ from twinkle.workers.ranks.commands import (
     Create,
     DropSample,
     DropSamples,
+    Freeze,
     Load,
     Member,
     OptimStep,
@@ -145,6 +146,20 @@ class RankedEngine:
             self._release()
             command.run(self._member)
         return self._adapter(command.handle, is_shared=is_shared)
+
+    def freeze(self, state: RankedAdapter) -> RankedAdapter:
+        """A copy of the weights on every rank that samples."""
+        command = Freeze(next(self._handles), state.handle)
+        if self._samples_together:
+            self._together(command)
+        else:
+            self._release()
+            command.run(self._member)
+        return self._adapter(command.handle, is_shared=self._samples_together)
+
+    def weights_bytes(self, state: RankedAdapter) -> int:
+        """What they take up on one rank."""
+        return self._member.engine.weights_bytes(self._local(state))
 
     def snapshot(self, state: RankedAdapter) -> bytes:
         """Rank 0's copy, once all ranks have shown that theirs is the same."""

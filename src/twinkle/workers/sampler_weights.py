@@ -1,0 +1,134 @@
+"""The weights that samples run on: copies on the device by what they are, the longest unused given up first.
+
+What a checkpoint holds is read from the object store. Nameless weights are copied from the adapter as it stands when
+they are saved; where the copy is gone they are made anew from the adapter's recovery points and the journal.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeAlias
+
+import structlog
+
+from twinkle.core.adapter import Checkpoint
+from twinkle.core.clock import Clock
+from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
+from twinkle.storage.adapters.ephemeral import EphemeralStore, EphemeralWeights
+from twinkle.storage.checkpoints.catalog import Catalog, SamplingSession
+from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.engine import Engine, State
+from twinkle.workers.residents import Residents
+
+_LOOK_EVERY_S = 5.0
+
+_log = structlog.get_logger()
+
+
+_Key: TypeAlias = tuple[str, int] | tuple[str, ...]
+"""An adapter and its operation, or the hashes of a checkpoint's files."""
+
+
+class SamplerWeights(Generic[State]):
+    """At most ``limit`` copies."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine[State],
+        artifacts: Artifacts[State],
+        catalog: Catalog,
+        ephemeral: EphemeralStore,
+        residents: Residents[State],
+        clock: Clock,
+        limit: int,
+    ) -> None:
+        self._engine = engine
+        self._artifacts = artifacts
+        self._catalog = catalog
+        self._ephemeral = ephemeral
+        self._residents = residents
+        self._clock = clock
+        self._limit = limit
+        self._copies: OrderedDict[_Key, State] = OrderedDict()
+        self._nameless: dict[str, tuple[str, int]] = {}
+        self._used: set[str] = set()
+        self._next_look_at = 0.0
+
+    @property
+    def num_copies(self) -> int:
+        """How many there are."""
+        return len(self._copies)
+
+    def keep(self, sampling_session: str, adapter: str, seq: int, state: State) -> int:
+        """Copy an adapter's weights as they are after operation ``seq``; what they take up in bytes."""
+        self._nameless[sampling_session] = (adapter, seq)
+        self._hold((adapter, seq), self._engine.freeze(state))
+        return self._engine.weights_bytes(state)
+
+    def of(self, sampling_session: str) -> State | None:
+        """The weights of a sampling session; ``None`` for the base model.
+
+        Whether it may still read them is asked for every sample, also of weights that are here already.
+
+        Raises:
+            InvalidInput: It may not: the content is gone or was taken back, or had no name and was ended.
+            StorageUnavailable: They could not be read; worth another attempt.
+        """
+        session = self._catalog.sampling_session(sampling_session)
+        if session.weights is not None:
+            return self._nameless_of(session, session.weights)
+        try:
+            checkpoint = self._catalog.sampled(session)
+        except NotFound as error:
+            raise InvalidInput("model_path", error.message) from None
+        return None if checkpoint is None else self._named(checkpoint)
+
+    def tend(self) -> None:
+        """Every few seconds: note what was used, and drop copies that nobody can sample from any more."""
+        now = self._clock.now()
+        if now < self._next_look_at or not (self._nameless or self._used):
+            return
+        self._next_look_at = now + _LOOK_EVERY_S
+        try:
+            self._ephemeral.note_use(self._used)
+            self._used.clear()
+            still_open = self._ephemeral.open_among(self._nameless)
+        except StorageUnavailable as error:
+            _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
+            return
+        for key in set(self._nameless.values()) - still_open:
+            self._drop(key)
+
+    def _nameless_of(self, session: SamplingSession, weights: EphemeralWeights) -> State:
+        if weights.end_reason is not None:
+            raise InvalidInput("sampling_session_id", f"{session.id} has ended: {weights.end_reason}")
+        self._used.add(session.id)
+        key = (weights.adapter, weights.seq)
+        self._nameless[session.id] = key
+        state = self._copies.get(key)
+        if state is None:
+            rebuilt = self._residents.state_after(weights.adapter, weights.seq, is_last=weights.is_current)
+            state = self._engine.freeze(rebuilt)
+            _log.info("sampler_weights.rebuilt", adapter=weights.adapter, seq=weights.seq)
+        self._hold(key, state)
+        return state
+
+    def _named(self, checkpoint: Checkpoint) -> State:
+        key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
+        state = self._copies.get(key)
+        if state is None:
+            files = self._artifacts.read_files(checkpoint)
+            state = self._engine.load(checkpoint.config, files, with_optimizer=False, trainable=False)
+        self._hold(key, state)
+        return state
+
+    def _hold(self, key: _Key, state: State) -> None:
+        self._copies[key] = state
+        self._copies.move_to_end(key)
+        while len(self._copies) > self._limit:
+            self._drop(next(iter(self._copies)))
+
+    def _drop(self, key: _Key) -> None:
+        del self._copies[key]
+        self._nameless = {session: held for session, held in self._nameless.items() if held != key}
