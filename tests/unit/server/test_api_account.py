@@ -117,7 +117,7 @@ def test_a_window_that_is_none_is_refused(http: httpx.Client, start: str, end: s
 def test_what_is_stored_now_project_by_project(admin: tinker.AdminClient, path: str) -> None:
     (item,) = admin.get_current_checkpoint_storage_usage().result().data
 
-    assert (item.project_id, item.checkpoint_count, item.size_bytes) == ("p1", 1, len(WEIGHTS))
+    assert (item.project_id, item.checkpoint_count, item.size_bytes) == ("p1", 2, 2 * len(WEIGHTS))
     assert admin.get_current_checkpoint_storage_usage(project_id="p1").result().data == [item]
     assert admin.get_current_checkpoint_storage_usage(project_id="p2").result().data == []
 
