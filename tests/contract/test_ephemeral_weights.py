@@ -227,6 +227,40 @@ def test_what_weights_are_made_of_is_kept_while_they_are_open_and_no_longer(
     assert after.num_snapshots == 1
 
 
+def test_weights_that_are_used_for_long_get_a_recovery_point_of_their_own_and_let_payloads_go(
+    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+) -> None:
+    def prune() -> None:
+        for name in bench.snapshots.runs_to_prune(older_than_s=0):
+            bench.snapshots.prune(name, KEEP_NOTHING.choose)
+
+    worker = make_worker(retention=KEEP_NOTHING, pin_after_s=7200.0)
+    run.train(2)
+    session = run.save()
+    run.train(20)
+    worker.drain()
+    clock.move(7200)
+    worker.drain()
+    worker.snapshots.wait()
+    prune()
+    pinned = [one.seq for one in bench.snapshots.all("a")]
+    kept = bench.snapshots.cost("a")
+    to_prune = bench.snapshots.runs_to_prune(older_than_s=0)
+    heir = make_worker(retention=KEEP_NOTHING)
+    sample = run.sample(session)
+    heir.drain()
+    finish(bench)
+    ephemeral.end_unreachable(PATIENCE)
+    prune()
+
+    assert (pinned[0], len(pinned)) == (5, 2)
+    assert kept.floor_seq == pinned[1] > 40
+    assert to_prune == []
+    assert sampled_from(heir, sample) == run.truth(session)
+    assert [one.seq for one in bench.snapshots.all("a")] == pinned[1:]
+    assert bench.snapshots.runs_to_prune(older_than_s=0) == []
+
+
 def test_a_number_that_another_sampling_session_has_is_refused(bench: Bench, run: Run, make_worker: MakeWorker) -> None:
     worker = make_worker()
     run.save()

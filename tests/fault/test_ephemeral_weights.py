@@ -1,4 +1,4 @@
-"""A loop of reinforcement learning on a real model: what its nameless weights leave behind, and SIGKILL in its midst."""
+"""A loop of reinforcement learning on a real model: what its nameless weights leave behind, and SIGKILL in between."""
 
 from __future__ import annotations
 

@@ -223,6 +223,7 @@ class WorkerRig:
         max_resident: int = 8,
         max_weights: int = 2,
         max_ephemeral: int = 3,
+        pin_after_s: float = 1e9,
         parked_bytes: int = 0,
         max_attempts: int = 3,
         snapshot_every_ops: int = 5,
@@ -277,6 +278,8 @@ class WorkerRig:
             residents=self.residents,
             clock=clock,
             limit=max_weights,
+            mesh=MESH,
+            pin_after_s=pin_after_s,
         )
         self.samples = SampleDesk[NullState](
             engine=self.engine,

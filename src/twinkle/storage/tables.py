@@ -211,6 +211,7 @@ class EphemeralWeightsRow(SQLModel, table=True):
             sqlite_where=text("ended_at IS NULL"),
             postgresql_where=text("ended_at IS NULL"),
         ),
+        Index("ephemeral_pinned", "adapter", sqlite_where=text("pinned"), postgresql_where=text("pinned")),
         Index("ephemeral_of_tenant", "tenant", "opened_at"),
     )
     sampling_session: str = Field(primary_key=True, foreign_key="sampling_session.id")
@@ -224,6 +225,8 @@ class EphemeralWeightsRow(SQLModel, table=True):
     expires_at: float | None = Field(default=None, sa_type=Float)
     ended_at: float | None = Field(default=None, sa_type=Float)
     end_reason: str | None = Field(default=None, sa_type=Text)
+    pinned: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    """Whether there is a recovery point of just this operation, which stays for them."""
 
 
 class OperationRow(SQLModel, table=True):

@@ -132,6 +132,9 @@ class MeshProcess:
             residents=residents,
             clock=clock,
             limit=settings.max_resident_adapters,
+            mesh=settings.mesh,
+            # Until then the run keeps what it takes anyway, or somebody may only have forgotten them.
+            pin_after_s=max(settings.retention_s, settings.ephemeral_idle_s),
         )
         self._worker = MeshWorker(
             journal=journal,

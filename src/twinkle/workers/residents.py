@@ -83,6 +83,11 @@ class Residents(Generic[State]):
         """
         return self.state_before(adapter, seq + 1) if is_last else self._replay.state_after(adapter, seq).state
 
+    def store_past(self, adapter: str, seq: int) -> None:
+        """Write a recovery point of a past state, soon. Raises as ``state_after`` does."""
+        state = self._replay.state_after(adapter, seq).state
+        self._snapshots.write(adapter, seq, lambda: self._engine.snapshot(state))
+
     def put(self, adapter: str, seq: int, state: State, *, snapshot_seq: int = -1) -> None:
         """Take in the state that operation ``seq`` has made. It counts once noted."""
         now = self._clock.now()

@@ -13,7 +13,7 @@ import structlog
 
 from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
+from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable, TwinkleError
 from twinkle.storage.adapters.ephemeral import EphemeralStore, EphemeralWeights
 from twinkle.storage.checkpoints.catalog import Catalog, SamplingSession
 from twinkle.workers.artifacts import Artifacts
@@ -21,6 +21,7 @@ from twinkle.workers.engine import Engine, State
 from twinkle.workers.residents import Residents
 
 _LOOK_EVERY_S = 5.0
+_PIN_EVERY_S = 60.0
 
 _log = structlog.get_logger()
 
@@ -30,7 +31,7 @@ _Key: TypeAlias = tuple[str, int] | tuple[str, ...]
 
 
 class SamplerWeights(Generic[State]):
-    """At most ``limit`` copies."""
+    """At most ``limit`` copies. What has been open for ``pin_after_s`` gets a recovery point of its own."""
 
     def __init__(
         self,
@@ -42,6 +43,8 @@ class SamplerWeights(Generic[State]):
         residents: Residents[State],
         clock: Clock,
         limit: int,
+        mesh: str,
+        pin_after_s: float,
     ) -> None:
         self._engine = engine
         self._artifacts = artifacts
@@ -50,10 +53,14 @@ class SamplerWeights(Generic[State]):
         self._residents = residents
         self._clock = clock
         self._limit = limit
+        self._mesh = mesh
+        self._pin_after_s = pin_after_s
         self._copies: OrderedDict[_Key, State] = OrderedDict()
         self._nameless: dict[str, tuple[str, int]] = {}
         self._used: set[str] = set()
         self._next_look_at = 0.0
+        self._next_pin_at = 0.0
+        self._hopeless: set[tuple[str, int]] = set()
 
     @property
     def num_copies(self) -> int:
@@ -85,20 +92,40 @@ class SamplerWeights(Generic[State]):
         return None if checkpoint is None else self._named(checkpoint)
 
     def tend(self) -> None:
-        """Every few seconds: note what was used, and drop copies that nobody can sample from any more."""
+        """Note what was used, drop copies that nobody can sample from any more, store what is used for long.
+
+        Called between batches, when every resident is as the journal says.
+        """
         now = self._clock.now()
-        if now < self._next_look_at or not (self._nameless or self._used):
-            return
-        self._next_look_at = now + _LOOK_EVERY_S
         try:
-            self._ephemeral.note_use(self._used)
-            self._used.clear()
-            still_open = self._ephemeral.open_among(self._nameless)
+            if now >= self._next_look_at and (self._nameless or self._used):
+                self._next_look_at = now + _LOOK_EVERY_S
+                self._look()
+            if now >= self._next_pin_at:
+                self._next_pin_at = now + _PIN_EVERY_S
+                self._pin()
         except StorageUnavailable as error:
             _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
-            return
-        for key in set(self._nameless.values()) - still_open:
+
+    def _look(self) -> None:
+        self._ephemeral.note_use(self._used)
+        self._used.clear()
+        for key in set(self._nameless.values()) - self._ephemeral.open_among(self._nameless):
             self._drop(key)
+
+    def _pin(self) -> None:
+        for adapter, seq in self._ephemeral.to_pin(self._mesh, older_than_s=self._pin_after_s):
+            if (adapter, seq) in self._hopeless:
+                continue
+            try:
+                self._residents.store_past(adapter, seq)
+            except StorageUnavailable:
+                raise
+            except TwinkleError as error:
+                self._hopeless.add((adapter, seq))
+                _log.warning("sampler_weights.not_pinned", adapter=adapter, seq=seq, error=error.message)
+            else:
+                _log.info("sampler_weights.pinned", adapter=adapter, seq=seq)
 
     def _nameless_of(self, session: SamplingSession, weights: EphemeralWeights) -> State:
         if weights.end_reason is not None:

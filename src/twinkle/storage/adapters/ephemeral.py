@@ -1,7 +1,8 @@
 """Nameless weights: an adapter as it was after one operation, for one sampling session and as long as that can sample.
 
-Nothing is stored for them. A worker has a copy in memory, and makes it anew from the adapter's recovery points and the
-journal, which therefore keep what it takes while the weights are open.
+Nothing is stored for them at first. A worker has a copy in memory, and makes it anew from the adapter's recovery points
+and the journal, which therefore keep what it takes. Those that are used for so long that this would be more than the
+run keeps anyway get a recovery point of their own, which is pinned: the payloads may go then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from twinkle.core.clock import Clock
 from twinkle.storage.database import Database, Transaction
 from twinkle.storage.journal.lanes import placeholders
 
+_ALL = 2**31 - 1
+"""SQLite knows no OFFSET without a LIMIT."""
+
+_PINNED_AT_ONCE = 4
 _KEEP = "; save_weights_for_sampler under a name keeps weights until they are deleted"
 _NOTHING_WAITS = (
     " AND NOT EXISTS (SELECT 1 FROM lane l JOIN operation o ON o.mesh = l.mesh AND o.lane = l.id"
@@ -49,10 +54,6 @@ class NewEphemeralWeights:
         )
 
 
-_ALL = 2**31 - 1
-"""SQLite knows no OFFSET without a LIMIT."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EphemeralWeights:
     """Weights that were opened. ``is_current`` says that the adapter has executed nothing since."""
@@ -77,6 +78,16 @@ class EphemeralStore:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+
+    def to_pin(self, mesh: str, *, older_than_s: float) -> list[tuple[str, int]]:
+        """Some of those that are open for so long and without a recovery point of their own, the oldest first."""
+        rows = self._database.read(
+            "SELECT e.adapter, e.seq FROM ephemeral_weights e JOIN lane l ON l.id = e.adapter"
+            " WHERE e.ended_at IS NULL AND NOT e.pinned AND e.opened_at <= ? AND l.mesh = ?"
+            " ORDER BY e.opened_at, e.adapter LIMIT ?",
+            (self._clock.now() - older_than_s, mesh, _PINNED_AT_ONCE),
+        )
+        return [(row.adapter, row.seq) for row in rows]
 
     def open_among(self, sampling_sessions: Collection[str]) -> set[tuple[str, int]]:
         """What those of these sessions that may go on sample from: adapter and operation."""
@@ -130,9 +141,24 @@ class EphemeralStore:
         return num_ended
 
 
-def open_seqs(transaction: Transaction, adapter: str) -> list[int]:
-    """The operations after which somebody may still sample from an adapter, in order."""
+def pin(transaction: Transaction, adapter: str, seq: int) -> None:
+    """Let the recovery point of an operation, just published, stay for those who sample from it."""
+    transaction.execute(
+        "UPDATE ephemeral_weights SET pinned = TRUE WHERE adapter = ? AND seq = ? AND ended_at IS NULL", (adapter, seq)
+    )
+
+
+def unpin(transaction: Transaction, adapter: str) -> None:
+    """Note that an adapter keeps nothing any more for weights that have ended."""
+    transaction.execute(
+        "UPDATE ephemeral_weights SET pinned = FALSE WHERE adapter = ? AND pinned AND ended_at IS NOT NULL", (adapter,)
+    )
+
+
+def sampled_seqs(transaction: Transaction, adapter: str) -> tuple[set[int], set[int]]:
+    """The operations after which somebody may still sample from an adapter: pinned ones, and others."""
     rows = transaction.execute(
-        "SELECT DISTINCT seq FROM ephemeral_weights WHERE adapter = ? AND ended_at IS NULL ORDER BY seq", (adapter,)
+        "SELECT seq, pinned FROM ephemeral_weights WHERE adapter = ? AND ended_at IS NULL", (adapter,)
     ).fetchall()
-    return [row.seq for row in rows]
+    pinned = {row.seq for row in rows if row.pinned}
+    return pinned, {row.seq for row in rows} - pinned

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
-from twinkle.storage.adapters.ephemeral import open_seqs
+from twinkle.storage.adapters.ephemeral import pin, sampled_seqs, unpin
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.journal.lanes import lock_lanes, placeholders
 from twinkle.storage.payloads import PAYLOADS
@@ -91,6 +91,7 @@ class SnapshotStore:
         with self._database.transaction() as transaction:
             if not snapshot.insert(transaction):
                 doom(transaction, _unreferenced(transaction, [snapshot.blob]), now=self._clock.now())
+            pin(transaction, snapshot.adapter, snapshot.seq)
 
     def cost(self, adapter: str) -> RunCost:
         """What a run takes up.
@@ -122,8 +123,11 @@ class SnapshotStore:
     def runs_to_prune(self, *, older_than_s: float) -> list[str]:
         """Some runs that keep what time has made superfluous."""
         rows = self._database.read(
-            "SELECT id AS run FROM lane WHERE pruned_seq < floor_seq UNION SELECT s.adapter FROM snapshot s"
-            " JOIN lane l ON l.id = s.adapter WHERE s.created_at <= ? AND s.seq > l.floor_seq LIMIT ?",
+            "SELECT id AS run FROM lane WHERE pruned_seq < floor_seq"
+            " UNION SELECT adapter FROM ephemeral_weights WHERE pinned AND ended_at IS NOT NULL"
+            " UNION SELECT s.adapter FROM snapshot s JOIN lane l ON l.id = s.adapter"
+            " WHERE s.created_at <= ? AND s.seq > l.floor_seq AND NOT EXISTS (SELECT 1 FROM ephemeral_weights e"
+            " WHERE e.adapter = s.adapter AND e.seq < s.seq AND e.ended_at IS NULL AND NOT e.pinned) LIMIT ?",
             (self._clock.now() - older_than_s, _MAX_RUNS),
         )
         return [row.run for row in rows]
@@ -148,10 +152,17 @@ class SnapshotStore:
             if adapter not in lock_lanes(transaction, [adapter]):
                 raise NotFound(f"no training run {adapter!r}")
             rows = transaction.execute(
-                f"SELECT {_COLUMNS} FROM snapshot WHERE adapter = ? ORDER BY seq", (adapter,)
+                f"SELECT {_COLUMNS}, (SELECT floor_seq FROM lane WHERE id = snapshot.adapter) AS floor_seq"
+                " FROM snapshot WHERE adapter = ? ORDER BY seq",
+                (adapter,),
             ).fetchall()
-            kept = choose([_snapshot_of(row) for row in rows], _needed_seq(transaction, adapter), self._clock.now())
-            seqs = {snapshot.seq for snapshot in kept.snapshots}
+            pinned, sampled = sampled_seqs(transaction, adapter)
+            needed_seq = min(sampled | _branched_seqs(transaction, adapter), default=None)
+            # Below the floor lies what is pinned, and what was until now.
+            reached = [_snapshot_of(row) for row in rows if row.seq >= row.floor_seq]
+            kept = choose(reached, needed_seq, self._clock.now())
+            seqs = pinned | {snapshot.seq for snapshot in kept.snapshots}
+            unpin(transaction, adapter)
             lost = [row for row in rows if row.seq not in seqs]
             if lost:
                 lost_seqs = [row.seq for row in lost]
@@ -189,16 +200,14 @@ class SnapshotStore:
         return len(rows)
 
 
-def _needed_seq(transaction: Transaction, adapter: str) -> int | None:
-    """The earliest operation that a fork or a rewind which has not ended goes back to, or that is sampled from."""
-    row = transaction.execute(
-        "SELECT MIN(b.at) AS earliest FROM branch b JOIN operation o ON o.lane = b.adapter AND o.seq = b.seq"
+def _branched_seqs(transaction: Transaction, adapter: str) -> set[int]:
+    """The operations that forks and rewinds which have not ended go back to."""
+    rows = transaction.execute(
+        "SELECT b.at FROM branch b JOIN operation o ON o.lane = b.adapter AND o.seq = b.seq"
         " WHERE b.source = ? AND o.state IN ('queued', 'running')",
         (adapter,),
-    ).fetchone()
-    assert row is not None, "an aggregate has one row"
-    needed = open_seqs(transaction, adapter)[:1] + ([] if row.earliest is None else [row.earliest])
-    return min(needed, default=None)
+    ).fetchall()
+    return {row.at for row in rows}
 
 
 def _unreferenced(transaction: Transaction, blobs: list[str]) -> list[str]:

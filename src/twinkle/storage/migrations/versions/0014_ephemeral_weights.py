@@ -7,8 +7,8 @@ import time
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0013"
-down_revision = "0012"
+revision = "0014"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 
@@ -30,6 +30,7 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Float(), nullable=True),
         sa.Column("ended_at", sa.Float(), nullable=True),
         sa.Column("end_reason", sa.Text(), nullable=True),
+        sa.Column("pinned", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.ForeignKeyConstraint(["sampling_session"], ["sampling_session.id"]),
         sa.ForeignKeyConstraint(["tenant"], ["tenant.id"]),
         sa.ForeignKeyConstraint(["session"], ["session.id"]),
@@ -38,6 +39,13 @@ def upgrade() -> None:
     )
     for name, columns in (("ephemeral_of_adapter", ["adapter", "seq"]), ("ephemeral_of_session", ["session"])):
         op.create_index(name, "ephemeral_weights", columns, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN)
+    op.create_index(
+        "ephemeral_pinned",
+        "ephemeral_weights",
+        ["adapter"],
+        sqlite_where=sa.text("pinned"),
+        postgresql_where=sa.text("pinned"),
+    )
     op.create_index("ephemeral_of_tenant", "ephemeral_weights", ["tenant", "opened_at"])
     statement = sa.text("UPDATE checkpoint SET expires_at = :then WHERE NOT listed AND expires_at IS NULL")
     op.execute(statement.bindparams(then=time.time() + _DAY_S))
