@@ -23,17 +23,16 @@ from twinkle.loss import DatumLoss
 from twinkle.model.adam import adam_step
 from twinkle.model.determinism import agreed_product, measure_determinism
 from twinkle.model.fused_step import FusedStep
-from twinkle.model.independence import fusing_keeps_bits
+from twinkle.model.independence import Independence
 from twinkle.model.job_run import JobRun, settle, start_runs
 from twinkle.model.loss_head import LossHead
-from twinkle.model.probe import Probe
+from twinkle.model.probe import PackedPath, Probe
 from twinkle.model.sharding import shard_decoder
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.validation import validate_job
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
 from twinkle.module.packed_attention import (
     ATTENTION_NAME,
-    CausalSpans,
     PackedAttention,
     register_packed_attention,
 )
@@ -96,6 +95,7 @@ class FusedLoraModel:
         mode, product = measure_determinism(self.device, unembedding.weight.dtype)
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
         probe = Probe(model, self.device)
+        self.tolerance = probe.tolerance
         register_packed_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         if self.device.type == "cpu":
@@ -132,16 +132,22 @@ class FusedLoraModel:
             # The buffers into which layers are gathered are made by the first pass; were that one of the sampler's,
             # in inference mode, no gradient could ever be computed with them.
             self._step.run_idle(backward=False)
-        probe.compare(self._probe_logits, self.info.architecture)
-        if self.determinism != "none" and not fusing_keeps_bits(self.pool, self.forward_backward, vocab_size):
-            log.warning("model.determinism.not_kept", architecture=self.info.architecture, measured=self.determinism)
-            self.determinism = "none"
+        self._check(probe)
 
-    def _probe_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
-        num_tokens = token_ids.shape[0]
-        positions_T = torch.arange(num_tokens, device=self.device)
-        hidden_TH = self.run_packed(token_ids, positions_T, [], CausalSpans([(0, num_tokens)]))
-        return self.logits(hidden_TH, [])
+    def _check(self, probe: Probe) -> None:
+        """Raise ``ConfigError`` for a model that one tenant could use to see or to disturb another."""
+        name = self.info.architecture
+        path = PackedPath(
+            self._model.get_input_embeddings(), self._decode, lambda hidden_NH: self.logits(hidden_NH, [])
+        )
+        probe.compare(path, name)
+        jobs = Independence(
+            self.pool, self.forward_backward, vocab_size=self.info.vocab_size, context=self.info.max_context_length
+        )
+        if not jobs.keeps_bits(name, probe.tolerance) and self.determinism != "none":
+            log.warning("model.determinism.not_kept", architecture=name, measured=self.determinism)
+            self.determinism = "none"
+        probe.isolate(path, name, exact=self.determinism != "none")
 
     @classmethod
     def from_pretrained(
@@ -196,13 +202,13 @@ class FusedLoraModel:
         A job that fails yields its exception and leaves its adapter's gradients as they were. On the CPU the bits of a
         job's result and gradient do not depend on the other jobs (see ``determinism``).
         """
-        runs = start_runs(jobs, [self._check(job) for job in jobs], self.ranks)
+        runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs], self.ranks)
         valid = [run for run in runs if isinstance(run, JobRun)]
         self._step.run(valid)
         settle(valid, self.ranks)
         return [run.commit() if isinstance(run, JobRun) else run for run in runs]
 
-    def _check(self, job: TrainJob) -> DatumLoss | Exception:
+    def _loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
         try:
             return self.validate(job)
         except InvalidInput as error:

@@ -23,6 +23,7 @@ from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.base import Sampler
+from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText, TopLogprobs
 from twinkle.sampler.request import SampleRequest as SamplerRequest
 from twinkle.sampler.request import SampleResult as SamplerResult
@@ -273,6 +274,7 @@ def _is_of_the_model(error: Exception) -> bool:
 
 def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> Sampler:
     if settings.sampler == "torch":
+        SamplerProbe(model).check()
         return TorchSampler(model, slots=settings.sample_slots, decode_text=decode_text)
     return VLLMSampler(
         settings.model,

@@ -63,7 +63,7 @@ def test_a_window_that_is_not_kept_is_noticed_with_a_few_tokens(base_dirs, monke
         def __call__(self, *args, window, **settings):
             return super().__call__(*args, window=None, **settings)
 
-    monkeypatch.setattr("twinkle.model.fused_lora.CausalSpans", FullSpans)
+    monkeypatch.setattr("twinkle.model.probe.CausalSpans", FullSpans)
     with pytest.raises(ConfigError, match="same logits"):
         FusedLoraModel.from_pretrained(str(base_dirs("mistral")))
 
