@@ -1,5 +1,8 @@
 """No sequence of a pass feels another: a model with which it would is refused before anything is served."""
 
+import os
+import sys
+
 import pytest
 import torch
 import transformers
@@ -97,7 +100,7 @@ def long_rope(tokens):
 @pytest.fixture
 def let_hybrids_through(monkeypatch):
     """All that keeps layers with a state out, taken away."""
-    monkeypatch.setattr(fused_lora, "SUPPORTED_LAYERS", fused_lora.SUPPORTED_LAYERS | {"linear_attention"})
+    monkeypatch.setattr(fused_lora, "check_config", lambda name, config: None)
     monkeypatch.setattr(targets, "ATTENTION_PARENTS", targets.ATTENTION_PARENTS | {"linear_attn"})
     expert_targets, look_up = targets._expert_targets, RotaryTable.forward
     monkeypatch.setattr(
@@ -151,15 +154,19 @@ def test_adapters_that_reach_one_row_too_far_are_refused(base_dirs, monkeypatch)
         FusedLoraModel.from_pretrained(str(base_dirs("qwen3")))
 
 
-def test_positions_that_a_longer_sequence_beside_scales_are_refused():
+def test_positions_that_a_longer_sequence_beside_scales_are_refused(monkeypatch):
+    monkeypatch.setattr("twinkle.hub.support.MOVING_ROPES", frozenset())
     with pytest.raises(ConfigError, match="does not keep sequences apart: with other content"):
         FusedLoraModel(make(long_rope(tokens=256)), name="scaled")
 
 
 @pytest.mark.parametrize(("ranks", "shard"), [(1, "replicate"), (2, "fsdp")])
-def test_a_worker_and_its_ranks_refuse_to_serve_such_a_model(ranks, shard, tmp_path):
-    make(long_rope(tokens=256)).save_pretrained(tmp_path)
-    settings = Settings(model=str(tmp_path), ranks=ranks, shard=shard, threads=1)
+def test_a_worker_and_its_ranks_refuse_to_serve_such_a_model(ranks, shard, tmp_path, monkeypatch):
+    monkeypatch.setattr("twinkle.hub.support.MOVING_ROPES", frozenset())
+    (tmp_path / "sitecustomize.py").write_text("from twinkle.hub import support\nsupport.MOVING_ROPES = frozenset()\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    make(long_rope(tokens=256)).save_pretrained(tmp_path / "model")
+    settings = Settings(model=str(tmp_path / "model"), ranks=ranks, shard=shard, threads=1)
     start = TransformersEngine.from_settings if ranks == 1 else RankedEngine.start
 
     with pytest.raises(ConfigError, match="does not keep sequences apart"):
