@@ -312,10 +312,24 @@ def test_samples_finish_in_any_order_and_move_no_lane(bench: Bench, lease: Lease
     assert bench.journal.ready_meshes() == []
 
 
-def test_samples_a_dead_worker_held_come_back_one_by_one_and_only_to_an_idle_holder(bench: Bench, lease: Lease) -> None:
+def test_samples_a_dead_worker_held_come_back_together_once(bench: Bench, lease: Lease) -> None:
     bench.journal.open_lane(new_sampler("s"))
     bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in range(3)))
     bench.claim_samples(lease, 2, under_way=[])
+    successor = bench.lease("successor")
+
+    claims = bench.claim_samples(successor, 8, under_way=[])
+
+    assert sorted((claim.attempt, claim.suspicions) for claim in claims) == [(1, 0), (2, 1), (2, 1)]
+
+
+def test_samples_two_dead_workers_held_come_back_one_by_one_and_only_to_an_idle_holder(
+    bench: Bench, lease: Lease
+) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in range(3)))
+    bench.claim_samples(lease, 2, under_way=[])
+    bench.claim_samples(bench.lease("second"), 2, under_way=[])
     successor = bench.lease("successor")
 
     alone = bench.claim_samples(successor, 8, under_way=[])
@@ -327,7 +341,7 @@ def test_samples_a_dead_worker_held_come_back_one_by_one_and_only_to_an_idle_hol
 
     assert len(alone) == len(second) == 1
     assert while_busy == []
-    assert {alone[0].attempt, second[0].attempt} == {2}
+    assert {alone[0].attempt, second[0].attempt} == {3}
     assert [claim.attempt for claim in fresh] == [1]
 
 
@@ -339,10 +353,10 @@ def test_a_sample_the_holder_claimed_and_lost_sight_of_is_handed_out_again(bench
 
     (again,) = bench.claim_samples(lease, 8, under_way=[])
 
-    assert (again.request_id, again.attempt) == ("s:req:0", 2)
+    assert (again.request_id, again.attempt, again.suspicions) == ("s:req:0", 2, 0)
 
 
-def test_an_operation_the_holder_claimed_and_lost_sight_of_is_offered_again_as_a_suspect(
+def test_who_died_with_an_operation_in_its_hands_makes_it_suspect_and_who_lost_sight_of_it_does_not(
     bench: Bench, lease: Lease
 ) -> None:
     bench.created(lease, "a")
@@ -351,8 +365,26 @@ def test_an_operation_the_holder_claimed_and_lost_sight_of_is_offered_again_as_a
 
     offered: list[Head] = []
     bench.journal.claim(lease, lambda heads: offered.extend(heads) or heads, 256)
+    successor = bench.lease("successor")
+    bench.journal.claim(successor, lambda heads: offered.extend(heads) or [], 256)
+    (claim,) = bench.claim(successor)
 
-    assert [head.attempts for head in offered] == [1]
+    assert [head.suspicions for head in offered] == [0, 1]
+    assert (claim.suspicions, claim.attempt) == (1, 3)
+
+
+def test_an_attempt_that_failed_makes_an_operation_suspect_only_where_it_may_be_to_blame(
+    bench: Bench, lease: Lease
+) -> None:
+    bench.created(lease, "a")
+    bench.append(submission("a", 1))
+    suspicions = []
+    for is_suspect in (False, True, False):
+        bench.claim(lease)
+        bench.journal.give_back(lease, ["a:req:1"], is_suspect=is_suspect)
+        bench.journal.claim(lease, lambda heads: suspicions.append(heads[0].suspicions) or [], 256)
+
+    assert suspicions == [0, 1, 1]
 
 
 def test_a_sample_given_back_waits_its_delay(bench: Bench, lease: Lease, clock: HandClock) -> None:

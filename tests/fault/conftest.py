@@ -24,7 +24,6 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
     folder = tmp_path_factory.mktemp("struck")
     crashes = Crashes(folder / "crashes")
     settings = {
-        "TWINKLE_MAX_ATTEMPTS": "20",
         "TWINKLE_SNAPSHOT_EVERY_OPS": "7",
         "TWINKLE_INLINE_PAYLOAD_BYTES": "1024",
         # Its one tenant makes a few runs for every kill and ends none of their sessions.

@@ -73,9 +73,7 @@ def test_random_kills_leave_every_run_as_if_nothing_had_happened(tmp_path: Path)
     stop = threading.Event()
     with Served(tmp_path / "calm" / "home", model="null", flags=("--engine", "null")) as served:
         calm = train_all(served)
-    with Served(
-        tmp_path / "struck" / "home", model="null", flags=("--engine", "null"), TWINKLE_MAX_ATTEMPTS="20"
-    ) as served:
+    with Served(tmp_path / "struck" / "home", model="null", flags=("--engine", "null")) as served:
         killer = threading.Thread(target=kill_at_random, args=(served, stop, kills))
         killer.start()
         started = time.monotonic()

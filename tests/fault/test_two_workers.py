@@ -40,7 +40,6 @@ class Pair:
             "TWINKLE_REDIS_URL": broker.url,
             "TWINKLE_OBJECT_STORE": str(self.objects),
             "TWINKLE_LEASE_S": str(LEASE_S),
-            "TWINKLE_MAX_ATTEMPTS": "20",
             "TWINKLE_SNAPSHOT_EVERY_OPS": "7",
             "TWINKLE_INLINE_PAYLOAD_BYTES": "1024",
         }

@@ -83,10 +83,13 @@ class BreakableJournal(Journal):
         *,
         delay_s: float = 0.0,
         is_blameless: bool = False,
+        is_suspect: bool = False,
         reason: str | None = None,
     ) -> None:
         self._once("before_give_back")
-        super().give_back(lease, request_ids, delay_s=delay_s, is_blameless=is_blameless, reason=reason)
+        super().give_back(
+            lease, request_ids, delay_s=delay_s, is_blameless=is_blameless, is_suspect=is_suspect, reason=reason
+        )
 
     def _once(self, name: str) -> None:
         hook: Callable[[], None] | None = getattr(self, name)
@@ -232,6 +235,8 @@ class WorkerRig:
         session_timeout_s: float = 1e9,
         inline_bytes: int = 1 << 16,
         lease_s: float = 15.0,
+        max_adapters: int = 4,
+        sample_slots: int = 4,
     ) -> None:
         self.engine = BrokenEngine()
         self.journal = BreakableJournal(database, clock)
@@ -286,7 +291,7 @@ class WorkerRig:
             weights=self.sampler_weights,
             blobs=blobs,
             clock=clock,
-            slots=4,
+            slots=sample_slots,
             endings=endings,
             reports=TokenReports[NullState](
                 engine=self.engine,
@@ -321,7 +326,7 @@ class WorkerRig:
             publisher=self.publisher,  # type: ignore[arg-type]
             reporter=self.reporter,  # type: ignore[arg-type]
             clock=clock,
-            max_adapters=4,
+            max_adapters=max_adapters,
             max_tokens=1000,
             min_tokens=0,
             max_attempts=max_attempts,

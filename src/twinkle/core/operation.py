@@ -118,7 +118,10 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """An operation handed to the mesh worker that holds the lease."""
+    """An operation handed to the mesh worker that holds the lease.
+
+    ``suspicions`` counts the attempts before this one at which its worker died or the device failed.
+    """
 
     request_id: str
     tenant: str
@@ -127,6 +130,7 @@ class Claim:
     kind: OperationKind
     payload: Payload
     attempt: int
+    suspicions: int = 0
     num_tokens: int
     accepted_at: float
     rejection: str | None

@@ -78,8 +78,8 @@ def fair_part(order: Sequence[Tagged], *, min_tokens: int) -> list[Tagged]:
 
 
 def _place(operation: Tagged) -> tuple[float, bool, str]:
-    """Where tags are equal, what has not been tried yet goes first."""
-    return operation.start, operation.head.attempts > 0, operation.head.turn.tenant
+    """Where tags are equal, what nobody suspects goes first."""
+    return operation.start, operation.head.suspicions > 0, operation.head.turn.tenant
 
 
 def _by_tenant(heads: Sequence[Head]) -> dict[str, list[Head]]:

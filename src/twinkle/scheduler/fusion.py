@@ -9,23 +9,39 @@ from twinkle.storage.journal.turns import Head
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 
 
+def alone_from(max_attempts: int) -> int:
+    """From how many suspicions on an operation runs alone: after two, and at its last attempt in any case.
+
+    Whatever was under way when a worker died runs together once more, since most workers are killed by something else.
+    """
+    return max(min(2, max_attempts - 1), 1)
+
+
 def choose_batch(
-    heads: list[Head], *, max_adapters: int, max_tokens: int, min_tokens: int, previous_was_light: bool
+    heads: list[Head],
+    *,
+    max_adapters: int,
+    max_tokens: int,
+    min_tokens: int,
+    previous_was_light: bool,
+    suspect_from: int = 2,
+    has_suspect: bool = False,
 ) -> list[Head]:
     """Pick the heads of the next batch.
 
-    An operation whose worker died runs alone when its turn comes, so that nobody else is blamed for it. Light
+    A suspect runs alone when its turn comes, so that nobody else is blamed for it, and only while no other suspect is
+    in the worker's hands (``has_suspect``): an operation is one from ``suspect_from`` suspicions on. Light
     operations (optimizer steps, saves, loads) go before forward passes, because each one frees a pass that can then be
     fused; but never twice in a row while passes wait, so a stream of saves cannot starve training. Passes are fused up
     to ``max_adapters`` and ``max_tokens``, and always at least one; beyond ``min_tokens`` only as far as no tenant is
     served ahead of another one whose turn it would be.
     """
     order = in_service_order(heads)
-    if order and order[0].head.attempts > 0:
+    if order and order[0].head.suspicions >= suspect_from and not has_suspect:
         return [order[0].head]
-    fresh = [operation for operation in order if operation.head.attempts == 0]
-    light = [operation.head for operation in fresh if operation.head.kind not in _FUSED]
-    passes = [operation for operation in fresh if operation.head.kind in _FUSED]
+    others = [operation for operation in order if operation.head.suspicions < suspect_from]
+    light = [operation.head for operation in others if operation.head.kind not in _FUSED]
+    passes = [operation for operation in others if operation.head.kind in _FUSED]
     if light and not (previous_was_light and passes):
         return light[:max_adapters]
     batch: list[Head] = []
@@ -38,16 +54,16 @@ def choose_batch(
     return batch
 
 
-def choose_samples(heads: list[Head], *, room: int, is_idle: bool) -> list[Head]:
+def choose_samples(heads: list[Head], *, room: int, is_idle: bool, suspect_from: int = 2) -> list[Head]:
     """Pick the samples to begin with, as many as have room with all their sequences.
 
     One with more sequences than there is room for waits until there is, and the others behind it; an idle holder begins
     with it whatever its size.
 
-    A sample that was under way when a worker died is taken alone, and only by an idle holder: were it the cause, its
-    companions would be blamed with it. Until it has run, nothing else begins.
+    A suspect is taken alone, and only by an idle holder: were it the cause, its companions would be blamed with it.
+    Until it has run, nothing else begins.
     """
-    suspects = [head for head in heads if head.attempts > 0]
+    suspects = [head for head in heads if head.suspicions >= suspect_from]
     if suspects:
         return suspects[:1] if is_idle else []
     chosen: list[Head] = []

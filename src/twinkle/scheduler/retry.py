@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinkle.core.errors import StatementFailed, TransientError, TwinkleError, UserError
+from twinkle.core.errors import StatementFailed, StorageUnavailable, TransientError, TwinkleError, UserError
 from twinkle.core.operation import Failure, FailureCategory
 
 _FIRST_DELAY_S = 0.5
@@ -13,10 +13,11 @@ _LONGEST_DELAY_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """Try again after a while."""
+    """Try again after a while. ``is_suspect`` says that the operation itself may be what went wrong."""
 
     delay_s: float
     reason: str
+    is_suspect: bool
 
 
 def decide(error: Exception, *, attempt: int, max_attempts: int, incident: str) -> Failure | Retry:
@@ -35,7 +36,8 @@ def decide(error: Exception, *, attempt: int, max_attempts: int, incident: str) 
     message = str(error) if is_told else f"internal error, incident {incident}"
     worth_it = isinstance(error, TransientError) or not isinstance(error, TwinkleError)
     if worth_it and attempt < max_attempts:
-        return Retry(delay_s=min(_FIRST_DELAY_S * 2 ** (attempt - 1), _LONGEST_DELAY_S), reason=message)
+        delay_s = min(_FIRST_DELAY_S * 2 ** (attempt - 1), _LONGEST_DELAY_S)
+        return Retry(delay_s=delay_s, reason=message, is_suspect=not isinstance(error, StorageUnavailable))
     return Failure(
         message=f"{message} (attempt {attempt} of {max_attempts})", category=FailureCategory.SERVER, code=code
     )

@@ -291,6 +291,8 @@ class OperationRow(SQLModel, table=True):
     digest: str
     state: str
     attempts: int = 0
+    suspicions: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    """At how many of them its worker died or the device failed, so that the operation may be to blame."""
     claim_epoch: int = 0
     not_before: float = Field(default=0.0, sa_type=Float)
     payload: bytes | None = Field(default=None, sa_column=Column(LargeBinary))

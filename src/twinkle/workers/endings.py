@@ -76,7 +76,7 @@ class Endings:
 
     def end_poisonous(self, execution: Execution, claim: Claim) -> None:
         """It has taken its worker down as often as it may."""
-        message = f"the worker died during each of {self.max_attempts} attempts at this operation"
+        message = f"the worker died or its device failed during each of {self.max_attempts} attempts at this operation"
         error = PoisonOperation(message)
         failure = Failure(message=message, category=FailureCategory.SERVER, code=error.code)
         self._end_in_failure(execution, claim, failure, error)

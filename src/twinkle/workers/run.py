@@ -13,7 +13,7 @@ from twinkle.core.errors import LeaseLost, StatementFailed, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.channels import CompletionPublisher
-from twinkle.scheduler.fusion import choose_batch, choose_samples
+from twinkle.scheduler.fusion import alone_from, choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.journal.journal import Committed, Journal
 from twinkle.storage.journal.turns import Head
@@ -68,6 +68,7 @@ class MeshWorker(Generic[State]):
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         self._max_attempts = max_attempts
+        self._suspect_from = alone_from(max_attempts)
         self._previous_was_light = False
         self._offered: list[Head] = []
         self._chosen: list[Head] = []
@@ -174,6 +175,8 @@ class MeshWorker(Generic[State]):
             max_tokens=self._max_tokens,
             min_tokens=self._min_tokens,
             previous_was_light=self._previous_was_light,
+            suspect_from=self._suspect_from,
+            has_suspect=self._samples.max_suspicions >= self._suspect_from,
         )
         return self._chosen
 
@@ -204,7 +207,9 @@ class MeshWorker(Generic[State]):
         return bool(claims) or not self._samples.is_idle
 
     def _choose_samples(self, heads: list[Head]) -> list[Head]:
-        return choose_samples(heads, room=self._samples.room, is_idle=self._samples.is_idle)
+        return choose_samples(
+            heads, room=self._samples.room, is_idle=self._samples.is_idle, suspect_from=self._suspect_from
+        )
 
     def _drop_ended(self) -> None:
         """Free what samples hold that were cancelled or are overdue. They have their outcome; their events are left."""
@@ -221,7 +226,7 @@ class MeshWorker(Generic[State]):
         """End those that have taken the worker down too often; the others, which are to be executed."""
         fit = []
         for claim in claims:
-            if claim.attempt > self._max_attempts:
+            if claim.suspicions >= self._max_attempts:
                 self._endings.end_poisonous(execution, claim)
             else:
                 fit.append(claim)
@@ -273,7 +278,13 @@ class MeshWorker(Generic[State]):
     def _give_back(self, lease: Lease, execution: Execution) -> None:
         for postponed in execution.postponed:
             retry = postponed.retry
-            self._journal.give_back(lease, [postponed.claim.request_id], delay_s=retry.delay_s, reason=retry.reason)
+            self._journal.give_back(
+                lease,
+                [postponed.claim.request_id],
+                delay_s=retry.delay_s,
+                is_suspect=retry.is_suspect,
+                reason=retry.reason,
+            )
             self._reporter.retried(postponed.claim, postponed.retry.reason)
 
     def _tell(self, committed: Committed, started_at: float) -> None:

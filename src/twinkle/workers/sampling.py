@@ -87,6 +87,11 @@ class SampleDesk(Generic[State]):
         """Whether no sample is under way."""
         return not self._under_way
 
+    @property
+    def max_suspicions(self) -> int:
+        """How suspect the most suspect of the samples under way is."""
+        return max((one.claim.suspicions for one in self._under_way.values()), default=0)
+
     def admit(self, claims: list[Claim], execution: Execution) -> None:
         """Start samples; those whose request cannot be served end at once."""
         for claim in claims:

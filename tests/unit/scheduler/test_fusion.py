@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.fairness import in_service_order
-from twinkle.scheduler.fusion import choose_batch, choose_samples
+from twinkle.scheduler.fusion import alone_from, choose_batch, choose_samples
 from twinkle.storage.journal.turns import Head
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _ORDERED = [kind for kind in OperationKind if kind.is_ordered and kind is not OperationKind.GAP]
+SUSPECT_FROM = 2
 _TURNS = [turn("t0"), turn("t1", vtime=30, weight=2.0), turn("t2", vtime=100)]
 
 _heads = st.lists(
@@ -21,7 +22,7 @@ _heads = st.lists(
         st.integers(0, 99).map(lambda number: f"lane{number:02d}"),
         st.sampled_from(_ORDERED),
         of=st.sampled_from(_TURNS),
-        attempts=st.sampled_from([0, 0, 0, 1]),
+        suspicions=st.sampled_from([0, 0, 1, 2]),
         num_tokens=st.integers(0, 500),
         has_next=st.booleans(),
     ),
@@ -30,9 +31,17 @@ _heads = st.lists(
 )
 
 
-def _choose(heads: list[Head], *, previous_was_light: bool = False, min_tokens: int = 0) -> list[Head]:
+def _choose(
+    heads: list[Head], *, previous_was_light: bool = False, min_tokens: int = 0, has_suspect: bool = False
+) -> list[Head]:
     return choose_batch(
-        heads, max_adapters=4, max_tokens=300, min_tokens=min_tokens, previous_was_light=previous_was_light
+        heads,
+        max_adapters=4,
+        max_tokens=300,
+        min_tokens=min_tokens,
+        previous_was_light=previous_was_light,
+        suspect_from=SUSPECT_FROM,
+        has_suspect=has_suspect,
     )
 
 
@@ -55,20 +64,36 @@ def test_whatever_waits_something_is_chosen_of_it_and_within_the_limits(
 
 
 @given(_heads, st.booleans())
-def test_who_has_been_tried_before_runs_alone_when_its_turn_comes(heads: list[Head], previous_was_light: bool) -> None:
+def test_a_suspect_runs_alone_when_its_turn_comes(heads: list[Head], previous_was_light: bool) -> None:
     first = _in_order(heads)[:1]
 
     batch = _choose(heads, previous_was_light=previous_was_light)
 
-    if first and first[0].attempts:
+    if first and first[0].suspicions >= SUSPECT_FROM:
         assert batch == first
     else:
-        assert all(head.attempts == 0 for head in batch)
+        assert all(head.suspicions < SUSPECT_FROM for head in batch)
+
+
+@given(_heads)
+def test_no_suspect_begins_beside_another_one_and_the_others_go_on(heads: list[Head]) -> None:
+    batch = _choose(heads, has_suspect=True)
+
+    assert all(head.suspicions < SUSPECT_FROM for head in batch)
+    assert bool(batch) == any(head.suspicions < SUSPECT_FROM for head in heads)
+
+
+def test_what_was_under_way_when_a_worker_died_runs_together_once_more_and_alone_at_its_last_attempt() -> None:
+    assert [alone_from(max_attempts) for max_attempts in (2, 3, 4, 20)] == [1, 2, 2, 2]
+    once, twice = ([head(f"lane{number}", suspicions=times) for number in range(4)] for times in (1, 2))
+
+    assert _choose(once) == once
+    assert _choose(twice) == twice[:1]
 
 
 @given(_heads)
 def test_light_operations_do_not_go_twice_in_a_row_while_passes_wait(heads: list[Head]) -> None:
-    fresh = [head for head in heads if head.attempts == 0]
+    fresh = [head for head in heads if head.suspicions < SUSPECT_FROM]
     passes = [head for head in _in_order(fresh) if head.kind in _PASSES]
 
     batch = _choose(fresh, previous_was_light=True)
@@ -79,7 +104,7 @@ def test_light_operations_do_not_go_twice_in_a_row_while_passes_wait(heads: list
 
 @given(_heads)
 def test_light_operations_go_before_passes_since_each_frees_one(heads: list[Head]) -> None:
-    fresh = [head for head in heads if head.attempts == 0]
+    fresh = [head for head in heads if head.suspicions < SUSPECT_FROM]
     light = [head for head in _in_order(fresh) if head.kind not in _PASSES]
 
     if light:
@@ -108,12 +133,14 @@ def test_a_step_is_filled_up_to_what_costs_nothing_and_where_nobody_else_waits()
     assert len(_choose([*many, alone])) == 4
 
 
-def test_samples_of_a_dead_worker_are_tried_one_by_one_and_only_by_the_idle() -> None:
-    suspects = [head("s", OperationKind.SAMPLE, seq=seq, attempts=1) for seq in (1, 2)]
+def test_suspect_samples_are_tried_one_by_one_and_only_by_the_idle() -> None:
+    suspects = [head("s", OperationKind.SAMPLE, seq=seq, suspicions=2) for seq in (1, 2)]
+    once = [head("s", OperationKind.SAMPLE, seq=seq, suspicions=1) for seq in (4, 5)]
     fresh = head("s", OperationKind.SAMPLE, seq=3)
 
     assert choose_samples([fresh, *suspects], room=8, is_idle=True) == [suspects[0]]
     assert choose_samples([fresh, *suspects], room=8, is_idle=False) == []
+    assert choose_samples(once, room=8, is_idle=False) == once
     assert choose_samples([fresh], room=8, is_idle=False) == [fresh]
 
 

@@ -64,3 +64,15 @@ def test_a_wrong_statement_is_not_tried_again_and_its_user_sees_the_incident_onl
     assert isinstance(verdict, Failure)
     assert (verdict.code, verdict.category) == ("internal", FailureCategory.SERVER)
     assert "incident 1f2e" in verdict.message and "lane" not in verdict.message
+
+
+def test_a_store_that_does_not_answer_is_no_operations_fault_and_a_failed_device_may_be() -> None:
+    errors_and_blame = {
+        errors.StorageUnavailable("away"): False,
+        errors.OutOfMemory("full"): True,
+        RuntimeError(): True,
+    }
+
+    for error, is_suspect in errors_and_blame.items():
+        verdict = _decide(error)
+        assert isinstance(verdict, Retry) and verdict.is_suspect is is_suspect

@@ -226,18 +226,22 @@ class Journal:
 
     def _moment(self, transaction: Transaction, lease: Lease) -> Moment:
         vtime = _check_lease(transaction, lease)
-        return Moment(mesh=lease.mesh, vtime=vtime, now=self._clock.now(), max_running=self._limits.max_running)
+        return Moment(
+            mesh=lease.mesh, epoch=lease.epoch, vtime=vtime, now=self._clock.now(), max_running=self._limits.max_running
+        )
 
     def _start(self, transaction: Transaction, lease: Lease, request_ids: list[str]) -> list[Claim]:
         if not request_ids:
             return []
         rows = transaction.execute(
-            "UPDATE operation SET state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
+            "UPDATE operation SET suspicions = suspicions"
+            " + CASE WHEN state = 'running' AND claim_epoch <> ? THEN 1 ELSE 0 END,"
+            " state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
             f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
             " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, payload_bytes, attempts,"
-            " num_tokens, accepted_at, rejection, (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane)"
-            " AS failed_window_seq, num_sequences",
-            (lease.epoch, self._clock.now(), *request_ids),
+            " suspicions, num_tokens, accepted_at, rejection, num_sequences,"
+            " (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane) AS failed_window_seq",
+            (lease.epoch, lease.epoch, self._clock.now(), *request_ids),
         ).fetchall()
         claims = {row.request_id: _claim_of(row) for row in rows}
         return [claims[request_id] for request_id in request_ids if request_id in claims]
@@ -288,6 +292,7 @@ class Journal:
         *,
         delay_s: float = 0.0,
         is_blameless: bool = False,
+        is_suspect: bool = False,
         reason: str | None = None,
     ) -> None:
         """Return claimed operations to the queue, to be offered again after ``delay_s``.
@@ -297,6 +302,7 @@ class Journal:
             request_ids: What it had claimed.
             delay_s: How long they wait; their lanes wait with them.
             is_blameless: The attempt does not count: it was the worker that stopped, not the operation that failed.
+            is_suspect: The operations themselves may be what went wrong.
             reason: What its owner is told of the attempt while it waits for the next one.
 
         Raises:
@@ -311,9 +317,10 @@ class Journal:
             lanes = transaction.execute(f"SELECT lane FROM operation WHERE request_id IN ({marks})", request_ids)
             lock_lanes(transaction, (row.lane for row in lanes.fetchall()))
             rows = transaction.execute(
-                "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?, not_before = ?,"
+                "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?,"
+                " suspicions = suspicions + ?, not_before = ?,"
                 f" error = ? WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
-                (int(is_blameless), not_before, reason, *request_ids, lease.epoch),
+                (int(is_blameless), int(is_suspect), not_before, reason, *request_ids, lease.epoch),
             ).fetchall()
             for lane in sorted({row.lane for row in rows}):
                 transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (not_before, lane))
@@ -453,6 +460,7 @@ def _claim_of(row: Row) -> Claim:
         kind=OperationKind(row.kind),
         payload=_payload_of(row),
         attempt=row.attempts,
+        suspicions=row.suspicions,
         num_tokens=row.num_tokens,
         accepted_at=row.accepted_at,
         rejection=row.rejection,

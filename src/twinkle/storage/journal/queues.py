@@ -233,7 +233,7 @@ def _waiting(rows: list[tuple[Row, str, int, float]], shares: dict[str, Row]) ->
             lane=row[0],
             seq=row[1],
             kind=OperationKind(row[2]),
-            attempts=0,
+            suspicions=0,
             num_tokens=row[4],
             nice=nice,
             vtime=max(vtime, shares[tenant][3]),

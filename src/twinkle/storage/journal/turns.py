@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from twinkle.core.ids import request_id_of
-from twinkle.core.operation import OperationKind, Outcome
+from twinkle.core.operation import OperationKind, OperationState, Outcome
 from twinkle.storage.database import Row, Transaction
 from twinkle.storage.journal.lanes import LockedLane
 
@@ -33,7 +33,8 @@ READY_TENANTS = (
     " WHERE t.paid_until <= ? ORDER BY s.vtime, s.tenant LIMIT ?"
 )
 HEADS_OF_TENANT = (
-    "SELECT l.tenant, l.id, l.head_seq, l.head_kind, o.attempts, o.num_tokens, l.nice, l.vtime, l.max_seq"
+    "SELECT l.tenant, l.id, l.head_seq, l.head_kind, o.suspicions, o.num_tokens, l.nice, l.vtime, l.max_seq,"
+    " o.state, o.claim_epoch"
     " FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.head_seq"
     " WHERE l.tenant = ? AND l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ?"
     " ORDER BY l.nice, l.vtime, l.id LIMIT ?"
@@ -49,7 +50,8 @@ LANES_WITH_SAMPLES = (
     " JOIN tenant t ON t.id = s.tenant WHERE t.paid_until <= ? ORDER BY place, s.vtime, s.tenant LIMIT ?"
 )
 SAMPLES_OF_LANE = (
-    "SELECT lane, seq, attempts, num_tokens, request_id, not_before, accepted_at, num_sequences FROM operation"
+    "SELECT lane, seq, suspicions, num_tokens, request_id, not_before, accepted_at, num_sequences, state, claim_epoch"
+    " FROM operation"
     " WHERE lane = ? AND mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
     " ORDER BY accepted_at, seq LIMIT ?"
 )
@@ -76,7 +78,8 @@ class Head:
     """An operation that may run, as the scheduler sees it before it decides what to claim.
 
     ``nice`` orders a tenant's adapters, the lowest first; ``vtime`` orders those that are equally nice. ``has_next``
-    tells whether something of the tenant waits behind this one and is not offered with it; ``num_sequences`` is how
+    tells whether something of the tenant waits behind this one and is not offered with it; ``suspicions`` counts the
+    attempts at which its worker died or the device failed, so that it may be to blame; ``num_sequences`` is how
     many a sample draws at once.
     """
 
@@ -84,7 +87,7 @@ class Head:
     lane: str
     seq: int
     kind: OperationKind
-    attempts: int
+    suspicions: int
     num_tokens: int
     nice: int
     vtime: float
@@ -99,10 +102,11 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What a claim looks at: a mesh and its virtual time, the clock, and how many may run of a tenant without a limit
-    of its own."""
+    """What a claim looks at: a mesh, its holder's epoch and its virtual time, the clock, and how many may run of a
+    tenant without a limit of its own."""
 
     mesh: str
+    epoch: int
     vtime: float
     now: float
     max_running: int
@@ -139,7 +143,7 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int) -> list
             lane=row[1],
             seq=row[2],
             kind=OperationKind(row[3]),
-            attempts=row[4],
+            suspicions=_suspicions_of(row, moment),
             num_tokens=row[5],
             nice=row[6],
             vtime=max(row[7], lane_vtimes[row[0]]),
@@ -179,7 +183,7 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
         for tenant, turn in _turns([row for row in lane_rows.values() if row[0] in tenants_waiting], moment).items()
     }
     waiting.sort(key=lambda row: (row[6], row[1]))
-    return [_sample_head(turns, lane_rows[row[0]], row, tokens_of_lane[row[0]]) for row in waiting]
+    return [_sample_head(turns, lane_rows[row[0]], row, tokens_of_lane[row[0]], moment) for row in waiting]
 
 
 def virtual_time(heads: Iterable[Head], *, before: float) -> float:
@@ -262,13 +266,19 @@ def _turns(rows: Sequence[Row], moment: Moment) -> dict[str, Turn]:
     }
 
 
-def _sample_head(turns: dict[str, Turn], lane: Row, sample: Row, tokens_under_way: int) -> Head:
+def _suspicions_of(row: Row, moment: Moment) -> int:
+    """With one more for an operation that runs in the hands of a holder that is gone."""
+    has_lost_its_worker = row.state == OperationState.RUNNING and row.claim_epoch != moment.epoch
+    return int(row.suspicions) + int(has_lost_its_worker)
+
+
+def _sample_head(turns: dict[str, Turn], lane: Row, sample: Row, tokens_under_way: int, moment: Moment) -> Head:
     return Head(
         turn=turns[lane[0]],
         lane=sample[0],
         seq=sample[1],
         kind=OperationKind.SAMPLE,
-        attempts=sample[2],
+        suspicions=_suspicions_of(sample, moment),
         num_tokens=sample[3],
         nice=lane[6],
         vtime=max(lane[7], lane[4]) + tokens_under_way,
