@@ -16,7 +16,6 @@ from twinkle.cli.runs import list_runs, pin_run
 from twinkle.core.errors import NotFound
 from twinkle.core.settings import Settings
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.upkeep.census import census
 
 SILENT_S = 300.0
 
@@ -67,7 +66,7 @@ def test_a_silent_sessions_adapters_are_stored_and_evicted_and_come_back_with_th
     truth, _ = replayed([*runs["a"], optim_step()])
     state = worker.residents.state_before("a", len(runs["a"]) + 1)
     assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)
-    assert [mesh.num_parked for mesh in census(bench.database, clock)] == [1]
+    assert [mesh.num_parked for mesh in bench.meshes.census()] == [1]
 
 
 def test_who_is_heard_of_or_waits_for_something_is_not_parked(

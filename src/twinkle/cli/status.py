@@ -11,7 +11,7 @@ from twinkle.cli.table import print_table
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
-from twinkle.storage.upkeep.census import MeshCensus, census
+from twinkle.storage.journal.meshes import MeshCensus, Meshes
 
 
 def show_status(settings: Settings, *, as_json: bool) -> None:
@@ -33,7 +33,7 @@ def is_alive(settings: Settings, mesh: str) -> bool:
 
 def _census(settings: Settings) -> list[MeshCensus]:
     with opened_journal(settings):
-        return census(Database(settings.resolved_database_url), SystemClock())
+        return Meshes(Database(settings.resolved_database_url), SystemClock()).census()
 
 
 def _row(mesh: MeshCensus) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncE
     lane_polls.start()
     stack.push_async_callback(lane_polls.stop)
     _start_listener(settings, stack, futures.notify, lane_polls.notify)
-    meshes = MeshBoard(Meshes(database, clock), clock, sql)
+    meshes = MeshBoard(Meshes(database, clock), clock, sql, silent_s=settings.session_timeout_s)
     queues = Queues(database, clock)
     return QueueParts(
         submitter=submitter,

@@ -6,7 +6,7 @@ import asyncio
 
 from twinkle.core.clock import Clock
 from twinkle.server.threads import Threads
-from twinkle.storage.journal.meshes import Meshes, MeshStatus
+from twinkle.storage.journal.meshes import DEFAULT_SILENT_S, Meshes, MeshStatus
 
 _TTL_S = 1.0
 
@@ -14,10 +14,11 @@ _TTL_S = 1.0
 class MeshBoard:
     """A cache in front of :class:`Meshes`: thousands of polls ask, one query a second answers."""
 
-    def __init__(self, meshes: Meshes, clock: Clock, threads: Threads) -> None:
+    def __init__(self, meshes: Meshes, clock: Clock, threads: Threads, *, silent_s: float = DEFAULT_SILENT_S) -> None:
         self._meshes = meshes
         self._clock = clock
         self._threads = threads
+        self._silent_s = silent_s
         self._known: list[MeshStatus] = []
         self._looked_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -26,7 +27,7 @@ class MeshBoard:
         """Every mesh that ever had a worker; ``fresh`` asks the database in any case."""
         async with self._lock:
             if fresh or self._clock.now() - self._looked_at > _TTL_S:
-                self._known = await self._threads.run(self._meshes.all)
+                self._known = await self._threads.run(self._meshes.all, silent_s=self._silent_s)
                 self._looked_at = self._clock.now()
             return self._known
 

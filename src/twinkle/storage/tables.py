@@ -139,7 +139,15 @@ class AdapterRow(SQLModel, table=True):
     """A training run. Its lane has the same id."""
 
     __tablename__ = "adapter"
-    __table_args__ = (Index("adapter_of_mesh", "mesh"),)
+    __table_args__ = (
+        Index("adapter_of_mesh", "mesh"),
+        Index(
+            "adapter_present",
+            "mesh",
+            sqlite_where=text("parked_at IS NULL"),
+            postgresql_where=text("parked_at IS NULL"),
+        ),
+    )
     id: str = Field(primary_key=True, foreign_key="lane.id")
     tenant: str = Field(foreign_key="tenant.id", index=True)
     session: str = Field(foreign_key="session.id", index=True)

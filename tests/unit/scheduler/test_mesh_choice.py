@@ -10,7 +10,9 @@ from twinkle.scheduler.placement import choose_mesh
 from twinkle.storage.journal.meshes import MeshStatus
 
 
-def _mesh(name: str, base_model: str | None = "a", *, alive: bool = True, num_adapters: int = 0) -> MeshStatus:
+def _mesh(
+    name: str, base_model: str | None = "a", *, alive: bool = True, num_live: int = 0, recent_tokens: int = 0
+) -> MeshStatus:
     capabilities = None
     if base_model is not None:
         capabilities = MeshCapabilities(
@@ -22,17 +24,37 @@ def _mesh(name: str, base_model: str | None = "a", *, alive: bool = True, num_ad
             device="cpu",
             determinism="none",
         )
-    return MeshStatus(name=name, capabilities=capabilities, epoch=1, alive=alive, num_adapters=num_adapters)
+    return MeshStatus(
+        name=name,
+        capabilities=capabilities,
+        epoch=1,
+        alive=alive,
+        num_adapters=5000,
+        num_live=num_live,
+        recent_tokens=recent_tokens,
+    )
 
 
 def test_the_emptiest_mesh_of_the_model_is_chosen() -> None:
-    meshes = [_mesh("m0", num_adapters=3), _mesh("m1", num_adapters=1), _mesh("m2", "b"), _mesh("m3", None)]
+    meshes = [_mesh("m0", num_live=3), _mesh("m1", num_live=1), _mesh("m2", "b"), _mesh("m3", None)]
 
     assert choose_mesh(meshes, "a").name == "m1"
 
 
+def test_few_adapters_that_work_hard_weigh_more_than_many_that_do_little() -> None:
+    meshes = [_mesh("m0", num_live=2, recent_tokens=90_000), _mesh("m1", num_live=10, recent_tokens=3_000)]
+
+    assert choose_mesh(meshes, "a").name == "m1"
+
+
+def test_adapters_that_have_just_come_weigh_what_others_bring() -> None:
+    meshes = [_mesh("m0", num_live=4, recent_tokens=4_000), _mesh("m1", num_live=6, recent_tokens=3_000)]
+
+    assert choose_mesh(meshes, "a").name == "m0"
+
+
 def test_a_live_mesh_comes_before_an_empty_one() -> None:
-    assert choose_mesh([_mesh("m0", alive=False), _mesh("m1", num_adapters=9)], "a").name == "m1"
+    assert choose_mesh([_mesh("m0", alive=False), _mesh("m1", num_live=9)], "a").name == "m1"
 
 
 def test_a_dead_mesh_is_better_than_none() -> None:

@@ -10,16 +10,57 @@ from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.storage.database import Database
 
+DEFAULT_SILENT_S = 300.0
+_RECENT_S = 60.0
+_MAX_RECENT = 2000
+
+_MESHES = (
+    "SELECT m.name, m.capabilities, m.epoch, m.owner, m.expires_at,"
+    " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name) AS num_adapters,"
+    " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name AND a.parked_at IS NOT NULL) AS num_parked,"
+    " (SELECT COUNT(*) FROM adapter a JOIN session s ON s.id = a.session WHERE a.mesh = m.name"
+    " AND a.parked_at IS NULL AND s.finished_at IS NULL AND s.heartbeat_at >= ?) AS num_live"
+    " FROM mesh m ORDER BY m.name"
+)
+_RECENT_TOKENS = (
+    "SELECT r.mesh, SUM(r.num_tokens) AS num_tokens FROM (SELECT mesh, num_tokens FROM operation"
+    " WHERE finished_at IS NOT NULL AND NOT expired AND finished_at >= ? ORDER BY finished_at DESC LIMIT ?) AS r"
+    " GROUP BY r.mesh"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshStatus:
-    """A mesh as everyone may see it. ``alive`` means: its holder has renewed the lease in time."""
+    """A mesh as everyone may see it. ``alive`` means: its holder has renewed the lease in time.
+
+    ``num_parked`` of its adapters lie in the object store only: their clients have gone. ``num_live`` are in sessions
+    that live, and ``recent_tokens`` is what was served in the last minute, or by the last operations in it.
+    """
 
     name: str
     capabilities: MeshCapabilities | None
     epoch: int
     alive: bool
     num_adapters: int
+    num_parked: int = 0
+    num_live: int = 0
+    recent_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshCensus:
+    """One mesh for people. ``oldest_waits_s`` is the age of its oldest unfinished operation."""
+
+    name: str
+    alive: bool
+    base_model: str | None
+    device: str | None
+    num_adapters: int
+    num_parked: int
+    num_live: int
+    num_queued: int
+    num_running: int
+    oldest_waits_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +97,12 @@ class Meshes:
             ).fetchone()
             assert row is not None
             now = self._clock.now()
-            if row[0] is not None and row[0] != str(owner) and self._runs(mesh, row[1], row[2], lease_s=lease_s):
-                holder = ProcessIdentity.parse(row[0])
+            is_anothers = row.owner is not None and row.owner != str(owner)
+            if is_anothers and self._runs(mesh, row.epoch, row.expires_at, lease_s=lease_s):
+                holder = ProcessIdentity.parse(row.owner)
                 if holder is None or not holder.is_known_dead():
                     return None
-            lease = Lease(mesh=mesh, owner=str(owner), epoch=row[1] + 1, expires_at=now + lease_s)
+            lease = Lease(mesh=mesh, owner=str(owner), epoch=row.epoch + 1, expires_at=now + lease_s)
             transaction.execute(
                 "UPDATE mesh SET owner = ?, epoch = ?, expires_at = ? WHERE name = ?",
                 (lease.owner, lease.epoch, lease.expires_at, mesh),
@@ -110,20 +152,56 @@ class Meshes:
                 (capabilities.model_dump_json(), lease.mesh, lease.epoch),
             )
 
-    def all(self) -> list[MeshStatus]:
-        """Every mesh that ever had a worker."""
-        rows = self._database.read(
-            "SELECT name, capabilities, epoch, owner, expires_at,"
-            " (SELECT COUNT(*) FROM adapter WHERE adapter.mesh = mesh.name) FROM mesh ORDER BY name"
-        )
+    def all(self, *, silent_s: float = DEFAULT_SILENT_S) -> list[MeshStatus]:
+        """Every mesh that ever had a worker.
+
+        Args:
+            silent_s: How long a session may say nothing and still live.
+        """
         now = self._clock.now()
+        rows = self._database.read(_MESHES, (now - silent_s,))
+        recent = self._database.read(_RECENT_TOKENS, (now - _RECENT_S, _MAX_RECENT))
+        tokens = {row.mesh: int(row.num_tokens) for row in recent}
         return [
             MeshStatus(
-                name=row[0],
-                capabilities=None if row[1] is None else MeshCapabilities.model_validate_json(row[1]),
-                epoch=row[2],
-                alive=row[3] is not None and row[4] > now,
-                num_adapters=row[5],
+                name=row.name,
+                capabilities=None
+                if row.capabilities is None
+                else MeshCapabilities.model_validate_json(row.capabilities),
+                epoch=row.epoch,
+                alive=row.owner is not None and row.expires_at > now,
+                num_adapters=row.num_adapters,
+                num_parked=row.num_parked,
+                num_live=row.num_live,
+                recent_tokens=tokens.get(row.name, 0),
             )
             for row in rows
         ]
+
+    def census(self) -> list[MeshCensus]:
+        """Every mesh, and what waits for it. Reads the unfinished operations only."""
+        rows = self._database.read(
+            "SELECT mesh, SUM(CASE WHEN state = 'queued' THEN 1 ELSE 0 END) AS num_queued,"
+            " SUM(CASE WHEN state = 'running' THEN 1 ELSE 0 END) AS num_running, MIN(accepted_at) AS oldest"
+            " FROM operation WHERE state IN ('queued', 'running') GROUP BY mesh"
+        )
+        waiting = {row.mesh: row for row in rows}
+        now = self._clock.now()
+        found = []
+        for mesh in self.all():
+            queue = waiting.get(mesh.name)
+            found.append(
+                MeshCensus(
+                    name=mesh.name,
+                    alive=mesh.alive,
+                    base_model=None if mesh.capabilities is None else mesh.capabilities.base_model,
+                    device=None if mesh.capabilities is None else mesh.capabilities.device,
+                    num_adapters=mesh.num_adapters,
+                    num_parked=mesh.num_parked,
+                    num_live=mesh.num_live,
+                    num_queued=0 if queue is None else int(queue.num_queued),
+                    num_running=0 if queue is None else int(queue.num_running),
+                    oldest_waits_s=None if queue is None else max(0.0, now - queue.oldest),
+                )
+            )
+        return found

@@ -1,0 +1,82 @@
+"""Where new adapters go beside those whose clients have long gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from harness.clock import HandClock
+from harness.journal import Bench, done, identity, new_adapter, submission
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.operation import OperationKind
+from twinkle.scheduler.placement import choose_mesh
+
+_CAPABILITIES = MeshCapabilities(
+    base_model="base",
+    architecture="null",
+    vocab_size=10,
+    max_context_length=10,
+    max_rank=4,
+    device="none",
+    determinism="none",
+)
+
+
+@pytest.fixture
+def bench(bench: Bench, clock: HandClock) -> Bench:
+    """Two meshes; on the first one 2,000 adapters of sessions that have ended or fallen silent, most of them parked."""
+    for mesh in ("mesh0", "mesh1"):
+        lease = bench.meshes.acquire(mesh, identity("a"), lease_s=1e6)
+        assert lease is not None
+        bench.meshes.publish(lease, _CAPABILITIES)
+    with bench.database.transaction() as transaction:
+        for number, finished_at in enumerate((1.0, None)):
+            transaction.execute(
+                "INSERT INTO session (id, tenant, tags, sdk_version, created_at, heartbeat_at, finished_at)"
+                " VALUES (?, 't0', '[]', '', 0, 0, ?)",
+                (f"gone{number}", finished_at),
+            )
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
+        transaction.execute(
+            "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
+            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'mesh0', TRUE, 1, 0, 0, 0 FROM n"
+        )
+        transaction.execute(
+            "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, created_at, parked_at)"
+            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'gone' || CASE WHEN i > 1000 THEN '1' ELSE '0' END, 'mesh0',"
+            " '', '', 0, CASE WHEN i > 100 THEN 1 END FROM n"
+        )
+    return bench
+
+
+def _place(bench: Bench, adapter: str) -> str:
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE session SET heartbeat_at = ? WHERE id = 'session-t0'", (bench.clock.now(),))
+    mesh = choose_mesh(bench.meshes.all(silent_s=300), "base").name
+    bench.journal.open_lane(
+        replace(new_adapter(adapter), mesh=mesh), submission(adapter, 0, OperationKind.CREATE_MODEL)
+    )
+    return mesh
+
+
+def test_a_mesh_full_of_parked_adapters_gets_its_part_of_the_new_ones(bench: Bench) -> None:
+    placed = Counter(_place(bench, f"new{number}") for number in range(10))
+
+    assert placed == {"mesh0": 5, "mesh1": 5}
+    assert [(mesh.num_live, mesh.num_parked) for mesh in bench.meshes.all(silent_s=300)] == [(5, 1900), (5, 0)]
+
+
+def test_the_mesh_that_was_served_more_lately_gets_fewer_new_ones(bench: Bench) -> None:
+    lease = bench.meshes.acquire("mesh1", identity("a"), lease_s=1e6)
+    assert lease is not None
+    homes = {adapter: _place(bench, adapter) for adapter in ("a", "b")}
+    busy = next(adapter for adapter, mesh in homes.items() if mesh == "mesh1")
+    bench.append(submission(busy, 1))
+    for num_tokens in (0, 5000):
+        bench.journal.commit(lease, [done(claim, num_tokens=num_tokens) for claim in bench.claim(lease)])
+
+    placed = [_place(bench, f"new{number}") for number in range(2)]
+
+    assert placed == ["mesh0", "mesh0"]
