@@ -6,11 +6,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 
 import numpy as np
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
+from twinkle.core.errors import NotFound
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
@@ -42,7 +44,7 @@ CAPABILITIES = MeshCapabilities(
     tokenizer_path="/srv/models/tiny/one",
 )
 WEIGHTS = bytes(range(256)) * 8
-"""What every checkpoint's one file holds."""
+"""What every checkpoint's one file holds if nothing else is said."""
 DEVICE_S = 0.25
 """What every operation is charged for."""
 _POLL_S = 0.005
@@ -68,6 +70,8 @@ class FakeWorker:
         self._blobs = open_blob_store(settings.resolved_object_store)
         self._publisher = CompletionPublisher(settings.redis_url.get_secret_value())
         self.executed: list[Claim] = []
+        self.weights = WEIGHTS
+        """What the next checkpoints hold."""
         self.rehearse: Callable[[Claim, ListenedSample], None] | None = None
         """Called with each sample that somebody listens to, before it is answered."""
         self.sequences: list[SampledSequence] | None = None
@@ -126,8 +130,9 @@ class FakeWorker:
                 self._publisher.publish([outcome.request_id for outcome in outcomes])
 
     def _answer(self, claim: Claim, records: Records) -> Outcome:
-        if claim.rejection is not None:
-            failure = Failure(message=claim.rejection, category=FailureCategory.USER, code="user")
+        rejection = claim.rejection or self._why_not(claim)
+        if rejection is not None:
+            failure = Failure(message=rejection, category=FailureCategory.USER, code="user")
             return Outcome(
                 request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure
             )
@@ -147,6 +152,15 @@ class FakeWorker:
             num_tokens=self._num_tokens(claim),
             device_s=DEVICE_S,
         )
+
+    def _why_not(self, claim: Claim) -> str | None:
+        """What a sample is told whose session may no longer read what it was opened on."""
+        if claim.kind is OperationKind.SAMPLE:
+            try:
+                self.catalog.sampled(self.catalog.sampling_session(claim.lane))
+            except NotFound as error:
+                return error.message
+        return None
 
     def _num_tokens(self, claim: Claim) -> int:
         """What it processed: a sample's prompt is not among it."""
@@ -190,7 +204,7 @@ class FakeWorker:
         name = str(body["path"])
         path = f"tinker://{claim.lane}/{kind.segment}/{name}"
         key = f"checkpoints/{day_of(self._clock.now())}/{claim.lane}/{kind.segment}/{name}/{claim.seq}/adapter"
-        self._blobs.put(key, WEIGHTS)
+        self._blobs.put(key, self.weights)
         adapter = self.catalog.adapter(claim.lane)
         checkpoint = Checkpoint(
             path=path,
@@ -200,7 +214,9 @@ class FakeWorker:
             name=name,
             seq=claim.seq,
             config=adapter.config,
-            files={"adapter": StoredFile(key=key, size_bytes=len(WEIGHTS), sha256="0")},
+            files={
+                "adapter": StoredFile(key=key, size_bytes=len(self.weights), sha256=sha256(self.weights).hexdigest())
+            },
             created_at=self._clock.now(),
         )
         records.checkpoints.append(checkpoint)

@@ -77,11 +77,17 @@ class Settings(BaseSettings):
     )
     download_url_secret: SecretStr = Field(
         default=SecretStr(""),
-        description="signs download URLs and tokens, the same for every API; default: made once in home",
+        description="signs download URLs, cursors and tokens, the same for every API; default: made once in home",
     )
     download_url_ttl_s: int = Field(default=3600, gt=0, description="how long a download URL works")
     presign_downloads: bool = Field(
-        default=False, description="let clients download straight from the object store, not through the API"
+        default=False, description="let owners download straight from the object store, not through the API"
+    )
+    presigned_url_ttl_s: int = Field(
+        default=900,
+        gt=0,
+        le=3600,
+        description="how long such a URL of the object store works, which nobody can take back; at most 3600",
     )
 
     admin_key: SecretStr = Field(

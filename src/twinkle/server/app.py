@@ -23,7 +23,7 @@ from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.futures import Futures
 from twinkle.server.lane_polls import LanePolls
-from twinkle.server.links import DownloadLinks, secret_of
+from twinkle.server.links import DownloadLinks
 from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
 from twinkle.server.native import router as native_router
@@ -32,6 +32,7 @@ from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.queue_board import QueueBoard
 from twinkle.server.quota import Quotas
+from twinkle.server.signing import Cursors, Signer, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
@@ -136,18 +137,24 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             inline_bytes=settings.inline_payload_bytes,
         ),
     )
-    secret = await sql.run(secret_of, settings)
+    signer = Signer(await sql.run(secret_of, settings))
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
     return ServerState(
         common=common,
-        accounts=_accounts(common, stores, secret),
+        accounts=_accounts(common, stores, signer),
         queue=_queue(common, stores, blobs, stack),
         artifacts=ArtifactParts(
             catalog=Catalog(database, engine, clock),
             blobs=blobs,
             copies=Copies(database, clock),
             access_tokens=AccessTokens(database, clock),
-            links=DownloadLinks(secret, clock, blobs, presign=settings.presign_downloads),
+            links=DownloadLinks(
+                signer,
+                clock,
+                blobs,
+                lifetime_s=settings.download_url_ttl_s,
+                presigned_lifetime_s=settings.presigned_url_ttl_s if settings.presign_downloads else None,
+            ),
             texts=Texts(clock),
         ),
     )
@@ -162,14 +169,15 @@ class _Stores:
     journal: Journal
 
 
-def _accounts(common: CommonParts, stores: _Stores, secret: bytes) -> AccountParts:
+def _accounts(common: CommonParts, stores: _Stores, signer: Signer) -> AccountParts:
     settings, clock, sql = common.settings, common.clock, common.sql
     directory = Directory(stores.engine, clock)
-    tokens = Tokens(secret, clock, lifetime_s=settings.jwt_ttl_s)
+    tokens = Tokens(signer, clock, lifetime_s=settings.jwt_ttl_s)
     return AccountParts(
         directory=directory,
         keys=Keys(directory, clock, sql, tokens),
         tokens=tokens,
+        cursors=Cursors(signer),
         quotas=Quotas(
             stores.journal,
             Tenants(stores.database, settings.tenant_limits),

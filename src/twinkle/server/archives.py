@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Checkpoint
 from twinkle.core.errors import NotFound, StorageUnavailable
-from twinkle.server.downloads import FILE, Expires, Stored, Stretch, send_stretches, size_of
-from twinkle.server.links import ARCHIVES
+from twinkle.server.downloads import FILE, Expires, Generation, Stored, Stretch, send_stretches, size_of
+from twinkle.server.links import ARCHIVES, Given
 from twinkle.server.state import Artifacts, Common
 from twinkle.wire.paths import SCHEME
 
@@ -31,16 +31,17 @@ async def archive(
     request: Request,
     common: Common,
     artifacts: Artifacts,
-    seq: int,
+    content: str,
+    generation: Generation,
     expires: Expires,
     signature: str,
 ) -> Response:
-    """The weights of a checkpoint, for as long as it is the one that the URL was made for."""
+    """The weights of a checkpoint, for as long as its owner does not take back what was given out."""
     path = f"{SCHEME}{run_id}/{segment}/{name}"
-    artifacts.links.check_archive(path, seq, expires_at=expires, signature=signature)
-    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path)
-    if checkpoint.seq != seq:
-        raise NotFound(f"checkpoint {path} was replaced by another one; ask for a new URL")
+    given = Given(content=content, generation=generation, expires_at=expires, signature=signature)
+    artifacts.links.check_archive(path, given)
+    checkpoint = await common.sql.run(artifacts.catalog.content, content)
+    given.check_still(checkpoint)
     stretches = lay_out(checkpoint)
     for stretch in stretches:
         if isinstance(stretch, Stored):

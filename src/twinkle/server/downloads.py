@@ -12,12 +12,14 @@ from fastapi.responses import StreamingResponse
 
 from twinkle.core.errors import NotFound
 from twinkle.server.errors import refusal
-from twinkle.server.links import DOWNLOADS
+from twinkle.server.links import DOWNLOADS, Given
 from twinkle.server.openapi import BYTES, Access, Raw, described
 from twinkle.server.state import Artifacts, Common
 
 Expires = Annotated[int, Query(ge=0, le=2**53)]
 """When a signed URL ends, in Unix seconds."""
+Generation = Annotated[int, Query(ge=0, le=2**31 - 1)]
+"""How often what was given out had been taken back when a signed URL was made."""
 
 _PIECE_BYTES = 2**20
 # What a route of files says of itself.
@@ -52,16 +54,27 @@ class Stored:
 Stretch: TypeAlias = bytes | Stored
 
 
-@router.get("/{key:path}", openapi_extra=FILE)
-@router.head("/{key:path}", openapi_extra=FILE)
+@router.get("/{content}/{name:path}", openapi_extra=FILE)
+@router.head("/{content}/{name:path}", openapi_extra=FILE)
 async def download(
-    key: str, request: Request, common: Common, artifacts: Artifacts, expires: Expires, signature: str
+    content: str,
+    name: str,
+    request: Request,
+    common: Common,
+    artifacts: Artifacts,
+    generation: Generation,
+    expires: Expires,
+    signature: str,
 ) -> Response:
-    """One stored file, streamed."""
-    artifacts.links.check(key, expires_at=expires, signature=signature)
+    """One file of a checkpoint, streamed, for as long as its owner does not take back what was given out."""
+    given = Given(content=content, generation=generation, expires_at=expires, signature=signature)
+    artifacts.links.check_file(name, given)
+    checkpoint = await common.sql.run(artifacts.catalog.content, content)
+    given.check_still(checkpoint)
+    key = checkpoint.files[name].key
     try:
         size_bytes = await common.object_io.run(artifacts.blobs.size_bytes, key)
-    except (KeyError, ValueError):
+    except KeyError:
         raise NotFound("this file was deleted") from None
     return send_stretches(common, artifacts, request, [Stored(key, size_bytes)])
 

@@ -1,132 +1,135 @@
-"""Download URLs that need no key: each names one file and its end, under a signature nobody else can make."""
+"""Download URLs that need no key: each names one content and its end, under a signature nobody else can make.
+
+The signature covers the content's generation too, so an owner who takes back what was given out ends every URL at once.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-import secrets
-from pathlib import Path
+from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
-import structlog
-
+from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Forbidden
-from twinkle.core.settings import Settings
+from twinkle.core.errors import Forbidden, NotFound
+from twinkle.server.signing import Part, Signer
 from twinkle.storage.blobs import BlobStore
 from twinkle.wire.paths import SCHEME
 
 DOWNLOADS = "/api/v1/downloads"
 ARCHIVES = "/api/v1/archives"
 TRACES = "/api/v1/traces"
-_SECRET_FILE = "download-url-secret"
-_SECRET_BYTES = 32
+_FILE = "download of a file"
+_ARCHIVE = "download of an archive"
+_TRACE = "download of a trace"
 
-_log = structlog.get_logger()
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a URL of ours says besides what it is of: which content, as long as what was given out is not taken back."""
+
+    content: str
+    generation: int
+    expires_at: int
+    signature: str
+
+    def check_still(self, checkpoint: Checkpoint) -> None:
+        """Let what the URL was made for pass.
+
+        Raises:
+            NotFound: It is another content by now, or was taken back.
+        """
+        if (checkpoint.content, checkpoint.generation) != (self.content, self.generation):
+            raise NotFound("what this download URL was made for was replaced or unpublished; ask for a new one")
 
 
 class DownloadLinks:
     """Signs URLs and judges those that come back."""
 
-    def __init__(self, secret: bytes, clock: Clock, blobs: BlobStore, *, presign: bool) -> None:
+    def __init__(
+        self, signer: Signer, clock: Clock, blobs: BlobStore, *, lifetime_s: int, presigned_lifetime_s: int | None
+    ) -> None:
         """Prepare.
 
         Args:
-            secret: Whoever knows it can make URLs.
+            signer: Makes and knows signatures.
             clock: Ends them.
             blobs: Where the files are.
-            presign: Whether clients are sent to the object store itself, if it has a door.
+            lifetime_s: How long a URL of ours works.
+            presigned_lifetime_s: Let owners go to the object store itself, if it has a door, for so long: nobody can
+                take such a URL back. ``None``: everything is served from here.
         """
-        self._secret = secret
+        self._signer = signer
         self._clock = clock
         self._blobs = blobs
-        self._presign = presign
+        self._lifetime_s = lifetime_s
+        self._presigned_lifetime_s = presigned_lifetime_s
 
-    def url_of(self, key: str, *, base_url: str, expires_at: int) -> str:
-        """A URL under which anybody may read one stored file until ``expires_at`` (Unix seconds). May block."""
-        if self._presign:
-            url = self._blobs.presigned_url(key, expires_at - self._clock.now())
-            if url is not None:
-                return url
-        query = urlencode({"expires": expires_at, "signature": self._sign(key, expires_at)})
-        return f"{base_url.rstrip('/')}{DOWNLOADS}/{quote(key)}?{query}"
+    def file_urls_of(self, checkpoint: Checkpoint, *, reader: str, base_url: str) -> tuple[dict[str, str], int]:
+        """URLs under which anybody may read a checkpoint's files, and when they end (Unix seconds). May block.
 
-    def archive_url_of(self, path: str, seq: int, *, base_url: str, expires_at: int) -> str:
-        """A URL under which anybody may read a checkpoint as a tar, as long as operation ``seq`` saved what it holds.
-
-        It is this server's own wherever the files are: no object store puts files together.
+        Only its owner is sent to the object store: what others may read must be taken back when the owner says so.
         """
-        signature = self._sign(_archive_of(path, seq), expires_at)
-        query = urlencode({"seq": seq, "expires": expires_at, "signature": signature})
-        return f"{base_url.rstrip('/')}{ARCHIVES}/{quote(path.removeprefix(SCHEME))}.tar?{query}"
+        if self._presigned_lifetime_s is not None and reader == checkpoint.tenant:
+            urls = {
+                name: self._blobs.presigned_url(stored.key, self._presigned_lifetime_s)
+                for name, stored in checkpoint.files.items()
+            }
+            signed = {name: url for name, url in urls.items() if url is not None}
+            if len(signed) == len(urls):
+                return signed, int(self._clock.now()) + self._presigned_lifetime_s
+        expires_at = self.expires_at
+        return {
+            name: self.file_url_of(checkpoint, name, base_url=base_url, expires_at=expires_at)
+            for name in checkpoint.files
+        }, expires_at
 
-    def check_archive(self, path: str, seq: int, *, expires_at: int, signature: str) -> None:
-        """Let an archive's URL of ours pass; raises as :meth:`check` does."""
-        self.check(_archive_of(path, seq), expires_at=expires_at, signature=signature)
+    @property
+    def expires_at(self) -> int:
+        """When a URL of ours that is made now ends (Unix seconds)."""
+        return int(self._clock.now()) + self._lifetime_s
 
-    def trace_url_of(self, session_id: str, *, base_url: str, expires_at: int) -> str:
-        """A URL under which anybody may read a session's trace; it is made anew for each."""
-        query = urlencode({"expires": expires_at, "signature": self._sign(_trace_of(session_id), expires_at)})
-        return f"{base_url.rstrip('/')}{TRACES}/{quote(session_id)}.pftrace?{query}"
+    def file_url_of(self, checkpoint: Checkpoint, name: str, *, base_url: str, expires_at: int) -> str:
+        """A URL of ours for one file of a checkpoint."""
+        where = f"{DOWNLOADS}/{checkpoint.content}/{quote(name)}"
+        content, generation = checkpoint.content, checkpoint.generation
+        signature = self._signer.sign(_FILE, name, content, generation, expires_at)
+        query = {"generation": generation, "expires": expires_at, "signature": signature}
+        return f"{base_url.rstrip('/')}{where}?{urlencode(query)}"
 
-    def check_trace(self, session_id: str, *, expires_at: int, signature: str) -> None:
-        """Let a trace's URL of ours pass; raises as :meth:`check` does."""
-        self.check(_trace_of(session_id), expires_at=expires_at, signature=signature)
-
-    def check(self, key: str, *, expires_at: int, signature: str) -> None:
-        """Let a URL of ours pass.
+    def check_file(self, name: str, given: Given) -> None:
+        """Let a file's URL of ours pass.
 
         Raises:
             Forbidden: It was tampered with, or its time is over.
         """
-        if not hmac.compare_digest(self._sign(key, expires_at).encode(), signature.encode()):
+        self._check(_FILE, name, given.content, given.generation, expires_at=given.expires_at, by=given.signature)
+
+    def archive_url_of(self, checkpoint: Checkpoint, *, base_url: str, expires_at: int) -> str:
+        """A URL under which anybody may read a checkpoint as a tar.
+
+        It is this server's own wherever the files are: no object store puts files together.
+        """
+        content, generation = checkpoint.content, checkpoint.generation
+        signature = self._signer.sign(_ARCHIVE, checkpoint.path, content, generation, expires_at)
+        query = {"content": content, "generation": generation, "expires": expires_at, "signature": signature}
+        return f"{base_url.rstrip('/')}{ARCHIVES}/{quote(checkpoint.path.removeprefix(SCHEME))}.tar?{urlencode(query)}"
+
+    def check_archive(self, path: str, given: Given) -> None:
+        """Let an archive's URL of ours pass; raises as :meth:`check_file` does."""
+        self._check(_ARCHIVE, path, given.content, given.generation, expires_at=given.expires_at, by=given.signature)
+
+    def trace_url_of(self, session_id: str, *, base_url: str) -> str:
+        """A URL under which anybody may read a session's trace; it is made anew for each."""
+        expires_at = self.expires_at
+        query = {"expires": expires_at, "signature": self._signer.sign(_TRACE, session_id, expires_at)}
+        return f"{base_url.rstrip('/')}{TRACES}/{quote(session_id)}.pftrace?{urlencode(query)}"
+
+    def check_trace(self, session_id: str, *, expires_at: int, signature: str) -> None:
+        """Let a trace's URL of ours pass; raises as :meth:`check_file` does."""
+        self._check(_TRACE, session_id, expires_at=expires_at, by=signature)
+
+    def _check(self, purpose: str, *parts: Part, expires_at: int, by: str) -> None:
+        if not self._signer.is_signed(purpose, *parts, expires_at, signature=by):
             raise Forbidden("this download URL is not one of this server's; ask for a new one")
         if expires_at <= self._clock.now():
             raise Forbidden("this download URL has expired; ask for a new one")
-
-    def _sign(self, key: str, expires_at: int) -> str:
-        return hmac.new(self._secret, f"{expires_at}\n{key}".encode(), hashlib.sha256).hexdigest()
-
-
-def _archive_of(path: str, seq: int) -> str:
-    # No file's key begins so.
-    return f"archive\n{seq}\n{path}"
-
-
-def _trace_of(session_id: str) -> str:
-    # No file's key begins so.
-    return f"trace\n{session_id}"
-
-
-def secret_of(settings: Settings) -> bytes:
-    """The secret of the settings, else one kept in the home folder for its owner's eyes only. Blocks."""
-    given = settings.download_url_secret.get_secret_value()
-    if given:
-        return given.encode()
-    path = settings.home.absolute() / _SECRET_FILE
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _create(path, secrets.token_urlsafe(_SECRET_BYTES))
-        return path.read_bytes()
-    except OSError as error:
-        _log.warning(
-            "downloads.secret_not_kept",
-            error=error.strerror,
-            next="download URLs end with this process; set TWINKLE_DOWNLOAD_URL_SECRET",
-        )
-        return secrets.token_bytes(_SECRET_BYTES)
-
-
-def _create(path: Path, text: str) -> None:
-    """Write the file unless it exists: complete from the first moment on, and never readable by others."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.link(fresh, path)
-    except FileExistsError:
-        return
-    finally:
-        fresh.unlink()

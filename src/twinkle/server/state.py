@@ -18,6 +18,7 @@ from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
 from twinkle.server.queue_board import QueueBoard
 from twinkle.server.quota import Quotas
+from twinkle.server.signing import Cursors
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.token_feeds import TokenFeeds
@@ -57,6 +58,7 @@ class AccountParts:
     directory: Directory
     keys: Keys
     tokens: Tokens
+    cursors: Cursors
     quotas: Quotas
     usage: Usage
     audit: Audit

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-
 import jwt
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidToken
+from twinkle.server.signing import Signer
 from twinkle.storage.tenants.directory import ValidKey
 
 _ALGORITHM = "HS256"
-_PURPOSE = b"access tokens"
+_PURPOSE = "access tokens"
 _START = "eyJ"
 _SUBJECT = "tml:apikey:"
 _MAX_LENGTH = 8192
@@ -26,15 +24,15 @@ def is_token(credential: str) -> bool:
 class Tokens:
     """Issues tokens and judges those that come back. Every API process with the same secret knows them."""
 
-    def __init__(self, secret: bytes, clock: Clock, *, lifetime_s: int) -> None:
+    def __init__(self, signer: Signer, clock: Clock, *, lifetime_s: int) -> None:
         """Prepare.
 
         Args:
-            secret: The deployment's. Tokens are signed with a key derived from it: nothing else it signs is one.
+            signer: Has a key for tokens alone: nothing else it signs is one.
             clock: Ends them.
             lifetime_s: How long one stands for its key.
         """
-        self._key = hmac.new(secret, _PURPOSE, hashlib.sha256).digest()
+        self._key = signer.key_for(_PURPOSE)
         self._clock = clock
         self._lifetime_s = lifetime_s
 

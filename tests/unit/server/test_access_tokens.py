@@ -250,9 +250,11 @@ def test_everybody_samples_from_a_public_checkpoint_and_publishing_twice_changes
 
     sampling = service.create_sampling_client(model_path=owner.sampler_path)
     assert sampling.get_base_model() == "tiny/one"
-    unpublished = [owner.http.delete(url).status_code for _ in range(2)]
     prompt = tinker.ModelInput.from_ints([1, 2])
     drawn = sampling.sample(prompt, 1, tinker.SamplingParams(max_tokens=3)).result()
+    unpublished = [owner.http.delete(url).status_code for _ in range(2)]
+    with pytest.raises(tinker.TinkerError, match="not there any more"):
+        sampling.sample(prompt, 1, tinker.SamplingParams(max_tokens=3)).result()
 
     assert published == unpublished == [204, 204]
     assert len(drawn.sequences[0].tokens) == 3

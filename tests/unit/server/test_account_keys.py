@@ -12,6 +12,7 @@ import pytest
 from harness.clock import HandClock
 from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticated
 from twinkle.server.auth import Keys
+from twinkle.server.signing import Signer
 from twinkle.server.threads import Threads
 from twinkle.server.tokens import Tokens
 from twinkle.storage.tenants.directory import Directory, ValidKey
@@ -40,7 +41,7 @@ class MemoryDirectory:
 
 
 def make_tokens(clock: HandClock, *, secret: bytes = SECRET) -> Tokens:
-    return Tokens(secret, clock, lifetime_s=LIFETIME_S)
+    return Tokens(Signer(secret), clock, lifetime_s=LIFETIME_S)
 
 
 def make_keys(directory: MemoryDirectory, clock: HandClock, threads: Threads) -> Keys:

@@ -122,3 +122,54 @@ def test_a_session_lives_until_it_is_finished(http: httpx.Client) -> None:
     assert shown == {"training_run_ids": [], "sampler_ids": [], "user_metadata": {"a": "b"}, "display_name": "mine"}
     assert http.get("/sessions").json() == {"sessions": [session_id]}
     assert http.put(f"/sessions/{session_id}/project", json={"project_id": "p"}).status_code == 204
+
+
+def _first_page(http: httpx.Client, num_sessions: int = 3) -> tuple[list[str], dict[str, str]]:
+    """A tenant's sessions, the newest first, and the cursor behind the first of them."""
+    ids = [http.post("/create_session", json={}).json()["session_id"] for _ in range(num_sessions)]
+    return ids[::-1], http.post("/sessions/search", json={"limit": 1}).json()["next_cursor"]
+
+
+def test_a_cursor_goes_on_for_who_was_given_it_and_any_other_is_answered_alike(api: Api, http: httpx.Client) -> None:
+    mine, cursor = _first_page(http)
+    with api.http(api.new_key()) as stranger:
+        theirs, of_stranger = _first_page(stranger)
+    good = cursor["last_session_id"]
+    data, _, signature = good.rpartition(".")
+    wrong = {
+        "another tenant's": of_stranger["last_session_id"],
+        "another tenant's session": theirs[0],
+        "a session of one's own": mine[0],
+        "unknown": "00000000-0000-0000-0000-000000000000",
+        "forged": f"{data[:-4]}AAAA.{signature}",
+        "signed by another tenant": f"{data}.{of_stranger['last_session_id'].rpartition('.')[2]}",
+        "cut short": good[:-1],
+        "without its signature": data,
+        "nothing but its signature": signature,
+        "empty": "",
+        "nonsense": "\x00\ufffd" * 3000,
+    }
+
+    def search(text: str) -> httpx.Response:
+        return http.post("/sessions/search", json={"limit": 5, "cursor": {**cursor, "last_session_id": text}})
+
+    answers = {why: search(text) for why, text in wrong.items()}
+
+    assert [one["session_id"] for one in search(good).json()["sessions"]] == mine[1:]
+    assert not any(session_id in good for session_id in mine)
+    unknown = answers["unknown"]
+    assert (unknown.status_code, unknown.json()["code"]) == (400, "invalid_input")
+    for why, answer in answers.items():
+        assert (answer.status_code, answer.text) == (unknown.status_code, unknown.text), why
+
+
+def test_pages_of_everything_else_are_of_the_callers_own(api: Api, http: httpx.Client, model_id: str) -> None:
+    with api.http(api.new_key()) as stranger:
+        for offset in (0, 1, 2**31 - 1):
+            for route in ("/sessions", "/training_runs", "/checkpoints"):
+                page = stranger.get(route, params={"offset": offset}).json()
+                assert not page.get("sessions") and not page.get("training_runs") and not page.get("checkpoints")
+                assert page.get("cursor", {"total_count": 0})["total_count"] == 0
+            of_run = [stranger.get(f"/training_runs/{run}/checkpoints?offset={offset}") for run in (model_id, "none")]
+            assert [answer.status_code for answer in of_run] == [404, 404]
+            assert of_run[0].text.replace(model_id, "R") == of_run[1].text.replace("none", "R")

@@ -130,20 +130,22 @@ def test_memory_does_not_grow_with_the_archive(
 def test_a_tampered_or_old_url_opens_nothing(api: Api, http: httpx.Client, path: str) -> None:
     url = _url(http, path)
     query = parse_qs(urlsplit(url).query)
-    (signature,), (expires,), (seq,) = query["signature"], query["expires"], query["seq"]
+    (signature,), (expires,), (content,) = query["signature"], query["expires"], query["content"]
     links = api.state().artifacts.links
-    old = links.archive_url_of(path, int(seq), base_url=api.url, expires_at=int(api.state().common.clock.now()) - 1)
-    of_file = links.url_of(f"archive\n{seq}\n{path}", base_url=api.url, expires_at=int(expires))
+    checkpoint = api.worker.catalog.checkpoint(path)
+    old = links.archive_url_of(checkpoint, base_url=api.url, expires_at=int(api.state().common.clock.now()) - 1)
+    of_file = links.file_url_of(checkpoint, path, base_url=api.url, expires_at=int(expires))
 
     tampered = [
         url.replace(f"expires={expires}", f"expires={int(expires) + 1}"),
-        url.replace(f"seq={seq}", f"seq={int(seq) + 1}"),
+        url.replace(content, content[::-1]),
+        url.replace("generation=0", "generation=1"),
+        url.replace(signature, parse_qs(urlsplit(of_file).query)["signature"][0]),
         url.replace(signature, signature[::-1]),
         url.replace("/out.tar", "/other.tar"),
         old,
     ]
-    assert [httpx.get(one).status_code for one in tampered] == [403] * 5
-    assert httpx.get(of_file).status_code == 404
+    assert [httpx.get(one).status_code for one in tampered] == [403] * 7
 
 
 def test_an_archive_goes_with_its_checkpoint(
@@ -151,7 +153,7 @@ def test_an_archive_goes_with_its_checkpoint(
 ) -> None:
     url = _url(http, path)
     with api.worker.journal.database.transaction() as transaction:
-        transaction.execute("UPDATE checkpoint SET seq = seq + 1 WHERE path = ?", (path,))
+        transaction.execute("UPDATE checkpoint SET content = 'another' || ? WHERE path = ?", (path, path))
     replaced, anew = httpx.get(url), httpx.get(_url(http, path))
     service.create_rest_client().delete_checkpoint_from_tinker_path(path).result()
 

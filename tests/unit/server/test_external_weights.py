@@ -14,7 +14,7 @@ import tinker
 from harness.fake_worker import WEIGHTS
 from twinkle.core.settings import Settings
 from twinkle.server.downloads import Part, read_range
-from twinkle.server.links import secret_of
+from twinkle.server.signing import secret_of
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -106,11 +106,12 @@ def test_a_tampered_url_opens_nothing(service: tinker.ServiceClient) -> None:
     assert {answer.json()["code"] for answer in refused} == {"forbidden"}
 
 
-def test_a_url_ends_with_its_time(api: Api) -> None:
+def test_a_url_ends_with_its_time(api: Api, service: tinker.ServiceClient) -> None:
     links = api.state().artifacts.links
     past = int(api.state().common.clock.now()) - 1
+    checkpoint = api.worker.catalog.checkpoint(_save(service))
 
-    refused = httpx.get(links.url_of("blobs/x", base_url=api.url, expires_at=past))
+    refused = httpx.get(links.file_url_of(checkpoint, "adapter", base_url=api.url, expires_at=past))
 
     assert refused.status_code == 403
     assert "expired" in refused.json()["detail"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinkle.core.adapter import CheckpointKind
+from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
@@ -16,11 +16,11 @@ from twinkle.wire.paths import SCHEME, parse_checkpoint_path
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model as a request names it, and the mesh that serves it."""
+    """A model as a request names it, what the name means now, and the mesh that serves it."""
 
     name: str
     base_model: str
-    checkpoint: str | None
+    checkpoint: Checkpoint | None
     mesh: str
     capabilities: MeshCapabilities
 
@@ -53,7 +53,7 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
         )
         if found.kind is CheckpointKind.EXTERNAL:
             raise InvalidInput("model", f"{name} is an export to take away; sample from a sampler checkpoint")
-        base_model, checkpoint = found.config.base_model, name
+        base_model, checkpoint = found.config.base_model, found
     try:
         mesh = choose_mesh(await queue.meshes.all(), base_model)
     except InvalidInput as error:

@@ -33,11 +33,7 @@ async def list_models(common: Common, queue: Queue, artifacts: Artifacts, tenant
 async def show_model(name: str, common: Common, queue: Queue, artifacts: Artifacts, tenant: Caller) -> Response:
     """One model, if the caller may use it."""
     model = await find_model(common, queue, artifacts, tenant, name)
-    created_at = 0.0
-    if model.checkpoint is not None:
-        checkpoint = await common.sql.run(artifacts.catalog.checkpoint, model.checkpoint, tenant=tenant)
-        created_at = checkpoint.created_at
-    return json_answer(_model(name, created_at=created_at))
+    return json_answer(_model(name, created_at=0.0 if model.checkpoint is None else model.checkpoint.created_at))
 
 
 def _model(name: str, *, created_at: float = 0.0) -> ModelInfo:

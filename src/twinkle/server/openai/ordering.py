@@ -111,9 +111,9 @@ async def prepare(
 ) -> Order:
     """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
     key = idempotency_key(request, "Idempotency-Key")
-    lane = await _lane(server, tenant, model)
-    end_texts = () if text_model is None else text_model.end_texts
     seqs = [number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(drawings))]
+    lane = await _lane(server, tenant, model, repeated_seq=seqs[0] if key else None)
+    end_texts = () if text_model is None else text_model.end_texts
     return Order(
         tenant=tenant,
         samples=[_sample(drawing, lane, seq, end_texts) for drawing, seq in zip(drawings, seqs, strict=True)],
@@ -158,9 +158,17 @@ async def outcome(server: Server, request: Request, tenant: str, request_id: str
             raise TransientError(reason or f"the sample has not ended within {_LONGEST_WAIT_S:.0f} s; send it again")
 
 
-async def _lane(server: Server, tenant: str, model: ServedModel) -> str:
+async def _lane(server: Server, tenant: str, model: ServedModel, *, repeated_seq: int | None) -> str:
+    """The sampling session of what the model's name means now, or of what it meant when this was asked before."""
     session = await server.common.sql.run(server.accounts.directory.open_session, tenant, new_openai_session())
-    lane = str(SamplingSessionId(session, number_of(model.mesh, model.name)))
+    meant = model.checkpoint
+    if meant is not None and repeated_seq is not None:
+        catalog = server.artifacts.catalog
+        before = await server.common.sql.run(catalog.sampled_before, session, checkpoint=meant.path, seq=repeated_seq)
+        if before is not None:
+            return before
+    bound_to = () if meant is None else (meant.content, str(meant.generation))
+    lane = str(SamplingSessionId(session, number_of(model.mesh, model.name, *bound_to)))
     try:
         await server.common.sql.run(server.artifacts.catalog.sampling_session, lane, tenant=tenant)
     except NotFound:
@@ -171,8 +179,10 @@ async def _lane(server: Server, tenant: str, model: ServedModel) -> str:
                 session=session,
                 mesh=model.mesh,
                 base_model=model.base_model,
-                model_path=model.checkpoint,
-                checkpoint=model.checkpoint,
+                model_path=None if meant is None else meant.path,
+                checkpoint=None if meant is None else meant.path,
+                content=None if meant is None else meant.content,
+                generation=0 if meant is None else meant.generation,
             )
         )
     return lane

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
 from twinkle.server.openapi import described
+from twinkle.server.signing import Part
 from twinkle.server.state import Accounts, Common, Key, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.server.tokens import is_token
 from twinkle.storage.checkpoints.catalog import NO_PROJECT
 from twinkle.storage.tenants.audit import AuditRecord
-from twinkle.storage.tenants.session_search import FoundSession
+from twinkle.storage.tenants.session_search import FoundSession, Place
 from twinkle.wire.bodies.account import (
     ActiveStatus,
     ApiKeyDetails,
@@ -34,6 +36,7 @@ from twinkle.wire.bodies.account import (
 from twinkle.wire.bodies.base import parse_body
 
 _DAY = timedelta(days=1)
+_SEARCH = "sessions"
 
 Status = ActiveStatus | FinishedStatus | None
 
@@ -88,6 +91,7 @@ async def audit(
 async def search_sessions(request: Request, common: Common, accounts: Accounts, tenant: Tenant) -> Response:
     """The tenant's sessions that match, newest first."""
     body = parse_body(SearchRequest, await common.bodies.read(request))
+    after = None if body.cursor is None else _place(accounts.cursors.read(tenant, _SEARCH, body.cursor.last_session_id))
     owner = await common.sql.run(accounts.directory.tenant_name, tenant)
     if body.owner.type == "user" and owner not in (body.owner.owner_urns or ()):
         return answer(SearchResponse(sessions=[]))
@@ -96,17 +100,24 @@ async def search_sessions(request: Request, common: Common, accounts: Accounts, 
         tenant,
         lambda session: _matches(session, body, _status_of(common, session)),
         limit=body.limit + 1,
-        after=None if body.cursor is None else body.cursor.last_session_id,
+        after=after,
     )
     page = found[: body.limit]
     cursor = None
     if len(found) > body.limit:
-        cursor = NextCursor(last_created_at=moment(page[-1].created_at), last_session_id=page[-1].id)
+        last = page[-1]
+        text = accounts.cursors.write(tenant, _SEARCH, last.created_at, last.id)
+        cursor = NextCursor(last_created_at=moment(last.created_at), last_session_id=text)
     return answer(
         SearchResponse(
             sessions=[_summary(session, owner, _status_of(common, session)) for session in page], next_cursor=cursor
         )
     )
+
+
+def _place(parts: Sequence[Part]) -> Place:
+    created_at, session_id = parts
+    return Place(created_at=float(created_at), id=str(session_id))
 
 
 def _entry(record: AuditRecord) -> AuditEntry:

@@ -115,7 +115,7 @@ async def publish(
 async def unpublish(
     run_id: str, segment: str, name: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
-    """Keep a checkpoint to its owner again."""
+    """Keep a checkpoint to its owner again, at once: URLs that were given out and the sessions of strangers end."""
     path = _path(run_id, segment, name)
     await common.sql.run(artifacts.catalog.set_public, tenant, path, public=False)
     await _note(common, accounts, tenant, "checkpoint_unpublish", path)
@@ -152,11 +152,9 @@ async def external_weights_urls(
     """A URL for each file of an external checkpoint, good for a while without a key."""
     path = _path(run_id, CheckpointKind.EXTERNAL.segment, name)
     checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path, tenant=tenant)
-    base_url, expires_at = _url_terms(common, request)
-    urls = {
-        file: await common.object_io.run(artifacts.links.url_of, stored.key, base_url=base_url, expires_at=expires_at)
-        for file, stored in checkpoint.files.items()
-    }
+    urls, expires_at = await common.object_io.run(
+        artifacts.links.file_urls_of, checkpoint, reader=tenant, base_url=_base_url(common, request)
+    )
     await _note(common, accounts, tenant, "checkpoint_read", path, purpose="download")
     return answer(ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires_at)))
 
@@ -175,17 +173,16 @@ async def checkpoint_archive(
     """Where a checkpoint's weights can be read as one tar file for a while without a key: for SDKs before 0.36."""
     path = _path(run_id, segment, name)
     checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path, tenant=tenant)
-    base_url, expires_at = _url_terms(common, request)
-    url = artifacts.links.archive_url_of(path, checkpoint.seq, base_url=base_url, expires_at=expires_at)
+    expires_at = artifacts.links.expires_at
+    url = artifacts.links.archive_url_of(checkpoint, base_url=_base_url(common, request), expires_at=expires_at)
     await _note(common, accounts, tenant, "checkpoint_read", path, purpose="download")
     headers = {"Location": url, "Expires": formatdate(expires_at, usegmt=True), "Cache-Control": "private, no-store"}
     return Response(status_code=_FOUND, headers=headers)
 
 
-def _url_terms(common: Common, request: Request) -> tuple[str, int]:
-    """What download URLs begin with, and when those that are made now end."""
-    base_url = common.settings.public_url or str(request.base_url)
-    return base_url, int(common.clock.now()) + common.settings.download_url_ttl_s
+def _base_url(common: Common, request: Request) -> str:
+    """What URLs of ours begin with."""
+    return common.settings.public_url or str(request.base_url)
 
 
 def _path(run_id: str, segment: str, name: str) -> str:

@@ -154,6 +154,15 @@ class Catalog:
                 weights=None if weights is None else _weights_of(weights, head_seq),
             )
 
+    def sampled_before(self, session_id: str, *, checkpoint: str, seq: int) -> str | None:
+        """The sampling session on a path, whatever that meant then, in which a sample of this number was accepted."""
+        rows = self._database.read(
+            "SELECT s.id FROM sampling_session s JOIN operation o ON o.lane = s.id"
+            " WHERE s.session = ? AND s.checkpoint = ? AND o.seq = ? LIMIT 1",
+            (session_id, checkpoint, seq),
+        )
+        return str(rows[0].id) if rows else None
+
     def sampling_sessions_of(self, session_id: str) -> list[str]:
         """The ids of a session's sampling sessions."""
         with Session(self._engine) as session:
@@ -183,7 +192,7 @@ class Catalog:
         with Session(self._engine) as session:
             row = session.exec(select(CheckpointRow).where(CheckpointRow.content == content)).first()
             if row is None or self._is_over(row):
-                raise NotFound("what was saved there was deleted or replaced, or has expired")
+                raise NotFound("this content is not there any more: it was replaced or deleted, or has expired")
             return _checkpoint_of(row)
 
     def sampled(self, sampling_session: SamplingSession) -> Checkpoint | None:

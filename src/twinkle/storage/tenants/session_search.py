@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Engine
 from sqlmodel import Session, and_, col, or_, select
@@ -33,6 +33,14 @@ class FoundSession:
     checkpoint_bytes: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place among a tenant's sessions: behind this one, which need not be there."""
+
+    created_at: float
+    id: str
+
+
 class SessionSearch:
     """Finds sessions."""
 
@@ -41,9 +49,9 @@ class SessionSearch:
         self._engine = engine
 
     def find(
-        self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: str | None
+        self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: Place | None
     ) -> list[FoundSession]:
-        """At most ``limit`` of the tenant's sessions that match, those older than session ``after``."""
+        """At most ``limit`` of the tenant's sessions that match, those behind ``after`` if that is given."""
         found = []
         for session in self._newest_first(tenant, after):
             if matches(session):
@@ -52,10 +60,10 @@ class SessionSearch:
                     break
         return self._with_checkpoints(found)
 
-    def _newest_first(self, tenant: str, after: str | None) -> Iterator[FoundSession]:
+    def _newest_first(self, tenant: str, after: Place | None) -> Iterator[FoundSession]:
         with Session(self._engine) as session:
             statement = select(SessionRow).where(SessionRow.tenant == tenant)
-            last = None if after is None else session.get(SessionRow, after)
+            last = after
             order = (col(SessionRow.created_at).desc(), col(SessionRow.id).desc())
             while True:
                 page = statement if last is None else statement.where(_is_older(last))
@@ -63,20 +71,30 @@ class SessionSearch:
                 yield from (_found(row) for row in rows)
                 if len(rows) < _BATCH:
                     return
-                last = rows[-1]
+                last = Place(created_at=rows[-1].created_at, id=rows[-1].id)
 
     def _with_checkpoints(self, sessions: list[FoundSession]) -> list[FoundSession]:
         ids = [session.id for session in sessions]
         rows = self._database.read(
-            "SELECT a.session, COUNT(*), SUM(c.size_bytes) FROM checkpoint c JOIN adapter a ON a.id = c.adapter"
-            f" WHERE a.session IN ({placeholders(ids)}) AND c.listed GROUP BY a.session",
+            "SELECT a.session, COUNT(*) AS num, SUM(c.size_bytes) AS size_bytes FROM checkpoint c"
+            f" JOIN adapter a ON a.id = c.adapter WHERE a.session IN ({placeholders(ids)}) AND c.listed"
+            " GROUP BY a.session",
             ids,
         )
-        counts = {row[0]: {"num_checkpoints": int(row[1]), "checkpoint_bytes": int(row[2])} for row in rows}
-        return [FoundSession(**{**vars(session), **counts.get(session.id, {})}) for session in sessions]
+        counts = {row.session: row for row in rows}
+        return [
+            replace(
+                session,
+                num_checkpoints=int(counts[session.id].num),
+                checkpoint_bytes=int(counts[session.id].size_bytes),
+            )
+            if session.id in counts
+            else session
+            for session in sessions
+        ]
 
 
-def _is_older(last: SessionRow) -> ColumnElement[bool]:
+def _is_older(last: Place) -> ColumnElement[bool]:
     return or_(
         col(SessionRow.created_at) < last.created_at,
         and_(col(SessionRow.created_at) == last.created_at, col(SessionRow.id) < last.id),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from twinkle.wire.bodies.base import MAX_METADATA_ENTRIES, Identifier, RequestBody, ResponseBody, Text
 
@@ -80,10 +80,9 @@ class StatusQuery(RequestBody):
 
 
 class SearchCursor(RequestBody):
-    """Where the next page starts."""
+    """Where the next page starts. All of it is in ``last_session_id``, which is no session's id but opaque."""
 
-    last_created_at: Annotated[AwareDatetime, Field(strict=False)]
-    last_session_id: Identifier
+    last_session_id: str
 
 
 class SearchRequest(RequestBody):
@@ -134,7 +133,7 @@ class SessionSummary(ResponseBody):
 
 
 class NextCursor(ResponseBody):
-    """What the next request brings as ``cursor``."""
+    """What the next request brings as ``cursor``; to its reader ``last_session_id`` means nothing."""
 
     last_created_at: datetime
     last_session_id: str
