@@ -200,6 +200,7 @@ def test_a_copy_that_had_to_leave_memory_is_made_anew(bench: Bench, run: Run, ma
 
     for session, request_id in samples:
         assert sampled_from(worker, request_id) == run.truth(session)
+    assert worker.residents.used(within_s=1e12) == ["a"]
 
 
 def test_what_weights_are_made_of_is_kept_while_they_are_open_and_no_longer(

@@ -81,7 +81,11 @@ class Residents(Generic[State]):
             StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
             TwinkleError: The journal does not hold what it takes.
         """
-        return self.state_before(adapter, seq + 1) if is_last else self._replay.state_after(adapter, seq).state
+        if not is_last:
+            return self._replay.state_after(adapter, seq).state
+        self.room_for_batch(at_most=1)
+        self.make_room([adapter], dict)
+        return self.state_before(adapter, seq + 1)
 
     def store_past(self, adapter: str, seq: int) -> None:
         """Write a recovery point of a past state, soon. Raises as ``state_after`` does."""
