@@ -304,6 +304,24 @@ def test_samples_are_those_of_one_rank_between_training_steps(one: TransformersE
     assert results[0] == results[1] == {"adapter": 12, "base": 12}
 
 
+def test_a_frozen_copy_is_sampled_from_as_the_adapter_was(one: TransformersEngine, two: RankedEngine) -> None:
+    for engine in (one, two):
+        trained = engine.create(config())
+        train(engine, [trained], 2)
+        frozen = engine.freeze(trained)
+        files = engine.export(trained, with_optimizer=False)
+        loaded = engine.load(config(), files, with_optimizer=False, trainable=False)
+        train(engine, [trained], 2)
+        for request_id, state in (("frozen", frozen), ("loaded", loaded)):
+            engine.add_sample(request_id, state, sample_request(), cache_group="tenant:t")
+        ended = {}
+        while engine.num_samples_under_way:
+            ended |= {output.request_id: output.result for output in engine.step_samples()}
+
+        assert ended["frozen"] == ended["loaded"] is not None
+        assert engine.weights_bytes(frozen) == engine.weights_bytes(trained) < sum(len(data) for data in files.values())
+
+
 def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(two: RankedEngine) -> None:
     two.add_sample("r", None, sample_request(), cache_group="tenant:t")
     told: list[list[int]] = [[], []]
