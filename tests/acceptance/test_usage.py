@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import pytest
 import tinker
 
 from harness.served import Served
+from twinkle.core.clock import SystemClock
+from twinkle.storage.adapters.ephemeral import EphemeralStore, Patience
+from twinkle.storage.database import Database
 
 HOUR = timedelta(hours=1)
 
@@ -38,6 +42,24 @@ def told_by_the_command_line(served: Served, key: str, home: Path) -> list[dict[
     command = [sys.executable, "-m", "tinker.cli", "--format", "json", "billing", "usage", start, end]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return list(json.loads(done.stdout)["data"])
+
+
+@dataclass(frozen=True)
+class Nameless:
+    size_bytes: int
+    lived_s: float
+
+
+def nameless_weights(served: Served) -> Nameless:
+    """What was saved for a sampling client without a name, ended with the session that was finished."""
+    database = Database(f"sqlite:///{served.home}/journal.db")
+    EphemeralStore(database, SystemClock()).end_unreachable(Patience(idle_s=1e9, silent_s=1e9))
+    database.close()
+    ((size_bytes, opened_at, ended_at),) = served.query(
+        "SELECT e.size_bytes, e.opened_at, e.ended_at FROM ephemeral_weights e JOIN tenant t ON t.id = e.tenant"
+        " WHERE t.name = 'accounted'"
+    )
+    return Nameless(size_bytes, ended_at - opened_at)
 
 
 def test_usage_is_what_was_trained_prefilled_sampled_and_stored(served: Served, tmp_path: Path) -> None:
@@ -67,6 +89,7 @@ def test_usage_is_what_was_trained_prefilled_sampled_and_stored(served: Served, 
         at_least_s = time.time() - kept.time.timestamp()
         rest.delete_checkpoint_from_tinker_path(path).result()
     deleted = time.time()
+    nameless = nameless_weights(served)
     events = admin.get_billing_usage(*window()).result().data
     audited = admin.get_audit_log(event_type="checkpoints").result().entries
 
@@ -81,8 +104,8 @@ def test_usage_is_what_was_trained_prefilled_sampled_and_stored(served: Served, 
         "sampling_sample": num_sampled,
         "checkpoint": 2,
     }
-    assert [(item.checkpoint_count, item.size_bytes) for item in stored] == [(1, kept.size_bytes)]
-    lived_s = storage * 3600 * 1e9 / kept.size_bytes
+    assert [(item.checkpoint_count, item.size_bytes) for item in stored] == [(2, kept.size_bytes + nameless.size_bytes)]
+    lived_s = (storage * 3600 * 1e9 - nameless.size_bytes * nameless.lived_s) / kept.size_bytes
     assert at_least_s - 0.1 < lived_s < deleted - kept.time.timestamp() + 0.1
     assert [entry.event for entry in audited if entry.tinker_path == path] == ["checkpoint_create", "checkpoint_delete"]
     by_command_line = told_by_the_command_line(served, key, tmp_path)
