@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from harness.journal import Bench, done, failed, new_sampler, submission
+from harness.journal import MESH, Bench, done, failed, new_sampler, submission
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
+from twinkle.storage.adapters.ephemeral import EphemeralStore, NewEphemeralWeights, Patience
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.database import Cursor, Database, Row, Transaction
 from twinkle.storage.journal.custom_losses import CustomLosses
@@ -31,10 +33,10 @@ NUM_LANES = 50_000
 
 DAY_S = 86_400.0
 
-TABLES = ("operation", "lane", "adapter", "checkpoint", "access_token")
+TABLES = ("operation", "lane", "adapter", "checkpoint", "access_token", "ephemeral_weights")
 
 # A walk along one of these is one along what waits, not along what there is.
-_SMALL = "lane_ready|lane_gap|lane_prunable|sample_waiting|operation_open"
+_SMALL = "lane_ready|lane_gap|lane_prunable|sample_waiting|operation_open|ephemeral_of_session|ephemeral_pinned"
 _WHOLE_TABLE = re.compile(
     rf"SCAN (o|l|sampling_session|{'|'.join(TABLES)})\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
     rf'|"Seq Scan"[^{{}}]*"Relation Name": "({"|".join(TABLES)})"'
@@ -75,6 +77,15 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
             f" {some} SELECT CAST(i AS TEXT), CAST(i AS TEXT), 't0', CAST(i AS TEXT), '', 0,"
             f" {bench.clock.now() + 100 * DAY_S} + i FROM n"
         )
+        transaction.execute(
+            "INSERT INTO sampling_session (id, tenant, session, base_model)"
+            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'session-t0', '' FROM n"
+        )
+        transaction.execute(
+            "INSERT INTO ephemeral_weights (sampling_session, tenant, session, adapter, seq, size_bytes, opened_at,"
+            " used_at, ended_at) "
+            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'session-t0', CAST(i AS TEXT), 3, 1, 0, 0, 1 FROM n"
+        )
     bench.append(submission("a", 1))
     bench.claim(lease)
     bench.append(submission("a", 2), submission("b", 1), submission("s", 0, OperationKind.SAMPLE))
@@ -97,6 +108,17 @@ def _commit_sample(bench: Bench, lease: Lease) -> None:
 def _close_gap(bench: Bench, lease: Lease) -> None:
     bench.clock.move(700)
     assert bench.upkeep.close_gaps(older_than_s=600)
+
+
+def _ephemeral(bench: Bench) -> EphemeralStore:
+    return EphemeralStore(bench.database, bench.clock)
+
+
+def _open_ephemeral(bench: Bench, lease: Lease) -> None:
+    weights = NewEphemeralWeights(
+        adapter="a", seq=1, size_bytes=1, opened_at=bench.clock.now(), expires_at=None, max_open=1
+    )
+    bench.journal.open_lane(replace(new_sampler("nameless"), weights=weights))
 
 
 def _expire_overdue(bench: Bench, lease: Lease) -> None:
@@ -128,6 +150,11 @@ ACTIONS: dict[str, Action] = {
     "close_gaps": _close_gap,
     "runs_to_prune": lambda bench, lease: bench.snapshots.runs_to_prune(older_than_s=DAY_S),
     "prune": lambda bench, lease: bench.snapshots.prune("1", Retention(keep_s=0, every_ops=1, max_snapshots=2).choose),
+    "open_ephemeral": _open_ephemeral,
+    "note_use": lambda bench, lease: _ephemeral(bench).note_use(["nameless"]),
+    "open_among": lambda bench, lease: _ephemeral(bench).open_among(["nameless", "7"]),
+    "to_pin": lambda bench, lease: _ephemeral(bench).to_pin(MESH, older_than_s=0.0),
+    "end_unreachable": lambda bench, lease: _ephemeral(bench).end_unreachable(Patience(idle_s=DAY_S, silent_s=DAY_S)),
     "expire_overdue": _expire_overdue,
     "timeline_lanes": lambda bench, lease: next(Timeline(bench.database).lanes("session-t1"), None),
     "timeline_operations": lambda bench, lease: list(Timeline(bench.database).operations("a", until=bench.clock.now())),
