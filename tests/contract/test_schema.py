@@ -121,6 +121,44 @@ def test_a_journal_of_the_first_schema_is_brought_along_with_what_it_holds(empty
     assert _differences(empty_url) == []
 
 
+def test_weights_that_were_saved_without_a_name_get_an_end_and_named_ones_stay_as_they_are(empty_url: str) -> None:
+    engine = sql_engine(empty_url)
+    upgrade(engine, revision="0013")
+    database = Database(empty_url)
+    before = time.time()
+    with database.transaction() as transaction:
+        transaction.execute("INSERT INTO tenant (id, name, weight, created_at) VALUES ('t', 't', 1, 0)")
+        transaction.execute(
+            "INSERT INTO session (id, tenant, tags, sdk_version, created_at, heartbeat_at)"
+            " VALUES ('s', 't', '[]', '', 0, 0)"
+        )
+        transaction.execute(
+            "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
+            " VALUES ('a', 't', 'm', TRUE, 0, -1, 0, 0)"
+        )
+        transaction.execute(
+            "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, created_at)"
+            " VALUES ('a', 't', 's', 'm', '', '', 0)"
+        )
+        for name, is_listed, expires_at in (("named", True, None), ("ephemeral-7", False, None), ("short", False, 5.0)):
+            transaction.execute(
+                "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, public,"
+                " listed, created_at, expires_at, content) VALUES (?, 't', 'a', 'sampler', ?, 0, '', '{}', 1, FALSE, ?,"
+                " 0, ?, ?)",
+                (name, name, is_listed, expires_at, name),
+            )
+    database.close()
+
+    upgrade(engine)
+
+    ends = {row.path: row.expires_at for row in database.read("SELECT path, expires_at FROM checkpoint")}
+    database.close()
+    engine.dispose()
+    day_s = 86_400
+    assert (ends["named"], ends["short"]) == (None, 5.0)
+    assert before + day_s <= ends["ephemeral-7"] <= time.time() + day_s
+
+
 # -- the hot statements use their indexes -----------------------------------------------------------------------------
 
 
