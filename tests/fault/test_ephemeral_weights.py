@@ -74,7 +74,7 @@ def test_fifty_steps_leave_a_bounded_number_of_weights_that_count_as_stored_and_
     checkpoints = served.query("SELECT path FROM checkpoint WHERE tenant = ?", tenant)
     with pytest.raises(tinker.RequestFailedError, match="under a name keeps weights"):
         drawn(samplers[0])
-    loop.service.close("success")
+    loop.service.close("success").result()
     EphemeralStore(database, clock).end_unreachable(Patience(idle_s=1e9, silent_s=1e9))
     after = Usage(database, clock).stored(tenant)
     database.close()

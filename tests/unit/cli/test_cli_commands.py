@@ -9,20 +9,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import structlog
 
 from harness.clock import HandClock
-from harness.journal import CONFIG, Bench, submission
+from harness.journal import CONFIG, Bench, new_sampler, submission
 from twinkle.cli import main
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
+from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.database import Database, sql_engine
@@ -228,15 +229,20 @@ def test_tenants_are_listed_with_what_their_checkpoints_take_up(
     bench.created(bench.lease(), "a")
     for name in ("one", "two"):
         _save(bench, "a", name, size_bytes=750_000_000)
+    weights = NewEphemeralWeights(
+        adapter="a", seq=1, size_bytes=250_000_000, opened_at=clock.now(), expires_at=None, max_open=32
+    )
+    bench.journal.open_lane(replace(new_sampler("nameless"), weights=weights))
     bench.close()
 
     rows = json.loads(twinkle("tenants", "list", "--json", "--home", str(tmp_path)).stdout)
     table = twinkle("tenants", "list", "--home", str(tmp_path)).stdout
 
     stored = {row["name"]: row["stored"] for row in rows}
-    assert stored["t0"] == {"num_checkpoints": 2, "size_bytes": 1_500_000_000}
-    assert stored["alice"] == {"num_checkpoints": 0, "size_bytes": 0}
-    assert "1.500" in table and "0.000" in table
+    nameless = {"num_ephemeral": 1, "ephemeral_bytes": 250_000_000}
+    assert stored["t0"] == {"num_checkpoints": 2, "size_bytes": 1_500_000_000, **nameless}
+    assert set(stored["alice"].values()) == {0}
+    assert "1.500" in table and "0.250" in table and "0.000" in table
 
 
 def test_a_weights_access_token_is_shown_once_listed_and_revoked(
