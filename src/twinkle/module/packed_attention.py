@@ -5,7 +5,7 @@ Which attention runs is an object that travels with the forward call as a keywor
 
 A layer may attend in a sliding window: a position then sees itself and the ``window - 1`` positions before it.
 
-Shapes: H query heads, G key/value heads, T packed tokens, N queries, S keys, D head size.
+Shapes: H query heads, G key/value heads, T packed tokens, N queries, B those of a block, S keys, D head size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ class PackedAttention(Protocol):
 
 
 class CausalSpans:
-    """Causal attention within each ``(start, end)`` of the packed row, one call per sequence: no shared arithmetic."""
+    """Causal attention within each ``(start, end)`` of the packed row, one call per sequence: no shared arithmetic.
+
+    The spans cover the row, one after another. It is split into them, never sliced: the gradient of a slice is as large
+    as what it was cut from, so that of all slices together would grow with their number times the row.
+    """
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
         self.spans = tuple(spans)
@@ -55,11 +59,15 @@ class CausalSpans:
         window: int | None,
     ) -> torch.Tensor:
         """Return the attended values as [1, T, H, D]; ``window`` None means no limit."""
+        lengths = [end - start for start, end in self.spans]
         attended = [
-            _attend_span(
-                query_1HTD[:, :, start:end], key_1GTD[:, :, start:end], value_1GTD[:, :, start:end], scale, window
+            _attend_span(query_1HND, key_1GND, value_1GND, scale, window)
+            for query_1HND, key_1GND, value_1GND in zip(
+                query_1HTD.split(lengths, dim=2),
+                key_1GTD.split(lengths, dim=2),
+                value_1GTD.split(lengths, dim=2),
+                strict=True,
             )
-            for start, end in self.spans
         ]
         return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0].contiguous()
 
@@ -70,17 +78,19 @@ def _attend_span(
     """The attended values [1, N, H, D] of one sequence; long ones in blocks of a window, which see two windows each."""
     length = query_1HND.shape[2]
     grouped = query_1HND.shape[1] != key_1GND.shape[1]
-    attended: list[torch.Tensor] = []
     step = length if window is None else window
-    for start in range(0, length, step):
-        end = min(start + step, length)
+    queries, keys, values = (matrix.split(step, dim=2) for matrix in (query_1HND, key_1GND, value_1GND))
+    attended: list[torch.Tensor] = []
+    for index, query_1HBD in enumerate(queries):
+        start = index * step
         first_key = max(0, start - step + 1)
+        end = start + query_1HBD.shape[2]
         mask_NS = None if start == 0 else window_mask(start, end, first_key, window, key_1GND.device)
         attended.append(
             functional.scaled_dot_product_attention(
-                query_1HND[:, :, start:end],
-                key_1GND[:, :, first_key:end],
-                value_1GND[:, :, first_key:end],
+                query_1HBD,
+                _with_block_before(keys, index),
+                _with_block_before(values, index),
                 attn_mask=mask_NS,
                 is_causal=mask_NS is None,
                 scale=scale,
@@ -88,6 +98,13 @@ def _attend_span(
             ).transpose(1, 2)
         )
     return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0]
+
+
+def _with_block_before(blocks_1GBD: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+    """A block and the one before it but for its first token, which no query of the block sees."""
+    if index == 0:
+        return blocks_1GBD[0]
+    return torch.cat((blocks_1GBD[index - 1][:, :, 1:], blocks_1GBD[index]), dim=2)
 
 
 def window_mask(start: int, end: int, first_key: int, window: int | None, device: torch.device) -> torch.Tensor:
