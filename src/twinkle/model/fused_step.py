@@ -28,6 +28,50 @@ Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttentio
 log = event_log()
 
 
+GROW_AFTER_PASSES = 64
+LONGEST_WAIT_PASSES = 4096
+
+
+class PassSize:
+    """How many tokens a pass may have: fewer once memory ran out, more again when enough passes have gone well since.
+
+    A larger size that fails doubles the wait for the next try: to find that nothing has changed costs ever less.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.num_tokens = limit
+        self._times_out_of_memory = 0
+        self._wait_passes = GROW_AFTER_PASSES
+        self._passes_well = 0
+        self._has_grown = False
+
+    def shrink(self, num_tokens: int) -> None:
+        """A pass of so many tokens did not fit."""
+        self._times_out_of_memory += 1
+        if self._has_grown:
+            self._wait_passes = min(2 * self._wait_passes, LONGEST_WAIT_PASSES)
+        self.num_tokens = max(1, min(self.num_tokens, num_tokens) // 2)
+        self._passes_well, self._has_grown = 0, False
+        log.warning(
+            "model.pass.out_of_memory",
+            num_tokens=num_tokens,
+            next_budget_tokens=self.num_tokens,
+            larger_again_after_passes=self._wait_passes,
+            times=self._times_out_of_memory,
+        )
+
+    def went_well(self) -> None:
+        """A pass fitted."""
+        if self.num_tokens == self.limit:
+            return
+        self._passes_well += 1
+        if self._passes_well >= self._wait_passes:
+            self.num_tokens = min(2 * self.num_tokens, self.limit)
+            self._passes_well, self._has_grown = 0, True
+            log.info("model.pass.larger_again", budget_tokens=self.num_tokens, limit_tokens=self.limit)
+
+
 class OutOfStep(RuntimeError):
     """This rank failed where others wait for it: none of them can go on."""
 
@@ -59,7 +103,9 @@ class FusedStep:
         self._embedding = embedding
         self._decode = decode
         self._head = head
-        self._tokens_per_pass = tokens_per_pass
+        # Apart: a pass without gradients needs a fraction of the memory.
+        self._sizes = {backward: PassSize(tokens_per_pass) for backward in (True, False)}
+        self._times_apart = 0
         self._device = device
         self._lockstep = lockstep
 
@@ -69,23 +115,22 @@ class FusedStep:
             self._run_all([run for run in runs if run.job.backward is backward], backward=backward)
 
     def _run_all(self, runs: Sequence[JobRun], *, backward: bool) -> None:
-        budget = self._tokens_per_pass
-        while self._lockstep.any(bool(places := _next_pass(runs, budget))):
+        size = self._sizes[backward]
+        while self._lockstep.any(bool(places := _next_pass(runs, size.num_tokens))):
             if not places:
                 self.run_idle(backward=backward)
                 continue
             failure = self._attempt(places, backward=backward)
             if failure is None:
+                size.went_well()
                 continue
             involved = list(dict.fromkeys(run for run, _ in places))
             for run in involved:
                 run.restart()
             if isinstance(failure, OutOfMemory):
-                budget = self._recover_memory(places, budget, failure)
+                self._recover_memory(places, size, failure)
             elif len(involved) > 1:
-                # One of them is at fault: let each go alone, so that only the guilty one fails.
-                for run in involved:
-                    run.alone = True
+                self._go_alone(involved, failure)
             else:
                 involved[0].fail(failure)
 
@@ -101,16 +146,26 @@ class FusedStep:
             return error.with_traceback(None)
         return None
 
-    def _recover_memory(self, places: Sequence[Place], budget: int, failure: OutOfMemory) -> int:
+    def _recover_memory(self, places: Sequence[Place], size: PassSize, failure: OutOfMemory) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        num_tokens = sum(run.job.data[index].tokens.size for run, index in places)
         if len(places) == 1:
             places[0][0].fail(failure)
-            return budget
-        smaller = max(1, min(budget, num_tokens) // 2)
-        log.warning("model.pass.out_of_memory", num_tokens=num_tokens, next_budget_tokens=smaller)
-        return smaller
+        else:
+            size.shrink(sum(run.job.data[index].tokens.size for run, index in places))
+
+    def _go_alone(self, involved: Sequence[JobRun], failure: Exception) -> None:
+        """One of these jobs is at fault: let each go alone, so that only the guilty one fails."""
+        self._times_apart += 1
+        log.warning(
+            "model.pass.failed_fused",
+            error=f"{type(failure).__name__}: {failure}",
+            num_jobs=len(involved),
+            next="each goes alone",
+            times=self._times_apart,
+        )
+        for run in involved:
+            run.alone = True
 
     def run_idle(self, *, backward: bool) -> None:
         """Make a pass over one token for nobody, beside ranks that have datums left."""
