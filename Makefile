@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 TORCH  := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check soak bench clean
+.PHONY: help venv demo test check soak bench gpu clean
 
 help:
 	@echo "make demo    install, start everything, train two tenants at once on a tiny model (minutes)"
@@ -15,6 +15,7 @@ help:
 	@echo "make check   lint, format, types, layering"
 	@echo "make soak    the long fault and load tests"
 	@echo "make bench   the benchmarks, in short"
+	@echo "make gpu     the engine's tests and benchmarks on a GPU, in ten minutes"
 	@echo "make venv    only the virtual environment, in $(VENV)"
 	@echo "make clean   remove what was made"
 
@@ -65,6 +66,12 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/sampling.py --short --output build/bench/sampling.json
 	$(BIN)/python benchmarks/ranks.py --short --output build/bench/ranks.json
 	$(BIN)/python benchmarks/tables.py --results build/bench --print
+
+# On a machine with a GPU, by its own Python: torch 2.11 or newer, transformers, peft, pytest and psutil are all it takes.
+GPU_PYTHON ?= python3
+
+gpu:
+	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) .demo .twinkle build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache

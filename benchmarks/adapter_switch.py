@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -29,7 +30,6 @@ from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter, LoraConfig
-from twinkle.storage.blobs import FolderStore
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "numpy")
@@ -73,12 +73,12 @@ def main() -> None:
     print(f"written to {arguments.output}")
 
 
-def measure(path: Path, folder: Path, rank: int, rounds: int) -> dict[str, object]:
+def measure(path: Path, folder: Path, rank: int, rounds: int, device: str = "cpu") -> dict[str, object]:
     """Measures every way of switching for adapters of one rank; medians in milliseconds."""
-    model = FusedLoraModel.from_pretrained(str(path))
+    model = FusedLoraModel.from_pretrained(str(path), device=device)
     adapter = model.create_adapter(LoraConfig(rank=rank, seed=1))
     folder.mkdir()
-    ways = {**our_ways(model, adapter, folder), **peft_ways(path, folder, adapter)}
+    ways = {**our_ways(model, adapter, folder), **peft_ways(path, folder, adapter, model.device)}
     for way in ways.values():
         way()
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -86,6 +86,8 @@ def measure(path: Path, folder: Path, rank: int, rounds: int) -> dict[str, objec
         for name, way in ways.items():
             started = time.perf_counter()
             way()
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
             times[name].append(1000 * (time.perf_counter() - started))
     medians = {name: statistics.median(values) for name, values in times.items()}
     of_a_pass = {f"{name}_of_a_pass": medians[name] / medians["pass"] for name in medians if name != "pass"}
@@ -94,15 +96,18 @@ def measure(path: Path, folder: Path, rank: int, rounds: int) -> dict[str, objec
 
 
 def our_ways(model: FusedLoraModel, adapter: LoraAdapter, folder: Path) -> Mapping[str, Way]:
-    """A pass for comparison; parking and coming back; the same through files of a folder store."""
+    """A pass for comparison; parking and coming back; the same through a file that is flushed."""
     tokens = np.arange(PASS_TOKENS + 1) % model.info.vocab_size
     inputs = {"target_tokens": tokens[1:], "weights": np.ones(PASS_TOKENS, np.float32)}
     job = TrainJob(adapter, (Datum(tokens=tokens[:-1], inputs=inputs),), "cross_entropy")
-    store = FolderStore(folder / "objects")
+    file = folder / "snapshot"
     parked = snapshot(adapter, model.determinism)
 
     def evict() -> None:
-        store.put("snapshot", snapshot(adapter, model.determinism))
+        with file.open("wb") as stored:
+            stored.write(snapshot(adapter, model.determinism))
+            stored.flush()
+            os.fsync(stored.fileno())
 
     def run_pass() -> None:
         model.forward_backward([job])
@@ -114,11 +119,11 @@ def our_ways(model: FusedLoraModel, adapter: LoraAdapter, folder: Path) -> Mappi
         "park": lambda: snapshot(adapter, model.determinism),
         "unpark": lambda: restore(model.pool, parked, model.determinism),
         "evict": evict,
-        "restore": lambda: restore(model.pool, store.get("snapshot"), model.determinism),
+        "restore": lambda: restore(model.pool, file.read_bytes(), model.determinism),
     }
 
 
-def peft_ways(path: Path, folder: Path, adapter: LoraAdapter) -> Mapping[str, Way]:
+def peft_ways(path: Path, folder: Path, adapter: LoraAdapter, device: torch.device) -> Mapping[str, Way]:
     """Switching between loaded adapters in plain PEFT, and loading one from its files, without optimizer state."""
     import peft  # noqa: PLC0415 - takes a second, which our side does without
     import transformers  # noqa: PLC0415
@@ -127,7 +132,7 @@ def peft_ways(path: Path, folder: Path, adapter: LoraAdapter) -> Mapping[str, Wa
     saved.mkdir()
     for name, content in export_adapter(adapter, str(path)).items():
         (saved / name).write_bytes(content)
-    base = transformers.AutoModelForCausalLM.from_pretrained(path)
+    base = transformers.AutoModelForCausalLM.from_pretrained(path).to(device)
     wrapped = peft.PeftModel.from_pretrained(base, saved, adapter_name="0", is_trainable=True)
     for number in range(1, NUM_PEFT_ADAPTERS):
         wrapped.load_adapter(saved, adapter_name=str(number), is_trainable=True)

@@ -236,12 +236,14 @@ def measure_memory(model: Path) -> dict[str, object]:
     }
 
 
-def check_same_loss(losses: Mapping[Way, float]) -> None:
+def check_same_loss(
+    losses: Mapping[Way, float], *, reference: Way = "peft_switching", tolerance: float = LOSS_TOLERANCE
+) -> None:
     """Raises RuntimeError unless all ways give one loss: else they would not be doing the same work."""
-    expected = losses["peft_switching"]
+    expected = losses[reference]
     for way, got in losses.items():
-        if abs(got - expected) > LOSS_TOLERANCE * abs(expected):
-            raise RuntimeError(f"the loss is {got} {way} and {expected} in plain PEFT")
+        if abs(got - expected) > tolerance * abs(expected):
+            raise RuntimeError(f"the loss is {got} {way} and {expected} {reference}")
 
 
 def cell_summary(load: Load, passes: Mapping[Way, Sequence[Pass]]) -> dict[str, object]:

@@ -27,7 +27,7 @@ TOKENS_PER_PASS = 1024
 """Where the engine cuts its passes on a CPU; the batches of one PEFT adapter are cut at as many."""
 ANSWER_TIMEOUT_S = 600.0
 
-Way = Literal["fused", "one_by_one", "limit", "peft_switching", "peft_one_adapter"]
+Way = Literal["fused", "one_by_one", "limit", "step", "peft_switching", "peft_one_adapter", "peft_step"]
 ENGINE_WAYS: tuple[Way, ...] = ("fused", "one_by_one", "limit")
 PEFT_WAYS: tuple[Way, ...] = ("peft_switching", "peft_one_adapter")
 MklMode = Literal["strict", "tiled", "none"]
@@ -58,6 +58,8 @@ class Pass:
     cpu_s: float
     loss: float
     rss_bytes: int = 0
+    device_bytes: int = 0
+    """The most that an accelerator held at once; 0 on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +141,9 @@ def make_tokens(number: int, num_tokens: int, vocab_size: int) -> np.ndarray:
 
 
 class EngineSide:
-    """Our engine, its adapters, and its three ways."""
+    """Our engine, its adapters, and its ways. ``step`` is one tenant's pass over the whole batch and its optimizer."""
 
-    def __init__(self, folder: Path, threads: int, mode: MklMode) -> None:
+    def __init__(self, folder: Path, threads: int, mode: MklMode, device: str = "cpu") -> None:
         import torch  # noqa: PLC0415 - the parent only orders and needs none of it
 
         from twinkle.model.determinism import prepare_environment  # noqa: PLC0415
@@ -151,7 +153,8 @@ class EngineSide:
         if mode == "strict":
             prepare_environment()
         torch.set_num_threads(threads)
-        self.model = FusedLoraModel.from_pretrained(str(folder), tokens_per_pass=TOKENS_PER_PASS)
+        tokens_per_pass = TOKENS_PER_PASS if device == "cpu" else None
+        self.model = FusedLoraModel.from_pretrained(str(folder), device=device, tokens_per_pass=tokens_per_pass)
         if mode == "none":
             # Every module shares this one product, which now takes MKL's path as it comes.
             self.model.pool.product.tile_rows = None
@@ -171,13 +174,19 @@ class EngineSide:
 
     def run(self, load: Load, way: Way) -> float:
         """See ``Side``."""
-        calls = {"fused": [self._jobs], "one_by_one": [[job] for job in self._jobs], "limit": [self._whole]}[way]
+        from twinkle.model.training import AdamParams  # noqa: PLC0415
+
+        calls = (
+            [[job] for job in self._jobs] if way == "one_by_one" else [self._jobs if way == "fused" else self._whole]
+        )
         total = 0.0
         for jobs in calls:
             for outcome in self.model.forward_backward(jobs):
                 if isinstance(outcome, Exception):
                     raise outcome
                 total += outcome.loss
+        if way == "step":
+            self.model.optim_step(self.adapters[0], AdamParams(eps=1e-8))
         return total
 
     def forget(self) -> None:
@@ -210,16 +219,20 @@ class EngineSide:
 class PeftSide:
     """Plain PEFT: one base, an adapter per tenant, one of them active at a time."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, device: str = "cpu") -> None:
         import torch  # noqa: PLC0415
         from peft import get_peft_model  # noqa: PLC0415
         from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
         os.environ.pop("MKL_CBWR", None)
         torch.set_num_threads(threads)
-        base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        self._device = torch.device(device)
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         self._vocab_size = base.config.vocab_size
-        self._model = get_peft_model(base, self._config(RANKS[0]), adapter_name="tenant0").train()
+        # As ours, adapters are float32 also beside a base in bfloat16: PEFT's own default.
+        self._model = get_peft_model(base.to(self._device), self._config(RANKS[0]), adapter_name="tenant0").train()
+        self._optimizer: Any = None
         self._num_adapters = 1
         self._active = "tenant0"
         self._inputs_BT = torch.zeros(0, 0, dtype=torch.int64)
@@ -235,7 +248,7 @@ class PeftSide:
             self._model.add_adapter(f"tenant{self._num_adapters}", self._config(rank))
             self._num_adapters += 1
         rows = np.stack([make_tokens(number, load.tokens, self._vocab_size) for number in range(load.tenants)])
-        tokens_BT = torch.from_numpy(rows)
+        tokens_BT = torch.from_numpy(rows).to(self._device)
         self._inputs_BT, self._targets_BT = tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous()
 
     def run(self, load: Load, way: Way) -> float:
@@ -245,11 +258,23 @@ class PeftSide:
         for start in range(0, load.tenants, step):
             self._switch(f"tenant{start}" if way == "peft_switching" else "tenant0")
             total += self._forward_backward(slice(start, start + step))
+        if way == "peft_step":
+            self._step()
         return total
 
     def forget(self) -> None:
         """See ``Side``."""
         self._model.zero_grad(set_to_none=True)
+
+    def _step(self) -> None:
+        import torch  # noqa: PLC0415
+
+        if self._optimizer is None:
+            parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            self._optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+        self._optimizer.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _switch(self, name: str) -> None:
         if name != self._active:
@@ -314,6 +339,13 @@ def rss_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def device_bytes() -> int:
+    """Returns the most that this process has held of an accelerator's memory."""
+    import torch  # noqa: PLC0415
+
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
+
+
 def _serve(pipe: Connection, build: Callable[..., Side], arguments: tuple[object, ...]) -> None:
     side = build(*arguments)
     pipe.send(side.facts)
@@ -333,4 +365,4 @@ def _serve(pipe: Connection, build: Callable[..., Side], arguments: tuple[object
             wall_s += time.perf_counter() - wall_before
             cpu_s += time.process_time() - cpu_before
             side.forget()
-        pipe.send(Pass(wall_s=wall_s, cpu_s=cpu_s, loss=loss, rss_bytes=rss_bytes()))
+        pipe.send(Pass(wall_s=wall_s, cpu_s=cpu_s, loss=loss, rss_bytes=rss_bytes(), device_bytes=device_bytes()))

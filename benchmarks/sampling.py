@@ -81,11 +81,13 @@ def main() -> None:
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def measure(home: Path, *, threads: int, num_tokens: int, num_rounds: int) -> dict[int, list[Times]]:
+def measure(
+    home: Path, *, threads: int, num_tokens: int, num_rounds: int, device: str = "cpu"
+) -> dict[int, list[Times]]:
     """Returns what each round took, by number of requests; a round runs every way once."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as writer:
-        writer.submit(write_adapters, home).result()
+        writer.submit(write_adapters, home, device).result()
     rounds: dict[int, list[Times]] = {num_requests: [] for num_requests in REQUESTS}
     with ExitStack() as stack:
         turns = [
@@ -96,7 +98,7 @@ def measure(home: Path, *, threads: int, num_tokens: int, num_rounds: int) -> di
 
         def one_round(num_requests: int, tokens: int) -> Times:
             return {
-                way: process.submit(measured_run, build, home, threads, way, num_requests, tokens).result()
+                way: process.submit(measured_run, build, home, threads, way, num_requests, tokens, device).result()
                 for process, build, ways in turns
                 for way in ways
             }

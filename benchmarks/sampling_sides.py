@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ class Side(Protocol):
         """Samples so many tokens for each of so many requests."""
 
 
+Build = Callable[[Path, int, str], Side]
+"""Makes a side from the benchmark's folder, the number of torch's threads and the device."""
+
+
 def make_prompts(num_requests: int, vocab_size: int) -> list[list[int]]:
     """Returns prompts of different lengths, the same for every side."""
     generator = np.random.default_rng(0)
@@ -54,23 +58,23 @@ def adapter_folder(home: Path, index: int) -> Path:
 
 
 def measured_run(
-    build: Callable[[Path, int], Side], home: Path, threads: int, way: Way, num_requests: int, num_tokens: int
+    build: Build, home: Path, threads: int, way: Way, num_requests: int, num_tokens: int, device: str = "cpu"
 ) -> tuple[float, float]:
     """Runs once, in the process of a side; returns CPU and wall seconds."""
-    side = _built(build, home, threads)
+    side = _built(build, home, threads, device)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     side.run(way, num_requests, num_tokens)
     return time.process_time() - cpu_s, time.perf_counter() - wall_s
 
 
 @cache
-def _built(build: Callable[[Path, int], Side], home: Path, threads: int) -> Side:
-    return build(home, threads)
+def _built(build: Build, home: Path, threads: int, device: str) -> Side:
+    return build(home, threads, device)
 
 
-def write_adapters(home: Path) -> None:
+def write_adapters(home: Path, device: str = "cpu") -> None:
     """Writes adapters that change something, in a process of its own."""
-    model = FusedLoraModel.from_pretrained(str(home / "model"))
+    model = FusedLoraModel.from_pretrained(str(home / "model"), device=device)
     for index in range(NUM_ADAPTERS):
         adapter = model.create_adapter(LoraConfig(rank=RANK, seed=index), trainable=False)
         generator = torch.Generator().manual_seed(index)
@@ -85,13 +89,13 @@ def write_adapters(home: Path) -> None:
 class SamplerSide:
     """A sampler of ours, with either backend."""
 
-    def __init__(self, home: Path, threads: int, *, backend: Literal["torch", "vllm"]) -> None:
+    def __init__(self, home: Path, threads: int, device: str, *, backend: Literal["torch", "vllm"]) -> None:
         model_folder = str(home / "model")
         self._sampler: Sampler
         if backend == "torch":
             prepare_environment()
             torch.set_num_threads(threads)
-            self._sampler = TorchSampler(FusedLoraModel.from_pretrained(model_folder), slots=SLOTS)
+            self._sampler = TorchSampler(FusedLoraModel.from_pretrained(model_folder, device=device), slots=SLOTS)
         else:
             torch.set_num_threads(threads)
             self._sampler = VLLMSampler(
@@ -129,13 +133,14 @@ class SamplerSide:
 class GenerateSide:
     """``model.generate`` of transformers, on the base model or through PEFT, prompts padded on the left."""
 
-    def __init__(self, home: Path, threads: int) -> None:
+    def __init__(self, home: Path, threads: int, device: str) -> None:
         torch.set_num_threads(threads)
         folder = home / "model"
-        self._base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        peft = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), adapter_folder(home, 0), adapter_name="0"
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        self._base, adapted = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(torch.device(device)) for _ in range(2)
         )
+        peft = PeftModel.from_pretrained(adapted, adapter_folder(home, 0), adapter_name="0")
         for index in range(1, NUM_ADAPTERS):
             peft.load_adapter(adapter_folder(home, index), adapter_name=str(index))
         self._peft = peft
@@ -158,14 +163,14 @@ class GenerateSide:
                 self._generate(self._peft, group, num_tokens)
 
     @staticmethod
-    def _generate(model: object, prompts: Sequence[Sequence[int]], num_tokens: int) -> None:
-
+    def _generate(model: Any, prompts: Sequence[Sequence[int]], num_tokens: int) -> None:
         longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        answer = model.generate(  # type: ignore[attr-defined]
-            input_ids=ids,
-            attention_mask=mask,
+        gaps = [longest - len(prompt) for prompt in prompts]
+        ids = torch.tensor([[0] * gap + list(prompt) for gap, prompt in zip(gaps, prompts, strict=True)])
+        mask = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in gaps])
+        answer = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=num_tokens,
             min_new_tokens=num_tokens,
             do_sample=True,
@@ -175,17 +180,17 @@ class GenerateSide:
         assert answer.shape == (len(prompts), longest + num_tokens)
 
 
-def torch_side(home: Path, threads: int) -> Side:
+def torch_side(home: Path, threads: int, device: str) -> Side:
     """Returns our own sampler."""
-    return SamplerSide(home, threads, backend="torch")
+    return SamplerSide(home, threads, device, backend="torch")
 
 
-def vllm_side(home: Path, threads: int) -> Side:
-    """Returns our sampler on vLLM."""
-    return SamplerSide(home, threads, backend="vllm")
+def vllm_side(home: Path, threads: int, device: str) -> Side:
+    """Returns our sampler on vLLM, which knows its device itself."""
+    return SamplerSide(home, threads, device, backend="vllm")
 
 
-SIDES: Mapping[Callable[[Path, int], Side], tuple[Way, ...]] = {
+SIDES: Mapping[Build, tuple[Way, ...]] = {
     torch_side: ("torch_base", "torch_mix"),
     GenerateSide: ("generate", "peft_one_by_one"),
     vllm_side: ("vllm_base", "vllm_mix"),

@@ -1,0 +1,94 @@
+"""A tiny model on a device: on a GPU in bfloat16, and its twin on the CPU, which every test run makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.training import Datum, TrainJob
+from twinkle.module.lora import LoraAdapter, LoraConfig
+
+torch.set_num_threads(1)
+
+VOCAB_SIZE = 307
+CONFIG = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The engine on one device, and the folder of its base model."""
+
+    model: FusedLoraModel
+    folder: Path
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
+    def adapter(self, seed: int, *, rank: int = 8, size: float = 0.1) -> LoraAdapter:
+        """An adapter that changes something."""
+        adapter = self.model.create_adapter(LoraConfig(rank=rank, seed=seed))
+        generator = torch.Generator().manual_seed(seed)
+        adapter.params.copy_(torch.randn(adapter.params.shape, generator=generator) * size)
+        adapter.publish()
+        return adapter
+
+    def job(self, adapter: LoraAdapter, *lengths: int, seed: int = 0) -> TrainJob:
+        """Cross entropy of random tokens."""
+        rng = np.random.default_rng(seed)
+        data = []
+        for length in lengths:
+            tokens = rng.integers(0, VOCAB_SIZE, length + 1)
+            inputs = {"target_tokens": tokens[1:], "weights": np.ones(length, np.float32)}
+            data.append(Datum(tokens=tokens[:-1], inputs=inputs))
+        return TrainJob(adapter, tuple(data), "cross_entropy")
+
+
+@pytest.fixture(scope="session")
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with random weights."""
+    torch.manual_seed(7)
+    folder = tmp_path_factory.mktemp("base")
+    config = transformers.Qwen3Config(**CONFIG)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def load(base_folder: Path) -> Callable[[str], Bench]:
+    """The engine on a device, loaded once."""
+    loaded: dict[str, Bench] = {}
+
+    def on(device: str) -> Bench:
+        if device not in loaded:
+            model = FusedLoraModel.from_pretrained(str(base_folder), device=device, dtype=torch.bfloat16)
+            loaded[device] = Bench(model, base_folder)
+        return loaded[device]
+
+    return on
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def bench(request: pytest.FixtureRequest, load: Callable[[str], Bench]) -> Bench:
+    """The engine in bfloat16 on each device in turn."""
+    return load(request.param)

@@ -1,0 +1,96 @@
+"""The run for an hour with a GPU, part by part on the CPU: the hour is no time to find mistakes in it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def gpu() -> ModuleType:
+    return importlib.import_module("gpu")
+
+
+def new_run(gpu: ModuleType, folder: Path, *, left_s: float) -> Any:
+    ends_at = time.monotonic() + left_s
+    return gpu.Run(device="cpu", scale=gpu.SHORT, home=folder, output=folder / "out.json", ends_at=ends_at)
+
+
+@pytest.mark.timeout(900)
+def test_every_part_measures(tmp_path: Path) -> None:
+    output = tmp_path / "cpu.json"
+    parts = ("training", "sampling", "switching")
+    command = [sys.executable, REPOSITORY / "benchmarks" / "gpu.py", "--device", "cpu", "--short", "--parts", *parts]
+
+    done = subprocess.run(
+        [*command, "--output", output], env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=900
+    )
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    result = json.loads(output.read_text())
+    assert result["machine"]["device"] == "cpu"
+    assert [(cell["tenants"], cell["tokens"]) for cell in result["training"]["fusion"]] == [(1, 32), (4, 32)]
+    assert set(result["training"]["fusion"][0]["fused_against"]) == {
+        "one_by_one",
+        "limit",
+        "peft_switching",
+        "peft_one_adapter",
+    }
+    assert result["training"]["step"][0]["step_against"]["peft_step"] > 0
+    assert [cell["requests"] for cell in result["sampling"]] == [1, 8, 32]
+    assert result["switching"][0]["unpark"] > 0
+
+
+def test_its_tests_are_found_without_the_other_tests_fixtures() -> None:
+    tests = REPOSITORY / "tests" / "gpu"
+    command = [sys.executable, "-m", "pytest", "-c", tests / "pytest.ini", "--confcutdir", tests, tests, "-m", "gpu"]
+
+    done = subprocess.run(
+        [*command, "--collect-only", "-q"], env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=170
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_a_pass_that_does_not_fit_is_cut_until_it_does" in done.stdout
+    assert "[cpu]" not in done.stdout
+
+
+def test_a_part_that_fails_keeps_no_other_from_running(gpu: ModuleType, tmp_path: Path) -> None:
+    def broken(_: object) -> object:
+        raise RuntimeError("no")
+
+    run = new_run(gpu, tmp_path, left_s=100.0)
+
+    failed = gpu.run_parts(run, {"first": broken, "second": lambda _: {"fine": 1}})
+
+    assert failed == ["first"]
+    written = json.loads(run.output.read_text())
+    assert written == {"first": {"failed": "RuntimeError: no"}, "second": {"fine": 1}}
+
+
+def test_a_part_that_no_time_is_left_for_is_named(gpu: ModuleType, tmp_path: Path) -> None:
+    run = new_run(gpu, tmp_path, left_s=1.0)
+
+    assert gpu.run_parts(run, {"late": lambda _: {"fine": 1}}) == []
+    assert json.loads(run.output.read_text()) == {"late": {"skipped": "1 s were left"}}
+
+
+def test_without_a_device_it_says_so() -> None:
+    command = [sys.executable, REPOSITORY / "benchmarks" / "gpu.py"]
+    environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=170)
+
+    assert done.returncode == 2
+    assert "no CUDA device" in done.stderr
