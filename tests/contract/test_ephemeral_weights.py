@@ -203,6 +203,26 @@ def test_a_copy_that_had_to_leave_memory_is_made_anew(bench: Bench, run: Run, ma
     assert worker.residents.used(within_s=1e12) == ["a"]
 
 
+def test_an_adapter_that_was_parked_with_its_silent_session_is_sampled_from_all_the_same(
+    bench: Bench, run: Run, make_worker: MakeWorker, clock: HandClock
+) -> None:
+    worker = make_worker(session_timeout_s=300.0, max_weights=1, snapshot_every_ops=1000, lease_s=1e9)
+    run.train(2)
+    session = run.save()
+    other = Run(bench, "b")
+    other.save()
+    heard_of(bench)
+    worker.drain()
+    clock.move(301)
+    worker.drain()
+    parked = bench.rows("SELECT id FROM adapter WHERE parked_at IS NOT NULL ORDER BY id")
+    sample = run.sample(session)
+    worker.drain()
+
+    assert parked == [("a",), ("b",)]
+    assert sampled_from(worker, sample) == run.truth(session)
+
+
 def test_what_weights_are_made_of_is_kept_while_they_are_open_and_no_longer(
     bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker
 ) -> None:

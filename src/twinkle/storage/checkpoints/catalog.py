@@ -13,11 +13,10 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.storage.adapters.ephemeral import EphemeralWeights
 from twinkle.storage.checkpoints.contents import remove_checkpoints
-from twinkle.storage.database import Database
+from twinkle.storage.database import Database, Row
 from twinkle.storage.tables import (
     AdapterRow,
     CheckpointRow,
-    EphemeralWeightsRow,
     LaneRow,
     OperationRow,
     SamplingSessionRow,
@@ -28,6 +27,13 @@ NO_PROJECT = "default"
 """The project of sessions that were put into none: the SDK wants a name."""
 
 CHECKPOINTS = "checkpoints/"
+
+# Asked for every sample: not through the ORM.
+_SAMPLING_SESSION = (
+    "SELECT s.id, s.tenant, s.session, s.base_model, s.model_path, s.checkpoint, s.content, s.generation, e.adapter,"
+    " e.seq, e.end_reason, l.head_seq FROM sampling_session s"
+    " LEFT JOIN ephemeral_weights e ON e.sampling_session = s.id LEFT JOIN lane l ON l.id = e.adapter WHERE s.id = ?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,28 +137,10 @@ class Catalog:
         Raises:
             NotFound: It does not exist or is another tenant's.
         """
-        with Session(self._engine) as session:
-            statement = (
-                select(SamplingSessionRow, EphemeralWeightsRow, LaneRow.head_seq)
-                .outerjoin(EphemeralWeightsRow, col(EphemeralWeightsRow.sampling_session) == SamplingSessionRow.id)
-                .outerjoin(LaneRow, col(LaneRow.id) == EphemeralWeightsRow.adapter)
-                .where(SamplingSessionRow.id == sampling_session_id)
-            )
-            found = session.exec(statement).first()
-            if found is None or (tenant is not None and found[0].tenant != tenant):
-                raise NotFound(f"no sampling session {sampling_session_id!r}")
-            row, weights, head_seq = found
-            return SamplingSession(
-                id=row.id,
-                tenant=row.tenant,
-                session=row.session,
-                base_model=row.base_model,
-                model_path=row.model_path,
-                checkpoint=row.checkpoint,
-                content=row.content,
-                generation=row.generation,
-                weights=None if weights is None else _weights_of(weights, head_seq),
-            )
+        rows = self._database.read(_SAMPLING_SESSION, (sampling_session_id,))
+        if not rows or (tenant is not None and rows[0].tenant != tenant):
+            raise NotFound(f"no sampling session {sampling_session_id!r}")
+        return _sampling_session_of(rows[0])
 
     def sampled_before(self, session_id: str, *, checkpoint: str, seq: int) -> str | None:
         """The sampling session on a path, whatever that meant then, in which a sample of this number was accepted."""
@@ -308,9 +296,22 @@ def _may_sample(row: CheckpointRow, sampling_session: SamplingSession) -> bool:
     return row.public and row.generation == sampling_session.generation
 
 
-def _weights_of(row: EphemeralWeightsRow, head_seq: int) -> EphemeralWeights:
-    return EphemeralWeights(
-        adapter=row.adapter, seq=row.seq, is_current=head_seq == row.seq + 1, end_reason=row.end_reason
+def _sampling_session_of(row: Row) -> SamplingSession:
+    weights = None
+    if row.adapter is not None:
+        weights = EphemeralWeights(
+            adapter=row.adapter, seq=row.seq, is_current=row.head_seq == row.seq + 1, end_reason=row.end_reason
+        )
+    return SamplingSession(
+        id=row.id,
+        tenant=row.tenant,
+        session=row.session,
+        base_model=row.base_model,
+        model_path=row.model_path,
+        checkpoint=row.checkpoint,
+        content=row.content,
+        generation=row.generation,
+        weights=weights,
     )
 
 
