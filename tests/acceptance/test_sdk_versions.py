@@ -80,9 +80,7 @@ def test_an_sdk_calls_nothing_that_is_not_served(version: str) -> None:
     told = differences_of(version).splitlines()
 
     assert told[0].startswith(f"tinker {version}: ")
-    # Nothing in that SDK uses it.
-    known = {"POST unload_model"} if version == "0.25.0" else set()
-    assert {line for line in told if line.partition(" ")[0] in {"GET", "POST", "PUT", "DELETE", "ANY"}} == known
+    assert {line for line in told if line.partition(" ")[0] in {"GET", "POST", "PUT", "DELETE", "ANY"}} == set()
 
 
 @pytest.mark.parametrize("version", WITH_ARCHIVES)

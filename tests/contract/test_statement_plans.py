@@ -36,7 +36,10 @@ DAY_S = 86_400.0
 TABLES = ("operation", "lane", "adapter", "checkpoint", "access_token", "ephemeral_weights")
 
 # A walk along one of these is one along what waits, not along what there is.
-_SMALL = "lane_ready|lane_gap|lane_prunable|sample_waiting|operation_open|ephemeral_of_session|ephemeral_pinned"
+_SMALL = (
+    "lane_ready|lane_gap|lane_prunable|lane_unloaded|sample_waiting|operation_open"
+    "|ephemeral_of_session|ephemeral_pinned"
+)
 _WHOLE_TABLE = re.compile(
     rf"SCAN (o|l|sampling_session|{'|'.join(TABLES)})\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
     rf'|"Seq Scan"[^{{}}]*"Relation Name": "({"|".join(TABLES)})"'

@@ -28,6 +28,7 @@ from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.payloads import read_payload, write_result
 from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.training import UnloadModelResponse
 from twinkle.wire.sample_result import SampledSequence, SampleResult, TopkLogprobs, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.training import decode_data, encode_forward_backward_output
@@ -177,6 +178,8 @@ class FakeWorker:
             return encode_forward_backward_output(logprobs, {"loss:sum": float(claim.seq)})
         if claim.kind is OperationKind.SAMPLE:
             return self._sample(payload)
+        if claim.kind is OperationKind.UNLOAD_MODEL:
+            return UnloadModelResponse(model_id=claim.lane).to_json()
         body = json.loads(payload)
         if claim.kind is OperationKind.OPTIM_STEP:
             return b'{"metrics":{"seq":%d}}' % claim.seq

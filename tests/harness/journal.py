@@ -26,6 +26,7 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.scheduler.fusion import choose_samples
+from twinkle.storage.adapters.parking import Unloading
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
@@ -145,6 +146,7 @@ class Bench:
         self.catalog = Catalog(self.database, self.engine, clock)
         self.snapshots = SnapshotStore(self.database, clock)
         self.branches = Branches(self.database, self.journal, clock)
+        self.unloading = Unloading(self.database, self.journal)
         with Session(self.engine) as session:
             for tenant in ("t0", "t1"):
                 if session.get(TenantRow, tenant) is not None:

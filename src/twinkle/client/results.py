@@ -16,6 +16,7 @@ from twinkle.wire.bodies.training import (
     SaveWeightsExternalResponse,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
+    UnloadModelResponse,
 )
 from twinkle.wire.sample_result import SampleResult, decode_sample_response
 from twinkle.wire.training import ForwardBackwardResult, decode_forward_backward_output
@@ -30,6 +31,7 @@ Result: TypeAlias = (
     | SaveWeightsExternalResponse
     | LoadWeightsResponse
     | BranchResponse
+    | UnloadModelResponse
     | CreateCustomLossResponse
 )
 
@@ -58,6 +60,8 @@ def decode_result(kind: OperationKind, raw: bytes) -> Result:
             return SaveWeightsExternalResponse.model_validate_json(raw)
         case OperationKind.LOAD_WEIGHTS:
             return LoadWeightsResponse.model_validate_json(raw)
+        case OperationKind.UNLOAD_MODEL:
+            return UnloadModelResponse.model_validate_json(raw)
         case OperationKind.FORK | OperationKind.REWIND:
             return BranchResponse.model_validate_json(raw)
         case OperationKind.CREATE_CUSTOM_LOSS:

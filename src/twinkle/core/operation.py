@@ -17,6 +17,8 @@ class OperationKind(StrEnum):
     SAVE_WEIGHTS_FOR_SAMPLER = "save_weights_for_sampler"
     SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
     LOAD_WEIGHTS = "load_weights"
+    UNLOAD_MODEL = "unload_model"
+    """Ends an adapter: no number of its lane comes after this one."""
     SAMPLE = "sample"
     CREATE_CUSTOM_LOSS = "create_custom_loss"
     """Defines a loss. No worker takes it: it is complete when it is accepted, numbered within its session."""

@@ -40,6 +40,7 @@ from twinkle.server.tinker import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.server.tokens import Tokens
 from twinkle.storage import schema
+from twinkle.storage.adapters.parking import Unloading
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
@@ -228,6 +229,7 @@ def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncE
         sample_journal=sample_journal,
         custom_losses=CustomLosses(database, clock),
         branches=Branches(database, journal, clock),
+        unloading=Unloading(database, journal),
         snapshots=SnapshotStore(database, clock),
         progress=Progress(database, clock),
         timeline=Timeline(database),

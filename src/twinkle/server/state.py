@@ -23,6 +23,7 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.server.tokens import Tokens
+from twinkle.storage.adapters.parking import Unloading
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
@@ -79,6 +80,7 @@ class QueueParts:
     sample_journal: SampleJournal
     custom_losses: CustomLosses
     branches: Branches
+    unloading: Unloading
     snapshots: SnapshotStore
     progress: Progress
     timeline: Timeline

@@ -114,6 +114,12 @@ class LaneRow(SQLModel, table=True):
             sqlite_where=text("pruned_seq < floor_seq"),
             postgresql_where=text("pruned_seq < floor_seq"),
         ),
+        Index(
+            "lane_unloaded",
+            "id",
+            sqlite_where=text("unload_seq > floor_seq"),
+            postgresql_where=text("unload_seq > floor_seq"),
+        ),
     )
     id: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id")
@@ -133,6 +139,8 @@ class LaneRow(SQLModel, table=True):
     pruned_seq: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
     """Up to this operation the payloads of passes are gone; never above ``floor_seq``."""
     num_rewinds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    unload_seq: int | None = Field(default=None, sa_type=BigInteger)
+    """The operation that ends the adapter, accepted or done; nothing comes after it."""
 
 
 class AdapterRow(SQLModel, table=True):

@@ -24,6 +24,7 @@ from twinkle.wire.bodies.training import (
     SaveWeightsForSamplerRequest,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
+    UnloadModelResponse,
 )
 from twinkle.wire.paths import SamplingSessionId
 from twinkle.wire.training import ForwardBackwardResult, encode_forward_backward_output
@@ -155,6 +156,9 @@ class Executor(Generic[State]):
                 return self._save_external(claim, payload, records)
             case OperationKind.LOAD_WEIGHTS:
                 return self._load(claim, payload, records)
+            case OperationKind.UNLOAD_MODEL:
+                self._residents.forget(claim.lane)
+                return UnloadModelResponse(model_id=claim.lane)
             case OperationKind.FORK | OperationKind.REWIND:
                 return self._take_up(claim, payload, records)
             case _:

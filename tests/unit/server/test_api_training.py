@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+import tinker
 import zstandard
 
 from harness.calls import optim_step, passes, retrieve, send_passes
+from harness.fake_worker import BASE_MODEL
 from twinkle.core.operation import OperationKind
 from twinkle.wire.training import decode_forward_backward_output
 
@@ -243,3 +245,51 @@ def test_get_info_says_what_an_adapter_is(http: httpx.Client, model_id: str) -> 
         "tokenizer_id": "/srv/models/tiny/one",
     }
     assert (info["lora_rank"], info["is_lora"], info["model_name"]) == (8, True, "tiny/one")
+
+
+def test_an_unloaded_adapter_ends_after_what_was_sent_and_everything_else_says_so(
+    api: Api, http: httpx.Client, model_id: str
+) -> None:
+    with api.worker.paused():
+        saved = http.post("/save_weights", json={"model_id": model_id, "seq_id": 1, "path": "kept"}).json()
+        first, again = (http.post("/unload_model", json={"model_id": model_id}).json() for _ in range(2))
+        refused = [
+            http.post("/optim_step", json=optim_step(model_id, 2)),
+            send_passes(http, passes(model_id, 3)),
+            http.post("/get_info", json={"model_id": model_id}),
+        ]
+    ended = retrieve(http, first["request_id"])
+    path = retrieve(http, saved["request_id"]).json()["path"]
+
+    assert first == again == {"request_id": f"{model_id}:req:2", "model_id": model_id}
+    assert (ended.status_code, ended.json()) == (200, {"model_id": model_id, "type": "unload_model"})
+    assert [answer.status_code for answer in refused] == [400] * 3
+    assert {answer.json()["detail"] for answer in refused} == {
+        f"model_id: {model_id} was unloaded; make a new run of one of its checkpoints to go on"
+    }
+    assert http.post("/weights_info", json={"tinker_path": path}).status_code == 200
+    assert http.get(f"/training_runs/{model_id}").status_code == 200
+
+
+def test_an_adapter_of_somebody_else_cannot_be_unloaded(api: Api, model_id: str) -> None:
+    with api.http(api.new_key()) as stranger:
+        theirs = stranger.post("/unload_model", json={"model_id": model_id})
+        nobodys = stranger.post("/unload_model", json={"model_id": "nothing:train:0"})
+
+    assert theirs.status_code == nobodys.status_code == 404
+    assert theirs.json()["code"] == nobodys.json()["code"]
+
+
+def test_the_sdks_resource_unloads_a_model(api: Api, key: str) -> None:
+    # As `AsyncModelsResource.unload` of SDKs up to 0.25 sends it, and as they read its future.
+    body = tinker.types.UnloadModelRequest(model_id="s:train:0").model_dump(mode="json")
+    assert body == {"model_id": "s:train:0", "type": "unload_model"}
+    run = api.sdk(key).create_lora_training_client(base_model=BASE_MODEL, rank=8)
+    with api.http(key) as http:
+        ticket = http.post("/unload_model", json=body | {"model_id": run.model_id})
+        future = tinker.types.UntypedAPIFuture.model_validate(ticket.json())
+        answer = tinker.types.UnloadModelResponse.model_validate(retrieve(http, future.request_id).json())
+
+    assert (answer.model_id, answer.type) == (run.model_id, "unload_model")
+    with pytest.raises(tinker.BadRequestError, match="was unloaded"):
+        run.optim_step(tinker.AdamParams()).result()

@@ -13,9 +13,6 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tinker-compatibility.
 NO_MODELS_OF_OURS = {
     # What the SDK makes of a JWT.
     "WhoamiResponse",
-    # Nothing in the SDK sends it.
-    "UnloadModelRequest",
-    "UnloadModelResponse",
     # Parameters of a GET, and a body of one constant.
     "GetBillingUsageRequest",
     "GetCurrentCheckpointStorageUsageRequest",

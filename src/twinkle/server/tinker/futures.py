@@ -35,6 +35,7 @@ from twinkle.wire.bodies.training import (
     SaveWeightsExternalResponse,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
+    UnloadModelResponse,
 )
 
 _NOT_READY = 408
@@ -51,6 +52,7 @@ Outcome: TypeAlias = (
     | SaveWeightsExternalResponse
     | LoadWeightsResponse
     | BranchResponse
+    | UnloadModelResponse
     | FailedResponse
     | MetadataResponse
 )

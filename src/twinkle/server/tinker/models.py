@@ -1,9 +1,10 @@
-"""The birth of an adapter: from a base model, or from a checkpoint. Its first operation has number 0."""
+"""The birth of an adapter, from a base model or from a checkpoint, and its end. Its first operation has number 0."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -29,6 +30,7 @@ from twinkle.wire.bodies.training import (
     LoraConfig,
     ModelData,
     OptimizerConfig,
+    UnloadModelRequest,
 )
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import ModelId
@@ -113,11 +115,20 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
     return await _open(server.queue, adapter, first)
 
 
+@router.post("/unload_model", openapi_extra=described(FutureResponse, body=UnloadModelRequest, refusals=[404]))
+async def unload_model(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
+    """End an adapter, behind everything that was sent for it. Again: the same future. Its checkpoints stay."""
+    body = parse_body(UnloadModelRequest, await common.bodies.read(request))
+    accepted = await queue.submitter.write(partial(queue.unloading.unload, body.model_id, tenant))
+    return ticket(accepted, model_id=body.model_id)
+
+
 @router.post("/get_info", openapi_extra=described(GetInfoResponse, body=GetInfoRequest, refusals=[404]))
 async def get_info(request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
     """What an adapter is, at once and without a future."""
     body = parse_body(GetInfoRequest, await common.bodies.read(request))
     adapter = await common.sql.run(artifacts.catalog.adapter, body.model_id, tenant=tenant)
+    await common.sql.run(queue.unloading.refuse_unloaded, adapter.id)
     mesh = await queue.meshes.find(adapter.mesh)
     capabilities = None if mesh is None else mesh.capabilities
     model = ModelData(

@@ -1,12 +1,17 @@
-"""Adapters whose client has gone: parked in the object store until somebody uses them again. And those that stay."""
+"""Adapters that leave the device: parked while their client is away, or unloaded for ever. And those that stay."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 
 from twinkle.core.clock import Clock
+from twinkle.core.errors import NotFound
+from twinkle.core.ids import request_id_of
+from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.storage.database import Database
-from twinkle.storage.journal.lanes import placeholders
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.lanes import lock_lanes, placeholders, unloaded_error
 
 
 class Parking:
@@ -33,7 +38,7 @@ class Parking:
             "SELECT a.id, l.head_seq - 1 AS last_seq FROM adapter a JOIN session s ON s.id = a.session"
             " JOIN lane l ON l.id = a.id"
             " WHERE a.mesh = ? AND a.parked_at IS NULL AND a.pinned_at IS NULL"
-            " AND l.ordered AND l.head_kind IS NULL AND l.head_seq > 0"
+            " AND l.ordered AND l.head_kind IS NULL AND l.head_seq > 0 AND l.unload_seq IS NULL"
             " AND (s.finished_at IS NOT NULL OR s.heartbeat_at <= ?)"
             f" AND a.id NOT IN ({placeholders(others)}) ORDER BY a.id LIMIT ?",
             (mesh, self._clock.now() - silent_s, *others, limit),
@@ -76,3 +81,49 @@ class Parking:
             tuple(adapters),
         )
         return [row.id for row in rows]
+
+
+class Unloading:
+    """Adapters that their clients end.
+
+    The operation is numbered behind everything its lane has seen, so what was accepted before is executed before it.
+    Checkpoints and the sampling sessions on them stay; what the adapter would be rebuilt from goes once it is done.
+    """
+
+    def __init__(self, database: Database, journal: Journal) -> None:
+        self._database = database
+        self._journal = journal
+
+    def unload(self, adapter: str, tenant: str) -> Accepted:
+        """End an adapter in its turn. Doing it again answers the same.
+
+        Raises:
+            NotFound: There is no such adapter, or it is another tenant's.
+        """
+        with self._database.transaction() as transaction:
+            lane = lock_lanes(transaction, [adapter]).get(adapter)
+            if lane is None or lane.tenant != tenant or not lane.ordered:
+                raise NotFound(f"no adapter {adapter!r}")
+            if lane.unload_seq is not None:
+                request_id = request_id_of(adapter, lane.unload_seq)
+                return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
+            submission = Submission(
+                tenant=tenant,
+                lane=adapter,
+                seq=max(lane.max_seq + 1, lane.head_seq),
+                kind=OperationKind.UNLOAD_MODEL,
+                digest=sha256(b"").hexdigest(),
+                payload=Payload(inline=b""),
+            )
+            accepted = self._journal.append_within(transaction, lane, submission)
+            transaction.execute("UPDATE lane SET unload_seq = ? WHERE id = ?", (submission.seq, adapter))
+            return accepted
+
+    def refuse_unloaded(self, adapter: str) -> None:
+        """Raise what everything is answered that comes for an adapter that was unloaded.
+
+        Raises:
+            InvalidInput: It was.
+        """
+        if self._database.read("SELECT id FROM lane WHERE id = ? AND unload_seq IS NOT NULL", (adapter,)):
+            raise unloaded_error(adapter)

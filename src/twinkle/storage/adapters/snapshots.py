@@ -87,9 +87,14 @@ class SnapshotStore:
         return [_snapshot_of(row) for row in rows]
 
     def add(self, snapshot: Snapshot) -> None:
-        """Publish a recovery point. Where there is one of this number, it stays and the new bytes are given up."""
+        """Publish a recovery point. Where there is one of this number, it stays and the new bytes are given up.
+
+        So are those of an adapter that was unloaded meanwhile, unless somebody samples from that very state.
+        """
         with self._database.transaction() as transaction:
-            if not snapshot.insert(transaction):
+            lane = lock_lanes(transaction, [snapshot.adapter])[snapshot.adapter]
+            is_wanted = not lane.is_unloaded or snapshot.seq in set().union(*sampled_seqs(transaction, lane.id))
+            if not is_wanted or not snapshot.insert(transaction):
                 doom(transaction, _unreferenced(transaction, [snapshot.blob]), now=self._clock.now())
             pin(transaction, snapshot.adapter, snapshot.seq)
 
@@ -125,6 +130,9 @@ class SnapshotStore:
         rows = self._database.read(
             "SELECT id AS run FROM lane WHERE pruned_seq < floor_seq"
             " UNION SELECT adapter FROM ephemeral_weights WHERE pinned AND ended_at IS NOT NULL"
+            " UNION SELECT l.id FROM lane l WHERE l.unload_seq > l.floor_seq AND l.head_seq > l.unload_seq"
+            " AND NOT EXISTS (SELECT 1 FROM ephemeral_weights e"
+            " WHERE e.adapter = l.id AND e.ended_at IS NULL AND NOT e.pinned)"
             " UNION SELECT s.adapter FROM snapshot s JOIN lane l ON l.id = s.adapter"
             " WHERE s.created_at <= ? AND s.seq > l.floor_seq AND NOT EXISTS (SELECT 1 FROM ephemeral_weights e"
             " WHERE e.adapter = s.adapter AND e.seq < s.seq AND e.ended_at IS NULL AND NOT e.pinned) LIMIT ?",
@@ -149,7 +157,8 @@ class SnapshotStore:
     def _drop_snapshots(self, adapter: str, choose: Choose) -> int:
         """The floor, which never comes down again."""
         with self._database.transaction() as transaction:
-            if adapter not in lock_lanes(transaction, [adapter]):
+            lane = lock_lanes(transaction, [adapter]).get(adapter)
+            if lane is None:
                 raise NotFound(f"no training run {adapter!r}")
             rows = transaction.execute(
                 f"SELECT {_COLUMNS}, (SELECT floor_seq FROM lane WHERE id = snapshot.adapter) AS floor_seq"
@@ -158,9 +167,17 @@ class SnapshotStore:
             ).fetchall()
             pinned, sampled = sampled_seqs(transaction, adapter)
             needed_seq = min(sampled | _branched_seqs(transaction, adapter), default=None)
-            # Below the floor lies what is pinned, and what was until now.
-            reached = [_snapshot_of(row) for row in rows if row.seq >= row.floor_seq]
-            kept = choose(reached, needed_seq, self._clock.now())
+            if lane.is_unloaded and needed_seq is None:
+                assert lane.unload_seq is not None, "what is unloaded has a last number"
+                kept = Kept(snapshots=(), floor_seq=lane.unload_seq)
+                # Nor is it on a device, where it would be counted.
+                transaction.execute(
+                    "UPDATE adapter SET parked_at = ? WHERE id = ? AND parked_at IS NULL", (self._clock.now(), adapter)
+                )
+            else:
+                # Below the floor lies what is pinned, and what was until now.
+                reached = [_snapshot_of(row) for row in rows if row.seq >= row.floor_seq]
+                kept = choose(reached, needed_seq, self._clock.now())
             seqs = pinned | {snapshot.seq for snapshot in kept.snapshots}
             unpin(transaction, adapter)
             lost = [row for row in rows if row.seq not in seqs]

@@ -18,7 +18,7 @@ from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.storage.checkpoints.catalog import Adapter
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.lanes import LockedLane, lock_lanes
+from twinkle.storage.journal.lanes import LockedLane, lock_lanes, unloaded_error
 from twinkle.storage.journal.records import NewAdapter
 
 _STATE_KINDS = "('create_model', 'load_weights', 'fork', 'rewind', 'optim_step')"
@@ -67,6 +67,8 @@ class _NewFork:
         lane = lock_lanes(transaction, [self.source])[self.source]
         if transaction.execute("SELECT id FROM lane WHERE id = ?", (self.id,)).fetchone() is not None:
             return
+        if lane.unload_seq is not None:
+            raise unloaded_error(self.source)
         _check_reachable(transaction, lane, self.at)
         self.adapter.insert(transaction)
         _insert_branch(transaction, self.id, 0, self.source, self.at, None, self.adapter.created_at)
@@ -115,6 +117,8 @@ class Branches:
                 if earlier.adapter != adapter or earlier.at != at:
                     raise Conflict(f"the idempotency key was used to go back to operation {earlier.at} of {adapter}")
                 return Accepted(request_id=request_id_of(adapter, earlier.seq), mesh=lane.mesh, is_new=False)
+            if lane.unload_seq is not None:
+                raise unloaded_error(adapter)
             _check_reachable(transaction, lane, at)
             seq = max(lane.max_seq + 1, lane.head_seq)
             _insert_branch(transaction, adapter, seq, adapter, at, request_key, self._clock.now())

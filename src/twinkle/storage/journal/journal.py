@@ -38,6 +38,7 @@ from twinkle.storage.journal.lanes import (
     journal_seq,
     lock_lanes,
     placeholders,
+    unloaded_error,
 )
 from twinkle.storage.journal.records import NewLane, PastOperation, Records
 from twinkle.storage.journal.turns import Head, Moment, charge, ready_heads, served_of, virtual_time, waiting_samples
@@ -146,6 +147,8 @@ class Journal:
         is_theirs = lane is not None and lane.tenant == submission.tenant and lane.mesh != NO_MESH
         if lane is None or not is_theirs or bool(lane.ordered) != submission.kind.is_ordered:
             return NotFound(f"no adapter or sampling session {submission.lane!r}")
+        if lane.unload_seq is not None and submission.seq >= lane.unload_seq:
+            return unloaded_error(lane.id)
         if lane.ordered and submission.seq > max(lane.max_seq, lane.head_seq) + MAX_NUMBERS_AHEAD:
             return InvalidInput(
                 "seq_id", f"{submission.seq} is more than {MAX_NUMBERS_AHEAD} ahead of the last number, {lane.max_seq}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from twinkle.core.errors import InvalidInput
 from twinkle.core.operation import OperationKind, Outcome, Submission
 from twinkle.storage.database import Transaction
 
@@ -26,6 +27,12 @@ class LockedLane:
     vtime: float
     gap_since: float | None
     num_rewinds: int
+    unload_seq: int | None
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether the operation that ends the adapter has ended itself."""
+        return self.unload_seq is not None and self.head_seq > self.unload_seq
 
     def note_arrival(self, transaction: Transaction, submission: Submission, now: float) -> None:
         """Bring the lane's head and gap up to date with a new operation."""
@@ -45,12 +52,17 @@ class LockedLane:
             transaction.execute("UPDATE lane SET max_seq = ? WHERE id = ?", (self.max_seq, self.id))
 
 
+def unloaded_error(adapter: str) -> InvalidInput:
+    """Why nothing more can be done with an adapter that was unloaded."""
+    return InvalidInput("model_id", f"{adapter} was unloaded; make a new run of one of its checkpoints to go on")
+
+
 def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, LockedLane]:
     """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
     ordered_ids = sorted(set(ids))
     rows = transaction.execute(
-        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since, num_rewinds FROM lane"
-        f" WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
+        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since, num_rewinds, unload_seq"
+        f" FROM lane WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
     return {row[0]: LockedLane(*row) for row in rows}

@@ -51,7 +51,8 @@ class AdapterLimit:
         row = transaction.execute(
             "SELECT COUNT(*) AS num_adapters FROM adapter a JOIN session s ON s.id = a.session"
             " JOIN lane l ON l.id = a.id"
-            " WHERE a.tenant = ? AND l.ordered AND s.finished_at IS NULL AND s.heartbeat_at >= ?",
+            " WHERE a.tenant = ? AND l.ordered AND l.unload_seq IS NULL"
+            " AND s.finished_at IS NULL AND s.heartbeat_at >= ?",
             (tenant, self.live_since),
         ).fetchone()
         assert row is not None

@@ -70,6 +70,19 @@ class CreateModelResponse(ResponseBody):
     type: Literal["create_model"] = "create_model"
 
 
+class UnloadModelRequest(RequestBody):
+    """``POST unload_model``; the number of the operation is the journal's."""
+
+    model_id: Identifier
+
+
+class UnloadModelResponse(ResponseBody):
+    """Result of ``unload_model``."""
+
+    model_id: str
+    type: Literal["unload_model"] = "unload_model"
+
+
 class GetInfoRequest(RequestBody):
     """``POST get_info``; answered at once."""
 
