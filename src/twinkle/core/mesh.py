@@ -24,3 +24,7 @@ class MeshCapabilities(BaseModel, frozen=True):
     """Devices it computes on; results depend on their number in the last bits."""
     shard: str = "replicate"
     """``replicate``: each rank holds the base model whole; ``fsdp``: its layers are spread over them."""
+    threads: int = 0
+    """Of each rank, on a CPU."""
+    threads_measured: dict[str, int] = {}
+    """What was measured at the first start with a model, on a kind of CPU, and is kept to."""

@@ -133,8 +133,12 @@ class Settings(BaseSettings):
         default=600.0, gt=0, description="how long ranks wait for each other before the worker gives up and starts anew"
     )
     threads: int = Field(
-        default=0, ge=0, description="intra-op threads of a rank; 0: what the machine has, shared by the ranks"
+        default=0,
+        ge=0,
+        description="intra-op threads of a rank; 0: the quickest number, measured at the first start of a mesh"
+        " with its model on a kind of CPU, and kept",
     )
+    measure_threads: bool = Field(default=False, description="measure that number anew at this start")
     tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
     max_rank: int = Field(default=128, gt=0)
     max_adapters_per_step: int = Field(default=64, gt=0)

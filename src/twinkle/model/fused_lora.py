@@ -6,7 +6,7 @@ Shapes: T packed tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -160,8 +160,12 @@ class FusedLoraModel:
         name: str | None = None,
         ranks: RankGroup = ALONE,
         shard: bool = False,
+        prepare: Callable[[Any], None] = lambda model: None,
     ) -> Self:
-        """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise."""
+        """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise.
+
+        ``prepare`` gets it as transformers made it: what it sets of this process holds for all that is measured here.
+        """
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=os.path.exists(path))
         check_config(name or path, config.to_dict())
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
@@ -170,8 +174,10 @@ class FusedLoraModel:
             attn_implementation="sdpa",
             local_files_only=os.path.exists(path),
         )
+        model = model.to(torch.device(device))
+        prepare(model)
         return cls(
-            model.to(torch.device(device)),
+            model,
             name=name or path,
             tokens_per_pass=tokens_per_pass,
             ranks=ranks,

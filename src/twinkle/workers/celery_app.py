@@ -17,14 +17,13 @@ from twinkle.core.parent_death import dies_with
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.pump import register_pump
-from twinkle.workers.process import MeshProcess
+from twinkle.workers.process import EXIT_FAILED_START, MeshProcess
 from twinkle.workers.refusal import refuse
 
 settings = load_settings()
 app = make_app(settings)
 app.conf.update(include=[__name__], worker_proc_alive_timeout=600.0)
 
-EXIT_FAILED_START = 75
 _FAILED_START_PAUSE_S = 2.0
 
 _running: list[MeshProcess] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.threads import ThreadRecord, thread_limit
 from twinkle.workers.token_reports import TokenReports
 
 _PUMP_BUDGET_S = 1.0
@@ -54,6 +56,8 @@ _PUMP_BUDGET_S = 1.0
 _AWAKE_S = 0.05
 _SOCKET_TIMEOUT_S = 5.0
 _STORAGE_RETRY_S = 1.0
+EXIT_FAILED_START = 75
+"""Another child is to be started."""
 _PASS_TOKENS_CLAIMED = 16_384
 
 _log = structlog.get_logger()
@@ -73,7 +77,9 @@ class MeshProcess:
         database = Database(settings.resolved_database_url)
         sql = sql_engine(settings.resolved_database_url)
         _upgrade_patiently(sql, clock)
-        engine = self._engine = build_engine(settings)
+        meshes = Meshes(database, clock)
+        thread_record = self._thread_record = ThreadRecord(meshes, settings)
+        engine = self._engine = build_engine(thread_record.settings(limit=thread_limit(settings.ranks)))
         journal = Journal(database, clock, limits=settings.tenant_limits)
         catalog = Catalog(database, sql, clock)
         blobs = open_blob_store(settings.resolved_object_store)
@@ -107,10 +113,10 @@ class MeshProcess:
         replay = Replay(engine=engine, journal=journal, snapshots=snapshot_store, blobs=blobs, loss_graphs=loss_graphs)
         parking = Parking(database, clock)
         self._keeper = LeaseKeeper(
-            meshes=Meshes(database, clock),
+            meshes=meshes,
             mesh=settings.mesh,
             identity=ProcessIdentity.current(),
-            capabilities=engine.capabilities,
+            capabilities=thread_record.written_into(engine.capabilities),
             lease_s=settings.lease_s,
         )
         directory = Directory(sql, clock)
@@ -234,7 +240,7 @@ class MeshProcess:
         """Work without being nudged: a lost nudge costs at most one sweep, a broker that is away costs nothing else."""
         while not self._stopping.is_set():
             try:
-                if self._keeper.current() is not None or self._keeper.try_acquire() is not None:
+                if self._keeper.current() is not None or self._acquire():
                     while self._worker.drain(budget_s=_PUMP_BUDGET_S):
                         pass
             except StorageUnavailable as error:
@@ -242,6 +248,13 @@ class MeshProcess:
             except Exception as error:  # noqa: BLE001 - without the sweep nobody would ever take the lease again
                 _log.error("sweep.failed", error=str(error), next="the next sweep goes on", exc_info=error)
             self._stopping.wait(self.settings.sweep_s)
+
+    def _acquire(self) -> bool:
+        """Take the mesh if it is free; end this process if its bits might not be those of the worker before it."""
+        if self._thread_record.is_outdated:
+            _log.warning("worker.threads_outdated", next="another child starts, with the number that is kept")
+            os._exit(EXIT_FAILED_START)
+        return self._keeper.try_acquire() is not None
 
 
 def _upgrade_patiently(sql: SqlEngine, clock: Clock) -> None:

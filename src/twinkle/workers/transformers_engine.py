@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -42,9 +45,15 @@ from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.tensors import Array, CellBudget, Csr, densify
 from twinkle.wire.training import ForwardBackwardResult
 from twinkle.workers.engine import Pass, SampleOutput
+from twinkle.workers.threads import kind_of_cpu, measure_threads, thread_limit
 
 _MAX_TARGET_CELLS = 1 << 24
 _LONGEST_REASON = 300
+_FEWEST_TIMED_TOKENS = 8
+_MOST_TIMED_TOKENS = 256
+_TIMED_PASS_S = 0.05
+
+_log = structlog.get_logger()
 
 
 @dataclass
@@ -68,8 +77,8 @@ class TransformersEngine:
         if not settings.model:
             raise ConfigError("TWINKLE_MODEL: a worker needs the path or id of a base model")
         prepare_environment()
-        if settings.threads or ranks.size > 1:
-            torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // ranks.size))
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
         try:
             model = FusedLoraModel.from_pretrained(
                 settings.model,
@@ -77,6 +86,7 @@ class TransformersEngine:
                 tokens_per_pass=settings.tokens_per_pass or None,
                 ranks=ranks,
                 shard=settings.shard == "fsdp",
+                prepare=lambda model: None if settings.threads else _choose_threads(model, ranks),
             )
             tokenizer = _load_tokenizer(settings.model)
         except Exception as error:
@@ -95,6 +105,7 @@ class TransformersEngine:
             sampler=settings.sampler,
             ranks=ranks.size,
             shard=settings.shard,
+            threads=torch.get_num_threads(),
             tokenizer_path=_readable_tokenizer_path(settings.model),
         )
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
@@ -259,6 +270,45 @@ class TransformersEngine:
         )
         num_tokens = sum(len(sequence.tokens) for sequence in result.sequences)
         return SampleOutput(request_id=result.key, result=encode_sample_response(wire), num_tokens=num_tokens)
+
+
+class _PassTimer:
+    """Times a forward and backward pass of a plain model, on all ranks at once: the slowest counts."""
+
+    def __init__(self, model: Any, ranks: RankGroup) -> None:
+        model.eval().requires_grad_(False)
+        self._decoder, self._embedding, self._ranks = model.base_model, model.get_input_embeddings(), ranks
+        self._num_tokens = _FEWEST_TIMED_TOKENS
+
+    def fit(self, threads: int) -> None:
+        """Time passes of as many tokens as take a moment, and no more than a batch has."""
+        self(threads)
+        per_token_s = self(threads) / self._num_tokens
+        self._num_tokens = min(max(int(_TIMED_PASS_S / per_token_s), _FEWEST_TIMED_TOKENS), _MOST_TIMED_TOKENS)
+
+    def __call__(self, threads: int) -> float:
+        """The seconds of one pass with so many threads, which stay set."""
+        torch.set_num_threads(threads)
+        token_ids = torch.arange(self._num_tokens) % self._embedding.num_embeddings
+        embeddings = self._embedding(token_ids)[None].requires_grad_()
+        started = time.perf_counter()
+        self._decoder(inputs_embeds=embeddings, use_cache=False).last_hidden_state.sum().backward()
+        return max(self._ranks.gather(time.perf_counter() - started))
+
+
+def _choose_threads(model: Any, ranks: RankGroup) -> None:
+    """Set the number of threads with which the model is quickest; on a GPU each rank has its share of the cores."""
+    # All ranks go by the limit of the first: they must time the same numbers together.
+    limit = ranks.gather(thread_limit(ranks.size))[0]
+    if model.device.type != "cpu":
+        torch.set_num_threads(min(limit, torch.get_num_threads()))
+        return
+    time_pass = _PassTimer(model, ranks)
+    time_pass.fit(limit)
+    times = measure_threads(time_pass, limit)
+    torch.set_num_threads(times.threads)
+    figures = ", ".join(f"{threads}: {1000 * seconds:.2f} ms" for threads, seconds in sorted(times.seconds.items()))
+    _log.info("threads.measured", threads=times.threads, passes=figures, cpu=kind_of_cpu())
 
 
 def _is_of_the_model(error: Exception) -> bool:
