@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import Bench, digest
+from harness.journal import Bench, digest, new_sampler
 from harness.operations import (
     Request,
     create,
@@ -23,7 +24,7 @@ from harness.operations import (
 from harness.worker import KEEP_NOTHING, Killed, MakeWorker, WorkerRig
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
-from twinkle.storage.adapters.ephemeral import EphemeralStore, Patience
+from twinkle.storage.adapters.ephemeral import EphemeralStore, NewEphemeralWeights, Patience
 from twinkle.storage.tenants.usage import Usage
 
 PATIENCE = Patience(idle_s=86_400.0, silent_s=3900.0)
@@ -291,6 +292,15 @@ def test_a_number_that_another_sampling_session_has_is_refused(bench: Bench, run
     worker.drain()
 
     assert "already samples from something else" in error_of(bench, request_id_of("b", 1))
+
+
+def test_a_session_that_exists_goes_on_with_what_it_had(bench: Bench, run: Run, clock: HandClock) -> None:
+    weights = NewEphemeralWeights(adapter="a", seq=0, size_bytes=1, opened_at=0.0, expires_at=None, max_open=1)
+    bench.journal.open_lane(new_sampler("taken"))
+    bench.journal.open_lane(replace(new_sampler("taken"), weights=weights))
+
+    assert bench.catalog.sampling_session("taken").weights is None
+    assert still_open(bench) == []
 
 
 # -- their ends -------------------------------------------------------------------------------------------------------

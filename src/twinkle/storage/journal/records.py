@@ -133,7 +133,7 @@ class NewSamplingSession:
             row = transaction.execute("SELECT nice FROM lane WHERE id = ?", (self.like,)).fetchone()
             priority = priority if row is None else -row.nice
         insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=False, priority=priority)
-        transaction.execute(
+        inserted = transaction.execute(
             "INSERT INTO sampling_session (id, tenant, session, base_model, model_path, checkpoint, content,"
             " generation) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
             (
@@ -147,7 +147,8 @@ class NewSamplingSession:
                 None if self.content is None else self.generation,
             ),
         )
-        if self.weights is not None:
+        # What a session samples from never changes, whoever else comes with its number.
+        if self.weights is not None and inserted.rowcount == 1:
             self.weights.insert(transaction, self.id, tenant=self.tenant, session=self.session)
 
 
