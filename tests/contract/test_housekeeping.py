@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState, Outcome, Payload
 from twinkle.core.settings import Settings, environment_of, load_settings
 from twinkle.scheduler.channels import CompletionPublisher
-from twinkle.storage.adapters.ephemeral import EphemeralStore
+from twinkle.storage.adapters.ephemeral import EphemeralStore, NewEphemeralWeights
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.upkeep.waste import Waste
@@ -117,3 +118,27 @@ def test_deadlines_by_kind_reach_a_child_process_as_they_were_given(monkeypatch:
     monkeypatch.setenv("TWINKLE_OPERATION_DEADLINE_S_OF", '{"samples": 600}')
     with pytest.raises(ConfigError, match="OPERATION_DEADLINE_S_OF"):
         load_settings()
+
+
+def test_weights_without_a_name_end_a_grace_after_their_clients_session_has_lapsed(
+    bench: Bench, lease: Lease, clock: HandClock, housekeeping: Housekeeping
+) -> None:
+    bench.created(lease, "a")
+    weights = NewEphemeralWeights(adapter="a", seq=0, size_bytes=1, opened_at=clock.now(), expires_at=None, max_open=1)
+    bench.journal.open_lane(replace(new_sampler("nameless"), weights=weights))
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE session SET heartbeat_at = ? WHERE id = 'session-t0'", (clock.now(),))
+
+    def reason() -> str | None:
+        found = bench.catalog.sampling_session("nameless").weights
+        assert found is not None
+        return found.end_reason
+
+    clock.move(300 + 3600 - 1)
+    housekeeping.expire()
+    before = reason()
+    clock.move(1)
+    housekeeping.expire()
+
+    assert before is None
+    assert reason() == "its client's session had not been heard of for 3900 s"
