@@ -15,8 +15,8 @@ from twinkle.storage.tenants.audit import insert_entry
 from twinkle.storage.upkeep.waste import doom
 
 
-def publish_checkpoint(transaction: Transaction, checkpoint: Checkpoint, *, now: float) -> str:
-    """Let a name mean what was saved under it; the id of that content.
+def publish_checkpoint(transaction: Transaction, checkpoint: Checkpoint, *, now: float) -> None:
+    """Let a name mean what was saved under it.
 
     The same content as before keeps its id, and whoever may read it goes on. Another one is private, has an id of its
     own, and ends all that was bound to its predecessor; when that was public, the owner's audit log says so.
@@ -33,7 +33,6 @@ def publish_checkpoint(transaction: Transaction, checkpoint: Checkpoint, *, now:
             details = {"tinker_path": checkpoint.path, "training_run": checkpoint.adapter, "reason": "overwritten"}
             insert_entry(transaction, checkpoint.tenant, "checkpoint_unpublish", details, now=now)
     files = json.dumps({name: file.model_dump() for name, file in checkpoint.files.items()})
-    content = checkpoint.content if kept is None else str(kept.content)
     transaction.execute(
         "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, user_metadata,"
         " public, listed, created_at, expires_at, files_group, content, generation)"
@@ -59,11 +58,10 @@ def publish_checkpoint(transaction: Transaction, checkpoint: Checkpoint, *, now:
             checkpoint.expires_at,
             # Saved again in the same files, it still shares them with its copies.
             kept.files_group if kept is not None and kept.files == files else None,
-            content,
+            checkpoint.content if kept is None else kept.content,
             0 if kept is None else kept.generation,
         ),
     )
-    return content
 
 
 def remove_checkpoints(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint
@@ -177,13 +177,10 @@ class Records:
 
     def insert(self, transaction: Transaction, now: float) -> None:
         """Insert everything. A checkpoint of the same name replaces its predecessor (the worker has decided that)."""
-        contents = {
-            checkpoint.content: publish_checkpoint(transaction, checkpoint, now=now) for checkpoint in self.checkpoints
-        }
+        for checkpoint in self.checkpoints:
+            publish_checkpoint(transaction, checkpoint, now=now)
         for session in self.sampling_sessions:
-            # A save of what its name meant already is no new content.
-            content = None if session.content is None else contents.get(session.content, session.content)
-            replace(session, content=content).insert(transaction)
+            session.insert(transaction)
         for snapshot in self.snapshots:
             snapshot.insert(transaction)
 
