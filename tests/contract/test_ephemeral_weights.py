@@ -21,7 +21,7 @@ from harness.operations import (
     save,
     save_for_sampler,
 )
-from harness.worker import KEEP_NOTHING, Killed, MakeWorker, WorkerRig
+from harness.worker import KEEP_NOTHING, BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.storage.adapters.ephemeral import EphemeralStore, NewEphemeralWeights, Patience
@@ -421,6 +421,35 @@ def test_copies_of_weights_that_have_ended_leave_memory(
     worker.drain()
 
     assert (before, worker.sampler_weights.num_copies) == (3, 0)
+
+
+def test_weights_that_could_not_be_made_anew_and_have_ended_are_forgotten(
+    bench: Bench, run: Run, ephemeral: EphemeralStore, store: BreakableBlobs, make_worker: MakeWorker, clock: HandClock
+) -> None:
+    worker = make_worker(snapshot_every_ops=2)
+    run.train(2)
+    session = run.save()
+    worker.drain()
+    worker.snapshots.wait()
+    sample = run.sample(session)
+    heir = make_worker(max_attempts=1, lease_s=1e9)
+    store.refuse("get", "snapshots", 1)
+    heir.drain()
+    store.heal()
+    failure = bench.journal.statuses([sample])[sample].status.failure
+    finish(bench)
+    ephemeral.end_unreachable(PATIENCE)
+    clock.move(60)
+    heir.drain()
+
+    assert failure is not None and failure.category == "server"
+    assert "was finished" in error_of(bench, _sampled_by(heir, run, session))
+
+
+def _sampled_by(worker: WorkerRig, run: Run, session: str) -> str:
+    sample = run.sample(session)
+    worker.drain()
+    return sample
 
 
 # -- their price ------------------------------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ class SamplerWeights(Generic[State]):
             self._drop(key)
 
     def _pin(self) -> None:
+        """One at a time: whatever else the mesh has to do waits for a rebuild."""
         for adapter, seq in self._ephemeral.to_pin(self._mesh, older_than_s=self._pin_after_s):
             if (adapter, seq) in self._hopeless:
                 continue
@@ -126,6 +127,7 @@ class SamplerWeights(Generic[State]):
                 _log.warning("sampler_weights.not_pinned", adapter=adapter, seq=seq, error=error.message)
             else:
                 _log.info("sampler_weights.pinned", adapter=adapter, seq=seq)
+                return
 
     def _nameless_of(self, session: SamplingSession, weights: EphemeralWeights) -> State:
         if weights.end_reason is not None:
@@ -157,5 +159,6 @@ class SamplerWeights(Generic[State]):
             self._drop(next(iter(self._copies)))
 
     def _drop(self, key: _Key) -> None:
-        del self._copies[key]
+        # There is none where making it anew has failed.
+        self._copies.pop(key, None)
         self._nameless = {session: held for session, held in self._nameless.items() if held != key}

@@ -17,7 +17,7 @@ from twinkle.storage.journal.lanes import placeholders
 _ALL = 2**31 - 1
 """SQLite knows no OFFSET without a LIMIT."""
 
-_PINNED_AT_ONCE = 4
+_MAX_TO_PIN = 16
 _KEEP = "; save_weights_for_sampler under a name keeps weights until they are deleted"
 _NOTHING_WAITS = (
     " AND NOT EXISTS (SELECT 1 FROM lane l JOIN operation o ON o.mesh = l.mesh AND o.lane = l.id"
@@ -85,7 +85,7 @@ class EphemeralStore:
             "SELECT e.adapter, e.seq FROM ephemeral_weights e JOIN lane l ON l.id = e.adapter"
             " WHERE e.ended_at IS NULL AND NOT e.pinned AND e.opened_at <= ? AND l.mesh = ?"
             " ORDER BY e.opened_at, e.adapter LIMIT ?",
-            (self._clock.now() - older_than_s, mesh, _PINNED_AT_ONCE),
+            (self._clock.now() - older_than_s, mesh, _MAX_TO_PIN),
         )
         return [(row.adapter, row.seq) for row in rows]
 
