@@ -109,6 +109,7 @@ def done(claim: Claim, result: bytes = b"ok", num_tokens: int = 1) -> Outcome:
         kind=claim.kind,
         result=Payload(inline=result),
         num_tokens=num_tokens,
+        charge=max(num_tokens, 1),
     )
 
 

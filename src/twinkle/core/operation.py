@@ -155,7 +155,8 @@ class Failure:
 class Outcome:
     """What the worker reports for one claimed operation: result bytes in wire form, or a failure.
 
-    ``device_s`` is the share of device seconds it is charged for, ``num_tokens`` what it processed.
+    ``device_s`` is its share of device seconds and ``num_tokens`` what it processed, for the account; ``charge`` is
+    what it counts for in fair share and towards its tenant's rate, in tokens (``scheduler/charges.py``).
     """
 
     request_id: str
@@ -166,6 +167,7 @@ class Outcome:
     failure: Failure | None = None
     device_s: float = 0.0
     num_tokens: int = 0
+    charge: int = 1
 
     def __post_init__(self) -> None:
         if (self.result is None) == (self.failure is None):

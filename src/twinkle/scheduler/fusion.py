@@ -7,6 +7,7 @@ from twinkle.scheduler.fairness import fair_part, in_service_order
 from twinkle.storage.journal.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
+_REPLAYING = {OperationKind.FORK, OperationKind.REWIND}
 
 
 def alone_from(max_attempts: int) -> int:
@@ -30,22 +31,34 @@ def choose_batch(
     """Pick the heads of the next batch.
 
     A suspect runs alone when its turn comes, so that nobody else is blamed for it, and only while no other suspect is
-    in the worker's hands (``has_suspect``): an operation is one from ``suspect_from`` suspicions on. Light
-    operations (optimizer steps, saves, loads) go before forward passes, because each one frees a pass that can then be
-    fused; but never twice in a row while passes wait, so a stream of saves cannot starve training. Passes are fused up
-    to ``max_adapters`` and ``max_tokens``, and always at least one; beyond ``min_tokens`` only as far as no tenant is
-    served ahead of another one whose turn it would be.
+    in the worker's hands (``has_suspect``): an operation is one from ``suspect_from`` suspicions on. A fork or a rewind
+    may replay much, so it runs alone too when its turn comes, and not before. Light operations (optimizer steps, saves,
+    loads) go before forward passes, because each one frees a pass that can then be fused; but never twice in a row
+    while passes wait, and of no tenant that has had more than all the waiting passes would bring theirs: a stream of
+    saves cannot starve training. Passes are fused up to ``max_adapters`` and ``max_tokens``, and always at least one;
+    beyond ``min_tokens`` only as far as no tenant is served ahead of another one whose turn it would be.
     """
     order = in_service_order(heads)
     if order and order[0].head.suspicions >= suspect_from and not has_suspect:
         return [order[0].head]
     others = [operation for operation in order if operation.head.suspicions < suspect_from]
-    light = [operation.head for operation in others if operation.head.kind not in _FUSED]
+    if others and others[0].head.kind in _REPLAYING:
+        return [others[0].head]
     passes = [operation for operation in others if operation.head.kind in _FUSED]
+    horizon = max((operation.finish for operation in passes), default=float("inf"))
+    light = [
+        operation.head
+        for operation in others
+        if operation.head.kind not in _FUSED | _REPLAYING and operation.start <= horizon
+    ]
     if light and not (previous_was_light and passes):
         return light[:max_adapters]
     batch: list[Head] = []
     num_tokens = 0
+    replaying = next((operation for operation in others if operation.head.kind in _REPLAYING), None)
+    if replaying is not None:
+        # Its turn is next: nobody who comes after it goes with those who come before.
+        passes = [operation for operation in passes if operation.start <= replaying.start] or passes[:1]
     for operation in fair_part(passes[:max_adapters], min_tokens=min_tokens):
         if batch and num_tokens + operation.head.num_tokens > max_tokens:
             break

@@ -44,7 +44,9 @@ class Endings:
     inline_bytes: int
     max_attempts: int
 
-    def succeed(self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int) -> None:
+    def succeed(
+        self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int, charge: int
+    ) -> None:
         """It has a result, in wire form.
 
         Raises:
@@ -61,6 +63,7 @@ class Endings:
                 ),
                 device_s=device_s,
                 num_tokens=num_tokens,
+                charge=charge,
             )
         )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound, StorageUnavailable, UserError, WindowFailed
 from twinkle.core.operation import Claim, OperationKind
+from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.catalog import Catalog
@@ -50,6 +52,24 @@ from twinkle.workers.snapshots import Snapshots
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 
 
+_WITHOUT_STATE = {
+    OperationKind.CREATE_MODEL,
+    OperationKind.UNLOAD_MODEL,
+    OperationKind.LOAD_WEIGHTS,
+    OperationKind.FORK,
+    OperationKind.REWIND,
+}
+"""What begins anew or ends, whatever the adapter was before."""
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """The response to an operation, and what it had to compute once more for it."""
+
+    response: ResponseBody
+    num_replayed_tokens: int = 0
+
+
 class Executor(Generic[State]):
     """Executes batches. Nothing it does is visible to anyone before the outcomes are committed."""
 
@@ -81,6 +101,7 @@ class Executor(Generic[State]):
         self._loss_graphs = loss_graphs
         self._sampler_weights = sampler_weights
         self._max_ephemeral = max_ephemeral
+        self._rate = PassRate()
 
     def execute(self, claims: list[Claim], execution: Execution) -> None:
         """Run a batch. Every claim ends as an outcome or as postponed; one never harms another."""
@@ -106,6 +127,7 @@ class Executor(Generic[State]):
         answers = self._answer_passes([item for _, item in ready])
         elapsed_s = self._clock.now() - started
         total_tokens = max(sum(_num_tokens(item) for _, item in ready), 1)
+        self._rate.note(total_tokens, elapsed_s)
         for (claim, item), answer in zip(ready, answers, strict=True):
             if isinstance(answer, Exception):
                 self._end_badly(execution, claim, answer)
@@ -113,7 +135,8 @@ class Executor(Generic[State]):
             num_tokens = _num_tokens(item)
             result = encode_forward_backward_output(answer.logprobs, answer.metrics)
             share_s = elapsed_s * num_tokens / total_tokens
-            self._end_well(execution, claim, result, device_s=share_s, num_tokens=num_tokens)
+            charge = charge_of_tokens(num_tokens)
+            self._end_well(execution, claim, result, device_s=share_s, num_tokens=num_tokens, charge=charge)
 
     def _answer_passes(self, passes: list[Pass[State]]) -> Sequence[ForwardBackwardResult | Exception]:
         try:
@@ -129,19 +152,31 @@ class Executor(Generic[State]):
     # -- everything else ----------------------------------------------------------------------------------------------
 
     def _run_single(self, claim: Claim, execution: Execution) -> None:
-        started = self._clock.now()
         records = Records()
         try:
             refuse_rejected(claim)
-            response = self._answer(claim, read_payload(self._blobs, claim.payload), records)
+            payload = read_payload(self._blobs, claim.payload)
+            if claim.kind not in _WITHOUT_STATE:
+                # If it has to be rebuilt, that is the service's doing and not this operation's.
+                self._residents.state_before(claim.lane, claim.seq)
+            started = self._clock.now()
+            answered = self._answer(claim, payload, records)
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
             self._end_badly(execution, claim, error)
             return
         elapsed_s = self._clock.now() - started
         execution.records[claim.request_id] = records
-        self._end_well(execution, claim, response.to_json(), device_s=elapsed_s, num_tokens=0)
+        replayed = answered.num_replayed_tokens
+        charge = charge_of_time(elapsed_s, tokens_per_s=self._rate.tokens_per_s, num_replayed=replayed)
+        result = answered.response.to_json()
+        self._end_well(execution, claim, result, device_s=elapsed_s, num_tokens=replayed, charge=charge)
 
-    def _answer(self, claim: Claim, payload: bytes, records: Records) -> ResponseBody:
+    def _answer(self, claim: Claim, payload: bytes, records: Records) -> _Answered:
+        if claim.kind in {OperationKind.FORK, OperationKind.REWIND}:
+            return self._take_up(claim, payload, records)
+        return _Answered(self._respond(claim, payload, records))
+
+    def _respond(self, claim: Claim, payload: bytes, records: Records) -> ResponseBody:
         match claim.kind:
             case OperationKind.CREATE_MODEL:
                 self._residents.put(claim.lane, claim.seq, self._engine.create(read_create(payload)))
@@ -159,8 +194,6 @@ class Executor(Generic[State]):
             case OperationKind.UNLOAD_MODEL:
                 self._residents.forget(claim.lane)
                 return UnloadModelResponse(model_id=claim.lane)
-            case OperationKind.FORK | OperationKind.REWIND:
-                return self._take_up(claim, payload, records)
             case _:
                 raise InvalidInput("kind", f"{claim.kind} is not something this worker executes")
 
@@ -277,13 +310,14 @@ class Executor(Generic[State]):
         self._start_from(claim, state, records)
         return LoadWeightsResponse(path=request.path, model_id=claim.lane)
 
-    def _take_up(self, claim: Claim, payload: bytes, records: Records) -> BranchResponse:
+    def _take_up(self, claim: Claim, payload: bytes, records: Records) -> _Answered:
         request = read_branch(payload)
         rebuilt = self._replay.state_after(request.source, request.at)
         self._start_from(claim, rebuilt.state, records)
-        return BranchResponse(
+        response = BranchResponse(
             run_id=claim.lane, source=request.source, operation=request.at, num_replayed=rebuilt.num_replayed
         )
+        return _Answered(response, num_replayed_tokens=rebuilt.num_tokens)
 
     def _start_from(self, claim: Claim, state: State, records: Records) -> None:
         """Go on with a state from elsewhere, which is recorded with the outcome: what it came from may change or go."""
@@ -293,10 +327,12 @@ class Executor(Generic[State]):
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def _end_well(self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int) -> None:
+    def _end_well(
+        self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int, charge: int
+    ) -> None:
         """Record its result; when that cannot be stored, the operation has not happened."""
         try:
-            self._endings.succeed(execution, claim, result, device_s=device_s, num_tokens=num_tokens)
+            self._endings.succeed(execution, claim, result, device_s=device_s, num_tokens=num_tokens, charge=charge)
         except StorageUnavailable as error:
             self._end_badly(execution, claim, error)
 

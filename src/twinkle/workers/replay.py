@@ -33,6 +33,8 @@ class Rebuilt(Generic[State]):
     state: State
     snapshot_seq: int
     num_replayed: int
+    num_tokens: int
+    """Of the passes among them."""
     num_bytes: int
 
 
@@ -68,9 +70,12 @@ class Replay(Generic[State]):
             state, applied = self._engine.restore(self._read_snapshot(snapshot.blob)), snapshot.seq
         past = self._journal.history(adapter, after_seq=applied, before_seq=seq + 1)
         _require_unbroken(adapter, past, after_seq=applied, last_seq=seq)
+        num_tokens = 0
         for operation in past:
             crash_point("worker.replaying")
             state = self._apply(adapter, operation, state)
+            if operation.kind is OperationKind.FORWARD_BACKWARD and operation.succeeded:
+                num_tokens += operation.num_tokens
         if state is None:
             raise TwinkleError(f"{adapter}: neither a snapshot nor its creation is in the journal", adapter=adapter)
         _log.info("adapter.restored", adapter=adapter, snapshot_seq=applied, replayed=len(past))
@@ -78,6 +83,7 @@ class Replay(Generic[State]):
             state=state,
             snapshot_seq=applied,
             num_replayed=len(past),
+            num_tokens=num_tokens,
             num_bytes=sum(operation.payload.size_bytes for operation in past),
         )
 

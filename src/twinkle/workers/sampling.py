@@ -10,6 +10,7 @@ from typing import Generic
 from twinkle.core.clock import Clock
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Claim
+from twinkle.scheduler.charges import charge_of_tokens
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.payloads import read_payload
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
@@ -27,6 +28,7 @@ class _UnderWay:
 
     claim: Claim
     started_at: float
+    num_prompt_tokens: int
 
 
 class CacheGroups:
@@ -107,7 +109,8 @@ class SampleDesk(Generic[State]):
             except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
                 self._endings.fail(execution, claim, error)
                 continue
-            self._under_way[claim.request_id] = _UnderWay(claim, self._clock.now())
+            num_prompt_tokens = len(request.prompt_tokens())
+            self._under_way[claim.request_id] = _UnderWay(claim, self._clock.now(), num_prompt_tokens)
             if request.listener is not None:
                 self._reports.begin(claim.request_id, request.listener, num_samples=request.num_samples)
 
@@ -157,7 +160,12 @@ class SampleDesk(Generic[State]):
         elapsed_s = self._clock.now() - under_way.started_at
         try:
             self._endings.succeed(
-                execution, under_way.claim, output.result, device_s=elapsed_s, num_tokens=output.num_tokens
+                execution,
+                under_way.claim,
+                output.result,
+                device_s=elapsed_s,
+                num_tokens=output.num_tokens,
+                charge=charge_of_tokens(under_way.num_prompt_tokens + output.num_tokens),
             )
         except StorageUnavailable as error:
             self._endings.fail(execution, under_way.claim, error)

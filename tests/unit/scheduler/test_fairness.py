@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
+from twinkle.scheduler.charges import charge_of_time
 from twinkle.scheduler.fairness import cost_of, in_service_order
 from twinkle.scheduler.fusion import choose_batch, choose_samples
 from twinkle.storage.journal.turns import Head
@@ -31,6 +32,7 @@ class _Mesh:
     seqs: Counter[str] = field(default_factory=Counter)  # type: ignore[type-arg]
     served: Counter[str] = field(default_factory=Counter)  # type: ignore[type-arg]
     nice: dict[str, int] = field(default_factory=dict)
+    forking: set[str] = field(default_factory=set)
     was_light: bool = False
 
     def heads(self) -> list[Head]:
@@ -38,20 +40,25 @@ class _Mesh:
         for tenant, count in self.num_adapters.items():
             of = turn(tenant, vtime=self.vtimes[tenant], weight=self.weights[tenant])
             for lane in (f"{tenant}-{number}" for number in range(count)):
-                is_step = self.seqs[lane] % 3 == 2
+                kind = self._kind_of(tenant, lane)
                 found.append(
                     head(
                         lane,
-                        OperationKind.OPTIM_STEP if is_step else OperationKind.FORWARD_BACKWARD,
+                        kind,
                         of=of,
                         seq=self.seqs[lane],
-                        num_tokens=0 if is_step else self.sizes[tenant],
+                        num_tokens=self.sizes[tenant] if kind is OperationKind.FORWARD_BACKWARD else 0,
                         nice=self.nice.get(lane, 0),
                         vtime=self.lane_vtimes[lane],
                         has_next=True,
                     )
                 )
         return found
+
+    def _kind_of(self, tenant: str, lane: str) -> OperationKind:
+        if tenant in self.forking:
+            return OperationKind.FORK
+        return OperationKind.OPTIM_STEP if self.seqs[lane] % 3 == 2 else OperationKind.FORWARD_BACKWARD
 
     def step(self) -> list[Head]:
         batch = choose_batch(
@@ -61,9 +68,11 @@ class _Mesh:
             min_tokens=0,
             previous_was_light=self.was_light,
         )
-        self.was_light = batch[0].kind is OperationKind.OPTIM_STEP
+        self.was_light = batch[0].kind is not OperationKind.FORWARD_BACKWARD
         for taken in batch:
             tenant, cost = taken.turn.tenant, cost_of(taken.num_tokens)
+            if tenant in self.forking:
+                cost = charge_of_time(0.0, tokens_per_s=0.0, num_replayed=self.sizes[tenant])
             self.vtimes[tenant] += cost / self.weights[tenant]  # type: ignore[assignment]
             self.lane_vtimes[taken.lane] += cost
             self.seqs[taken.lane] += 1
@@ -122,6 +131,32 @@ def test_one_operation_behind_another_tenants_thousands_starts_within_two_steps(
     taken = [*mesh.step(), *mesh.step()]
 
     assert "late-0" in [head.lane for head in taken]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    replayed=st.integers(1, 30_000),
+    size=st.integers(1, 300),
+    num_forks=st.integers(1, 30),
+    num_trained=st.integers(1, 30),
+    weights=st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.5, 1.0, 2.0])),
+)
+def test_one_who_only_forks_gets_no_more_than_one_who_trains(
+    replayed: int, size: int, num_forks: int, num_trained: int, weights: tuple[float, float]
+) -> None:
+    mesh = _Mesh(
+        {"forks": num_forks, "trains": num_trained},
+        {"forks": weights[0], "trains": weights[1]},
+        {"forks": replayed, "trains": size},
+        forking={"forks"},
+    )
+    for _ in range(_STEPS):
+        mesh.step()
+
+    apart = abs(mesh.served["forks"] / weights[0] - mesh.served["trains"] / weights[1])
+    # What either may be ahead by: one operation, and the trainer the rest of its batch and a step of optimizers.
+    allowed = replayed / weights[0] + max(size, mesh.max_tokens) / weights[1] + mesh.max_adapters / weights[1]
+    assert apart <= allowed, mesh.served
 
 
 def test_a_hundred_adapters_get_no_more_than_one() -> None:

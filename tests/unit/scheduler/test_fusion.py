@@ -12,6 +12,7 @@ from twinkle.scheduler.fusion import alone_from, choose_batch, choose_samples
 from twinkle.storage.journal.turns import Head
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
+_REPLAYING = {OperationKind.FORK, OperationKind.REWIND}
 _ORDERED = [kind for kind in OperationKind if kind.is_ordered and kind is not OperationKind.GAP]
 SUSPECT_FROM = 2
 _TURNS = [turn("t0"), turn("t1", vtime=30, weight=2.0), turn("t2", vtime=100)]
@@ -93,7 +94,7 @@ def test_what_was_under_way_when_a_worker_died_runs_together_once_more_and_alone
 
 @given(_heads)
 def test_light_operations_do_not_go_twice_in_a_row_while_passes_wait(heads: list[Head]) -> None:
-    fresh = [head for head in heads if head.suspicions < SUSPECT_FROM]
+    fresh = [head for head in heads if head.suspicions < SUSPECT_FROM and head.kind not in _REPLAYING]
     passes = [head for head in _in_order(fresh) if head.kind in _PASSES]
 
     batch = _choose(fresh, previous_was_light=True)
@@ -104,11 +105,35 @@ def test_light_operations_do_not_go_twice_in_a_row_while_passes_wait(heads: list
 
 @given(_heads)
 def test_light_operations_go_before_passes_since_each_frees_one(heads: list[Head]) -> None:
-    fresh = [head for head in heads if head.suspicions < SUSPECT_FROM]
-    light = [head for head in _in_order(fresh) if head.kind not in _PASSES]
+    fresh = [head for head in heads if head.suspicions < SUSPECT_FROM and head.kind not in _REPLAYING]
+    order = in_service_order(fresh)
+    horizon = max((each.finish for each in order if each.head.kind in _PASSES), default=float("inf"))
+    light = [each.head for each in order if each.head.kind not in _PASSES and each.start <= horizon]
 
     if light:
         assert _choose(fresh) == light[:4]
+
+
+def test_a_tenant_that_is_ahead_of_all_passes_gets_no_light_operation_before_them() -> None:
+    behind = head("a", of=turn("behind", vtime=0), num_tokens=50)
+    ahead = head("b", OperationKind.SAVE_WEIGHTS, of=turn("ahead", vtime=51))
+    level = head("c", OperationKind.OPTIM_STEP, of=turn("level", vtime=50))
+
+    assert _choose([behind, ahead]) == [behind]
+    assert _choose([behind, ahead, level]) == [level]
+    assert _choose([ahead]) == [ahead]
+
+
+@given(_heads)
+def test_a_fork_or_a_rewind_runs_alone_and_not_before_its_turn(heads: list[Head]) -> None:
+    fresh = [head for head in heads if head.suspicions < SUSPECT_FROM]
+
+    batch = _choose(fresh)
+
+    if any(head.kind in _REPLAYING for head in batch):
+        assert batch == _in_order(fresh)[:1]
+    elif batch:
+        assert _in_order(fresh)[0].kind not in _REPLAYING
 
 
 def test_a_pass_larger_than_the_limit_runs_alone_and_is_not_passed_over() -> None:

@@ -367,8 +367,8 @@ class Journal:
     def history(self, lane: str, *, after_seq: int, before_seq: int) -> list[PastOperation]:
         """A lane's finished operations with ``after_seq < seq < before_seq``, in order: what a replay needs."""
         rows = self.database.read(
-            "SELECT seq, kind, payload, payload_blob, state, error_code, request_id, payload_bytes FROM operation"
-            " WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed') ORDER BY seq",
+            "SELECT seq, kind, payload, payload_blob, state, error_code, request_id, payload_bytes, num_tokens"
+            " FROM operation WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed') ORDER BY seq",
             (lane, after_seq, before_seq),
         )
         return [
@@ -379,6 +379,7 @@ class Journal:
                 payload=_payload_of(row),
                 succeeded=row.state == OperationState.DONE,
                 error_code=row.error_code,
+                num_tokens=row.num_tokens,
             )
             for row in rows
         ]

@@ -98,7 +98,7 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, leas
             *window_parameters,
             least_vtime,
             least_vtime,
-            float(max(outcome.num_tokens, 1)),
+            float(outcome.charge),
             outcome.lane,
             outcome.seq,
         ),
@@ -110,7 +110,7 @@ def end_sample(transaction: Transaction, outcome: Outcome, *, least_vtime: float
     """Number a sample that has ended, and move its lane's virtual time from ``least_vtime`` on by what was served."""
     transaction.execute(
         "UPDATE lane SET vtime = CASE WHEN vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE vtime END + ? WHERE id = ?",
-        (least_vtime, least_vtime, float(max(outcome.num_tokens, 1)), outcome.lane),
+        (least_vtime, least_vtime, float(outcome.charge), outcome.lane),
     )
     number_ended_sample(transaction, outcome.lane, outcome.request_id)
 

@@ -195,3 +195,4 @@ class PastOperation:
     payload: Payload
     succeeded: bool
     error_code: str | None
+    num_tokens: int

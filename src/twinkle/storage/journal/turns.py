@@ -200,13 +200,13 @@ class Served:
 
 
 def served_of(outcomes: Iterable[Outcome], lanes: dict[str, LockedLane]) -> dict[str, Served]:
-    """What each tenant was served. An operation counts for its tokens, and for one if it has none."""
+    """What each tenant was served: the sum of its operations' charges."""
     served: dict[str, Served] = {}
     for outcome in outcomes:
         lane = lanes[outcome.lane]
         before = served.get(lane.tenant, Served(num_tokens=0, lane_vtime=lane.vtime))
         served[lane.tenant] = Served(
-            num_tokens=before.num_tokens + max(outcome.num_tokens, 1), lane_vtime=min(before.lane_vtime, lane.vtime)
+            num_tokens=before.num_tokens + outcome.charge, lane_vtime=min(before.lane_vtime, lane.vtime)
         )
     return served
 
