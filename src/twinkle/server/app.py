@@ -36,6 +36,7 @@ from twinkle.server.signing import Cursors, Signer, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
+from twinkle.server.tinker import direct as tinker_direct
 from twinkle.server.tinker import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.server.tokens import Tokens
@@ -110,6 +111,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(native_router, tags=["native"])
     app.include_router(openai_router, tags=["openai"])
     app.include_router(openapi_router)
+    app.direct = tinker_direct
     return app
 
 

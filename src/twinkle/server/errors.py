@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 import structlog
@@ -104,12 +104,17 @@ def _refuse(
 
 def install_error_answers(app: FastAPI) -> None:
     """Make every error of the app answer in the one form."""
-    app.add_exception_handler(TwinkleError, _answer_ours)
-    app.add_exception_handler(StatementFailed, _answer_unexpected)
-    app.add_exception_handler(RequestValidationError, _answer_invalid_parameter)
-    app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    for kind, answer in _ANSWERS.items():
+        app.add_exception_handler(kind, answer)
     app.add_exception_handler(Exception, _answer_unexpected)
+
+
+async def answer_error(request: Request, error: Exception) -> tuple[Response, bool]:
+    """What is answered to an error on a way past the framework, and whether it is of a kind that happens."""
+    for kind in type(error).__mro__:
+        if kind in _ANSWERS:
+            return await _ANSWERS[kind](request, error), True
+    return await _answer_unexpected(request, error), False
 
 
 async def _answer_ours(request: Request, error: Exception) -> Response:
@@ -184,3 +189,12 @@ async def _slow_down(request: Request) -> None:
 
 def _nearest(table: Mapping[type[TwinkleError], int], error: TwinkleError) -> int:
     return next(table[kind] for kind in type(error).__mro__ if kind in table)
+
+
+_ANSWERS: Mapping[type, Callable[[Request, Exception], Awaitable[Response]]] = {
+    TwinkleError: _answer_ours,
+    StatementFailed: _answer_unexpected,
+    RequestValidationError: _answer_invalid_parameter,
+    HTTPException: _answer_http,
+    ClientDisconnect: _answer_nobody,
+}

@@ -18,7 +18,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_serializer
 from pydantic.json_schema import JsonSchemaMode
+from starlette.types import Receive, Scope, Send
 
+from twinkle.server.direct import DirectRoutes
 from twinkle.server.errors import JSON, Refusal
 from twinkle.server.idempotency import MAX_KEY_LENGTH
 from twinkle.server.openai_refusals import OpenAIRefusal
@@ -145,7 +147,18 @@ def described(
 
 
 class Api(FastAPI):
-    """The app, with a document that is complete."""
+    """The app, with a document that is complete, and direct ways to the routes that have them."""
+
+    direct: DirectRoutes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        route = None if self.direct is None else self.direct.find(scope)
+        if route is None:
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        await route(scope, receive, send)
 
     def openapi(self) -> JsonObject:
         """The document; made once.

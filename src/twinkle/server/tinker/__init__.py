@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from twinkle.server.direct import DirectRoutes
 from twinkle.server.tinker import (
     account,
     billing,
@@ -19,9 +20,8 @@ from twinkle.server.tinker import (
     training,
 )
 
-router = APIRouter(prefix="/api/v1")
-# Routes are tried in this order, and nearly all requests are for the first three.
-for part in (
+_PREFIX = "/api/v1"
+_PARTS = (
     training,
     futures,
     sampling,
@@ -34,5 +34,10 @@ for part in (
     runs,
     billing,
     account,
-):
+)
+
+router = APIRouter(prefix=_PREFIX)
+for part in _PARTS:
     router.include_router(part.router)
+
+direct = DirectRoutes(_PREFIX, [part.router for part in _PARTS])
