@@ -88,7 +88,7 @@ class Checkpoint(BaseModel, frozen=True):
     public: bool = False
     user_metadata: dict[str, str] | None = None
     listed: bool = True
-    """False for the nameless weights behind an ephemeral sampling session."""
+    """False for nameless sampler weights that earlier versions stored; they have an end."""
     content: str = Field(default_factory=new_id)
     """One save's result: no other content, saved before or later, has this id."""
     generation: int = 0
