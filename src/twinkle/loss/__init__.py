@@ -1,16 +1,22 @@
-"""Losses, one family per file: those a client can name on the wire, and those of the training library on batches."""
+"""Losses: those a client can name on the wire (``datum_losses``), and those of the training library on batches."""
 
 from twinkle.data_format.batch import LossOutput
 from twinkle.loss.base import Loss
-from twinkle.loss.clipped import Cispo, Ppo
-from twinkle.loss.cross_entropy import CrossEntropy
 from twinkle.loss.datum import DatumLoss, LossConfig
-from twinkle.loss.datum_registry import DATUM_LOSSES, create_datum_loss
+from twinkle.loss.datum_losses import (
+    DATUM_LOSSES,
+    Cispo,
+    CrossEntropy,
+    Dro,
+    Gspo,
+    ImportanceSampling,
+    Ppo,
+    StableReinforce,
+    create_datum_loss,
+)
 from twinkle.loss.dpo import DPOLoss
-from twinkle.loss.dro import Dro
 from twinkle.loss.gkd import GKDLoss
 from twinkle.loss.grpo import BNPOLoss, CISPOLoss, DRGRPOLoss, GRPOLoss, GSPOLoss, SAPOLoss
-from twinkle.loss.gspo import Gspo
 from twinkle.loss.infonce import InfonceLoss
 from twinkle.loss.likelihood import (
     ChunkedCrossEntropyLoss,
@@ -18,7 +24,6 @@ from twinkle.loss.likelihood import (
     LigerFusedLinearCrossEntropyLoss,
     MSELoss,
 )
-from twinkle.loss.policy_gradient import ImportanceSampling, StableReinforce
 from twinkle.loss.reference_free import CPOLoss, ORPOLoss, SimPOLoss
 from twinkle.loss.registry import LOSSES, create_loss
 from twinkle.loss.surrogate import Surrogate, differentiate

@@ -10,7 +10,7 @@ Shapes: B rows, T positions (padded), V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -94,3 +94,15 @@ def row_means(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 def zero_loss(values: torch.Tensor) -> LossOutput:
     """Zero with a graph, for a pass that only wants logprobs: ``backward`` works and leaves zero gradients."""
     return LossOutput(loss=values.flatten()[:0].sum(), num_tokens=1)
+
+
+class PlainLoss(Loss):
+    """Calls ``function(inputs, outputs, **kwargs)``, which gives a scalar tensor or a ``LossOutput``."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: Any) -> LossOutput:
+        """The function's value; a bare scalar counts as a mean."""
+        result = self.function(inputs, outputs, **kwargs)
+        return LossOutput(loss=result, num_tokens=1) if isinstance(result, torch.Tensor) else result

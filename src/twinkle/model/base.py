@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.batch import ModelOutput
 from twinkle.loss import LOSSES, Loss
-from twinkle.loss.plain import PlainLoss
+from twinkle.loss.base import PlainLoss
 from twinkle.metric import METRICS, Metric
 from twinkle.metric.base import Results
 from twinkle.model.checkpoint import TrainingCheckpoints
-from twinkle.model.model_pass import Pass, PassOptions
+from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.optimizer_group import OptimizerGroup, Template
 from twinkle.model.optimizers import DEFAULT_LR, DEFAULT_WEIGHT_DECAY, OptimizerArg, create_optimizer
 from twinkle.module.scheduler import SCHEDULERS
@@ -44,7 +44,9 @@ class TwinkleModel(TrainingCheckpoints):
     # What a kind of model brings.
 
     @abstractmethod
-    def _forward(self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]) -> Pass:
+    def _forward(
+        self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
+    ) -> ForwardPass:
         """A forward pass in training mode."""
 
     @abstractmethod
@@ -55,11 +57,11 @@ class TwinkleModel(TrainingCheckpoints):
         options: PassOptions,
         loss_kwargs: Mapping[str, Any],
         disable_lora: bool,
-    ) -> Pass:
+    ) -> ForwardPass:
         """A forward pass in evaluation mode, without a graph."""
 
     @abstractmethod
-    def _backward(self, group: OptimizerGroup, last: Pass) -> None:
+    def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
         """Add the gradient of ``last.loss`` to the group's parameters."""
 
     @abstractmethod
@@ -304,7 +306,7 @@ class TwinkleModel(TrainingCheckpoints):
         return [row if "input_ids" in row else group.template.encode(row) for row in rows]
 
     @staticmethod
-    def _keep(group: OptimizerGroup, last: Pass) -> ModelOutput:
+    def _keep(group: OptimizerGroup, last: ForwardPass) -> ModelOutput:
         group.show_metrics()
         group.last = last
         return last.output()

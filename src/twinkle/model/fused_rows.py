@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import BatchTooLong, InvalidInput
 from twinkle.loss import Loss
-from twinkle.model.model_pass import Pass
+from twinkle.model.forward_pass import ForwardPass
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter
 from twinkle.processor import InputProcessor
@@ -44,7 +44,7 @@ def open_pass(
     *,
     is_training: bool,
     max_length: int,
-) -> Pass:
+) -> ForwardPass:
     """A pass that has not run: the tokens of each row, and the targets whose logprobs are wanted.
 
     Raises:
@@ -71,7 +71,7 @@ def open_pass(
         alternatives = _teacher_rows(loss_kwargs["teacher_topk_indices"], targets)
         targets = [torch.cat([own[:, None], other], dim=1) for own, other in zip(targets, alternatives, strict=True)]
     labels_BT = pad_sequence(labels, batch_first=True, padding_value=IGNORED_LABEL)
-    return Pass(
+    return ForwardPass(
         inputs={"labels": labels_BT},
         outputs={},
         is_training=is_training,
@@ -81,7 +81,7 @@ def open_pass(
     )
 
 
-def job_of(opened: Pass, adapter: LoraAdapter, weights: Sequence[torch.Tensor] | None) -> TrainJob:
+def job_of(opened: ForwardPass, adapter: LoraAdapter, weights: Sequence[torch.Tensor] | None) -> TrainJob:
     """The engine's job for a pass: with weights a backward pass, without them the logprobs alone."""
     data: list[Datum] = []
     for index, (tokens_N, targets) in enumerate(zip(opened.tokens, opened.targets, strict=True)):
@@ -95,7 +95,7 @@ def job_of(opened: Pass, adapter: LoraAdapter, weights: Sequence[torch.Tensor] |
     return TrainJob(adapter, tuple(data), LOSS, backward=weights is not None)
 
 
-def set_outputs(opened: Pass, logprobs: Sequence[np.ndarray]) -> None:
+def set_outputs(opened: ForwardPass, logprobs: Sequence[np.ndarray]) -> None:
     """Fill in a pass's ``logps`` (B, T), and ``topk_logps`` (B, T, K) where a teacher's tokens were asked for.
 
     In training they are leaves, by which a loss can be differentiated.
@@ -108,7 +108,7 @@ def set_outputs(opened: Pass, logprobs: Sequence[np.ndarray]) -> None:
     opened.outputs = {name: values.requires_grad_(opened.is_training) for name, values in outputs.items()}
 
 
-def weights_of(opened: Pass) -> tuple[torch.Tensor, ...]:
+def weights_of(opened: ForwardPass) -> tuple[torch.Tensor, ...]:
     """``-dC/dlp`` of the pass's loss C for each row, in the shape of its targets."""
     assert opened.loss is not None, "the loss is calculated before its gradient"
     leaves = opened.outputs
@@ -123,7 +123,7 @@ def weights_of(opened: Pass) -> tuple[torch.Tensor, ...]:
     return tuple(row[: len(tokens_N)] for row, tokens_N in zip(weights, opened.tokens, strict=True))
 
 
-def linear_weights(opened: Pass, loss: Loss) -> tuple[torch.Tensor, ...]:
+def linear_weights(opened: ForwardPass, loss: Loss) -> tuple[torch.Tensor, ...]:
     """The weights of a loss whose gradient does not depend on the logprobs, before these are known."""
     zeros_BT = torch.zeros(opened.inputs["labels"].shape, requires_grad=True)
     trial = dataclasses.replace(opened, outputs={"logps": zeros_BT})

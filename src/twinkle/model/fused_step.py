@@ -19,7 +19,7 @@ from twinkle.model.loss_head import HeadItem, LossHead
 from twinkle.module.lora import Segment
 from twinkle.module.packed_attention import CausalSpans, PackedAttention
 
-Place = tuple[JobRun, int]
+DatumPlace = tuple[JobRun, int]
 """A datum's place in a pass: its job and its number within the job."""
 
 Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttention], torch.Tensor]
@@ -134,7 +134,7 @@ class FusedStep:
             else:
                 involved[0].fail(failure)
 
-    def _attempt(self, places: Sequence[Place], *, backward: bool) -> Exception | None:
+    def _attempt(self, places: Sequence[DatumPlace], *, backward: bool) -> Exception | None:
         try:
             self._run_pass(places, backward=backward)
         except OutOfStep:
@@ -146,7 +146,7 @@ class FusedStep:
             return error.with_traceback(None)
         return None
 
-    def _recover_memory(self, places: Sequence[Place], size: PassSize, failure: OutOfMemory) -> None:
+    def _recover_memory(self, places: Sequence[DatumPlace], size: PassSize, failure: OutOfMemory) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if len(places) == 1:
@@ -173,7 +173,7 @@ class FusedStep:
             hidden_TH = self._forward([np.zeros(1, dtype=np.int64)], [], [(0, 1)], backward=backward)
         self._backward(hidden_TH, torch.zeros_like(hidden_TH) if backward else None)
 
-    def _run_pass(self, places: Sequence[Place], *, backward: bool) -> None:
+    def _run_pass(self, places: Sequence[DatumPlace], *, backward: bool) -> None:
         data = [run.job.data[index] for run, index in places]
         ends = np.cumsum([datum.tokens.size for datum in data]).tolist()
         spans = list(zip([0, *ends[:-1]], ends, strict=True))
@@ -231,7 +231,7 @@ class FusedStep:
                 raise
             raise OutOfStep(f"a pass failed between the ranks: {error}") from error
 
-    def _head_item(self, place: Place, span: tuple[int, int]) -> HeadItem:
+    def _head_item(self, place: DatumPlace, span: tuple[int, int]) -> HeadItem:
         run, index = place
         inputs = run.job.data[index].inputs
         return HeadItem(
@@ -248,9 +248,9 @@ class FusedStep:
         return torch.as_tensor(np.array(values)).to(device=self._device, dtype=dtype)
 
 
-def _next_pass(runs: Sequence[JobRun], budget: int) -> list[Place]:
+def _next_pass(runs: Sequence[JobRun], budget: int) -> list[DatumPlace]:
     """The next datums, job after job, as many as fit the budget (at least one)."""
-    places: list[Place] = []
+    places: list[DatumPlace] = []
     num_tokens = 0
     for run in runs:
         if not run.pending or (run.alone and places):

@@ -8,7 +8,7 @@ from torch import distributed
 
 from twinkle.metric import LossMetric, Metric, TrainMetric
 from twinkle.metric.base import Results
-from twinkle.model.model_pass import Pass
+from twinkle.model.forward_pass import ForwardPass
 
 
 class MetricBoard:
@@ -24,13 +24,13 @@ class MetricBoard:
             (TrainMetric(process_group=process_group), True),
             (LossMetric(process_group=process_group), False),
         ]
-        self._shown: Pass | None = None
+        self._shown: ForwardPass | None = None
 
     def add(self, metric: Metric, is_training: bool | None) -> None:
         """Show passes to ``metric`` too: training's, evaluation's, or with None both."""
         self._metrics.append((metric, is_training))
 
-    def show(self, last: Pass | None, **progress: Any) -> None:
+    def show(self, last: ForwardPass | None, **progress: Any) -> None:
         """Show a pass to the metrics unless they know it or it has no loss; ``progress`` goes with it."""
         if last is None or last is self._shown or last.loss is None:
             return

@@ -25,10 +25,10 @@ from twinkle.infra import DeviceMesh
 from twinkle.loss import Loss
 from twinkle.model.base import Rows, TwinkleModel
 from twinkle.model.determinism import prepare_environment
+from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.fused_rows import job_of, linear_weights, open_pass, set_outputs, weights_of, with_teacher_indices
 from twinkle.model.gradient_sync import sync_of
-from twinkle.model.model_pass import Pass, PassOptions
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
@@ -171,7 +171,7 @@ class MultiLoraTransformersModel(TwinkleModel):
 
     def _open(
         self, group: OptimizerGroup, rows: Rows, loss_kwargs: Mapping[str, Any], *, is_training: bool = True
-    ) -> Pass:
+    ) -> ForwardPass:
         return open_pass(
             self._rows(group, rows),
             group.processor,
@@ -180,7 +180,9 @@ class MultiLoraTransformersModel(TwinkleModel):
             max_length=self.max_length,
         )
 
-    def _forward(self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]) -> Pass:
+    def _forward(
+        self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
+    ) -> ForwardPass:
         _refuse_options(options, may_return_logits=False)
         opened = self._open(group, rows, loss_kwargs)
         self._score([opened], [self._adapters[group.name]])
@@ -193,7 +195,7 @@ class MultiLoraTransformersModel(TwinkleModel):
         options: PassOptions,
         loss_kwargs: Mapping[str, Any],
         disable_lora: bool,
-    ) -> Pass:
+    ) -> ForwardPass:
         _refuse_options(options, may_return_logits=True)
         opened = self._open(group, rows, loss_kwargs, is_training=False)
         adapter = self._base if disable_lora else self._adapters[group.name]
@@ -203,7 +205,7 @@ class MultiLoraTransformersModel(TwinkleModel):
             opened.outputs["logits"] = self._logits(opened.tokens, adapter)
         return opened
 
-    def _backward(self, group: OptimizerGroup, last: Pass) -> None:
+    def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
         self._run([job_of(last, self._adapters[group.name], weights_of(last))])
 
     def forward_backward(
@@ -270,7 +272,7 @@ class MultiLoraTransformersModel(TwinkleModel):
         _raise_failures(outcomes)
         return {name: last.output() for name, last in zip(inputs, opened, strict=True)}
 
-    def _score(self, passes: Sequence[Pass], adapters: Sequence[LoraAdapter]) -> None:
+    def _score(self, passes: Sequence[ForwardPass], adapters: Sequence[LoraAdapter]) -> None:
         outcomes = self._run([job_of(opened, adapter, None) for opened, adapter in zip(passes, adapters, strict=True)])
         for opened, outcome in zip(passes, outcomes, strict=True):
             set_outputs(opened, outcome.logprobs)

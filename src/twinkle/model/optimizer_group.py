@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.loss import CrossEntropyLoss, Loss
+from twinkle.model.forward_pass import ForwardPass
 from twinkle.model.gradient_sync import GradientSync
 from twinkle.model.metric_board import MetricBoard
-from twinkle.model.model_pass import Pass
 from twinkle.processor import InputProcessor
 
 log = event_log()
@@ -60,7 +60,7 @@ class OptimizerGroup:
         """Backward passes whose gradients are still there."""
         self.grad_norm: float | None = None
         self.consumed_train_samples = 0
-        self.last: Pass | None = None
+        self.last: ForwardPass | None = None
         self._sync = sync
         self._is_reduced = False
         self.set_accumulation(gradient_accumulation_steps)
@@ -82,7 +82,7 @@ class OptimizerGroup:
             raise InvalidInput("optimizer", f"adapter {self.name!r} has none; call set_optimizer first")
         return self.optimizer
 
-    def require_last(self, what: str) -> Pass:
+    def require_last(self, what: str) -> ForwardPass:
         """The last pass, or ``InvalidInput`` that says what lacks it."""
         if self.last is None:
             raise InvalidInput("inputs", f"{what} needs a forward pass of adapter {self.name!r} before it")

@@ -22,12 +22,10 @@ from twinkle.core.errors import InvalidInput
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra import DeviceMesh
 from twinkle.model.base import Rows, TwinkleModel
-from twinkle.model.model_pass import Pass, PassOptions
+from twinkle.model.forward_pass import ForwardPass, PassOptions, entropies, label_logps
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
-from twinkle.model.parallel import shard, training_sync
-from twinkle.model.placement import MixedPrecision, computes_in_bf16, device_of
-from twinkle.model.scoring import entropies, label_logps
+from twinkle.model.placement import MixedPrecision, computes_in_bf16, device_of, shard, training_sync
 from twinkle.model.weight_files import adapter_parameters, load_adapter, load_model, save_adapter, save_model
 from twinkle.processor import ModelBatch
 
@@ -175,7 +173,9 @@ class TransformersModel(TwinkleModel):
 
     # Passes.
 
-    def _forward(self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]) -> Pass:
+    def _forward(
+        self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
+    ) -> ForwardPass:
         self._shard_once()
         self._activate(group)
         self.model.train()
@@ -188,7 +188,7 @@ class TransformersModel(TwinkleModel):
         options: PassOptions,
         loss_kwargs: Mapping[str, Any],
         disable_lora: bool,
-    ) -> Pass:
+    ) -> ForwardPass:
         self._shard_once()
         self._activate(group)
         self.model.eval()
@@ -211,7 +211,7 @@ class TransformersModel(TwinkleModel):
         loss_kwargs: Mapping[str, Any],
         *,
         is_training: bool,
-    ) -> Pass:
+    ) -> ForwardPass:
         if options.task not in TASKS:
             raise InvalidInput("task", f"is {options.task!r}; send one of {', '.join(TASKS)}")
         if not options.temperature > 0:
@@ -224,7 +224,7 @@ class TransformersModel(TwinkleModel):
         inputs = {} if batch.labels is None else {"labels": batch.labels}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16 and not self._is_sharded):
             outputs = self._embed(batch) if options.task == "embedding" else self._score(group, batch, options)
-        return Pass(
+        return ForwardPass(
             inputs=inputs,
             outputs=outputs,
             is_training=is_training,
@@ -252,7 +252,7 @@ class TransformersModel(TwinkleModel):
         )
         return {"embeddings": batch.last_positions(result.hidden_states[-1])}
 
-    def _backward(self, group: OptimizerGroup, last: Pass) -> None:
+    def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
         assert last.loss is not None
         last.loss.backward()
         last.release_graph()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.core.errors import InvalidInput, OutOfMemory, UserError
-from twinkle.model.shares import FailureReport, shares_of
+from twinkle.model.job_run import FailureReport, shares_of
 from twinkle.model.training import Datum
 
 lengths = st.lists(st.integers(1, 500), min_size=1, max_size=40)
