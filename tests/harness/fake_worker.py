@@ -29,7 +29,7 @@ from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.payloads import read_payload, write_result
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import UnloadModelResponse
-from twinkle.wire.sample_result import SampledSequence, SampleResult, TopkLogprobs, encode_sample_response
+from twinkle.wire.sample_result import SampleResult, TopkLogprobs, WireSequence, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.training import decode_data, encode_forward_backward_output
 
@@ -75,7 +75,7 @@ class FakeWorker:
         """What the next checkpoints hold."""
         self.rehearse: Callable[[Claim, ListenedSample], None] | None = None
         """Called with each sample that somebody listens to, before it is answered."""
-        self.sequences: list[SampledSequence] | None = None
+        self.sequences: list[WireSequence] | None = None
         """What samples come out as; token 0, 1, 2 and so on if nothing is said."""
         self._lease: Lease | None = None
         self._may_run = threading.Event()
@@ -197,7 +197,7 @@ class FakeWorker:
         if request.topk_sample_logprobs:
             ids = np.tile(np.arange(request.topk_sample_logprobs, dtype=np.int32), (length, 1))
             topk = TopkLogprobs(ids, np.full(ids.shape, -2.0, dtype=np.float32))
-        sequence = SampledSequence(tokens, logprobs, "length", topk)
+        sequence = WireSequence(tokens, logprobs, "length", topk)
         return encode_sample_response(SampleResult((sequence,) * request.num_samples))
 
     def _save(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:

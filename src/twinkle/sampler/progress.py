@@ -14,7 +14,7 @@ from twinkle.sampler.drawing import Draw
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prefixes import ComputedChunk, PromptChunk, chunks_of
 from twinkle.sampler.prompt_scores import PromptScores
-from twinkle.sampler.request import AdapterFiles, SampledSequence, SampleRequest, SampleResult, StopReason
+from twinkle.sampler.request import AdapterFiles, DrawnSequence, SampleRequest, SampleResult, StopReason
 from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 
@@ -45,7 +45,7 @@ class RequestProgress:
         self.scores = PromptScores(request, vocab_size)
         self.waiting = deque(range(request.num_samples))
         self.running: dict[int, Continuation] = {}
-        self.finished: dict[int, SampledSequence] = {}
+        self.finished: dict[int, DrawnSequence] = {}
         self.chunks = chunks_of(request.prompt, self.adapter, group=request.cache_group, chunk_tokens=chunk_tokens)
         self.num_chunks_done = 0
         self._num_chunks_seen = 0

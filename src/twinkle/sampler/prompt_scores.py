@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from twinkle.sampler.choice import ChoiceRule, choose, finite_rows, scaled_logprobs, top_logprobs
-from twinkle.sampler.counter_rng import uniform
+from twinkle.sampler.drawing import uniform
 from twinkle.sampler.request import SENTINEL_LOGPROB, SENTINEL_TOKEN, SampleRequest, SampleResult, TopLogprobs
 
 # Alternatives draw from streams of their own, far from those of the samples (0, 1, 2, ...).

@@ -77,7 +77,7 @@ class TopLogprobs:
 
 
 @dataclass(frozen=True, eq=False)
-class SampledSequence:
+class DrawnSequence:
     """One continuation; what made it stop is part of it."""
 
     tokens: Int32Array
@@ -92,7 +92,7 @@ class SampleResult:
     """All continuations of one request, in sample order, and the scores of its prompt (at temperature 1)."""
 
     key: str
-    sequences: tuple[SampledSequence, ...]
+    sequences: tuple[DrawnSequence, ...]
     prompt_logprobs: Float32Array | None = None
     """[L]; NaN at position 0 and wherever nothing was asked."""
     topk_prompt_logprobs: TopLogprobs | None = None

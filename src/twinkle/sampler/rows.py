@@ -9,8 +9,7 @@ import numpy as np
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams, TokenLogprob
-from twinkle.sampler.request import Adapter, DecodeText, SampleRequest, SampleResult, TopLogprobs
-from twinkle.sampler.request import SampledSequence as SampledArrays
+from twinkle.sampler.request import Adapter, DecodeText, DrawnSequence, SampleRequest, SampleResult, TopLogprobs
 
 Row = Mapping[str, Any] | Sequence[int]
 
@@ -112,7 +111,7 @@ def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[frozenset[
     return token_ids, strings
 
 
-def _logprobs(sequence: SampledArrays, wanted: int | None) -> list[list[TokenLogprob]] | None:
+def _logprobs(sequence: DrawnSequence, wanted: int | None) -> list[list[TokenLogprob]] | None:
     if not wanted:
         return None
     if sequence.topk is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twinkle.sampler.drawing import DrawnToken
-from twinkle.sampler.request import SampledSequence, StopReason, TopLogprobs
+from twinkle.sampler.request import DrawnSequence, StopReason, TopLogprobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,10 @@ class GrowingSequence:
             topk=_pairs(self.topk_ids[start:], self.topk_logprobs[start:]) if self.topk_ids else None,
         )
 
-    def finish(self, stop_reason: StopReason, topk: int) -> SampledSequence:
+    def finish(self, stop_reason: StopReason, topk: int) -> DrawnSequence:
         """Returns what the caller gets."""
         num_tokens = len(self.tokens)
-        return SampledSequence(
+        return DrawnSequence(
             tokens=np.array(self.tokens, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             stop_reason=stop_reason,
@@ -68,7 +68,7 @@ class GrowingSequence:
         )
 
 
-def finished_beyond(sample: int, sequence: SampledSequence, num_known: int) -> Stretch:
+def finished_beyond(sample: int, sequence: DrawnSequence, num_known: int) -> Stretch:
     """Returns what a finished sample has after its first ``num_known`` tokens."""
     topk = sequence.topk
     return Stretch(

@@ -25,8 +25,7 @@ from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.base import Outcome, Sampler
 from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.kv_cache import SequenceCache
-from twinkle.sampler.memory import CacheBudget
-from twinkle.sampler.planning import Work, plan_pass, segments_of
+from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of
 from twinkle.sampler.prefixes import ComputedChunk, PrefixCache, PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite

@@ -30,7 +30,7 @@ class TopkLogprobs:
 
 
 @dataclass(frozen=True, eq=False)
-class SampledSequence:
+class WireSequence:
     """One sample: its tokens, what stopped it included, and a logprob for each."""
 
     tokens: Array
@@ -55,7 +55,7 @@ class SampleResult:
     ``target_prompt_logprobs`` has the layout of the request's targets: sparse for sparse.
     """
 
-    sequences: tuple[SampledSequence, ...]
+    sequences: tuple[WireSequence, ...]
     prompt_logprobs: Array | None = None
     topk_prompt_logprobs: TopkLogprobs | None = None
     target_prompt_logprobs: Array | Csr | None = None
@@ -109,13 +109,13 @@ def decode_sample_response(raw: bytes) -> SampleResult:
     return SampleResult(sequences, prompt_logprobs, topk, targets, alternatives, message.prompt_cache_hit_tokens)
 
 
-def _read_sequence(message: pb.Message, field: str) -> SampledSequence:
+def _read_sequence(message: pb.Message, field: str) -> WireSequence:
     if message.stop_reason not in _STOP_REASONS:
         raise InvalidInput(f"{field}.stop_reason", f"is unknown: {message.stop_reason}")
     topk = None
     if message.HasField("topk_sampled_logprobs"):
         topk = _read_topk(message.topk_sampled_logprobs, f"{field}.topk_sampled_logprobs")
-    return SampledSequence(
+    return WireSequence(
         tokens=read_int32(message.tokens, field=f"{field}.tokens"),
         logprobs=read_float32(message.logprobs, field=f"{field}.logprobs"),
         stop_reason=_STOP_REASONS[message.stop_reason],

@@ -18,7 +18,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
-from twinkle.wire.sample_result import SampledSequence, SampleResult, encode_sample_response
+from twinkle.wire.sample_result import SampleResult, WireSequence, encode_sample_response
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
 from twinkle.workers.engine import Pass, SampleOutput
@@ -157,7 +157,7 @@ def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult |
 def _sample(request_id: str, request: SampleRequest) -> SampleOutput:
     length = request.sampling_params.max_tokens or 1
     zeros = np.zeros(length, dtype=np.float32)
-    sequence = SampledSequence(tokens=np.zeros(length, dtype=np.int32), logprobs=zeros, stop_reason="length")
+    sequence = WireSequence(tokens=np.zeros(length, dtype=np.int32), logprobs=zeros, stop_reason="length")
     prompt = None
     if request.prompt_logprobs:
         prompt = np.zeros(len(request.prompt_tokens()), dtype=np.float32)

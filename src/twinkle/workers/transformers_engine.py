@@ -36,9 +36,9 @@ from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
 from twinkle.wire.sample_result import (
     PromptAltTokens,
-    SampledSequence,
     SampleResult,
     TopkLogprobs,
+    WireSequence,
     encode_sample_response,
 )
 from twinkle.wire.sampling import SampleRequest
@@ -252,7 +252,7 @@ class TransformersEngine:
         alternatives = result.prompt_alt_tokens
         wire = SampleResult(
             sequences=tuple(
-                SampledSequence(
+                WireSequence(
                     tokens=sequence.tokens,
                     logprobs=sequence.logprobs,
                     stop_reason=sequence.stop_reason,

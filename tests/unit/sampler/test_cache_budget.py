@@ -3,8 +3,7 @@
 import pytest
 
 from twinkle.sampler.kv_cache import BLOCK_TOKENS, SequenceCache
-from twinkle.sampler.memory import CacheBudget
-from twinkle.sampler.planning import plan_pass
+from twinkle.sampler.planning import CacheBudget, plan_pass
 from twinkle.sampler.progress import Continuation, RequestProgress
 from twinkle.sampler.request import SampleRequest
 from twinkle.sampler.stops import StopRule

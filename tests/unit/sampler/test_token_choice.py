@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from twinkle.sampler.choice import ChoiceRule, choose, scaled_logprobs
-from twinkle.sampler.counter_rng import uniform
+from twinkle.sampler.drawing import uniform
 from twinkle.sampler.kv_cache import BLOCK_TOKENS, SequenceCache
 from twinkle.sampler.stops import StopRule, decoded_tail
 

@@ -23,7 +23,7 @@ from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
 from harness.polling import wait_until
 from twinkle.core.operation import Claim, OperationState
 from twinkle.scheduler.token_stream import ListenedSample, TokenPiece, token_channel
-from twinkle.wire.sample_result import SampledSequence, TopkLogprobs
+from twinkle.wire.sample_result import TopkLogprobs, WireSequence
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -67,7 +67,7 @@ class Stage:
     def tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def sequence(self, text: str, stop_reason: str = "stop", topk: int = 0) -> SampledSequence:
+    def sequence(self, text: str, stop_reason: str = "stop", topk: int = 0) -> WireSequence:
         """A sample with a logprob of its own for each token."""
         tokens = np.array(self.tokens(text), dtype=np.int32)
         logprobs = -np.arange(len(tokens), dtype=np.float32) / 7
@@ -75,7 +75,7 @@ class Stage:
         if topk:
             ids = np.tile(np.arange(topk, dtype=np.int32), (len(tokens), 1))
             alternatives = TopkLogprobs(ids, np.repeat(logprobs[:, None], topk, axis=1) - 1)
-        return SampledSequence(tokens, logprobs, stop_reason, alternatives)  # type: ignore[arg-type]
+        return WireSequence(tokens, logprobs, stop_reason, alternatives)  # type: ignore[arg-type]
 
     def piece(self, claim: Claim, start: int, end: int, *, of: str = TEXT, sample: int = 0, **more: Any) -> str:
         """Some tokens of a text as a worker reports them."""
@@ -84,7 +84,7 @@ class Stage:
         return made.model_dump_json(exclude_none=True)
 
     @contextmanager
-    def sampling(self, script: Script, *sequences: SampledSequence) -> Iterator[Sampler]:
+    def sampling(self, script: Script, *sequences: WireSequence) -> Iterator[Sampler]:
         """Samples come out as given; before that, what the script says is said."""
         sampler = Sampler(self.api.settings.redis_url.get_secret_value(), script)
         self.worker.sequences, self.worker.rehearse = list(sequences), sampler

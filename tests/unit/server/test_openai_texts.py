@@ -15,7 +15,7 @@ from twinkle.server.model_texts import TextModel, Texts
 from twinkle.server.openai.answers import choices_of, completion_logprobs
 from twinkle.server.openai.drawing import Drawing
 from twinkle.server.openai.ordering import Drawn
-from twinkle.wire.sample_result import SampledSequence, SampleResult
+from twinkle.wire.sample_result import SampleResult, WireSequence
 
 
 def read(folder: Path, template: str) -> TextModel:
@@ -51,7 +51,7 @@ def test_a_folder_without_a_tokenizer_is_none(tmp_path: Path) -> None:
 def test_a_text_ends_before_what_stopped_it_and_its_scores_too(tmp_path: Path, drawn: str, text: str) -> None:
     text_model = read(tmp_path, "")
     tokens = np.array(text_model.encode(drawn), dtype=np.int32)
-    sequence = SampledSequence(tokens, np.full(len(tokens), -np.inf, dtype=np.float32), "stop")
+    sequence = WireSequence(tokens, np.full(len(tokens), -np.inf, dtype=np.float32), "stop")
     drawing = Drawing(
         tokens=[1], num_samples=1, max_tokens=9, topk=0, stops=("STOP",), temperature=1, top_p=1, seed=None
     )

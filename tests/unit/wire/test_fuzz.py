@@ -20,7 +20,7 @@ from twinkle.wire.bodies.base import MAX_VALUES, parse_body
 from twinkle.wire.bodies.training import CreateModelRequest, OptimStepRequest, peek_operation
 from twinkle.wire.compression import decompress, decompress_prefix
 from twinkle.wire.protobuf import DTYPE_FLOAT32, DTYPE_INT64, ForwardBackwardRequest, Message, Tensor
-from twinkle.wire.sample_result import SampledSequence, SampleResult, decode_sample_response, encode_sample_response
+from twinkle.wire.sample_result import SampleResult, WireSequence, decode_sample_response, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.tensors import sparsify
 from twinkle.wire.training import (
@@ -46,7 +46,7 @@ WITHOUT_SIZE = zstandard.ZstdCompressor(write_content_size=False)
 VALID_OUTPUT = encode_forward_backward_output([np.zeros(3), np.zeros((2, 2))], {"loss:sum": 1.0})
 VALID_SAMPLE = encode_sample_response(
     SampleResult(
-        (SampledSequence(np.array([1]), np.array([-1.0]), "stop"),),
+        (WireSequence(np.array([1]), np.array([-1.0]), "stop"),),
         prompt_logprobs=np.zeros(3),
         target_prompt_logprobs=sparsify(np.eye(3, dtype=np.float32)),
     )

@@ -17,9 +17,9 @@ from twinkle.wire.sample_result import (
     EMPTY_LOGPROB,
     EMPTY_TOKEN,
     PromptAltTokens,
-    SampledSequence,
     SampleResult,
     TopkLogprobs,
+    WireSequence,
     decode_sample_response,
     encode_sample_response,
 )
@@ -27,7 +27,7 @@ from twinkle.wire.sampling import parse_sample
 from twinkle.wire.tensors import Csr, sparsify
 
 GOLDEN_RESPONSE = bytes.fromhex("0a14120807000000080000001a08000080bf000000c012080000c07f0000c0bf")
-SEQUENCE = SampledSequence(np.array([7, 8]), np.array([-1.0, -2.0]), "stop")
+SEQUENCE = WireSequence(np.array([7, 8]), np.array([-1.0, -2.0]), "stop")
 
 
 def _body(**changes: Any) -> bytes:
@@ -191,9 +191,7 @@ def test_the_sdk_reads_a_complete_result_and_so_do_we(sparse: bool) -> None:
     result = SampleResult(
         sequences=(
             SEQUENCE,
-            SampledSequence(
-                np.array([9]), np.array([-0.5]), "length", TopkLogprobs(np.array([[9]]), np.array([[-0.5]]))
-            ),
+            WireSequence(np.array([9]), np.array([-0.5]), "length", TopkLogprobs(np.array([[9]]), np.array([[-0.5]]))),
         ),
         prompt_logprobs=np.array([np.nan, -1.0, -2.0]),
         topk_prompt_logprobs=topk,
@@ -222,4 +220,4 @@ def test_the_sdk_reads_a_complete_result_and_so_do_we(sparse: bool) -> None:
 
 def test_arrays_that_belong_together_must_agree() -> None:
     with pytest.raises(ValueError, match="belong together"):
-        encode_sample_response(SampleResult((SampledSequence(np.array([7]), np.array([-1.0, -2.0]), "stop"),)))
+        encode_sample_response(SampleResult((WireSequence(np.array([7]), np.array([-1.0, -2.0]), "stop"),)))

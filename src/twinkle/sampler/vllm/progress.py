@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twinkle.sampler.choice import ChoiceRule
 from twinkle.sampler.drawing import Draw, DrawnToken
 from twinkle.sampler.prompt_scores import LogitsOfRows, PromptScores
-from twinkle.sampler.request import SampledSequence, SampleRequest, SampleResult, StopReason
+from twinkle.sampler.request import DrawnSequence, SampleRequest, SampleResult, StopReason
 from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 from twinkle.sampler.vllm.adapters import AdapterFolder
@@ -27,7 +27,7 @@ class VLLMProgress:
         room = max_length - len(request.prompt)
         self.max_tokens = room if request.max_tokens is None else min(room, request.max_tokens)
         self._scores = PromptScores(request, vocab_size)
-        self._finished: dict[int, SampledSequence] = {}
+        self._finished: dict[int, DrawnSequence] = {}
         self.was_restarted = False
         self.num_cached_tokens = 0
 

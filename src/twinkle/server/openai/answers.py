@@ -13,7 +13,7 @@ from twinkle.server.errors import JSON
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import Drawing
 from twinkle.server.openai.ordering import Drawn
-from twinkle.wire.sample_result import EMPTY_LOGPROB, SampledSequence
+from twinkle.wire.sample_result import EMPTY_LOGPROB, WireSequence
 
 JsonObject = dict[str, object]
 
@@ -76,7 +76,7 @@ def choices_of(
     ]
 
 
-def _choice(index: int, sequence: SampledSequence, stops: Sequence[str], text_model: TextModel | None) -> Choice:
+def _choice(index: int, sequence: WireSequence, stops: Sequence[str], text_model: TextModel | None) -> Choice:
     tokens = [int(token) for token in sequence.tokens]
     text, num_scored = "", len(tokens)
     if text_model is not None:
