@@ -160,6 +160,87 @@ def test_weights_that_were_saved_without_a_name_get_an_end_and_named_ones_stay_a
     assert before + day_s <= ends["ephemeral-7"] <= time.time() + day_s
 
 
+def test_what_was_given_out_before_contents_is_bound_to_what_its_name_means_now(empty_url: str) -> None:
+    engine = sql_engine(empty_url)
+    upgrade(engine, revision="0011")
+    database = Database(empty_url)
+    loads = {
+        # Of what is the tenant's own, public, granted, private, and of the run itself.
+        "own": {"path": "tinker://b/weights/x"},
+        "public": {"path": "tinker://a/weights/public"},
+        "granted": {"path": "tinker://a/weights/x", "grant": {"token": "k", "owner": "t0", "run": "a", "seq": 1}},
+        "private": {"path": "tinker://a/weights/x"},
+        "b": {"path": "tinker://b/weights/x"},
+    }
+    with database.transaction() as transaction:
+        for tenant in ("t0", "t1"):
+            transaction.execute(
+                f"INSERT INTO tenant (id, name, weight, created_at) VALUES ('{tenant}', '{tenant}', 1, 0)"
+            )
+            transaction.execute(
+                "INSERT INTO session (id, tenant, tags, sdk_version, created_at, heartbeat_at)"
+                f" VALUES ('{tenant}', '{tenant}', '[]', '', 0, 0)"
+            )
+        for lane, tenant in (("a", "t0"), *((lane, "t1") for lane in (*loads, "s0", "s1", "s2"))):
+            transaction.execute(
+                "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
+                f" VALUES ('{lane}', '{tenant}', 'm', TRUE, 0, 0, 0, 0)"
+            )
+        for run, tenant in (("a", "t0"), ("b", "t1")):
+            transaction.execute(
+                "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, created_at)"
+                f" VALUES ('{run}', '{tenant}', '{tenant}', 'm', '', '', 0)"
+            )
+        for path, run, tenant, public in (("a/weights/x", "a", "t0", False), ("a/weights/public", "a", "t0", True),
+                                          ("b/weights/x", "b", "t1", False)):  # fmt: skip
+            transaction.execute(
+                "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, public,"
+                " listed, created_at) VALUES (?, ?, ?, 'training', 'x', 1, '', '{}', 1, ?, TRUE, 0)",
+                (f"tinker://{path}", tenant, run, public),
+            )
+        for session, path in (("s0", "tinker://a/weights/public"), ("s1", "tinker://a/weights/x"), ("s2", None)):
+            transaction.execute(
+                "INSERT INTO sampling_session (id, tenant, session, base_model, checkpoint)"
+                " VALUES (?, 't1', 't1', 'base', ?)",
+                (session, path),
+            )
+        for token, path, seq in (
+            ("k", "tinker://a/weights/x", 1),
+            ("old", "tinker://a/weights/x", 0),
+            ("run", None, None),
+        ):
+            transaction.execute(
+                "INSERT INTO access_token (id, digest, tenant, adapter, path, seq, name, created_at, expires_at)"
+                " VALUES (?, ?, 't0', 'a', ?, ?, '', 0, 1)",
+                (token, token, path, seq),
+            )
+        for lane, request in loads.items():
+            transaction.execute(
+                "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts,"
+                " claim_epoch, num_tokens, device_s, expired, accepted_at, not_before, payload)"
+                " VALUES (?, 't1', ?, 'm', 0, 'load_weights', '', 'queued', 0, 0, 0, 0, FALSE, 0, 0, ?)",
+                (lane, lane, json.dumps(request).encode()),
+            )
+
+    upgrade(engine)
+
+    content = {row.path: row.content for row in database.read("SELECT path, content FROM checkpoint")}
+    private, public, own = (content[f"tinker://{p}"] for p in ("a/weights/x", "a/weights/public", "b/weights/x"))
+    assert len({private, public, own}) == 3
+    sessions = database.read("SELECT content, generation FROM sampling_session ORDER BY id")
+    assert [tuple(row) for row in sessions] == [(public, 0), ("none", 0), (None, None)]
+    tokens = database.read("SELECT id, content FROM access_token ORDER BY id")
+    assert [tuple(row) for row in tokens] == [("k", private), ("old", "none"), ("run", None)]
+    bound = {
+        row.lane: json.loads(bytes(row.payload)).get("content")
+        for row in database.read("SELECT lane, payload FROM operation")
+    }
+    assert bound == {"own": own, "public": public, "granted": private, "private": None, "b": None}
+    database.close()
+    engine.dispose()
+    assert _differences(empty_url) == []
+
+
 # -- the hot statements use their indexes -----------------------------------------------------------------------------
 
 

@@ -124,12 +124,12 @@ class Catalog:
             "SELECT o.accepted_at FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.max_seq WHERE l.id = ?",
             (adapter_id,),
         )
-        return rows[0][0] if rows else None
+        return rows[0].accepted_at if rows else None
 
     def next_seq(self, adapter_id: str) -> int:
         """The number after the highest one that the adapter has seen."""
-        rows = self._database.read("SELECT max_seq + 1 - num_rewinds FROM lane WHERE id = ?", (adapter_id,))
-        return int(rows[0][0])
+        rows = self._database.read("SELECT max_seq + 1 - num_rewinds AS seq FROM lane WHERE id = ?", (adapter_id,))
+        return int(rows[0].seq)
 
     def sampling_session(self, sampling_session_id: str, *, tenant: str | None = None) -> SamplingSession:
         """One sampling session; ``tenant=None`` is for workers.

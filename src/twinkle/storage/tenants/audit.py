@@ -45,14 +45,14 @@ class Audit:
         noted = self._database.read(
             "SELECT at, event, details FROM audit WHERE tenant = ? AND at >= ? AND at < ?", (tenant, start, end)
         )
-        entries = [AuditRecord(at=at, event=event, details=json.loads(details)) for at, event, details in noted]
+        entries = [AuditRecord(at=row.at, event=row.event, details=json.loads(row.details)) for row in noted]
         marks = ", ".join("?" * len(_KINDS))
         operations = self._database.read(
             "SELECT finished_at, kind, lane, payload FROM operation WHERE tenant = ? AND state = 'done'"
             f" AND finished_at >= ? AND finished_at < ? AND kind IN ({marks})",
             (tenant, start, end, *_KINDS),
         )
-        entries += [_entry_of(at, OperationKind(kind), lane, payload) for at, kind, lane, payload in operations]
+        entries += [_entry_of(row.finished_at, OperationKind(row.kind), row.lane, row.payload) for row in operations]
         return sorted(entries, key=lambda entry: entry.at)
 
 

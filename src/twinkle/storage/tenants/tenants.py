@@ -70,16 +70,17 @@ class Tenants:
         )
         accounts = []
         for row in rows:
-            own = {name: value for name, value in zip(_LIMITS, row[4:], strict=True) if value is not None}
+            set_here = {name: getattr(row, name) for name in _LIMITS}
+            own = {name: value for name, value in set_here.items() if value is not None}
             settings = {name: getattr(self._defaults, name) for name in _LIMITS}
             accounts.append(
                 TenantAccount(
-                    id=row[0],
-                    name=row[1],
-                    weight=row[2],
+                    id=row.id,
+                    name=row.name,
+                    weight=row.weight,
                     limits=TenantLimits(**settings | own),
                     own_limits=own,
-                    paused_until=row[3] - RATE_BURST_S,
+                    paused_until=row.paid_until - RATE_BURST_S,
                 )
             )
         return accounts

@@ -15,7 +15,7 @@ HOUR_S = 3600
 BYTES_PER_GIGABYTE = 10**9
 
 _LIVES = (
-    "SELECT c.size_bytes, c.created_at, c.expires_at, a.session, a.config FROM checkpoint c"
+    "SELECT c.size_bytes, c.created_at AS begins, c.expires_at AS ends, a.session, a.config FROM checkpoint c"
     " JOIN adapter a ON a.id = c.adapter WHERE c.tenant = ? AND c.created_at < ?"
     " UNION ALL"
     " SELECT p.size_bytes, p.created_at, p.ended_at, a.session, a.config FROM past_checkpoint p"
@@ -89,8 +89,9 @@ class Usage:
         # The dialects differ in how a number loses its fraction.
         hour = "TRUNC(o.finished_at / 3600)" if self._database.is_postgres else "CAST(o.finished_at / 3600 AS INTEGER)"
         rows = self._database.read(
-            f"SELECT {hour}, o.kind, COALESCE(a.session, s.session), a.config, s.base_model, SUM(o.num_tokens),"
-            " SUM(o.num_prompt_tokens), SUM(o.device_s), COUNT(*) FROM operation o"
+            f"SELECT {hour} AS hour, o.kind, COALESCE(a.session, s.session) AS session, a.config, s.base_model,"
+            " SUM(o.num_tokens) AS num_tokens, SUM(o.num_prompt_tokens) AS num_prompt_tokens,"
+            " SUM(o.device_s) AS device_s, COUNT(*) AS num_operations FROM operation o"
             " LEFT JOIN adapter a ON a.id = o.lane LEFT JOIN sampling_session s ON s.id = o.lane"
             " WHERE o.tenant = ? AND o.state = 'done' AND o.finished_at >= ? AND o.finished_at < ?"
             " AND (a.id IS NOT NULL OR s.id IS NOT NULL)"
@@ -99,17 +100,15 @@ class Usage:
         )
         found: defaultdict[Place, Work] = defaultdict(Work)
         for row in rows:
-            base_model = row[4] if row[3] is None else _base_model_of(row[3])
-            _add(found[Place(int(row[0]), row[2], base_model)], OperationKind(row[1]), row)
+            base_model = row.base_model if row.config is None else _base_model_of(row.config)
+            _add(found[Place(int(row.hour), row.session, base_model)], OperationKind(row.kind), row)
         return dict(found)
 
     def gigabyte_hours(self, tenant: str, *, start: int, end: int) -> dict[Place, float]:
         """What checkpoints and nameless weights took up in each hour of the window, those that are gone included."""
         end = min(end, int(self._clock.now()) + 1)
         rows = self._database.read(_LIVES, (tenant, end, tenant, end, start, tenant, end, start))
-        now = self._clock.now()
-        lives = ((row[0], max(row[1], start), min(row[2] or now, now, end), row[3], row[4]) for row in rows)
-        return _spread(life for life in lives if life[2] > life[1])
+        return _spread(rows, start=start, end=min(end, self._clock.now()))
 
     def stored(self, tenant: str, *, project_id: str | None = None) -> list[Stored]:
         """What there is now, project by project."""
@@ -142,27 +141,28 @@ def _stored_of(row: Row, *, project_id: str | None = None) -> Stored:
 
 
 def _add(work: Work, kind: OperationKind, row: Row) -> None:
-    num_tokens, num_prompt_tokens, device_s, count = int(row[5]), int(row[6]), float(row[7]), int(row[8])
     if kind is OperationKind.SAMPLE:
-        work.num_sampled += num_tokens
-        work.num_prefilled += num_prompt_tokens
-        work.sampling_device_s += device_s
+        work.num_sampled += int(row.num_tokens)
+        work.num_prefilled += int(row.num_prompt_tokens)
+        work.sampling_device_s += float(row.device_s)
         return
-    work.num_trained += num_tokens
-    work.training_device_s += device_s
+    work.num_trained += int(row.num_tokens)
+    work.training_device_s += float(row.device_s)
     if kind.task_name.startswith(OperationKind.SAVE_WEIGHTS.task_name):
-        work.num_checkpoints += count
+        work.num_checkpoints += int(row.num_operations)
 
 
-def _spread(lives: Iterable[tuple[int, float, float, str, str]]) -> dict[Place, float]:
-    """Spread sizes over the hours in which they were there: ``(size_bytes, from, until, session, config)``."""
+def _spread(lives: Iterable[Row], *, start: float, end: float) -> dict[Place, float]:
+    """Spread sizes over the hours between ``start`` and ``end`` in which they were there."""
     found: defaultdict[Place, float] = defaultdict(float)
-    for size_bytes, begins, ends, session, config in lives:
-        base_model = _base_model_of(config)
-        gigabytes = size_bytes / BYTES_PER_GIGABYTE
+    for life in lives:
+        begins, ends = max(life.begins, start), end if life.ends is None else min(life.ends, end)
+        base_model = _base_model_of(life.config)
+        gigabytes = life.size_bytes / BYTES_PER_GIGABYTE
         for hour in range(int(begins // HOUR_S), int(-(-ends // HOUR_S))):
             seconds = min(ends, (hour + 1) * HOUR_S) - max(begins, hour * HOUR_S)
-            found[Place(hour, session, base_model)] += gigabytes * seconds / HOUR_S
+            if seconds > 0:
+                found[Place(hour, life.session, base_model)] += gigabytes * seconds / HOUR_S
     return dict(found)
 
 
