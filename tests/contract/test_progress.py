@@ -7,7 +7,7 @@ import pytest
 from harness.clock import HandClock
 from harness.journal import MESH, Bench, done, submission
 from twinkle.core.lease import Lease
-from twinkle.storage.journal.progress import Progress
+from twinkle.storage.journal.queues import Progress
 
 LIMIT_S = 600.0
 

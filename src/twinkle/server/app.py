@@ -52,8 +52,7 @@ from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
-from twinkle.storage.journal.progress import Progress
-from twinkle.storage.journal.queues import Queues
+from twinkle.storage.journal.queues import Progress, Queues
 from twinkle.storage.journal.samples import SampleJournal
 from twinkle.storage.journal.timeline import Timeline
 from twinkle.storage.tenants.audit import Audit

@@ -31,8 +31,7 @@ from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.checkpoints.copies import Copies
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.custom_losses import CustomLosses
-from twinkle.storage.journal.progress import Progress
-from twinkle.storage.journal.queues import Queues
+from twinkle.storage.journal.queues import Progress, Queues
 from twinkle.storage.journal.samples import SampleJournal
 from twinkle.storage.journal.timeline import Timeline
 from twinkle.storage.tenants.audit import Audit

@@ -155,12 +155,12 @@ class Branches:
         )
         if not rows:
             raise InvalidInput("step", f"{adapter} has made {self.num_steps(adapter)} steps, not {step}")
-        return int(rows[0][0])
+        return int(rows[0].seq)
 
     def num_steps(self, adapter: str) -> int:
         """How many steps of the optimizer the run's present state has come from."""
         where, parameters = self._applied_steps(adapter)
-        return int(self._database.read(f"SELECT COUNT(*) FROM operation WHERE {where}", parameters)[0][0])
+        return int(self._database.read(f"SELECT COUNT(*) AS number FROM operation WHERE {where}", parameters)[0].number)
 
     def steps(self, adapter: str, *, limit: int) -> list[Step]:
         """The latest of these steps, in order."""
@@ -171,11 +171,12 @@ class Branches:
         if not rows:
             return []
         counted = self._database.read(
-            f"SELECT COUNT(*) FROM operation WHERE {where} AND seq <= ?", (*parameters, rows[0][0])
+            f"SELECT COUNT(*) AS number FROM operation WHERE {where} AND seq <= ?", (*parameters, rows[0].seq)
         )
-        last = int(counted[0][0])
+        last = int(counted[0].number)
         return [
-            Step(number=last - place, seq=row[0], finished_at=row[1]) for place, row in reversed(list(enumerate(rows)))
+            Step(number=last - place, seq=row.seq, finished_at=row.finished_at)
+            for place, row in reversed(list(enumerate(rows)))
         ]
 
     def _applied_steps(self, adapter: str) -> tuple[str, tuple[object, ...]]:
@@ -192,9 +193,9 @@ class Branches:
             (adapter, adapter),
         )
         cuts: list[tuple[int, int]] = []
-        for seq, at in done:
-            if not cuts or seq <= cuts[-1][0]:
-                cuts.append((at, seq))
+        for rewind in done:
+            if not cuts or rewind.seq <= cuts[-1][0]:
+                cuts.append((rewind.at, rewind.seq))
         return cuts
 
     def _find(self, where: str, adapter: str) -> list[Branch]:
@@ -238,12 +239,12 @@ def _check_reachable(transaction: Transaction, lane: LockedLane, at: int) -> Non
         )
     if not state:
         row = transaction.execute(
-            f"SELECT MAX(seq) FROM operation WHERE lane = ? AND seq < ? AND {_IS_STATE}", (lane.id, at)
+            f"SELECT MAX(seq) AS last FROM operation WHERE lane = ? AND seq < ? AND {_IS_STATE}", (lane.id, at)
         ).fetchone()
         raise InvalidInput(
             "operation",
             f"{at} of {lane.id} is neither a step that was applied nor a load, a fork, a rewind or the creation;"
-            f" the last such operation before it is {row[0] if row else None}",
+            f" the last such operation before it is {row.last if row else None}",
         )
 
 
@@ -251,11 +252,11 @@ def _look_up(transaction: Transaction, adapter: str, at: int) -> tuple[int, bool
     """The floor, and whether ``at`` is a state to go back to; ``None`` where there is no such operation."""
     row = transaction.execute(
         f"SELECT l.floor_seq, (SELECT CASE WHEN {_IS_STATE} THEN 1 ELSE 0 END FROM operation"
-        " WHERE lane = l.id AND seq = ?) FROM lane l WHERE l.id = ?",
+        " WHERE lane = l.id AND seq = ?) AS is_state FROM lane l WHERE l.id = ?",
         (at, adapter),
     ).fetchone()
     assert row is not None, "the lane is locked"
-    return int(row[0]), None if row[1] is None else bool(row[1])
+    return int(row.floor_seq), None if row.is_state is None else bool(row.is_state)
 
 
 def _insert_branch(

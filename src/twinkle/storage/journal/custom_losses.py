@@ -79,4 +79,4 @@ class CustomLosses:
             "SELECT payload FROM operation WHERE request_id = ? AND kind = ? AND state = ?",
             (request_id_of(lane, number), OperationKind.CREATE_CUSTOM_LOSS.value, OperationState.DONE.value),
         )
-        return None if not rows else bytes(rows[0][0])
+        return None if not rows else bytes(rows[0].payload)

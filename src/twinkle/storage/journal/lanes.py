@@ -65,7 +65,7 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
         f" FROM lane WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
-    return {row[0]: LockedLane(*row) for row in rows}
+    return {row.id: LockedLane(*row) for row in rows}
 
 
 def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, least_vtime: float = 0.0) -> None:
@@ -140,8 +140,8 @@ def journal_seq(transaction: Transaction, lane: str, client_seq: int) -> int:
         "SELECT seq FROM branch WHERE adapter = ? AND source = ? ORDER BY seq", (lane, lane)
     ).fetchall()
     seq = client_seq
-    for (rewind_seq,) in rewinds:
-        if seq < rewind_seq:
+    for rewind in rewinds:
+        if seq < rewind.seq:
             break
         seq += 1
     return seq

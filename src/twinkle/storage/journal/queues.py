@@ -1,4 +1,7 @@
-"""What waits for a mesh, for those who ask where they stand. Reads a bounded number of rows of however long a queue."""
+"""What waits for a mesh, for those who ask where they stand, and whether it moves.
+
+Reads a bounded number of rows of however long a queue.
+"""
 
 from __future__ import annotations
 
@@ -136,21 +139,21 @@ class Queues:
             raise NotFound(f"no future {request_id!r}")
         row = rows[0]
         return OperationPlace(
-            request_id=row[0],
-            tenant=row[1],
-            mesh=row[2],
-            lane=row[3],
-            seq=row[4],
-            kind=OperationKind(row[5]),
-            state=OperationState(row[6]),
-            attempts=row[7],
-            not_before=row[8],
-            last_error=row[9],
-            accepted_at=row[10],
-            head_seq=row[11],
-            is_head_missing=row[12] is None,
-            gap_since=row[13],
-            paused_until=row[14] - RATE_BURST_S,
+            request_id=row.request_id,
+            tenant=row.tenant,
+            mesh=row.mesh,
+            lane=row.lane,
+            seq=row.seq,
+            kind=OperationKind(row.kind),
+            state=OperationState(row.state),
+            attempts=row.attempts,
+            not_before=row.not_before,
+            last_error=row.error,
+            accepted_at=row.accepted_at,
+            head_seq=row.head_seq,
+            is_head_missing=row.head_kind is None,
+            gap_since=row.gap_since,
+            paused_until=row.paid_until - RATE_BURST_S,
         )
 
     def look(self, mesh: str) -> MeshQueue:
@@ -159,30 +162,37 @@ class Queues:
         is_complete = len(lanes) <= MAX_LANES
         lanes = lanes[:MAX_LANES]
         of_lane = max(MAX_OPERATIONS // max(len(lanes), 1), _LEAST_OF_LANE)
-        ids = [row[0] for row in lanes]
+        ids = [lane.id for lane in lanes]
         operations = self._database.read(_OPERATIONS.format(lanes=placeholders(ids)), (of_lane, *ids)) if ids else []
         samples = self._database.read(_SAMPLES, (mesh, MAX_OPERATIONS))
         recent = self._recent(mesh)
-        names = {row[1] for row in lanes} | {row[6] for row in samples} | {ended.tenant for ended in recent}
+        names = (
+            {lane.tenant for lane in lanes} | {sample.tenant for sample in samples} | {ended.tenant for ended in recent}
+        )
         shares = self._shares(mesh, names)
-        by_id = {row[0]: row for row in lanes}
-        training = [(row, by_id[row[0]][1], by_id[row[0]][2], by_id[row[0]][3]) for row in operations]
-        drawn = [(row, row[6], row[7], row[8]) for row in samples]
+        by_id = {lane.id: lane for lane in lanes}
+        training = [(row, by_id[row.lane]) for row in operations]
+        drawn = [(row, row) for row in samples]
         return MeshQueue(
             mesh=mesh,
             training=_waiting(training, shares),
             samples=_waiting(drawn, shares),
             running={
-                request_id_of(row[0], row[1]): tenant
-                for row, tenant, _, _ in (*training, *drawn)
-                if row[5] == OperationState.RUNNING
+                request_id_of(row.lane, row.seq): lane.tenant
+                for row, lane in (*training, *drawn)
+                if row.state == OperationState.RUNNING
             },
-            lanes={row[0]: LaneQueue(lane=row[0], tenant=row[1], head_seq=row[4], max_seq=row[5]) for row in lanes},
+            lanes={
+                lane.id: LaneQueue(lane=lane.id, tenant=lane.tenant, head_seq=lane.head_seq, max_seq=lane.max_seq)
+                for lane in lanes
+            },
             tenants={
-                name: TenantQueue(tenant=name, name=row[4], weight=row[2], paused_until=row[5] - RATE_BURST_S)
-                for name, row in shares.items()
+                name: TenantQueue(
+                    tenant=name, name=share.name, weight=share.weight, paused_until=share.paid_until - RATE_BURST_S
+                )
+                for name, share in shares.items()
             },
-            cut_lanes=frozenset(row[0] for row in lanes if row[5] - row[4] >= of_lane),
+            cut_lanes=frozenset(lane.id for lane in lanes if lane.max_seq - lane.head_seq >= of_lane),
             is_complete=is_complete and len(samples) < MAX_OPERATIONS,
             recent=recent,
         )
@@ -191,11 +201,11 @@ class Queues:
         rows = self._database.read(_RECENT, (self._clock.now() - _RECENT_S, _MAX_RECENT, mesh))
         return [
             Ended(
-                is_sample=row[0] == OperationKind.SAMPLE,
-                tenant=row[1],
-                started_at=row[2],
-                finished_at=row[3],
-                num_tokens=max(row[4], 1),
+                is_sample=row.kind == OperationKind.SAMPLE,
+                tenant=row.tenant,
+                started_at=row.started_at,
+                finished_at=row.finished_at,
+                num_tokens=max(row.num_tokens, 1),
             )
             for row in rows
         ]
@@ -203,42 +213,89 @@ class Queues:
     def _shares(self, mesh: str, tenants: Iterable[str]) -> dict[str, Row]:
         names = sorted(tenants)
         rows = self._database.read(
-            "SELECT s.tenant, s.vtime, t.weight, s.lane_vtime, t.name, t.paid_until, m.vtime FROM share s"
+            "SELECT s.tenant, s.vtime, t.weight, s.lane_vtime, t.name, t.paid_until, m.vtime AS mesh_vtime FROM share s"
             " JOIN tenant t ON t.id = s.tenant JOIN mesh m ON m.name = s.mesh"
             f" WHERE s.mesh = ? AND s.tenant IN ({placeholders(names)})",
             (mesh, *names),
         )
-        return {row[0]: row for row in rows}
+        return {row.tenant: row for row in rows}
 
 
-def _waiting(rows: list[tuple[Row, str, int, float]], shares: dict[str, Row]) -> list[Head]:
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A mesh on which an operation could run and nothing has begun or ended for too long."""
+
+    mesh: str
+    waits_s: float
+
+
+class Progress:
+    """Does work move? The question behind a liveness check: a worker that renews its lease may still be stuck.
+
+    Reads the unfinished operations and the newest of the finished ones.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def stalls(self, *, after_s: float) -> list[Stall]:
+        """The meshes where the oldest operation that could run or is running has seen nothing move for so long.
+
+        A lane that waits for a missing number, or for its next attempt, waits for no worker.
+        """
+        now = self._clock.now()
+        waiting = self._database.read(
+            "SELECT o.mesh, MIN(o.accepted_at) AS oldest, MAX(o.started_at) AS begun"
+            " FROM operation o JOIN lane l ON l.id = o.lane"
+            " WHERE o.state IN ('queued', 'running') AND o.not_before <= ? AND l.not_before <= ?"
+            " AND (o.kind = 'sample' OR o.seq = l.head_seq) GROUP BY o.mesh ORDER BY o.mesh",
+            (now, now),
+        )
+        return [
+            Stall(mesh=row.mesh, waits_s=now - row.oldest)
+            for row in waiting
+            if max(row.oldest, row.begun or 0.0) <= now - after_s
+            and not self._has_ended_one(row.mesh, since=now - after_s)
+        ]
+
+    def _has_ended_one(self, mesh: str, *, since: float) -> bool:
+        rows = self._database.read(
+            "SELECT 1 FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND finished_at > ? AND mesh = ?"
+            " LIMIT 1",
+            (since, mesh),
+        )
+        return bool(rows)
+
+
+def _waiting(rows: list[tuple[Row, Row]], shares: dict[str, Row]) -> list[Head]:
     """Queued operations as heads that a simulation may serve one after the other; those that run count as served."""
     running_tokens: Counter[str] = Counter()
-    for row, tenant, _, _ in rows:
-        if row[5] == OperationState.RUNNING:
-            running_tokens[tenant] += row[4]
+    for row, lane in rows:
+        if row.state == OperationState.RUNNING:
+            running_tokens[lane.tenant] += row.num_tokens
     turns = {
         name: Turn(
             tenant=name,
-            vtime=max(row[1], row[6]),
-            weight=row[2],
+            vtime=max(share.vtime, share.mesh_vtime),
+            weight=share.weight,
             max_running=0,
             num_running_tokens=running_tokens[name],
         )
-        for name, row in shares.items()
+        for name, share in shares.items()
     }
     return [
         Head(
-            turn=turns[tenant],
-            lane=row[0],
-            seq=row[1],
-            kind=OperationKind(row[2]),
+            turn=turns[lane.tenant],
+            lane=row.lane,
+            seq=row.seq,
+            kind=OperationKind(row.kind),
             suspicions=0,
-            num_tokens=row[4],
-            nice=nice,
-            vtime=max(vtime, shares[tenant][3]),
+            num_tokens=row.num_tokens,
+            nice=lane.nice,
+            vtime=max(lane.vtime, shares[lane.tenant].lane_vtime),
             has_next=False,
         )
-        for row, tenant, nice, vtime in rows
-        if row[5] == OperationState.QUEUED
+        for row, lane in rows
+        if row.state == OperationState.QUEUED
     ]

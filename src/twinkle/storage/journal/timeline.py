@@ -93,61 +93,61 @@ class Timeline:
         )
         if not rows:
             raise NotFound(f"no session {session_id!r}")
-        created_at, heartbeat_at, finished_at, finish_reason = rows[0]
+        (row,) = rows
         return SessionTimes(
             id=session_id,
-            created_at=created_at,
-            heartbeat_at=heartbeat_at,
-            finished_at=finished_at,
-            finish_reason=finish_reason,
+            created_at=row.created_at,
+            heartbeat_at=row.heartbeat_at,
+            finished_at=row.finished_at,
+            finish_reason=row.finish_reason,
         )
 
     def lanes(self, session_id: str) -> Iterator[SessionLane]:
         """A session's training runs, then its sampling sessions, each in the order of their ids."""
         runs = "SELECT id, config, created_at, parked_at FROM adapter WHERE session = ? AND id > ?"
-        for row in self._pages(f"{runs} ORDER BY id LIMIT ?", session_id, after="", size=_LANES_A_PAGE):
+        for row in self._pages(f"{runs} ORDER BY id LIMIT ?", session_id, after="", key="id", size=_LANES_A_PAGE):
             yield _run_of(row)
         samplers = "SELECT id, base_model, model_path FROM sampling_session WHERE session = ? AND id > ?"
-        for row in self._pages(f"{samplers} ORDER BY id LIMIT ?", session_id, after="", size=_LANES_A_PAGE):
+        for row in self._pages(f"{samplers} ORDER BY id LIMIT ?", session_id, after="", key="id", size=_LANES_A_PAGE):
             yield _sampler_of(row)
 
     def operations(self, lane: str, *, until: float) -> Iterator[PastOrPresent]:
         """A lane's operations that were accepted by ``until``, in the order of their numbers."""
         sql = f"SELECT {_OPERATION_COLUMNS} FROM operation WHERE lane = ? AND seq > ? ORDER BY seq LIMIT ?"
-        for row in self._pages(sql, lane, after=-1, key=1, size=_OPERATIONS_A_PAGE):
+        for row in self._pages(sql, lane, after=-1, key="seq", size=_OPERATIONS_A_PAGE):
             operation = _operation_of(row)
             if operation.accepted_at <= until:
                 yield operation
 
-    def _pages(self, sql: str, of: str, *, after: str | int, key: int = 0, size: int) -> Iterator[Row]:
+    def _pages(self, sql: str, of: str, *, after: str | int, key: str, size: int) -> Iterator[Row]:
         """The rows behind ``after`` by the column ``key``, in queries of one page each."""
         while True:
             rows = self._database.read(sql, (of, after, size))
             yield from rows
             if len(rows) < size:
                 return
-            after = rows[-1][key]
+            after = getattr(rows[-1], key)
 
 
 def _run_of(row: Row) -> SessionLane:
-    config = json.loads(row[1])
+    config = json.loads(row.config)
     return SessionLane(
-        id=row[0],
+        id=row.id,
         is_run=True,
         base_model=str(config["base_model"]),
         model_path=None,
         rank=int(config["rank"]),
-        created_at=row[2],
-        parked_at=row[3],
+        created_at=row.created_at,
+        parked_at=row.parked_at,
     )
 
 
 def _sampler_of(row: Row) -> SessionLane:
     return SessionLane(
-        id=row[0],
+        id=row.id,
         is_run=False,
-        base_model=row[1],
-        model_path=row[2],
+        base_model=row.base_model,
+        model_path=row.model_path,
         rank=None,
         created_at=None,
         parked_at=None,
@@ -155,25 +155,25 @@ def _sampler_of(row: Row) -> SessionLane:
 
 
 def _operation_of(row: Row) -> PastOrPresent:
-    state = OperationState(row[3])
-    is_to_be_retried = state is OperationState.QUEUED and row[5] > 0
+    state = OperationState(row.state)
+    is_to_be_retried = state is OperationState.QUEUED and row.attempts > 0
     return PastOrPresent(
-        request_id=row[0],
-        seq=row[1],
-        kind=OperationKind(row[2]),
+        request_id=row.request_id,
+        seq=row.seq,
+        kind=OperationKind(row.kind),
         state=state,
-        mesh=row[4],
-        attempts=row[5],
-        accepted_at=row[7],
-        started_at=row[8],
-        finished_at=row[9],
-        is_held=row[6] > 0,
-        next_try_at=row[10] if is_to_be_retried else None,
-        error=row[11],
-        error_category=row[12],
-        error_code=row[13],
-        num_tokens=row[14],
-        num_prompt_tokens=row[15],
-        device_s=row[16],
-        payload_bytes=row[17],
+        mesh=row.mesh,
+        attempts=row.attempts,
+        accepted_at=row.accepted_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        is_held=row.claim_epoch > 0,
+        next_try_at=row.not_before if is_to_be_retried else None,
+        error=row.error,
+        error_category=row.error_category,
+        error_code=row.error_code,
+        num_tokens=row.num_tokens,
+        num_prompt_tokens=row.num_prompt_tokens,
+        device_s=row.device_s,
+        payload_bytes=row.payload_bytes,
     )

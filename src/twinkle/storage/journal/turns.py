@@ -44,7 +44,7 @@ LANES_WITH_SAMPLES = (
     " SELECT MIN(lane) FROM operation WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
     " UNION ALL SELECT (SELECT MIN(o.lane) FROM operation o WHERE o.mesh = ? AND o.kind = 'sample'"
     " AND o.state IN ('queued', 'running') AND o.lane > waiting.lane) FROM waiting WHERE waiting.lane IS NOT NULL)"
-    " SELECT s.tenant, s.vtime, t.weight, t.max_running, s.lane_vtime, l.id, l.nice, l.vtime,"
+    " SELECT s.tenant, s.vtime, t.weight, t.max_running, s.lane_vtime, l.id, l.nice, l.vtime AS own_vtime,"
     " ROW_NUMBER() OVER (PARTITION BY s.tenant ORDER BY l.nice, l.vtime, l.id) AS place FROM waiting"
     " JOIN lane l ON l.id = waiting.lane JOIN share s ON s.mesh = l.mesh AND s.tenant = l.tenant"
     " JOIN tenant t ON t.id = s.tenant WHERE t.paid_until <= ? ORDER BY place, s.vtime, s.tenant LIMIT ?"
@@ -123,7 +123,7 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int) -> list
     if not tenants:
         return []
     each = min(limit, max(limit // len(tenants), _LEAST_HEADS_EACH))
-    names = [row[0] for row in tenants]
+    names = [tenant.tenant for tenant in tenants]
     rows: list[Row] = []
     # Most tenants have several to offer, so the first ones usually fill the limit, and the others need not be asked.
     step = limit // each
@@ -131,23 +131,23 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int) -> list
         rows += transaction.execute_for_each(HEADS_OF_TENANT, names[start : start + step], (mesh, now, each))
         if len(rows) >= limit:
             break
-    having_heads = {row[0] for row in rows}
-    turns = _turns([row for row in tenants if row[0] in having_heads], moment)
-    lane_vtimes = {row[0]: row[4] for row in tenants}
+    having_heads = {row.tenant for row in rows}
+    turns = _turns([tenant for tenant in tenants if tenant.tenant in having_heads], moment)
+    lane_vtimes = {tenant.tenant: tenant.lane_vtime for tenant in tenants}
     order = {tenant: place for place, tenant in enumerate(names)}
-    rows.sort(key=lambda row: (order[row[0]], row[6], row[7], row[1]))
-    cut = {tenant for tenant, count in Counter(row[0] for row in rows).items() if count == each}
+    rows.sort(key=lambda row: (order[row.tenant], row.nice, row.vtime, row.id))
+    cut = {tenant for tenant, count in Counter(row.tenant for row in rows).items() if count == each}
     return [
         Head(
-            turn=turns[row[0]],
-            lane=row[1],
-            seq=row[2],
-            kind=OperationKind(row[3]),
+            turn=turns[row.tenant],
+            lane=row.id,
+            seq=row.head_seq,
+            kind=OperationKind(row.head_kind),
             suspicions=_suspicions_of(row, moment),
-            num_tokens=row[5],
-            nice=row[6],
-            vtime=max(row[7], lane_vtimes[row[0]]),
-            has_next=row[8] > row[2] or row[0] in cut,
+            num_tokens=row.num_tokens,
+            nice=row.nice,
+            vtime=max(row.vtime, lane_vtimes[row.tenant]),
+            has_next=row.max_seq > row.head_seq or row.tenant in cut,
         )
         for row in rows[:limit]
     ]
@@ -160,7 +160,7 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
     """
     mesh, now = moment.mesh, moment.now
     lanes = transaction.execute(LANES_WITH_SAMPLES, (mesh, mesh, now + RATE_BURST_S, limit + len(under_way)))
-    lane_rows = {row[5]: row for row in lanes.fetchall()}
+    lane_rows = {lane.id: lane for lane in lanes.fetchall()}
     if not lane_rows:
         return []
     each = len(under_way) + min(limit, max(2 * limit // len(lane_rows), _LEAST_HEADS_EACH))
@@ -170,20 +170,21 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
     tokens_of_lane: Counter[str] = Counter()
     waiting = []
     for row in samples:
-        tenant = lane_rows[row[0]][0]
-        if row[4] in under_way:
+        tenant = lane_rows[row.lane].tenant
+        if row.request_id in under_way:
             running_of_tenant[tenant] += 1
-            tokens_of_tenant[tenant] += row[3]
-            tokens_of_lane[row[0]] += row[3]
-        elif row[5] <= now:
+            tokens_of_tenant[tenant] += row.num_tokens
+            tokens_of_lane[row.lane] += row.num_tokens
+        elif row.not_before <= now:
             waiting.append(row)
-    tenants_waiting = {lane_rows[row[0]][0] for row in waiting}
+    tenants_waiting = {lane_rows[row.lane].tenant for row in waiting}
+    lanes_waiting = [lane for lane in lane_rows.values() if lane.tenant in tenants_waiting]
     turns = {
         tenant: replace(turn, num_running=running_of_tenant[tenant], num_running_tokens=tokens_of_tenant[tenant])
-        for tenant, turn in _turns([row for row in lane_rows.values() if row[0] in tenants_waiting], moment).items()
+        for tenant, turn in _turns(lanes_waiting, moment).items()
     }
-    waiting.sort(key=lambda row: (row[6], row[1]))
-    return [_sample_head(turns, lane_rows[row[0]], row, tokens_of_lane[row[0]], moment) for row in waiting]
+    waiting.sort(key=lambda row: (row.accepted_at, row.seq))
+    return [_sample_head(turns, lane_rows[row.lane], row, tokens_of_lane[row.lane], moment) for row in waiting]
 
 
 def virtual_time(heads: Iterable[Head], *, before: float) -> float:
@@ -237,12 +238,12 @@ def charge(
             " + ? / (SELECT weight FROM tenant WHERE id = share.tenant),"
             " lane_vtime = CASE WHEN lane_vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE lane_vtime END"
             " WHERE mesh = ? AND tenant = ?"
-            " RETURNING lane_vtime, (SELECT tokens_per_minute FROM tenant WHERE id = share.tenant)",
+            " RETURNING lane_vtime, (SELECT tokens_per_minute FROM tenant WHERE id = share.tenant) AS rate",
             (mesh_vtime, mesh_vtime, float(work.num_tokens), work.lane_vtime, work.lane_vtime, mesh, tenant),
         ).fetchone()
         assert row is not None, "a lane comes with its tenant's share"
-        floors[tenant] = row[0]
-        rate = tokens_per_minute if row[1] is None else row[1]
+        floors[tenant] = row.lane_vtime
+        rate = tokens_per_minute if row.rate is None else row.rate
         if rate:
             transaction.execute(
                 "UPDATE tenant SET paid_until = CASE WHEN paid_until < ? THEN CAST(? AS DOUBLE PRECISION)"
@@ -254,13 +255,13 @@ def charge(
 
 def _turns(rows: Sequence[Row], moment: Moment) -> dict[str, Turn]:
     """Start tags of tenants that have something to offer; none is below the mesh's virtual time."""
-    vtime = max(moment.vtime, min((row[1] for row in rows), default=moment.vtime))
+    vtime = max(moment.vtime, min((row.vtime for row in rows), default=moment.vtime))
     return {
-        row[0]: Turn(
-            tenant=row[0],
-            vtime=max(row[1], vtime),
-            weight=row[2],
-            max_running=moment.max_running if row[3] is None else row[3],
+        row.tenant: Turn(
+            tenant=row.tenant,
+            vtime=max(row.vtime, vtime),
+            weight=row.weight,
+            max_running=moment.max_running if row.max_running is None else row.max_running,
         )
         for row in rows
     }
@@ -274,14 +275,14 @@ def _suspicions_of(row: Row, moment: Moment) -> int:
 
 def _sample_head(turns: dict[str, Turn], lane: Row, sample: Row, tokens_under_way: int, moment: Moment) -> Head:
     return Head(
-        turn=turns[lane[0]],
-        lane=sample[0],
-        seq=sample[1],
+        turn=turns[lane.tenant],
+        lane=sample.lane,
+        seq=sample.seq,
         kind=OperationKind.SAMPLE,
         suspicions=_suspicions_of(sample, moment),
-        num_tokens=sample[3],
-        nice=lane[6],
-        vtime=max(lane[7], lane[4]) + tokens_under_way,
+        num_tokens=sample.num_tokens,
+        nice=lane.nice,
+        vtime=max(lane.own_vtime, lane.lane_vtime) + tokens_under_way,
         has_next=False,
         num_sequences=sample.num_sequences,
     )

@@ -60,8 +60,8 @@ def _referred_to(transaction: Transaction, keys: list[str]) -> set[str]:
 
     def found(column: str, table: str, prefix: str = "") -> set[str]:
         asked = [key for key in keys if key.startswith(prefix)]
-        statement = f"SELECT {column} FROM {table} WHERE {column} IN ({placeholders(asked)})"
-        return {row[0] for row in transaction.execute(statement, asked).fetchall()}
+        statement = f"SELECT {column} AS key FROM {table} WHERE {column} IN ({placeholders(asked)})"
+        return {row.key for row in transaction.execute(statement, asked).fetchall()}
 
     return (
         found("payload_blob", "operation", PAYLOADS)
@@ -81,7 +81,7 @@ def _files(transaction: Transaction, paths: set[str]) -> set[str]:
         " UNION ALL SELECT files FROM checkpoint WHERE files_group IS NOT NULL",
         sorted(paths),
     ).fetchall()
-    return {file["key"] for row in rows for file in json.loads(row[0]).values()}
+    return {file["key"] for row in rows for file in json.loads(row.files).values()}
 
 
 def _path_of(key: str) -> str:

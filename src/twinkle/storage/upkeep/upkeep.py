@@ -51,7 +51,7 @@ class Upkeep:
         if lane.gap_since is None or lane.gap_since > now - older_than_s:
             return []
         row = transaction.execute(
-            "SELECT MIN(seq) FROM operation WHERE lane = ? AND seq > ?", (lane_id, lane.head_seq)
+            "SELECT MIN(seq) AS next_seq FROM operation WHERE lane = ? AND seq > ?", (lane_id, lane.head_seq)
         ).fetchone()
         assert row is not None
         message = (
@@ -60,7 +60,7 @@ class Upkeep:
         )
         failure_code = "gap"
         closed = []
-        for seq in range(lane.head_seq, row[0]):
+        for seq in range(lane.head_seq, row.next_seq):
             request_id = request_id_of(lane_id, seq)
             transaction.execute(
                 "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts,"
@@ -118,11 +118,12 @@ class Upkeep:
         now = self._clock.now()
         with self._database.transaction() as transaction:
             rows = transaction.execute(
-                "SELECT request_id, result_blob, CASE WHEN kind = 'sample' THEN payload_blob END, kind FROM operation"
+                "SELECT request_id, result_blob, CASE WHEN kind = 'sample' THEN payload_blob END AS given_up"
+                " FROM operation"
                 " WHERE finished_at IS NOT NULL AND NOT expired AND finished_at <= ? LIMIT ?",
                 (now - older_than_s, _BATCH),
             ).fetchall()
-            request_ids = [row[0] for row in rows]
+            request_ids = [row.request_id for row in rows]
             marks = placeholders(request_ids)
             transaction.execute(
                 f"UPDATE operation SET expired = TRUE, result = NULL, result_blob = NULL WHERE request_id IN ({marks})",
@@ -133,7 +134,7 @@ class Upkeep:
                 " AND kind = 'sample'",
                 request_ids,
             )
-            keys = [key for row in rows for key in row[1:3] if key is not None]
+            keys = [key for row in rows for key in (row.result_blob, row.given_up) if key is not None]
             doom(transaction, keys, now=now)
         return len(rows), keys
 
@@ -193,21 +194,22 @@ def _end_overdue(transaction: Transaction, lane: str, overdue: _Overdue) -> list
     ).fetchall()
     next_seq = locked.head_seq
     ended = []
-    for request_id, seq, kind, state in rows:
-        if locked.ordered and seq != next_seq:
+    for row in rows:
+        if locked.ordered and row.seq != next_seq:
             break
         next_seq += 1
-        failure = overdue.failure(OperationKind(kind), state)
+        kind = OperationKind(row.kind)
+        failure = overdue.failure(kind, row.state)
         transaction.execute(
             "UPDATE operation SET state = 'failed', error = ?, error_category = ?, error_code = ?, finished_at = ?"
             " WHERE request_id = ?",
-            (failure.message, failure.category.value, failure.code, overdue.now, request_id),
+            (failure.message, failure.category.value, failure.code, overdue.now, row.request_id),
         )
-        outcome = Outcome(request_id=request_id, lane=lane, seq=seq, kind=OperationKind(kind), failure=failure)
+        outcome = Outcome(request_id=row.request_id, lane=lane, seq=row.seq, kind=kind, failure=failure)
         if locked.ordered:
             advance_lane(transaction, outcome, overdue.now)
         else:
-            number_ended_sample(transaction, lane, request_id)
+            number_ended_sample(transaction, lane, row.request_id)
         ended.append(outcome)
     return ended
 

@@ -37,7 +37,7 @@ class Waste:
             "SELECT key FROM doomed_blob WHERE since <= ? ORDER BY since LIMIT ?",
             (self._clock.now() - older_than_s, _BATCH),
         )
-        keys = [row[0] for row in rows]
+        keys = [row.key for row in rows]
         for key in keys:
             blobs.delete(key)
         self.forget(keys)
