@@ -84,10 +84,14 @@ class ForwardBackwardBody:
 
 @dataclass(frozen=True, eq=False)
 class ForwardBackwardResult:
-    """What a ``forward_backward`` answers: per datum the logprobs of its targets, and metrics ``name:reduction``."""
+    """What a ``forward_backward`` answers: per datum the logprobs of its targets, and metrics ``name:reduction``.
+
+    ``elementwise_loss`` is that of each target, for ``cross_entropy``; empty for other losses.
+    """
 
     logprobs: tuple[Array, ...]
     metrics: dict[str, float]
+    elementwise_loss: tuple[Array, ...] = ()
 
 
 def parse_envelope(raw: bytes) -> ForwardBackwardEnvelope:
@@ -170,8 +174,19 @@ def write_forward_backward(body: ForwardBackwardBody) -> pb.Message:
     return message
 
 
-def encode_forward_backward_output(logprobs: Sequence[Array], metrics: Mapping[str, float]) -> bytes:
+def elementwise_loss(body: ForwardBackwardBody, logprobs: Sequence[Array]) -> tuple[Array, ...]:
+    """What each target adds to the loss of a ``cross_entropy``, which is their sum; nothing for other losses."""
+    if body.loss_fn != _WEIGHTED_LOSS:
+        return ()
+    return tuple(-(datum.inputs[_WEIGHTS] * lp) for datum, lp in zip(body.data, logprobs, strict=True))
+
+
+def encode_forward_backward_output(
+    logprobs: Sequence[Array], metrics: Mapping[str, float], losses: Sequence[Array] = ()
+) -> bytes:
     """Writes a result; neighbours that differ in trailing shape go into records of their own.
+
+    ``losses``, where there are any, stand beside the logprobs as ``elementwise_loss``.
 
     Raises:
         ValueError: a metric is not called ``name:reduction``, which the SDK could not combine over chunks.
@@ -180,22 +195,33 @@ def encode_forward_backward_output(logprobs: Sequence[Array], metrics: Mapping[s
         if key.count(":") != 1 or key.startswith(":") or key.endswith(":"):
             raise ValueError(f"metric {key!r}: must be called name:reduction, with exactly one colon")
     message = pb.ForwardBackwardOutput(loss_fn_output_type=_RECORD_TYPE, metrics=metrics)
-    arrays = (np.asarray(array, dtype="<f4") for array in logprobs)
+    arrays = [np.asarray(array, dtype="<f4") for array in logprobs]
+    start = 0
     for _, group in itertools.groupby(arrays, key=lambda array: array.shape[1:]):
         members = list(group)
+        end = start + len(members)
         record = message.loss_fn_outputs.add(type_tag=_RECORD_TYPE, num_datums=len(members))
         record.fields["logprobs"].CopyFrom(write_batched(members))
+        if losses:
+            own = [np.asarray(array, dtype="<f4") for array in losses[start:end]]
+            record.fields["elementwise_loss"].CopyFrom(write_batched(own))
+        start = end
     return cast(bytes, message.SerializeToString(deterministic=True))
 
 
 def decode_forward_backward_output(raw: bytes) -> ForwardBackwardResult:
     """Reads a result; for our own client and tests."""
     message = pb.parse_message(pb.ForwardBackwardOutput, raw)
-    logprobs: list[Array] = []
+    read: dict[str, list[Array]] = {"logprobs": [], "elementwise_loss": []}
     for i, record in enumerate(message.loss_fn_outputs):
-        if "logprobs" in record.fields:
-            logprobs.extend(read_batched(record.fields["logprobs"], field=f"loss_fn_outputs[{i}].logprobs"))
-    return ForwardBackwardResult(tuple(logprobs), dict(message.metrics))
+        for name, arrays in read.items():
+            if name in record.fields:
+                arrays.extend(read_batched(record.fields[name], field=f"loss_fn_outputs[{i}].{name}"))
+    return ForwardBackwardResult(
+        logprobs=tuple(read["logprobs"]),
+        metrics=dict(message.metrics),
+        elementwise_loss=tuple(read["elementwise_loss"]),
+    )
 
 
 def _is_model_id(text: str) -> bool:

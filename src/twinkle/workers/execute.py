@@ -133,7 +133,7 @@ class Executor(Generic[State]):
                 self._end_badly(execution, claim, answer)
                 continue
             num_tokens = _num_tokens(item)
-            result = encode_forward_backward_output(answer.logprobs, answer.metrics)
+            result = encode_forward_backward_output(answer.logprobs, answer.metrics, answer.elementwise_loss)
             share_s = elapsed_s * num_tokens / total_tokens
             charge = charge_of_tokens(num_tokens)
             self._end_well(execution, claim, result, device_s=share_s, num_tokens=num_tokens, charge=charge)

@@ -43,7 +43,7 @@ from twinkle.wire.sample_result import (
 )
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.tensors import Array, CellBudget, Csr, densify
-from twinkle.wire.training import ForwardBackwardResult
+from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, elementwise_loss
 from twinkle.workers.engine import Pass, SampleOutput
 from twinkle.workers.threads import kind_of_cpu, measure_threads, thread_limit
 
@@ -121,7 +121,10 @@ class TransformersEngine:
     def run_passes(self, passes: Sequence[Pass[LoraAdapter]]) -> list[ForwardBackwardResult | Exception]:
         """Run all passes fused; see :class:`twinkle.workers.engine.Engine`."""
         outcomes = self.model.forward_backward([_train_job(item) for item in passes])
-        return [outcome if isinstance(outcome, Exception) else _wire_result(outcome) for outcome in outcomes]
+        return [
+            outcome if isinstance(outcome, Exception) else _wire_result(outcome, item.body)
+            for outcome, item in zip(outcomes, passes, strict=True)
+        ]
 
     def optim_step(self, state: LoraAdapter, params: WireAdamParams) -> dict[str, float]:
         """One AdamW step on the adapter's flat buffer."""
@@ -364,8 +367,9 @@ def _train_job(item: Pass[LoraAdapter]) -> TrainJob:
     )
 
 
-def _wire_result(outcome: TrainOutcome) -> ForwardBackwardResult:
-    return ForwardBackwardResult(tuple(outcome.logprobs), dict(outcome.metrics))
+def _wire_result(outcome: TrainOutcome, body: ForwardBackwardBody) -> ForwardBackwardResult:
+    losses = elementwise_loss(body, outcome.logprobs)
+    return ForwardBackwardResult(tuple(outcome.logprobs), dict(outcome.metrics), losses)
 
 
 def _wire_topk(topk: TopLogprobs | None) -> TopkLogprobs | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,12 @@ from twinkle.core.errors import InvalidInput
 from twinkle.wire import protobuf as pb
 from twinkle.wire.tensors import sparsify, write_tensor
 from twinkle.wire.training import (
+    ForwardBackwardBody,
+    WireDatum,
     canonical_digest,
     decode_data,
     decode_forward_backward_output,
+    elementwise_loss,
     encode_forward_backward,
     encode_forward_backward_output,
     parse_envelope,
@@ -147,6 +151,27 @@ def test_the_sdk_reads_results_with_mixed_shapes_in_order() -> None:
     ours = decode_forward_backward_output(raw)
     for array, sent in zip(ours.logprobs, logprobs, strict=True):
         np.testing.assert_array_equal(array, sent)
+
+
+def test_the_sdk_reads_the_loss_of_every_target_beside_its_logprob() -> None:
+    targets = [np.array([2, 3]), np.array([[2, 3], [4, 5]])]
+    weights = [np.array([0.5, 0.0], dtype=np.float32), np.array([[1, -1], [2, 0]], dtype=np.float32)]
+    logprobs = [np.array([-1, -2], dtype=np.float32), np.array([[-1, -2], [-3, -4]], dtype=np.float32)]
+    data = tuple(
+        WireDatum(np.array([1, 2]), {"target_tokens": some, "weights": own})
+        for some, own in zip(targets, weights, strict=True)
+    )
+    body = ForwardBackwardBody("s:train:0", 1, False, "cross_entropy", {}, data)
+
+    raw = encode_forward_backward_output(logprobs, {"loss:sum": 1.0}, elementwise_loss(body, logprobs))
+
+    outputs = deserialize_forward_backward_output(raw).loss_fn_outputs
+    assert [output["logprobs"].tolist() for output in outputs] == [array.tolist() for array in logprobs]
+    assert [output["elementwise_loss"].tolist() for output in outputs] == [[0.5, 0.0], [[1.0, -2.0], [6.0, 0.0]]]
+    assert [array.tolist() for array in decode_forward_backward_output(raw).elementwise_loss] == [
+        [0.5, 0.0], [[1.0, -2.0], [6.0, 0.0]],
+    ]  # fmt: skip
+    assert elementwise_loss(replace(body, loss_fn="ppo"), logprobs) == ()
 
 
 @pytest.mark.parametrize("key", ["loss", "a:b:c", ":sum", "loss:"])
