@@ -69,6 +69,16 @@ def test_the_tokenizer_is_found_by_the_sdk(trained: tuple, tiny_model: Path) -> 
     assert tokenizer.encode("two and three") == AutoTokenizer.from_pretrained(tiny_model).encode("two and three")
 
 
+def test_the_loss_of_each_target_stands_beside_its_logprob_and_they_add_up(
+    trained: tuple[tinker.TrainingClient, list[float]], batch: list[tinker.Datum]
+) -> None:
+    result = trained[0].forward(batch, "cross_entropy").result()
+
+    terms = [output["elementwise_loss"].tolist() for output in result.loss_fn_outputs]
+    assert [len(row) for row in terms] == [datum.model_input.length for datum in batch]
+    assert sum(map(sum, terms)) == pytest.approx(result.metrics["loss:sum"], rel=1e-5)
+
+
 def test_gradients_accumulate_over_calls_by_summation(client: tinker.ServiceClient, batch: list[tinker.Datum]) -> None:
     whole = client.create_lora_training_client(base_model="tiny", rank=4, seed=9).result()
     parts = client.create_lora_training_client(base_model="tiny", rank=4, seed=9).result()
