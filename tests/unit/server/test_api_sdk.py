@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -65,7 +66,9 @@ def test_a_run_begins_again_from_its_checkpoint(api: Api, service: tinker.Servic
     assert not adapter.config.train_unembed
     first, second = api.worker.executed_of(info.model_id)
     assert (first.kind, first.seq, second.seq) == ("load_weights", 0, 1)
-    assert api.worker.payload(first) == b'{"path":"%s","optimizer":true}' % path.encode()
+    content = api.worker.catalog.checkpoint(path).content
+    expected = {"path": path, "optimizer": True, "content": content}
+    assert json.loads(api.worker.payload(first)) == expected
 
 
 def test_sampling_from_a_saved_path(service: tinker.ServiceClient) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from tinker import types
 
 from harness.calls import optim_step
+from twinkle.server.signing import Signer, secret_of
 
 if TYPE_CHECKING:
     from conftest import Api
@@ -66,16 +67,19 @@ def test_a_tampered_url_opens_nothing_and_a_whole_one_ends_with_its_time(
     expires = int(parse_qs(urlsplit(url).query)["expires"][0])
     signature = parse_qs(urlsplit(url).query)["signature"][0]
     other = http.post("/create_session", json={}).json()["session_id"]
-    past = int(api.state().common.clock.now()) - 1
+    common = api.state().common
+    # The same secret makes both: one that has ended, and one for something else.
+    signer = Signer(secret_of(common.settings))
+    past = int(common.clock.now()) - 1
+    ended = urlencode({"expires": past, "signature": signer.sign("download of a trace", session_id, past)})
+    of_another_kind = signer.sign("download of a file", session_id, expires)
 
     tampered = [
         url.replace(session_id, other),
         url.replace(f"expires={expires}", f"expires={expires + 1}"),
         url.replace(signature, signature[::-1]),
-        api.state().artifacts.links.trace_url_of(session_id, base_url=api.url, expires_at=past),
-        api.state()
-        .artifacts.links.url_of(f"traces/{session_id}", base_url=api.url, expires_at=expires)
-        .replace("downloads/traces/" + session_id, f"traces/{session_id}.pftrace"),
+        f"{url.partition('?')[0]}?{ended}",
+        url.replace(signature, of_another_kind),
     ]
 
     assert httpx.get(url).status_code == 200
