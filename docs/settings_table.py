@@ -44,6 +44,8 @@ _MEANINGS = {
     "port": "where the API listens",
     "max_rank": "largest LoRA rank an adapter may have",
     "max_adapters_per_step": "adapters fused into one batch at most",
+    "transfer_threads": "uploads to and downloads from the object store that a worker runs at once",
+    "transfer_bytes": "bytes on their way to or from the object store, beyond which a worker begins no more",
     "max_resident_adapters": "adapters kept on the device; the longest unused is parked in host memory first",
     "sample_slots": "sequences sampled at once",
     "lease_s": "how long a worker that says nothing keeps its mesh",

@@ -259,7 +259,7 @@ def test_an_accepted_load_outlives_its_token_also_when_its_worker_dies(
     messages = [failure.message.replace("/x", "/N").replace("/y", "/N").replace("/absent", "/N")
                 for failure in failures[1:] if failure is not None]  # fmt: skip
     assert len(messages) == 3 and len(set(messages)) == 1, "not granted is like not there"
-    assert third.residents.state_before("mine", 5).steps == 1
+    assert third.state_before("mine", 5).steps == 1
     audit = Audit(bench.database, clock).entries("t1", start=0, end=clock.now() + 1)
     assert [entry.details.get("token_id") for entry in audit] == [issued.token.id]
 

@@ -39,7 +39,7 @@ def _submit(bench: Bench, *requests: Request, adapter: str = "a", begin: int = 1
 
 
 def _state(worker: WorkerRig, adapter: str, next_seq: int) -> tuple[str, str, int]:
-    state: NullState = worker.residents.state_before(adapter, next_seq)
+    state: NullState = worker.state_before(adapter, next_seq)
     return state.applied, state.pending, state.steps
 
 

@@ -80,7 +80,7 @@ def test_an_overdue_sample_is_dropped_like_a_cancelled_one_and_nothing_else_is_d
     rig.clock.move(601.0)
     rig.drain(1)
     assert rig.samples.under_way == [overdue]
-    resident = rig.residents.state_before("a", 1)
+    resident = rig.state_before("a", 1)
 
     assert bench.upkeep.expire_overdue(deadline_s=60.0) == [overdue]
     bench.append(submission(SAMPLER, 1, OperationKind.SAMPLE, body=sample_body(SAMPLER, 1)))
@@ -95,7 +95,7 @@ def test_an_overdue_sample_is_dropped_like_a_cancelled_one_and_nothing_else_is_d
     assert failure is not None and failure.code == "deadline"
     assert bench.status(SAMPLER, 1).state is OperationState.DONE
     assert bench.status(SAMPLER, 1).attempt == 1
-    assert rig.residents.state_before("a", 1) is resident
+    assert rig.state_before("a", 1) is resident
 
 
 @pytest.mark.parametrize("how", ["cancelled", "overdue"])
@@ -105,7 +105,7 @@ def test_a_sample_that_ended_just_before_its_commit_costs_nobody_else_anything(
     """Neither the adapters in memory nor the samples beside it: the lease holds."""
     bench.adapter("a")
     rig.drain(1)
-    resident = rig.residents.state_before("a", 1)
+    resident = rig.state_before("a", 1)
     ended = _queue(bench, 2)[0]
 
     def end() -> None:
@@ -125,7 +125,7 @@ def test_a_sample_that_ended_just_before_its_commit_costs_nobody_else_anything(
     assert bench.status(SAMPLER, 1).state is OperationState.DONE
     assert bench.status(SAMPLER, 1).attempt == 1
     assert rig.keeper.current() is not None
-    assert rig.residents.state_before("a", 1) is resident
+    assert rig.state_before("a", 1) is resident
 
 
 def test_a_sample_cancelled_just_before_its_commit_stays_cancelled(

@@ -32,11 +32,14 @@ class Owner:
 
     def __init__(self, bench: Bench, worker: WorkerRig, store: BlobStore) -> None:
         self._bench = bench
-        self._artifacts = Artifacts(engine=worker.engine, catalog=bench.catalog, blobs=store, clock=bench.clock)
+        self._transfers = worker.transfers
+        self._artifacts = Artifacts(
+            engine=worker.engine, catalog=bench.catalog, blobs=store, clock=bench.clock, transfers=worker.transfers
+        )
         self._seq = 2
         submit_run(bench, optim_step(), save("x"), adapter="a")
         worker.drain()
-        self._state = worker.residents.state_before("a", 3)
+        self._state = worker.state_before("a", 3)
         self.publish()
 
     def publish(self) -> None:
@@ -52,15 +55,17 @@ class Owner:
         self._seq += 1
         if changed:
             self._state = NullState(applied=f"state {self._seq}", steps=self._seq)
-        saved = self._artifacts.save(
-            self._state,
-            adapter="a",
-            seq=self._seq,
-            kind=CheckpointKind.TRAINING,
-            name="x",
-            overwrite=overwrite,
-            ttl_s=None,
-            user_metadata=None,
+        saved = self._transfers.at_once(
+            self._artifacts.save(
+                self._state,
+                adapter="a",
+                seq=self._seq,
+                kind=CheckpointKind.TRAINING,
+                name="x",
+                overwrite=overwrite,
+                ttl_s=None,
+                user_metadata=None,
+            )
         )
         with self._bench.database.transaction() as transaction:
             Records(checkpoints=[saved]).insert(transaction, self._bench.clock.now())
@@ -307,7 +312,7 @@ def test_an_accepted_load_was_allowed_and_goes_on_after_unpublishing(
     worker.drain()
 
     assert _failure(bench, "mine", 1) is None
-    assert worker.residents.state_before("mine", 2).steps == 1
+    assert worker.state_before("mine", 2).steps == 1
 
 
 @pytest.mark.usefixtures("loading")

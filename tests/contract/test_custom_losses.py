@@ -123,7 +123,7 @@ def test_workers_killed_between_passes_find_the_loss_again(
 
     assert all(bench.status(RUN, seq).result is not None for seq in range(1, 6))
     undisturbed = make_worker()
-    assert undisturbed.replay.state_after(RUN, 5).state == last.residents.state_before(RUN, 6)
+    assert undisturbed.transfers.at_once(undisturbed.replay.state_after(RUN, 5)).state == last.state_before(RUN, 6)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_a_worker_that_died_after_the_save_has_an_heir_that_samples_from_the_sam
     run.train(1)
     heir.drain()
     truth, _ = replayed(run.requests)
-    assert heir.residents.state_before("a", len(run.requests)).applied == truth.applied
+    assert heir.state_before("a", len(run.requests)).applied == truth.applied
 
 
 def test_a_worker_that_dies_before_the_save_is_committed_leaves_it_to_its_heir(

@@ -60,7 +60,7 @@ def _assert_as_one_by_one(worker: WorkerRig, bench: Bench, run: list[Request | N
         status = bench.status(adapter, seq)
         assert status.state.is_final, seq
         assert (status.failure.code if status.failure else "done") == code, seq
-    state = worker.residents.state_before(adapter, len(run))
+    state = worker.state_before(adapter, len(run))
     assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)
 
 
@@ -135,7 +135,7 @@ def test_a_device_that_keeps_failing_ends_the_operation_and_leaves_the_adapter_a
     assert failure is not None and failure.code == "internal" and "attempt 2 of 2" in failure.message
     assert "secret" not in failure.message
     truth, _ = replayed([create(), forward_backward(1), optim_step(0.7)])
-    assert worker.residents.state_before("a", 4).applied == truth.applied
+    assert worker.state_before("a", 4).applied == truth.applied
 
 
 def test_an_optim_step_after_a_failed_pass_is_refused_names_it_and_empties_the_gradients(
@@ -182,7 +182,7 @@ def test_a_bad_optim_step_leaves_the_adapter_unchanged_and_the_next_is_served(
     failure = bench.status("a", 2).failure
     assert failure is not None and failure.category == "user" and "learning_rate" in failure.message
     truth, _ = replayed([create(), forward_backward(1), optim_step()])
-    assert worker.residents.state_before("a", 4).applied == truth.applied
+    assert worker.state_before("a", 4).applied == truth.applied
 
 
 def test_an_operation_that_kills_its_worker_ends_and_its_neighbours_are_unharmed(
@@ -261,7 +261,7 @@ def test_an_operation_that_ended_under_the_workers_hands_costs_its_own_adapter_a
     runs = {adapter: submit_run(bench, forward_backward(1), adapter=adapter) for adapter in "ab"}
     worker = make_worker()
     worker.drain(1)
-    neighbour = worker.residents.state_before("b", 1)
+    neighbour = worker.state_before("b", 1)
 
     def expire() -> None:
         with bench.database.transaction() as transaction:
@@ -275,12 +275,12 @@ def test_an_operation_that_ended_under_the_workers_hands_costs_its_own_adapter_a
     worker.drain()
 
     assert worker.keeper.current() is not None
-    assert worker.residents.state_before("b", 3) is neighbour
+    assert worker.state_before("b", 3) is neighbour
     _assert_as_one_by_one(worker, bench, [*runs["b"], optim_step()], "b")
     codes = [failure.code if (failure := bench.status("a", seq).failure) else "done" for seq in range(3)]
     assert codes == ["done", "deadline", "window_failed"]
     truth, _ = replayed([create()])
-    assert worker.residents.state_before("a", 3).applied == truth.applied
+    assert worker.state_before("a", 3).applied == truth.applied
 
 
 def test_what_is_not_in_the_workers_hands_any_more_is_forgotten_alone_and_claimed_again(
@@ -289,7 +289,7 @@ def test_what_is_not_in_the_workers_hands_any_more_is_forgotten_alone_and_claime
     runs = {adapter: submit_run(bench, forward_backward(1), optim_step(), adapter=adapter) for adapter in "ab"}
     worker = make_worker()
     worker.drain(1)
-    neighbour = worker.residents.state_before("b", 1)
+    neighbour = worker.state_before("b", 1)
     lease = worker.keeper.current()
     assert lease is not None
     worker.journal.before_commit = lambda: bench.journal.give_back(lease, ["a:req:1"])
@@ -297,7 +297,7 @@ def test_what_is_not_in_the_workers_hands_any_more_is_forgotten_alone_and_claime
     worker.drain()
 
     assert worker.keeper.current() == lease
-    assert worker.residents.state_before("b", 3) is neighbour
+    assert worker.state_before("b", 3) is neighbour
     for adapter, run in runs.items():
         _assert_as_one_by_one(worker, bench, run, adapter)
     assert bench.status("a", 1).attempt == 2
@@ -589,7 +589,7 @@ def test_outcomes_that_the_journal_will_never_take_end_their_operations_at_the_f
     assert bench.rows("SELECT attempts FROM operation WHERE lane = 'a' AND seq = 1") == [(1,)]
     step = bench.status("a", 2).failure
     assert step is not None and step.code == "window_failed"
-    assert worker.residents.state_before("a", 3).pending == ""
+    assert worker.state_before("a", 3).pending == ""
 
 
 def test_a_worker_whose_journal_takes_nothing_at_all_says_so_and_does_not_go_round(

@@ -64,5 +64,5 @@ def test_a_run_over_a_faulty_bucket_ends_as_one_by_one(
     for seq, (code, _) in enumerate(outcomes):
         failure = bench.status("a", seq).failure
         assert (failure.code if failure else "done") == code, (seq, failure)
-    state = worker.residents.state_before("a", len(run))
+    state = worker.state_before("a", len(run))
     assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)

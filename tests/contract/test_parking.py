@@ -64,7 +64,7 @@ def test_a_silent_sessions_adapters_are_stored_and_evicted_and_come_back_with_th
     assert (before, after, in_memory) == ([], ["a", "b"], [])
     assert _parked(bench) == ["b"]
     truth, _ = replayed([*runs["a"], optim_step()])
-    state = worker.residents.state_before("a", len(runs["a"]) + 1)
+    state = worker.state_before("a", len(runs["a"]) + 1)
     assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)
     assert [mesh.num_parked for mesh in bench.meshes.census()] == [1]
 
@@ -122,7 +122,7 @@ def test_what_a_dead_worker_had_is_parked_by_its_heir_and_its_payloads_need_not_
     assert _parked(bench) == ["a"]
     assert bench.rows("SELECT seq FROM operation WHERE kind = 'forward_backward' AND payload IS NOT NULL") == []
     truth, _ = replayed(run)
-    state = make_worker().residents.state_before("a", len(run))
+    state = make_worker().state_before("a", len(run))
     assert (state.applied, state.steps) == (truth.applied, truth.steps)
 
 

@@ -85,7 +85,7 @@ def test_no_crash_undoes_more_than_is_stated(
         blobs.died.set()
         worker.bury()
         num_done = bench.lane("a").head_seq
-        rebuilds.append(worker.replay.state_after("a", num_done - 1))
+        rebuilds.append(worker.transfers.at_once(worker.replay.state_after("a", num_done - 1)))
 
     truth, _ = replayed(run)
     state = rebuilds[-1].state
@@ -114,7 +114,7 @@ def test_a_worker_waits_for_a_slow_snapshot_before_more_is_at_stake(
 
     num_done = bench.lane("a").head_seq
     assert num_done >= 4 * every_ops - 2
-    assert worker.replay.state_after("a", num_done - 1).num_replayed <= 3 * every_ops
+    assert worker.transfers.at_once(worker.replay.state_after("a", num_done - 1)).num_replayed <= 3 * every_ops
 
 
 def _die() -> None:

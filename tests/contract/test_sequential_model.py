@@ -307,7 +307,7 @@ class OneByOne(RuleBasedStateMachine):
                     assert f"operation {self._window_of(arrived, seq)} of its" in status.failure.message
                 if metrics is not None:
                     assert json.loads(read_payload(self._blobs, status.result))["metrics"] == metrics, (adapter, seq)
-            state = self._worker.residents.state_before(adapter, len(arrived))
+            state = self._worker.state_before(adapter, len(arrived))
             assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)
             assert self._bench.lane(adapter).failed_window_seq == truth.window
         for request_id in self._samples:

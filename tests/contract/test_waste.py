@@ -144,7 +144,7 @@ def test_after_its_time_a_run_keeps_one_snapshot_and_what_is_left_of_it_can_stil
 
     after = bench.snapshots.cost("a")
     truth, _ = replayed([*run, *tail])
-    rebuilt = worker.replay.state_after("a", len(run) + len(tail) - 1)
+    rebuilt = worker.transfers.at_once(worker.replay.state_after("a", len(run) + len(tail) - 1))
     assert (due, again) == (["a"], [])
     assert before.floor_seq == -1 and before.num_payloads == len(run)
     assert after.floor_seq == len(run) - 1

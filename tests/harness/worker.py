@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from types import MappingProxyType
 
 from harness.clock import HandClock
@@ -23,10 +24,10 @@ from twinkle.storage.journal.journal import Committed, Journal
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import Records
 from twinkle.storage.journal.turns import Head
+from twinkle.workers import execute
 from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings
-from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.null_engine import NullEngine, NullState
@@ -36,6 +37,7 @@ from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.steps import Transfers
 from twinkle.workers.token_reports import TokenReports
 
 CLAIM_S = 0.01
@@ -61,9 +63,12 @@ class BreakableJournal(Journal):
         self.after_claim: Callable[[], None] | None = None
         self.before_give_back: Callable[[], None] | None = None
 
-    def claim(self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int) -> list[Claim]:
-        self._hand_clock.move(CLAIM_S)
-        claims = super().claim(lease, choose, limit)
+    def claim(
+        self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int, *, held: Collection[str] = ()
+    ) -> list[Claim]:
+        claims = super().claim(lease, choose, limit, held=held)
+        if claims or not held:
+            self._hand_clock.move(CLAIM_S)
         if claims:
             self._once("after_claim")
         return claims
@@ -178,6 +183,18 @@ class RecordingReporter:
         self.events.append(("closed", ""))
 
 
+class AtOnce(Executor):
+    """Runs what it is given before it says so."""
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        future: Future[object] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - as a real one does
+            future.set_exception(error)
+        return future
+
+
 class BrokenEngine(NullEngine):
     """An engine whose next calls fail as a test says."""
 
@@ -237,6 +254,8 @@ class WorkerRig:
         lease_s: float = 15.0,
         max_adapters: int = 4,
         sample_slots: int = 4,
+        threads: Executor | None = None,
+        transfer_bytes: int = 1 << 30,
     ) -> None:
         self.engine = BrokenEngine()
         self.journal = BreakableJournal(database, clock)
@@ -244,6 +263,8 @@ class WorkerRig:
         self.token_publisher = RecordingTokenPublisher()
         self.reporter = RecordingReporter()
         self.clock = clock
+        self.transfers = Transfers(AtOnce() if threads is None else threads, max_bytes=transfer_bytes)
+        transfers = self.transfers
         store = SnapshotStore(database, clock)
         self.snapshots = Snapshots(
             store=store,
@@ -251,10 +272,16 @@ class WorkerRig:
             clock=clock,
             pace=Pace(every_ops=snapshot_every_ops, every_bytes=snapshot_every_bytes, every_s=1e9),
             retention=retention,
+            transfers=transfers,
         )
         loss_graphs = LossGraphs(CustomLosses(database, clock))
         self.replay = Replay[NullState](
-            engine=self.engine, journal=self.journal, snapshots=store, blobs=blobs, loss_graphs=loss_graphs
+            engine=self.engine,
+            journal=self.journal,
+            snapshots=store,
+            blobs=blobs,
+            loss_graphs=loss_graphs,
+            transfers=transfers,
         )
         parking = Parking(database, clock)
         self.keeper = LeaseKeeper(
@@ -264,8 +291,12 @@ class WorkerRig:
             capabilities=self.engine.capabilities,
             lease_s=lease_s,
         )
-        artifacts = Artifacts[NullState](engine=self.engine, catalog=catalog, blobs=blobs, clock=clock)
-        endings = Endings(blobs=blobs, clock=clock, inline_bytes=inline_bytes, max_attempts=max_attempts)
+        artifacts = Artifacts[NullState](
+            engine=self.engine, catalog=catalog, blobs=blobs, clock=clock, transfers=transfers
+        )
+        endings = Endings(
+            blobs=blobs, clock=clock, transfers=transfers, inline_bytes=inline_bytes, max_attempts=max_attempts
+        )
         self.residents = Residents[NullState](
             engine=self.engine,
             replay=self.replay,
@@ -285,6 +316,7 @@ class WorkerRig:
             limit=max_weights,
             mesh=MESH,
             pin_after_s=pin_after_s,
+            transfers=transfers,
         )
         self.samples = SampleDesk[NullState](
             engine=self.engine,
@@ -299,11 +331,12 @@ class WorkerRig:
                 clock=clock,
             ),
             cache_groups=CacheGroups({}, str),
+            transfers=transfers,
         )
         self.worker = MeshWorker[NullState](
             journal=self.journal,
             keeper=self.keeper,
-            executor=Executor(
+            executor=execute.Executor(
                 engine=self.engine,
                 residents=self.residents,
                 artifacts=artifacts,
@@ -316,6 +349,9 @@ class WorkerRig:
                 loss_graphs=loss_graphs,
                 sampler_weights=self.sampler_weights,
                 max_ephemeral=max_ephemeral,
+                transfers=transfers,
+                max_adapters=max_adapters,
+                max_tokens=1000,
             ),
             residents=self.residents,
             absences=Absences[NullState](
@@ -326,6 +362,7 @@ class WorkerRig:
             publisher=self.publisher,  # type: ignore[arg-type]
             reporter=self.reporter,  # type: ignore[arg-type]
             clock=clock,
+            transfers=transfers,
             max_adapters=max_adapters,
             max_tokens=1000,
             min_tokens=0,
@@ -337,9 +374,13 @@ class WorkerRig:
         if self.keeper.current() is not None or self.keeper.try_acquire() is not None:
             self.worker.drain(budget_s=1e9 if batches is None else batches * CLAIM_S)
 
+    def state_before(self, adapter: str, seq: int) -> NullState:
+        """The adapter as it is in memory, or as it is made anew, with the operations below ``seq`` applied."""
+        return self.transfers.at_once(self.residents.state_after(adapter, seq - 1, is_last=True))
+
     def bury(self) -> None:
         """Let go of the threads of a worker that is to have died; whatever it had queued to write is written."""
-        self.snapshots.close()
+        self.transfers.close()
 
 
 MakeWorker = Callable[..., WorkerRig]

@@ -147,6 +147,8 @@ class Settings(BaseSettings):
         ge=0,
         description="fill a step up to here even with work of tenants that are ahead of their share",
     )
+    transfer_threads: int = Field(default=8, gt=0)
+    transfer_bytes: int = Field(default=1 << 30, gt=0)
     max_resident_adapters: int = Field(default=64, gt=0)
     parked_adapter_bytes: int = Field(
         default=4 << 30,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Generic
 
 import structlog
@@ -11,6 +12,7 @@ from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.storage.adapters.parking import Parking
 from twinkle.workers.engine import State
 from twinkle.workers.residents import Residents
+from twinkle.workers.steps import Job, Steps
 
 _LOOK_EVERY_S = 5.0
 _MAX_AT_ONCE = 4
@@ -35,26 +37,58 @@ class Absences(Generic[State]):
         self._silent_s = silent_s
         self._next_look_at = 0.0
         self._hopeless: set[str] = set()
+        self._leaving: dict[str, Job[None]] = {}
 
-    def park(self) -> None:
-        """Look every few seconds, and park. Called between batches, when every resident is as the journal says."""
+    @property
+    def adapters(self) -> set[str]:
+        """Those that are about to leave: what comes for them waits until they have."""
+        return set(self._leaving)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is something to do now."""
+        return any(job.can_go_on for job in self._leaving.values())
+
+    def forget_all(self) -> None:
+        """The mesh is somebody else's now."""
+        self._leaving.clear()
+
+    def park(self, *, besides: Collection[str]) -> None:
+        """Look every few seconds, and park, a step at a time.
+
+        Args:
+            besides: Adapters that something is under way with.
+        """
+        self._go_on()
         now = self._clock.now()
+        if self._leaving:
+            return
         if now < self._next_look_at:
             return
         self._next_look_at = now + _LOOK_EVERY_S
-        besides = [*self._residents.used(within_s=self._silent_s), *self._hopeless]
+        others = [*self._residents.used(within_s=self._silent_s), *self._hopeless, *besides]
         try:
-            abandoned = self._parking.abandoned(
-                self._mesh, silent_s=self._silent_s, besides=besides, limit=_MAX_AT_ONCE
-            )
-            for adapter, last_seq in abandoned:
-                self._park(adapter, last_seq)
+            abandoned = self._parking.abandoned(self._mesh, silent_s=self._silent_s, besides=others, limit=_MAX_AT_ONCE)
         except StorageUnavailable as error:
             _log.warning("adapter.parking_failed", error=error.message, next="tried again soon")
+            return
+        self._leaving = {adapter: Job(self._park(adapter, last_seq)) for adapter, last_seq in abandoned}
+        self._go_on()
 
-    def _park(self, adapter: str, last_seq: int) -> None:
+    def _go_on(self) -> None:
+        for adapter, job in list(self._leaving.items()):
+            if job.can_go_on:
+                job.go_on()
+            if job.has_ended:
+                del self._leaving[adapter]
+            if isinstance(job.error, StorageUnavailable):
+                _log.warning("adapter.parking_failed", error=job.error.message, next="tried again soon")
+            elif job.error is not None:
+                raise job.error
+
+    def _park(self, adapter: str, last_seq: int) -> Steps[None]:
         try:
-            is_stored = self._residents.evict(adapter, last_seq)
+            is_stored = yield from self._residents.evict(adapter, last_seq)
         except StorageUnavailable:
             raise
         except TwinkleError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Generic
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
@@ -16,16 +17,20 @@ from twinkle.storage.checkpoints.catalog import CHECKPOINTS, Catalog
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
 from twinkle.workers.age import encrypt_files
 from twinkle.workers.engine import Engine, State
+from twinkle.workers.steps import Steps, Transfers
 
 
 class Artifacts(Generic[State]):
     """Saves adapters as checkpoints and loads checkpoints as adapters."""
 
-    def __init__(self, *, engine: Engine[State], catalog: Catalog, blobs: BlobStore, clock: Clock) -> None:
+    def __init__(
+        self, *, engine: Engine[State], catalog: Catalog, blobs: BlobStore, clock: Clock, transfers: Transfers
+    ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._blobs = blobs
         self._clock = clock
+        self._transfers = transfers
 
     def save(
         self,
@@ -39,8 +44,10 @@ class Artifacts(Generic[State]):
         ttl_s: float | None,
         user_metadata: dict[str, str] | None,
         age_recipients: Sequence[str] = (),
-    ) -> Checkpoint:
+    ) -> Steps[Checkpoint]:
         """Write an adapter's files; the checkpoint exists once the caller has committed it.
+
+        Only the copy off the device is the step loop's; it waits until there is room for it.
 
         The keys name the operation, so that a replaced checkpoint is never half old, half new, and the content, so that
         a holder that has lost its mesh and writes late replaces nobody's bytes. Saving the same state under the same
@@ -53,19 +60,15 @@ class Artifacts(Generic[State]):
         owner = self._catalog.adapter(adapter)
         validate_name(name, field="path")
         path = str(CheckpointPath(adapter, kind.segment, name))
-        contents = self._engine.export(state, with_optimizer=kind is CheckpointKind.TRAINING)
-        if age_recipients:
-            contents = encrypt_files(contents, age_recipients)
         existing = None if overwrite else self._existing(path)
-        if existing is not None and _digests_of(existing) != {name: _sha256(data) for name, data in contents.items()}:
-            raise InvalidInput(
-                "path",
-                f"checkpoint {path} exists with other content; save under another name,"
-                " delete it first, or pass overwrite=True",
-            )
+        yield from self._transfers.room()
+        contents = self._engine.export(state, with_optimizer=kind is CheckpointKind.TRAINING)
         now = self._clock.now()
         folder = f"{CHECKPOINTS}{day_of(now)}/{adapter.replace(':', '/')}/{kind.segment}/{name}/{seq}"
-        files = {file: self._store(f"{folder}/{_sha256(data)[:32]}/{file}", data) for file, data in contents.items()}
+        files = yield from self._transfers.away(
+            partial(self._store_all, folder, contents, age_recipients, existing),
+            num_bytes=sum(len(data) for data in contents.values()),
+        )
         if existing is not None:
             # Under an id of its own, which it gives up if it is committed while the name still means the same.
             return existing.model_copy(update={"seq": seq, "files": files, "content": new_id()})
@@ -92,7 +95,7 @@ class Artifacts(Generic[State]):
         content: str | None,
         with_optimizer: bool,
         trainable: bool,
-    ) -> State:
+    ) -> Steps[State]:
         """An adapter from a checkpoint.
 
         Args:
@@ -115,17 +118,36 @@ class Artifacts(Generic[State]):
             raise InvalidInput("path", f"{path} is encrypted to a key that only its owner has; it cannot be loaded")
         if with_optimizer and checkpoint.kind is not CheckpointKind.TRAINING:
             raise InvalidInput("optimizer", f"{path} holds weights only; load it without the optimizer state")
-        return self._engine.load(
-            config, self.read_files(checkpoint), with_optimizer=with_optimizer, trainable=trainable
-        )
+        files = yield from self.read_files(checkpoint)
+        return self._engine.load(config, files, with_optimizer=with_optimizer, trainable=trainable)
 
-    def read_files(self, checkpoint: Checkpoint) -> dict[str, bytes]:
+    def read_files(self, checkpoint: Checkpoint) -> Steps[dict[str, bytes]]:
         """A checkpoint's files, verified.
 
         Raises:
             StorageUnavailable: A file cannot be read, or is not what was written.
         """
-        return {name: self._fetch(file) for name, file in checkpoint.files.items()}
+        yield from self._transfers.room()
+        return (
+            yield from self._transfers.away(
+                lambda: {name: self._fetch(file) for name, file in checkpoint.files.items()},
+                num_bytes=checkpoint.size_bytes,
+            )
+        )
+
+    def _store_all(
+        self, folder: str, contents: dict[str, bytes], age_recipients: Sequence[str], existing: Checkpoint | None
+    ) -> dict[str, StoredFile]:
+        """Write files and read them back, on a thread of the transfers."""
+        if age_recipients:
+            contents = encrypt_files(contents, age_recipients)
+        if existing is not None and _digests_of(existing) != {name: _sha256(data) for name, data in contents.items()}:
+            raise InvalidInput(
+                "path",
+                f"checkpoint {existing.path} exists with other content; save under another name,"
+                " delete it first, or pass overwrite=True",
+            )
+        return {name: self._store(f"{folder}/{_sha256(data)[:32]}/{name}", data) for name, data in contents.items()}
 
     def _find(self, path: str, *, adapter: str, content: str | None) -> Checkpoint:
         try:

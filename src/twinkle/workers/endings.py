@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, PoisonOperation, StatementFailed, TwinkleError, UserError
-from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome
+from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome, Payload
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.records import Records
 from twinkle.storage.payloads import write_result
+from twinkle.workers.steps import Steps, Transfers
 
 _log = structlog.get_logger()
 
@@ -28,11 +30,15 @@ class Postponed:
 
 @dataclass(kw_only=True)
 class Execution:
-    """What came of a batch; ``records`` is what each outcome brings into being, by its future."""
+    """What came of a batch; ``records`` is what each outcome brings into being, by its future.
+
+    ``begun`` says of each that ended what was claimed, and when it was begun.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     postponed: list[Postponed] = field(default_factory=list)
     records: dict[str, Records] = field(default_factory=dict)
+    begun: dict[str, tuple[Claim, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,26 +47,39 @@ class Endings:
 
     blobs: BlobStore
     clock: Clock
+    transfers: Transfers
     inline_bytes: int
     max_attempts: int
 
-    def succeed(
-        self, execution: Execution, claim: Claim, result: bytes, *, device_s: float, num_tokens: int, charge: int
-    ) -> None:
-        """It has a result, in wire form.
+    def store(self, claim: Claim, result: bytes) -> Steps[Payload]:
+        """Put a result, in wire form, where its size says.
 
         Raises:
             StorageUnavailable: The result is large and could not be stored.
         """
+        write = partial(
+            write_result,
+            self.blobs,
+            claim.request_id,
+            result,
+            inline_bytes=self.inline_bytes,
+            now=self.clock.now(),
+        )
+        if len(result) <= self.inline_bytes:
+            return write()
+        return (yield from self.transfers.away(write, num_bytes=len(result)))
+
+    def succeed(
+        self, execution: Execution, claim: Claim, result: Payload, *, device_s: float, num_tokens: int, charge: int
+    ) -> None:
+        """It has a result, which is stored."""
         execution.outcomes.append(
             Outcome(
                 request_id=claim.request_id,
                 lane=claim.lane,
                 seq=claim.seq,
                 kind=claim.kind,
-                result=write_result(
-                    self.blobs, claim.request_id, result, inline_bytes=self.inline_bytes, now=self.clock.now()
-                ),
+                result=result,
                 device_s=device_s,
                 num_tokens=num_tokens,
                 charge=charge,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.steps import Transfers
 from twinkle.workers.threads import ThreadRecord, thread_limit
 from twinkle.workers.token_reports import TokenReports
 
@@ -84,10 +86,15 @@ class MeshProcess:
         catalog = Catalog(database, sql, clock)
         blobs = open_blob_store(settings.resolved_object_store)
         redis_url = settings.redis_url.get_secret_value()
-        artifacts = Artifacts(engine=engine, catalog=catalog, blobs=blobs, clock=clock)
+        transfers = self._transfers = Transfers(
+            ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfers"),
+            max_bytes=settings.transfer_bytes,
+        )
+        artifacts = Artifacts(engine=engine, catalog=catalog, blobs=blobs, clock=clock, transfers=transfers)
         endings = Endings(
             blobs=blobs,
             clock=clock,
+            transfers=transfers,
             inline_bytes=settings.inline_payload_bytes,
             max_attempts=settings.max_attempts,
         )
@@ -108,9 +115,17 @@ class MeshProcess:
                 every_ops=settings.keep_snapshot_every_ops,
                 max_snapshots=settings.max_snapshots,
             ),
+            transfers=transfers,
         )
         loss_graphs = LossGraphs(CustomLosses(database, clock))
-        replay = Replay(engine=engine, journal=journal, snapshots=snapshot_store, blobs=blobs, loss_graphs=loss_graphs)
+        replay = Replay(
+            engine=engine,
+            journal=journal,
+            snapshots=snapshot_store,
+            blobs=blobs,
+            loss_graphs=loss_graphs,
+            transfers=transfers,
+        )
         parking = Parking(database, clock)
         self._keeper = LeaseKeeper(
             meshes=meshes,
@@ -141,6 +156,7 @@ class MeshProcess:
             mesh=settings.mesh,
             # Until then the run keeps what it takes anyway, or somebody may only have forgotten them.
             pin_after_s=max(settings.retention_s, settings.ephemeral_idle_s),
+            transfers=transfers,
         )
         self._worker = MeshWorker(
             journal=journal,
@@ -158,6 +174,9 @@ class MeshProcess:
                 loss_graphs=loss_graphs,
                 sampler_weights=sampler_weights,
                 max_ephemeral=settings.max_ephemeral_weights,
+                transfers=transfers,
+                max_adapters=settings.max_adapters_per_step,
+                max_tokens=_PASS_TOKENS_CLAIMED,
             ),
             residents=residents,
             absences=Absences(
@@ -176,11 +195,13 @@ class MeshProcess:
                 endings=endings,
                 reports=TokenReports(engine=engine, publisher=self._tokens, clock=clock),
                 cache_groups=CacheGroups(settings.prompt_cache_groups, directory.tenant_name),
+                transfers=transfers,
             ),
             endings=endings,
             publisher=CompletionPublisher(redis_url),
             reporter=self._reporter,
             clock=clock,
+            transfers=transfers,
             max_adapters=settings.max_adapters_per_step,
             max_tokens=_PASS_TOKENS_CLAIMED,
             min_tokens=settings.min_tokens_per_step,
@@ -188,7 +209,7 @@ class MeshProcess:
         )
         self._stopping = threading.Event()
         self._rung = threading.Event()
-        self._bell = ChannelListener(redis_url, ring_channel(settings.mesh), lambda _: self._rung.set())
+        self._bell = ChannelListener(redis_url, ring_channel(settings.mesh), self._hear)
         self._sweeper = threading.Thread(target=self._sweep_forever, name="sweep", daemon=True)
 
     def start(self) -> None:
@@ -231,10 +252,14 @@ class MeshProcess:
         self._bell.stop()
         # It may be about to take the lease again, which must not happen after the release.
         self._sweeper.join()
-        self._snapshots.close()
+        self._transfers.close()
         self._keeper.stop()
         self._engine.close()
         _log.info("worker.stopped", mesh=self.settings.mesh)
+
+    def _hear(self, _: list[str]) -> None:
+        self._rung.set()
+        self._worker.ring()
 
     def _sweep_forever(self) -> None:
         """Work without being nudged: a lost nudge costs at most one sweep, a broker that is away costs nothing else."""

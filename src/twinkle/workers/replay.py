@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 import structlog
@@ -14,11 +15,11 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import PastOperation
-from twinkle.storage.payloads import read_payload
 from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
 from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.requests import read_create, read_optim_step, read_pass
+from twinkle.workers.steps import Steps, Transfers, turn
 
 _STARTS = {OperationKind.LOAD_WEIGHTS, OperationKind.FORK, OperationKind.REWIND}
 """What takes its state from elsewhere. Each commits a recovery point with its outcome, so none is ever replayed."""
@@ -49,15 +50,17 @@ class Replay(Generic[State]):
         snapshots: SnapshotStore,
         blobs: BlobStore,
         loss_graphs: LossGraphs,
+        transfers: Transfers,
     ) -> None:
         self._engine = engine
         self._journal = journal
         self._snapshots = snapshots
         self._blobs = blobs
         self._loss_graphs = loss_graphs
+        self._transfers = transfers
 
-    def state_after(self, adapter: str, seq: int) -> Rebuilt[State]:
-        """The adapter with exactly the operations up to ``seq`` applied.
+    def state_after(self, adapter: str, seq: int) -> Steps[Rebuilt[State]]:
+        """The adapter with exactly the operations up to ``seq`` applied. Others may go first between any two.
 
         Raises:
             StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
@@ -67,15 +70,20 @@ class Replay(Generic[State]):
         state: State | None = None
         applied = -1
         if snapshot is not None:
-            state, applied = self._engine.restore(self._read_snapshot(snapshot.blob)), snapshot.seq
+            yield from self._transfers.room()
+            data = yield from self._transfers.away(
+                partial(self._read_snapshot, snapshot.blob), num_bytes=snapshot.size_bytes
+            )
+            state, applied = self._engine.restore(data), snapshot.seq
         past = self._journal.history(adapter, after_seq=applied, before_seq=seq + 1)
         _require_unbroken(adapter, past, after_seq=applied, last_seq=seq)
         num_tokens = 0
         for operation in past:
             crash_point("worker.replaying")
-            state = self._apply(adapter, operation, state)
+            state = yield from self._apply(adapter, operation, state)
             if operation.kind is OperationKind.FORWARD_BACKWARD and operation.succeeded:
                 num_tokens += operation.num_tokens
+            yield turn
         if state is None:
             raise TwinkleError(f"{adapter}: neither a snapshot nor its creation is in the journal", adapter=adapter)
         _log.info("adapter.restored", adapter=adapter, snapshot_seq=applied, replayed=len(past))
@@ -87,7 +95,7 @@ class Replay(Generic[State]):
             num_bytes=sum(operation.payload.size_bytes for operation in past),
         )
 
-    def _apply(self, adapter: str, operation: PastOperation, state: State | None) -> State | None:
+    def _apply(self, adapter: str, operation: PastOperation, state: State | None) -> Steps[State | None]:
         """Do again what the operation did to the adapter."""
         kind = operation.kind
         if not operation.succeeded:
@@ -95,24 +103,24 @@ class Replay(Generic[State]):
                 self._engine.clear_gradients(state)
             return state
         if kind is OperationKind.CREATE_MODEL:
-            return self._engine.create(read_create(self._payload(adapter, operation)))
+            return self._engine.create(read_create((yield from self._payload(adapter, operation))))
         if kind in _STARTS:
             raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
         if state is None:
             raise TwinkleError(f"{adapter}: operation {operation.seq} precedes the adapter's creation")
         if kind is OperationKind.FORWARD_BACKWARD:
-            body = self._loss_graphs.complete(adapter, read_pass(self._payload(adapter, operation)))
+            body = self._loss_graphs.complete(adapter, read_pass((yield from self._payload(adapter, operation))))
             answer = self._engine.run_passes([Pass(state=state, body=body)])[0]
             if isinstance(answer, Exception):
                 raise answer
         elif kind is OperationKind.OPTIM_STEP:
-            self._engine.optim_step(state, _adam_of(read_optim_step(self._payload(adapter, operation))))
+            self._engine.optim_step(state, _adam_of(read_optim_step((yield from self._payload(adapter, operation)))))
         return state
 
-    def _payload(self, adapter: str, operation: PastOperation) -> bytes:
+    def _payload(self, adapter: str, operation: PastOperation) -> Steps[bytes]:
         if operation.payload.is_gone:
             raise TwinkleError(f"{adapter}: what operation {operation.seq} was given is no longer kept")
-        return read_payload(self._blobs, operation.payload)
+        return (yield from self._transfers.read(self._blobs, operation.payload))
 
     def _read_snapshot(self, key: str) -> bytes:
         try:

@@ -20,6 +20,7 @@ from twinkle.workers.engine import Engine, State
 from twinkle.workers.parked import Coverage, Parked, ParkedAdapter
 from twinkle.workers.replay import Replay
 from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.steps import Steps
 
 _PINS_KNOWN_S = 1.0
 """How long nobody asks again which adapters are pinned."""
@@ -60,19 +61,30 @@ class Residents(Generic[State]):
         self._pinned: list[str] = []
         self._asked_for: set[str] = set()
         self._asked_at = 0.0
+        self._in_use: set[str] = set()
+        self._overdue: set[str] = set()
 
-    def state_before(self, adapter: str, seq: int) -> State:
+    @property
+    def held(self) -> set[str]:
+        """Adapters that may not go on before a snapshot of theirs is written: what a crash may undo has a bound."""
+        return set(self._overdue)
+
+    def state_before(self, adapter: str, seq: int) -> Steps[State]:
         """The adapter with exactly the operations below ``seq`` applied, restored and replayed if need be.
+
+        Until ``seq`` is noted as applied or the adapter forgotten, its state may be ahead of the journal: it neither
+        leaves the device nor is it stored.
 
         Raises:
             StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
         """
-        resident = self._resident_before(adapter, seq)
+        self._in_use.add(adapter)
+        resident = yield from self._resident_before(adapter, seq)
         self._residents.move_to_end(adapter)
         resident.coverage.used_at = self._clock.now()
         return resident.state
 
-    def state_after(self, adapter: str, seq: int, *, is_last: bool) -> State:
+    def state_after(self, adapter: str, seq: int, *, is_last: bool) -> Steps[State]:
         """A past state of the adapter, right after operation ``seq``; to be read, not changed.
 
         If ``is_last``, nothing was done with it since: whoever goes on with it finds it in memory.
@@ -81,16 +93,25 @@ class Residents(Generic[State]):
             StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
             TwinkleError: The journal does not hold what it takes.
         """
-        if not is_last:
-            return self._replay.state_after(adapter, seq).state
+        resident = self._residents.get(adapter)
+        if resident is not None and resident.coverage.applied_seq == seq and adapter not in self._in_use:
+            return resident.state
+        if not is_last or adapter in self._in_use:
+            rebuilt = yield from self._replay.state_after(adapter, seq)
+            return rebuilt.state
         self.room_for_batch(at_most=1)
         self.make_room([adapter], dict)
-        return self.state_before(adapter, seq + 1)
+        resident = self._unpark(adapter, seq + 1) or (yield from self._restore(adapter, seq + 1))
+        # Unless its own next operation has come meanwhile, and brought it here itself.
+        if adapter not in self._residents and adapter not in self._in_use:
+            self._residents[adapter] = resident
+        return resident.state
 
-    def store_past(self, adapter: str, seq: int) -> None:
+    def store_past(self, adapter: str, seq: int) -> Steps[None]:
         """Write a recovery point of a past state, soon. Raises as ``state_after`` does."""
-        state = self._replay.state_after(adapter, seq).state
-        self._snapshots.write(adapter, seq, lambda: self._engine.snapshot(state))
+        rebuilt = yield from self._replay.state_after(adapter, seq)
+        yield from self._snapshots.transfers.room()
+        self._snapshots.write(adapter, seq, self._engine.snapshot(rebuilt.state))
 
     def put(self, adapter: str, seq: int, state: State, *, snapshot_seq: int = -1) -> None:
         """Take in the state that operation ``seq`` has made. It counts once noted."""
@@ -101,27 +122,50 @@ class Residents(Generic[State]):
 
     def note_applied(self, adapter: str, seq: int, *, num_bytes: int) -> None:
         """Operation ``seq``, with so large a payload, is committed: the resident may be due for a snapshot."""
+        self._in_use.discard(adapter)
         resident = self._residents.get(adapter)
         if resident is None:
             return
         coverage = resident.coverage
         coverage.applied_seq = seq
         coverage.unsaved_bytes += num_bytes
-        if self._is_due(coverage, has_gradients=False):
-            # Not only before the next one is handed over: what a crash undoes is to be three measures, not four.
-            self._snapshots.wait_for(adapter)
-            if self._is_due(coverage, has_gradients=self._engine.has_gradients(resident.state)):
-                self._save(adapter, resident)
+        self._save_if_due(adapter, resident)
+
+    def tend(self) -> None:
+        """Take the snapshots that had to wait for another one."""
+        for adapter in list(self._overdue):
+            resident = self._residents.get(adapter)
+            if resident is None:
+                self._overdue.discard(adapter)
+            elif adapter not in self._in_use:
+                self._save_if_due(adapter, resident)
+
+    def _save_if_due(self, adapter: str, resident: Resident[State]) -> None:
+        """An adapter whose last snapshot is still under way is held when the next is due, not when it is taken.
+
+        What a crash undoes is to be three measures, not four.
+        """
+        self._overdue.discard(adapter)
+        if not self._is_due(resident.coverage, has_gradients=False):
+            return
+        if not self._snapshots.is_idle(adapter) or not self._snapshots.transfers.has_room:
+            self._overdue.add(adapter)
+        elif self._is_due(resident.coverage, has_gradients=self._engine.has_gradients(resident.state)):
+            self._save(adapter, resident)
 
     def forget(self, adapter: str) -> None:
         """Drop what is in memory: it may be ahead of the journal."""
         self._residents.pop(adapter, None)
         self._parked.take(adapter)
+        self._in_use.discard(adapter)
+        self._overdue.discard(adapter)
 
     def forget_all(self) -> None:
         """Drop everything: the mesh is somebody else's now."""
         self._residents.clear()
         self._parked.clear()
+        self._in_use.clear()
+        self._overdue.clear()
 
     def room_for_batch(self, *, at_most: int) -> int:
         """How many adapters a batch may need, so that they and the pinned ones fit."""
@@ -131,7 +175,7 @@ class Residents(Generic[State]):
         if now >= self._asked_at + _PINS_KNOWN_S or not self._residents.keys() <= self._asked_for:
             self._asked_for, self._asked_at = set(self._residents), now
             self._pinned = self._parking.pinned(list(self._residents))[: self._limit // 2]
-        return min(at_most, self._limit - len(self._pinned))
+        return min(at_most, self._limit - len({*self._pinned, *self._in_use}))
 
     def make_room(self, adapters: Collection[str], places: Callable[[], Mapping[str, int]]) -> None:
         """Let so many leave that these fit. Called before a batch, when every resident is as the journal says.
@@ -145,7 +189,9 @@ class Residents(Generic[State]):
         excess = len(self._residents.keys() | set(adapters)) - self._limit
         if excess <= 0:
             return
-        for adapter in leaving_first(self._residents, places(), pinned={*adapters, *self._pinned})[:excess]:
+        for adapter in leaving_first(self._residents, places(), pinned={*adapters, *self._pinned, *self._in_use})[
+            :excess
+        ]:
             resident = self._residents.pop(adapter)
             _log.info("adapter.parked", adapter=adapter, seq=resident.coverage.applied_seq)
             for name, left in self._parked.put(
@@ -158,7 +204,7 @@ class Residents(Generic[State]):
         """Snapshot every adapter in memory that has none of its present state, before the worker ends."""
         self._snapshots.wait()
         for adapter, resident in self._residents.items():
-            if not resident.coverage.is_complete:
+            if not resident.coverage.is_complete and adapter not in self._in_use:
                 self._save(adapter, resident)
         for adapter, parked in self._parked.items():
             self._save_parked(adapter, parked)
@@ -170,26 +216,28 @@ class Residents(Generic[State]):
         used = [adapter for adapter, resident in self._residents.items() if resident.coverage.used_at > since]
         return used + [adapter for adapter, parked in self._parked.items() if parked.coverage.used_at > since]
 
-    def evict(self, adapter: str, last_seq: int) -> bool:
+    def evict(self, adapter: str, last_seq: int) -> Steps[bool]:
         """Leave an adapter to the object store alone; false, and it stays, while that has not taken it.
 
         Raises:
             StorageUnavailable: It is not in memory, and could not be restored to be stored.
         """
-        if not self._snapshots.covers(adapter, last_seq):
+        if not (yield from self._snapshots.covers(adapter, last_seq)):
             self.room_for_batch(at_most=1)
             self.make_room([adapter], dict)
-            self._save(adapter, self._resident_before(adapter, last_seq + 1))
-            if not self._snapshots.covers(adapter, last_seq):
+            resident = yield from self._resident_before(adapter, last_seq + 1)
+            yield from self._snapshots.transfers.room()
+            self._save(adapter, resident)
+            if not (yield from self._snapshots.covers(adapter, last_seq)):
                 return False
         self.forget(adapter)
         _log.info("adapter.evicted", adapter=adapter, seq=last_seq)
         return True
 
-    def _resident_before(self, adapter: str, seq: int) -> Resident[State]:
+    def _resident_before(self, adapter: str, seq: int) -> Steps[Resident[State]]:
         resident = self._residents.get(adapter)
         if resident is None or resident.coverage.applied_seq != seq - 1:
-            resident = self._unpark(adapter, seq) or self._restore(adapter, seq)
+            resident = self._unpark(adapter, seq) or (yield from self._restore(adapter, seq))
             self._residents[adapter] = resident
         return resident
 
@@ -210,19 +258,17 @@ class Residents(Generic[State]):
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
         coverage = resident.coverage
-        coverage.writing = self._snapshots.write(
-            adapter, coverage.applied_seq, lambda: self._engine.snapshot(resident.state)
-        )
+        coverage.writing = self._snapshots.write(adapter, coverage.applied_seq, self._engine.snapshot(resident.state))
         coverage.snapshot_seq, coverage.snapshot_at = coverage.applied_seq, self._clock.now()
         coverage.unsaved_bytes = 0
 
     def _save_parked(self, adapter: str, parked: ParkedAdapter) -> None:
         if not parked.coverage.is_complete:
-            self._snapshots.write(adapter, parked.coverage.applied_seq, lambda: parked.data)
+            self._snapshots.write(adapter, parked.coverage.applied_seq, parked.data)
 
-    def _restore(self, adapter: str, seq: int) -> Resident[State]:
-        self._snapshots.wait_for(adapter)
-        rebuilt = self._replay.state_after(adapter, seq - 1)
+    def _restore(self, adapter: str, seq: int) -> Steps[Resident[State]]:
+        yield from self._snapshots.settled(adapter)
+        rebuilt = yield from self._replay.state_after(adapter, seq - 1)
         self._parking.resume(adapter)
         now = self._clock.now()
         coverage = Coverage(
@@ -235,6 +281,7 @@ class Residents(Generic[State]):
         resident = Resident(rebuilt.state, coverage)
         if self._is_due(coverage, has_gradients=False):
             # Else every further crash would find a little more to replay.
+            yield from self._snapshots.transfers.room()
             self._save(adapter, resident)
-            self._snapshots.wait_for(adapter)
+            yield from self._snapshots.settled(adapter)
         return resident

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Generic
 
 import structlog
@@ -25,9 +26,12 @@ from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.residents import Residents
 from twinkle.workers.sampling import SampleDesk
+from twinkle.workers.steps import Transfers
 
 _COMMIT_RETRY_S = 0.5
 _HEADS_OFFERED = 256
+_LONGEST_WAIT_S = 1.0
+_FINISH_S = 10.0
 _LIGHT = frozenset(OperationKind) - {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 
 _log = structlog.get_logger()
@@ -49,6 +53,7 @@ class MeshWorker(Generic[State]):
         publisher: CompletionPublisher,
         reporter: OperationReporter,
         clock: Clock,
+        transfers: Transfers,
         max_adapters: int,
         max_tokens: int,
         min_tokens: int,
@@ -64,6 +69,7 @@ class MeshWorker(Generic[State]):
         self._publisher = publisher
         self._reporter = reporter
         self._clock = clock
+        self._transfers = transfers
         self._max_adapters = max_adapters
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
@@ -89,86 +95,136 @@ class MeshWorker(Generic[State]):
                 if lease is None:
                     return False
                 self._enter(lease)
-                if not self._work_once(lease):
+                self._transfers.changed.clear()
+                if self._work_once(lease):
+                    continue
+                if not self._has_under_way:
                     return False
+                # What is under way waits for the object store: its answer ends this, or a ring.
+                self._transfers.changed.wait(min(ends_at - self._clock.now(), _LONGEST_WAIT_S))
             return not self._stopping
 
+    def ring(self) -> None:
+        """Something new waits: look into the journal, should all that is under way be waiting."""
+        self._transfers.changed.set()
+
     def close(self) -> None:
-        """Finish the batch at hand, give back what is under way, snapshot everything."""
+        """Finish what is under way, as far as it ends soon, and give back the rest; snapshot everything."""
         self._stopping = True
+        self._transfers.changed.set()
         with self._working:
             lease = self._keeper.current()
             if lease is not None:
                 try:
-                    self._journal.give_back(lease, self._samples.abandon(), is_blameless=True)
+                    self._finish(lease)
+                    request_ids = [claim.request_id for claim in self._executor.drop()] + self._samples.abandon()
+                    self._journal.give_back(lease, request_ids, is_blameless=True)
                 except (LeaseLost, StorageUnavailable) as error:
                     _log.warning("worker.give_back_failed", error=error.message, next="the next holder takes them")
+                    self._executor.drop()
             self._residents.save_all()
             self._reporter.close()
+
+    @property
+    def _has_under_way(self) -> bool:
+        return not (
+            self._executor.is_idle
+            and self._samples.is_idle
+            and not self._residents.held
+            and not self._absences.adapters
+        )
+
+    def _finish(self, lease: Lease) -> None:
+        """Begin nothing new; a little while is given to what waits for the object store."""
+        ends_at = time.monotonic() + _FINISH_S
+        while not self._executor.is_idle and (left_s := ends_at - time.monotonic()) > 0:
+            self._transfers.changed.clear()
+            self._go_on(lease, Execution())
+            if not self._executor.can_go_on and not self._executor.is_idle:
+                self._transfers.changed.wait(left_s)
 
     def _enter(self, lease: Lease) -> None:
         """Begin a new epoch with nothing: the mesh was not ours in between, and what we held was not ours since."""
         if lease.epoch != self._epoch:
-            self._residents.forget_all()
-            self._samples.abandon()
+            self._drop_all()
             self._epoch = lease.epoch
 
+    def _drop_all(self) -> None:
+        self._executor.drop()
+        self._absences.forget_all()
+        self._residents.forget_all()
+        self._samples.abandon()
+
     def _work_once(self, lease: Lease) -> bool:
+        """Whether there is more to do now."""
         try:
             trained = self._train_once(lease)
             sampled = self._sample_once(lease)
         except LeaseLost as error:
             _log.warning("worker.fenced", error=error.message)
-            self._residents.forget_all()
-            self._samples.abandon()
+            self._drop_all()
             self._keeper.give_up()
             return False
         except StorageUnavailable as error:
             _log.warning("worker.storage_unavailable", error=error.message, retry_s=_COMMIT_RETRY_S)
             self._clock.sleep(_COMMIT_RETRY_S)
             return True
-        self._absences.park()
+        self._residents.tend()
+        self._absences.park(besides=self._executor.lanes)
         self._samples.tend()
-        return trained or sampled
+        return trained or sampled or self._absences.can_go_on
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train_once(self, lease: Lease) -> bool:
         self._offered, self._chosen = [], []
         self._room = self._residents.room_for_batch(at_most=self._max_adapters)
-        claims = self._journal.claim(lease, self._choose, _HEADS_OFFERED)
-        if not claims:
-            self._previous_was_light = False
-            return False
-        self._previous_was_light = claims[0].kind in _LIGHT
-        started_at = self._clock.now()
-        self._reporter.started(claims)
-        crash_point("worker.claimed")
+        held = self._executor.lanes | self._residents.held | self._absences.adapters
+        claims = self._journal.claim(lease, self._choose, _HEADS_OFFERED, held=held)
         execution = Execution()
-        fit = self._end_poisonous(claims, execution)
-        try:
+        if claims:
+            self._previous_was_light = claims[0].kind in _LIGHT
+            self._reporter.started(claims)
+            crash_point("worker.claimed")
+            fit = self._end_poisonous(claims, execution)
             self._residents.make_room(
                 [claim.lane for claim in fit], lambda: places_in_line(self._offered, self._chosen)
             )
-            self._executor.execute(fit, execution)
-            crash_point("worker.executed")
+            self._executor.begin(fit)
+        else:
+            self._previous_was_light = False
+        if self._executor.is_idle and not execution.outcomes:
+            return False
+        self._go_on(lease, execution)
+        return bool(claims) or bool(execution.begun) or self._executor.can_go_on
+
+    def _go_on(self, lease: Lease, execution: Execution) -> None:
+        """Do for a while what can be done, and commit what has ended by then: nobody waits for the slowest one."""
+        try:
+            self._executor.go_on(execution)
+            if execution.outcomes:
+                crash_point("worker.executed")
             committed = self._commit(lease, execution)
         except BaseException:
             # Memory may be ahead of the journal.
-            for claim in claims:
+            self._executor.drop()
+            for claim, _ in execution.begun.values():
                 self._residents.forget(claim.lane)
             raise
-        crash_point("worker.committed")
-        num_bytes = {claim.request_id: claim.payload.size_bytes for claim in claims}
+        if execution.outcomes:
+            crash_point("worker.committed")
         for outcome in committed.recorded:
-            self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=num_bytes[outcome.request_id])
-        self._tell(committed, started_at)
-        crash_point("worker.published")
+            claim, _ = execution.begun[outcome.request_id]
+            self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=claim.payload.size_bytes)
+        self._tell(committed, execution)
+        if execution.outcomes:
+            crash_point("worker.published")
         self._give_back(lease, execution)
-        return True
 
     def _choose(self, heads: list[Head]) -> list[Head]:
         self._offered = heads
+        if self._room <= 0:
+            return []
         self._chosen = choose_batch(
             heads,
             max_adapters=self._room,
@@ -176,7 +232,7 @@ class MeshWorker(Generic[State]):
             min_tokens=self._min_tokens,
             previous_was_light=self._previous_was_light,
             suspect_from=self._suspect_from,
-            has_suspect=self._samples.max_suspicions >= self._suspect_from,
+            has_suspect=max(self._samples.max_suspicions, self._executor.max_suspicions) >= self._suspect_from,
         )
         return self._chosen
 
@@ -194,7 +250,6 @@ class MeshWorker(Generic[State]):
             crash_point("sampler.claimed")
         execution = Execution()
         fit = self._end_poisonous(claims, execution)
-        started_at = self._clock.now()
         self._samples.admit(fit, execution)
         self._samples.run_slice(execution)
         if execution.outcomes:
@@ -202,9 +257,9 @@ class MeshWorker(Generic[State]):
         committed = self._commit(lease, execution)
         if execution.outcomes:
             crash_point("sampler.committed")
-        self._tell(committed, started_at)
+        self._tell(committed, execution)
         self._give_back(lease, execution)
-        return bool(claims) or not self._samples.is_idle
+        return bool(claims) or bool(execution.begun) or self._samples.can_go_on
 
     def _choose_samples(self, heads: list[Head]) -> list[Head]:
         return choose_samples(
@@ -227,6 +282,7 @@ class MeshWorker(Generic[State]):
         fit = []
         for claim in claims:
             if claim.suspicions >= self._max_attempts:
+                execution.begun[claim.request_id] = (claim, self._clock.now())
                 self._endings.end_poisonous(execution, claim)
             else:
                 fit.append(claim)
@@ -287,8 +343,9 @@ class MeshWorker(Generic[State]):
             )
             self._reporter.retried(postponed.claim, postponed.retry.reason)
 
-    def _tell(self, committed: Committed, started_at: float) -> None:
+    def _tell(self, committed: Committed, execution: Execution) -> None:
         """Say what has ended. Of what had ended before, nobody may have heard; what it came to is not ours to say."""
         ended = [*committed.recorded, *committed.ended_before]
         self._publisher.publish([outcome.request_id for outcome in ended])
-        self._reporter.ended(committed.recorded, started_at)
+        for outcome in committed.recorded:
+            self._reporter.ended([outcome], execution.begun[outcome.request_id][1])

@@ -19,6 +19,7 @@ from twinkle.storage.checkpoints.catalog import Catalog, SamplingSession
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.residents import Residents
+from twinkle.workers.steps import Steps, Transfers
 
 _LOOK_EVERY_S = 5.0
 _PIN_EVERY_S = 60.0
@@ -45,6 +46,7 @@ class SamplerWeights(Generic[State]):
         limit: int,
         mesh: str,
         pin_after_s: float,
+        transfers: Transfers,
     ) -> None:
         self._engine = engine
         self._artifacts = artifacts
@@ -55,6 +57,7 @@ class SamplerWeights(Generic[State]):
         self._limit = limit
         self._mesh = mesh
         self._pin_after_s = pin_after_s
+        self._transfers = transfers
         self._copies: OrderedDict[_Key, State] = OrderedDict()
         self._nameless: dict[str, tuple[str, int]] = {}
         self._used: set[str] = set()
@@ -73,7 +76,7 @@ class SamplerWeights(Generic[State]):
         self._hold((adapter, seq), self._engine.freeze(state))
         return self._engine.weights_bytes(state)
 
-    def of(self, sampling_session: str) -> State | None:
+    def of(self, sampling_session: str) -> Steps[State | None]:
         """The weights of a sampling session; ``None`` for the base model.
 
         Whether it may still read them is asked for every sample, also of weights that are here already.
@@ -84,12 +87,12 @@ class SamplerWeights(Generic[State]):
         """
         session = self._catalog.sampling_session(sampling_session)
         if session.weights is not None:
-            return self._nameless_of(session, session.weights)
+            return (yield from self._nameless_of(session, session.weights))
         try:
             checkpoint = self._catalog.sampled(session)
         except NotFound as error:
             raise InvalidInput("model_path", error.message) from None
-        return None if checkpoint is None else self._named(checkpoint)
+        return None if checkpoint is None else (yield from self._named(checkpoint))
 
     def tend(self) -> None:
         """Note what was used, drop copies that nobody can sample from any more, store what is used for long.
@@ -119,7 +122,7 @@ class SamplerWeights(Generic[State]):
             if (adapter, seq) in self._hopeless:
                 continue
             try:
-                self._residents.store_past(adapter, seq)
+                self._transfers.at_once(self._residents.store_past(adapter, seq))
             except StorageUnavailable:
                 raise
             except TwinkleError as error:
@@ -129,7 +132,7 @@ class SamplerWeights(Generic[State]):
                 _log.info("sampler_weights.pinned", adapter=adapter, seq=seq)
                 return
 
-    def _nameless_of(self, session: SamplingSession, weights: EphemeralWeights) -> State:
+    def _nameless_of(self, session: SamplingSession, weights: EphemeralWeights) -> Steps[State]:
         if weights.end_reason is not None:
             raise InvalidInput("sampling_session_id", f"{session.id} has ended: {weights.end_reason}")
         self._used.add(session.id)
@@ -137,17 +140,17 @@ class SamplerWeights(Generic[State]):
         self._nameless[session.id] = key
         state = self._copies.get(key)
         if state is None:
-            rebuilt = self._residents.state_after(weights.adapter, weights.seq, is_last=weights.is_current)
+            rebuilt = yield from self._residents.state_after(weights.adapter, weights.seq, is_last=weights.is_current)
             state = self._engine.freeze(rebuilt)
             _log.info("sampler_weights.rebuilt", adapter=weights.adapter, seq=weights.seq)
         self._hold(key, state)
         return state
 
-    def _named(self, checkpoint: Checkpoint) -> State:
+    def _named(self, checkpoint: Checkpoint) -> Steps[State]:
         key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
         state = self._copies.get(key)
         if state is None:
-            files = self._artifacts.read_files(checkpoint)
+            files = yield from self._artifacts.read_files(checkpoint)
             state = self._engine.load(checkpoint.config, files, with_optimizer=False, trainable=False)
         self._hold(key, state)
         return state

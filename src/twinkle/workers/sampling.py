@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Generic
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import StorageUnavailable
-from twinkle.core.operation import Claim
+from twinkle.core.operation import Claim, Payload
 from twinkle.scheduler.charges import charge_of_tokens
+from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.payloads import read_payload
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, SampleOutput, State
 from twinkle.workers.requests import read_sample
 from twinkle.workers.sampler_weights import SamplerWeights
+from twinkle.workers.steps import Job, Steps, Transfers
 from twinkle.workers.token_reports import TokenReports
 
 _SLICE_S = 0.1
@@ -28,7 +28,17 @@ class _UnderWay:
 
     claim: Claim
     started_at: float
-    num_prompt_tokens: int
+    num_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """A sample whose result is being stored."""
+
+    of: _UnderWay
+    job: Job[Payload]
+    elapsed_s: float
+    num_tokens: int
 
 
 class CacheGroups:
@@ -63,6 +73,7 @@ class SampleDesk(Generic[State]):
         endings: Endings,
         reports: TokenReports[State],
         cache_groups: CacheGroups,
+        transfers: Transfers,
     ) -> None:
         self._engine = engine
         self._weights = weights
@@ -72,60 +83,89 @@ class SampleDesk(Generic[State]):
         self._endings = endings
         self._reports = reports
         self._cache_groups = cache_groups
-        self._under_way: dict[str, _UnderWay] = {}
+        self._transfers = transfers
+        self._entering: dict[str, tuple[_UnderWay, Job[ListenedSample]]] = {}
+        self._drawing: dict[str, _UnderWay] = {}
+        self._leaving: dict[str, _Leaving] = {}
 
     @property
     def room(self) -> int:
         """How many more sequences may be drawn at once."""
-        return max(self._slots - sum(one.claim.num_sequences for one in self._under_way.values()), 0)
+        under_way = [*self._drawing.values(), *(entering for entering, _ in self._entering.values())]
+        return max(self._slots - sum(one.claim.num_sequences for one in under_way), 0)
 
     @property
     def under_way(self) -> list[str]:
         """The futures it works on."""
-        return list(self._under_way)
+        return [*self._entering, *self._drawing, *self._leaving]
 
     @property
     def is_idle(self) -> bool:
         """Whether no sample is under way."""
-        return not self._under_way
+        return not (self._entering or self._drawing or self._leaving)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is something to do now, and nothing to wait for first."""
+        if any(job.can_go_on for _, job in self._entering.values()):
+            return True
+        return bool(self._drawing) or any(leaving.job.can_go_on for leaving in self._leaving.values())
 
     @property
     def max_suspicions(self) -> int:
         """How suspect the most suspect of the samples under way is."""
-        return max((one.claim.suspicions for one in self._under_way.values()), default=0)
+        under_way = [*self._drawing.values(), *(entering for entering, _ in self._entering.values())]
+        return max((one.claim.suspicions for one in under_way), default=0)
 
     def admit(self, claims: list[Claim], execution: Execution) -> None:
         """Start samples; those whose request cannot be served end at once."""
+        now = self._clock.now()
         for claim in claims:
-            try:
-                refuse_rejected(claim)
-                request = read_sample(read_payload(self._blobs, claim.payload))
-                self._engine.add_sample(
-                    claim.request_id,
-                    self._weights.of(claim.lane),
-                    request,
-                    cache_group=self._cache_groups.of(claim.tenant),
-                )
-            except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this operation's
-                self._endings.fail(execution, claim, error)
-                continue
-            num_prompt_tokens = len(request.prompt_tokens())
-            self._under_way[claim.request_id] = _UnderWay(claim, self._clock.now(), num_prompt_tokens)
-            if request.listener is not None:
-                self._reports.begin(claim.request_id, request.listener, num_samples=request.num_samples)
+            self._entering[claim.request_id] = (_UnderWay(claim, now), Job(self._enter(claim)))
+        self._take_steps(execution)
 
     def run_slice(self, execution: Execution) -> None:
         """Advance everything under way until something ends or the slice is over."""
+        self._take_steps(execution)
         ends_at = self._clock.now() + _SLICE_S
-        while self._under_way and not execution.outcomes and self._clock.now() < ends_at:
+        while self._drawing and not execution.outcomes and self._clock.now() < ends_at:
             try:
                 outputs = self._engine.step_samples()
             except Exception as error:  # noqa: BLE001 - the border: the device failed, so every sample under way did
-                self._fail_all(execution, error)
+                self._fail_drawing(execution, error)
                 return
             for output in outputs:
                 self._finish(execution, output)
             self._reports.report()
+
+    def _enter(self, claim: Claim) -> Steps[ListenedSample]:
+        refuse_rejected(claim)
+        request = read_sample((yield from self._transfers.read(self._blobs, claim.payload)))
+        weights = yield from self._weights.of(claim.lane)
+        self._engine.add_sample(claim.request_id, weights, request, cache_group=self._cache_groups.of(claim.tenant))
+        return request
+
+    def _take_steps(self, execution: Execution) -> None:
+        """Let samples go on that are on their way into the engine, or out of it."""
+        ends_at = self._clock.now() + _SLICE_S
+        for request_id, (entering, job) in list(self._entering.items()):
+            while job.can_go_on and self._clock.now() < ends_at:
+                job.go_on()
+            if not job.has_ended:
+                continue
+            del self._entering[request_id]
+            if job.error is not None:
+                self._fail(execution, entering, job.error)
+                continue
+            self._drawing[request_id] = replace(entering, num_prompt_tokens=len(job.result.prompt_tokens()))
+            if job.result.listener is not None:
+                self._reports.begin(request_id, job.result.listener, num_samples=job.result.num_samples)
+        for request_id, leaving in list(self._leaving.items()):
+            if leaving.job.can_go_on:
+                leaving.job.go_on()
+            if leaving.job.has_ended:
+                del self._leaving[request_id]
+                self._end(execution, leaving)
 
     def tend(self) -> None:
         """Let go of weights that nobody can sample from any more. Called between batches."""
@@ -135,7 +175,7 @@ class SampleDesk(Generic[State]):
         """Stop some samples for ever; the claims of those that were under way."""
         dropped = []
         for request_id in request_ids:
-            under_way = self._under_way.pop(request_id, None)
+            under_way = self._forget(request_id)
             if under_way is not None:
                 self._engine.drop_sample(request_id)
                 self._reports.end(request_id)
@@ -144,33 +184,55 @@ class SampleDesk(Generic[State]):
 
     def abandon(self) -> list[str]:
         """Stop everything under way; the futures that go back to the journal."""
-        request_ids = list(self._under_way)
+        request_ids = self.under_way
         self._engine.drop_samples()
         self._reports.end_all()
-        self._under_way.clear()
+        self._entering.clear()
+        self._drawing.clear()
+        self._leaving.clear()
         return request_ids
 
+    def _forget(self, request_id: str) -> _UnderWay | None:
+        if request_id in self._entering:
+            return self._entering.pop(request_id)[0]
+        if request_id in self._leaving:
+            return self._leaving.pop(request_id).of
+        return self._drawing.pop(request_id, None)
+
     def _finish(self, execution: Execution, output: SampleOutput) -> None:
-        under_way = self._under_way.pop(output.request_id)
+        under_way = self._drawing.pop(output.request_id)
         self._reports.end(output.request_id)
         if output.result is None:
             error = output.error or RuntimeError("the engine ended a sample with neither result nor error")
-            self._endings.fail(execution, under_way.claim, error)
+            self._fail(execution, under_way, error)
             return
+        job = Job(self._endings.store(under_way.claim, output.result))
         elapsed_s = self._clock.now() - under_way.started_at
-        try:
-            self._endings.succeed(
-                execution,
-                under_way.claim,
-                output.result,
-                device_s=elapsed_s,
-                num_tokens=output.num_tokens,
-                charge=charge_of_tokens(under_way.num_prompt_tokens + output.num_tokens),
-            )
-        except StorageUnavailable as error:
-            self._endings.fail(execution, under_way.claim, error)
+        leaving = _Leaving(under_way, job, elapsed_s=elapsed_s, num_tokens=output.num_tokens)
+        job.go_on()
+        if job.has_ended:
+            self._end(execution, leaving)
+        else:
+            self._leaving[output.request_id] = leaving
 
-    def _fail_all(self, execution: Execution, error: Exception) -> None:
-        for under_way in self._under_way.values():
-            self._endings.fail(execution, under_way.claim, error)
-        self.abandon()
+    def _end(self, execution: Execution, leaving: _Leaving) -> None:
+        claim, job = leaving.of.claim, leaving.job
+        if job.error is not None:
+            self._fail(execution, leaving.of, job.error)
+            return
+        execution.begun[claim.request_id] = (claim, leaving.of.started_at)
+        charge = charge_of_tokens(leaving.of.num_prompt_tokens + leaving.num_tokens)
+        self._endings.succeed(
+            execution, claim, job.result, device_s=leaving.elapsed_s, num_tokens=leaving.num_tokens, charge=charge
+        )
+
+    def _fail(self, execution: Execution, under_way: _UnderWay, error: Exception) -> None:
+        execution.begun[under_way.claim.request_id] = (under_way.claim, under_way.started_at)
+        self._endings.fail(execution, under_way.claim, error)
+
+    def _fail_drawing(self, execution: Execution, error: Exception) -> None:
+        for request_id, under_way in list(self._drawing.items()):
+            del self._drawing[request_id]
+            self._reports.end(request_id)
+            self._fail(execution, under_way, error)
+        self._engine.drop_samples()

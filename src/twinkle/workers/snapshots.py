@@ -1,10 +1,9 @@
-"""Recovery points, written in the background so that the step loop does not wait for the object store."""
+"""Recovery points, written beside the step loop so that the step loop does not wait for the object store."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,6 +15,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.adapters.snapshots import SNAPSHOTS, Snapshot, SnapshotStore
 from twinkle.storage.blobs import BlobStore, day_of
+from twinkle.workers.steps import Steps, Transfers
 
 Writing: TypeAlias = Future[bool]
 """A snapshot under way; its result is whether it is in the object store, and it never raises."""
@@ -32,48 +32,49 @@ class Snapshots:
     clock: Clock
     pace: Pace
     retention: Retention
-    _thread: ThreadPoolExecutor = field(
-        init=False, default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
-    )
-    _under_way: dict[str, Writing] = field(init=False, default_factory=dict)
+    transfers: Transfers
+    _under_way: dict[str, list[Writing]] = field(init=False, default_factory=dict)
 
-    def write(self, adapter: str, seq: int, take: Callable[[], bytes]) -> Writing:
-        """Publish what ``take`` gives as the adapter's state after operation ``seq``, soon.
-
-        Waits for the adapter's snapshot before this one: what a crash may undo has a bound even while the object store
-        is slow.
-        """
-        self.wait_for(adapter)
-        writing = self._under_way[adapter] = self._thread.submit(self._write, adapter, seq, take())
+    def write(self, adapter: str, seq: int, data: bytes) -> Writing:
+        """Publish ``data`` as the adapter's state after operation ``seq``, soon."""
+        writing = self.transfers.begin(lambda: self._write(adapter, seq, data), num_bytes=len(data))
+        self._under_way[adapter] = [*self._unfinished(adapter), writing]
         return writing
 
-    def store_start(self, adapter: str, seq: int, data: bytes) -> Snapshot:
+    def store_start(self, adapter: str, seq: int, data: bytes) -> Steps[Snapshot]:
         """Store the state that an operation took from elsewhere, to be committed together with its outcome.
 
         Raises:
             StorageUnavailable: It could not be stored; the operation has not happened.
         """
-        return self._stored(adapter, seq, data, is_start=True)
+        return (
+            yield from self.transfers.away(lambda: self._stored(adapter, seq, data, is_start=True), num_bytes=len(data))
+        )
 
-    def wait_for(self, adapter: str) -> None:
-        """Wait until an adapter's snapshot, if one is under way, is published or has failed."""
-        under_way = self._under_way.pop(adapter, None)
-        if under_way is not None:
-            wait([under_way])
+    def is_idle(self, adapter: str) -> bool:
+        """Whether no snapshot of the adapter is under way: each one handed over is published or has failed."""
+        return not self._unfinished(adapter)
 
-    def covers(self, adapter: str, seq: int) -> bool:
+    def settled(self, adapter: str) -> Steps[None]:
+        """Wait until none is."""
+        while not self.is_idle(adapter):
+            yield lambda: self.is_idle(adapter)
+
+    def covers(self, adapter: str, seq: int) -> Steps[bool]:
         """Whether the state after operation ``seq`` is in the object store, once what is under way has ended."""
-        self.wait_for(adapter)
+        yield from self.settled(adapter)
         snapshot = self.store.nearest(adapter, at=seq)
         return snapshot is not None and snapshot.seq == seq
 
     def wait(self) -> None:
         """Wait until everything handed over is written."""
-        wait(list(self._under_way.values()))
+        wait([writing for adapter in list(self._under_way) for writing in self._unfinished(adapter)])
 
-    def close(self) -> None:
-        """Write what is left, then end."""
-        self._thread.shutdown(wait=True)
+    def _unfinished(self, adapter: str) -> list[Writing]:
+        unfinished = [writing for writing in self._under_way.pop(adapter, []) if not writing.done()]
+        if unfinished:
+            self._under_way[adapter] = unfinished
+        return unfinished
 
     def _write(self, adapter: str, seq: int, data: bytes) -> bool:
         """Whether the state is in the object store now, and published."""

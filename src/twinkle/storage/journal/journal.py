@@ -187,20 +187,28 @@ class Journal:
 
     # -- executing ----------------------------------------------------------------------------------------------------
 
-    def claim(self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int) -> list[Claim]:
+    def claim(
+        self,
+        lease: Lease,
+        choose: Callable[[list[Head]], list[Head]],
+        limit: int,
+        *,
+        held: Collection[str] = (),
+    ) -> list[Claim]:
         """Hand the chosen heads of ready lanes to the lease holder.
 
         Args:
             lease: The caller's lease; its epoch is written on every claimed operation.
             choose: The scheduler's decision: some of the given heads, which stand in the order of fairness.
             limit: How many heads to offer.
+            held: Lanes that are not to be offered: the caller works on their heads, or they wait for something else.
 
         Raises:
             LeaseLost: Another epoch holds the mesh.
         """
         with self.database.transaction() as transaction:
             moment = self._moment(transaction, lease)
-            heads = ready_heads(transaction, moment, limit=limit)
+            heads = ready_heads(transaction, moment, limit=limit, held=held)
             _move_virtual_time(transaction, moment, heads)
             return self._start(transaction, lease, [head.request_id for head in choose(heads)])
 

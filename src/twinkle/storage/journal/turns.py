@@ -112,11 +112,11 @@ class Moment:
     max_running: int
 
 
-def ready_heads(transaction: Transaction, moment: Moment, *, limit: int) -> list[Head]:
+def ready_heads(transaction: Transaction, moment: Moment, *, limit: int, held: Collection[str] = ()) -> list[Head]:
     """The heads of ready lanes, tenant by tenant in the order of their turns; of each tenant its first ones.
 
     Every tenant is offered some heads, however many adapters another one has. Tenants above their rate are left out.
-
+    Lanes that are ``held`` are not offered: the caller works on their heads, or they wait for something of its own.
     """
     mesh, now = moment.mesh, moment.now
     tenants = transaction.execute(READY_TENANTS, (mesh, mesh, mesh, now + RATE_BURST_S, limit)).fetchall()
@@ -125,18 +125,27 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int) -> list
     each = min(limit, max(limit // len(tenants), _LEAST_HEADS_EACH))
     names = [tenant.tenant for tenant in tenants]
     rows: list[Row] = []
+    running: Counter[str] = Counter()
     # Most tenants have several to offer, so the first ones usually fill the limit, and the others need not be asked.
     step = limit // each
     for start in range(0, len(names), step):
-        rows += transaction.execute_for_each(HEADS_OF_TENANT, names[start : start + step], (mesh, now, each))
+        some = names[start : start + step]
+        for row in transaction.execute_for_each(HEADS_OF_TENANT, some, (mesh, now, each + len(held))):
+            if row.id not in held:
+                rows.append(row)
+            elif row.state == OperationState.RUNNING:
+                running[row.tenant] += 1
         if len(rows) >= limit:
             break
     having_heads = {row.tenant for row in rows}
-    turns = _turns([tenant for tenant in tenants if tenant.tenant in having_heads], moment)
+    turns = {
+        tenant: replace(turn, num_running=running[tenant])
+        for tenant, turn in _turns([one for one in tenants if one.tenant in having_heads], moment).items()
+    }
     lane_vtimes = {tenant.tenant: tenant.lane_vtime for tenant in tenants}
     order = {tenant: place for place, tenant in enumerate(names)}
     rows.sort(key=lambda row: (order[row.tenant], row.nice, row.vtime, row.id))
-    cut = {tenant for tenant, count in Counter(row.tenant for row in rows).items() if count == each}
+    cut = {tenant for tenant, count in Counter(row.tenant for row in rows).items() if count >= each}
     return [
         Head(
             turn=turns[row.tenant],
