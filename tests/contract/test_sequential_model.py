@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
@@ -155,6 +156,8 @@ class OneByOne(RuleBasedStateMachine):
         self._samples.add(answer.request_id)
 
     def _arrive(self, adapter: str, seq: int, request: Request) -> None:
+        # Adapters of one session share the numbers of its sampling sessions.
+        request = replace(request, sampler_number=10_000 * ord(adapter) + seq)
         (answer,) = self._bench.append(request.numbered(adapter, seq))
         assert answer == Accepted(request_id=request_id_of(adapter, seq), mesh="mesh0", is_new=True)
         self._arrived[adapter][seq] = request

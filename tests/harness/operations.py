@@ -26,6 +26,8 @@ class Request:
     name: str = ""
     with_optimizer: bool = False
     rejection: str | None = None
+    sampler_number: int | None = None
+    """The number of the sampling session it opens, which all adapters of a client's session share; else its own."""
 
     def numbered(self, adapter: str, seq: int, *, tenant: str = "t0") -> Submission:
         body = self._body(adapter, seq)
@@ -53,7 +55,7 @@ class Request:
             case OperationKind.SAVE_WEIGHTS:
                 return json.dumps({**address, "path": self.name}).encode()
             case OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
-                return json.dumps({**address, "sampling_session_seq_id": seq}).encode()
+                return json.dumps({**address, "sampling_session_seq_id": self.sampler_number or seq}).encode()
             case OperationKind.LOAD_WEIGHTS:
                 path = f"tinker://{adapter}/weights/{self.name}"
                 return json.dumps({"path": path, "optimizer": self.with_optimizer}).encode()

@@ -169,10 +169,12 @@ class MeshWorker(Generic[State]):
             _log.warning("worker.storage_unavailable", error=error.message, retry_s=_COMMIT_RETRY_S)
             self._clock.sleep(_COMMIT_RETRY_S)
             return True
+        held = self._residents.held | self._absences.adapters
         self._residents.tend()
         self._absences.park(besides=self._executor.lanes)
         self._samples.tend()
-        return trained or sampled or self._absences.can_go_on
+        is_released = not held <= self._residents.held | self._absences.adapters
+        return trained or sampled or is_released or self._absences.can_go_on
 
     # -- training -----------------------------------------------------------------------------------------------------
 
