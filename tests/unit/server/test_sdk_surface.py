@@ -22,6 +22,8 @@ NO_MODELS_OF_OURS = {
 NOT_READ = {
     # Image and audio chunks are refused.
     *(f"SampleRequest.prompt.chunks.{name}" for name in ("data", "dmel", "expected_tokens", "format", "location")),
+    # A cursor is opaque and signed: its other half says all.
+    "SessionSearchRequest.cursor.last_created_at",
     # Telemetry is dropped.
     *(f"TelemetrySendRequest.{name}" for name in ("platform", "process_uuid", "sdk_version")),
 }
