@@ -50,10 +50,10 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -m "not soak and not gpu"
+	$(BIN)/python -m pytest
 
 soak: $(VENV)/.dev
-	$(BIN)/python -m pytest -m soak --timeout=3600
+	$(BIN)/python -m pytest -m soak --timeout=3600 -o faulthandler_timeout=7200
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/queue_overhead.py --short --output build/bench/queue_overhead.json

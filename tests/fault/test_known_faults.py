@@ -13,8 +13,6 @@ import tinker
 from harness.calls import optim_step, passes, retrieve, send_passes
 from harness.served import Served
 
-pytestmark = pytest.mark.timeout(240)
-
 TOKENS = [11, 12, 13, 14, 15, 16]
 
 

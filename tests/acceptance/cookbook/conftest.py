@@ -18,6 +18,7 @@ from harness.cookbook import (
     read_metrics,
     run_recipe,
 )
+from harness.leftovers import sdk_client
 from harness.served import Served
 
 NUM_LESSONS = 40
@@ -49,7 +50,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 def five_or_six(served_as_qwen: Served, key: str, tiny_model: Path) -> str:
     """A checkpoint of an adapter that answers 5 or 6 to everything, so that a group's rewards differ."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    client = tinker.ServiceClient(base_url=served_as_qwen.url, api_key=key)
+    client = sdk_client(served_as_qwen.url, key)
     run = client.create_lora_training_client(base_model=MODEL_NAME, rank=8, seed=1).result()
     chats = read_chats("arithmetic.jsonl")
     # Questions asked at once and questions asked after long examples, as the recipes ask them.

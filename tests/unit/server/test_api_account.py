@@ -13,6 +13,7 @@ import tinker
 from tinker import types
 
 from harness.fake_worker import DEVICE_S, WEIGHTS
+from harness.leftovers import sdk_client
 
 if TYPE_CHECKING:
     from conftest import Api
@@ -159,7 +160,7 @@ def test_sessions_are_found_by_what_is_known_of_them(service: tinker.ServiceClie
 
 def test_runs_are_listed_by_project_and_the_one_with_the_latest_request_first(api: Api, key: str) -> None:
     rest = tinker.RestClient(base_url=api.url, api_key=key)
-    clients = [tinker.ServiceClient(base_url=api.url, api_key=key, project_id=name) for name in ("p1", "p2", None)]
+    clients = [sdk_client(api.url, key, project_id=name) for name in ("p1", "p2", None)]
     runs = [
         client.create_lora_training_client(base_model="tiny/one", rank=4).result() for client in (*clients, clients[0])
     ]

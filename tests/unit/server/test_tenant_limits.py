@@ -12,6 +12,7 @@ import tinker
 
 from harness.calls import passes, send_passes
 from harness.fake_worker import BASE_MODEL
+from harness.leftovers import sdk_client
 from harness.polling import wait_for
 from twinkle.storage.database import Database
 from twinkle.storage.tenants.tenants import Tenants
@@ -153,9 +154,7 @@ def test_a_priority_that_is_none_is_refused_by_name(limited: Api, priority: str)
 
 
 def test_a_priority_comes_from_the_run_else_from_its_session(limited: Api) -> None:
-    service = tinker.ServiceClient(
-        base_url=limited.url, api_key=_named(limited, "priorities"), user_metadata={"twinkle_priority": "3"}
-    )
+    service = sdk_client(limited.url, _named(limited, "priorities"), user_metadata={"twinkle_priority": "3"})
     plain = service.create_lora_training_client(BASE_MODEL, rank=8)
     urgent = service.create_lora_training_client(BASE_MODEL, rank=8, user_metadata={"twinkle_priority": "7"})
     urgent.save_weights_and_get_sampling_client().result()
