@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,9 +20,21 @@ pytest_plugins = ["harness.limits", "harness.leftovers"]
 # Examples are drawn on machines of which others take most.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+# Several processes run tests at once, and start services with engines: more threads than cores make all of them slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MakeDatabaseUrl = Callable[[str], str]
 _BUCKET = "twinkle-tests"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--reversed", action="store_true", help="run the last test first: none may need one before it")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--reversed"):
+        items.reverse()
 
 
 @pytest.fixture(scope="session")

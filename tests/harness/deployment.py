@@ -28,7 +28,7 @@ class Deployment:
         self._folder = folder
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))
-        } | settings
+        } | {"TWINKLE_THREADS": "1", **settings}
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.database = Database(settings["TWINKLE_DATABASE_URL"])

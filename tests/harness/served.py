@@ -35,7 +35,13 @@ class Served:
         if model_name:
             self._command += ["--model-name", model_name]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
-        self._environment = {**clean, "PYTHONUNBUFFERED": "1", "TWINKLE_LEASE_S": "4", **settings}
+        self._environment = {
+            **clean,
+            "PYTHONUNBUFFERED": "1",
+            "TWINKLE_LEASE_S": "4",
+            "TWINKLE_THREADS": "1",
+            **settings,
+        }
         self._log = home.parent / f"{home.name}-serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[tinker.ServiceClient] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_every_variable_is_explained_in_the_example(compose: dict[str, Any]) -> 
 
 def test_the_broker_never_evicts(compose: dict[str, Any]) -> None:
     assert "maxmemory-policy noeviction" in " ".join(compose["services"]["redis"]["command"])
+
+
+def test_the_image_has_a_python_that_was_tested_and_a_torch_for_the_cpu_unless_cuda_is_asked_for(
+    compose: dict[str, Any],
+) -> None:
+    defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE))
+    tested = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())["project"]["classifiers"]
+    with_gpu = yaml.safe_load((DOCKER / "compose.gpu.yaml").read_text())["services"]["worker"]
+
+    assert f"Programming Language :: Python :: {defaults['PYTHON']}" in tested
+    assert defaults["TORCH_INDEX_URL"].endswith("/cpu")
+    arguments = compose["x-twinkle"]["build"]["args"]
+    assert arguments["TORCH_INDEX_URL"] == f"${{TORCH_INDEX_URL:-{defaults['TORCH_INDEX_URL']}}}"
+    assert "/cpu" not in with_gpu["build"]["args"]["TORCH_INDEX_URL"]
+    assert with_gpu["image"] != compose["x-twinkle"]["image"]
 
 
 def test_the_image_does_not_run_as_root() -> None:

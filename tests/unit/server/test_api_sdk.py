@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,7 +93,8 @@ def test_a_clone_of_a_sampling_client_has_numbers_of_its_own(
     clone = pickle.loads(pickle.dumps(sampling))
     prompt, params = types.ModelInput.from_ints([1, 2]), types.SamplingParams(max_tokens=2)
 
-    drawn = [one.sample(prompt, 1, params).result().sequences[0].tokens for one in (sampling, clone, sampling, clone)]
+    with closing(clone.holder):  # it keeps the session alive by itself
+        drawn = [one.sample(prompt, 1, params).result().sequences[0].tokens for one in (sampling, clone) * 2]
 
     assert drawn == [[0, 1]] * 4
     lane = api.worker.executed[-1].lane

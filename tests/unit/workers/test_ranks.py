@@ -49,7 +49,7 @@ def one(model_dir: Path) -> TransformersEngine:
 
 @pytest.fixture(scope="module", params=["replicate", "fsdp"])
 def two(model_dir: Path, request: pytest.FixtureRequest) -> Iterator[RankedEngine]:
-    engine = build_engine(settings_of(model_dir, ranks=2, shard=request.param, rank_timeout_s=60.0))
+    engine = build_engine(settings_of(model_dir, ranks=2, shard=request.param, rank_timeout_s=300.0))
     assert isinstance(engine, RankedEngine)
     yield engine
     engine.close()
