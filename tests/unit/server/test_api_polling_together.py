@@ -111,7 +111,11 @@ def test_clones_get_numbers_of_their_own_and_their_own_samples(together: Api, mo
         sampling = service.create_sampling_client(base_model="tiny/one")
         clones = [pickle.loads(pickle.dumps(sampling)) for _ in range(2)]
 
-        drawn = [one.sample(PROMPT, 1, PARAMS).result().sequences[0].tokens for one in (sampling, *clones)]
+        try:
+            drawn = [one.sample(PROMPT, 1, PARAMS).result().sequences[0].tokens for one in (sampling, *clones)]
+        finally:
+            for clone in clones:
+                clone.holder.close()
 
     assert drawn == [[0, 1]] * 3
     lane = together.worker.executed[-1].lane
