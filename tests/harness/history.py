@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from twinkle.core.adapter import AdapterConfig
 from twinkle.core.operation import OperationKind, Payload
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.training import OptimStepRequest
+from twinkle.wire.training import decode_data
 from twinkle.workers.engine import Pass
 from twinkle.workers.null_engine import NullEngine, NullState
-from twinkle.workers.requests import read_create, read_optim_step, read_pass
 
 Kind = Literal["invoke", "accepted", "ok", "fail", "unknown"]
 ReadBlob = Callable[[str], bytes]
@@ -144,13 +147,13 @@ def _judge_effects(lane: str, rows: Sequence[Row], read_blob: ReadBlob, verdict:
         if row.state != "done":
             continue
         if row.kind is OperationKind.CREATE_MODEL:
-            state = engine.create(read_create(_bytes_of(row.payload, read_blob)))
+            state = engine.create(AdapterConfig.model_validate_json(_bytes_of(row.payload, read_blob)))
             continue
         assert state is not None, f"{lane} has no creation"
         if row.kind is OperationKind.FORWARD_BACKWARD:
-            engine.run_passes([Pass(state=state, body=read_pass(_bytes_of(row.payload, read_blob)))])
+            engine.run_passes([Pass(state=state, body=decode_data(_bytes_of(row.payload, read_blob)))])
         elif row.kind is OperationKind.OPTIM_STEP:
-            params = read_optim_step(_bytes_of(row.payload, read_blob)).adam_params
+            params = parse_body(OptimStepRequest, _bytes_of(row.payload, read_blob)).adam_params
             assert params is not None
             wanted = engine.optim_step(state, params)
             told = json.loads(_bytes_of(row.result, read_blob))["metrics"]

@@ -36,6 +36,7 @@ from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
+from twinkle.workers.singles import Singles
 from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.steps import Transfers
 from twinkle.workers.token_reports import TokenReports
@@ -339,16 +340,22 @@ class WorkerRig:
             executor=execute.Executor(
                 engine=self.engine,
                 residents=self.residents,
-                artifacts=artifacts,
-                catalog=catalog,
                 blobs=blobs,
                 clock=clock,
                 endings=endings,
-                replay=self.replay,
-                snapshots=self.snapshots,
                 loss_graphs=loss_graphs,
-                sampler_weights=self.sampler_weights,
-                max_ephemeral=max_ephemeral,
+                singles=Singles(
+                    engine=self.engine,
+                    residents=self.residents,
+                    artifacts=artifacts,
+                    catalog=catalog,
+                    clock=clock,
+                    replay=self.replay,
+                    snapshots=self.snapshots,
+                    sampler_weights=self.sampler_weights,
+                    transfers=transfers,
+                    max_ephemeral=max_ephemeral,
+                ),
                 transfers=transfers,
                 max_adapters=max_adapters,
                 max_tokens=1000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import redis
 import structlog
@@ -38,6 +39,15 @@ def send_pump(app: Celery, connection: redis.Redis, mesh: str) -> bool:
         return False
     app.send_task(PUMP, queue=mesh_queue(mesh), shadow=f"{PUMP}[{mesh}]", retry=False)
     return True
+
+
+def register_pump(app: Celery, pump: Callable[[], None]) -> None:
+    """Make ``pump`` what the application does when it is nudged.
+
+    The message is acknowledged before the work (it says nothing that the journal does not), carries no payload and
+    leaves no result. It is not shown as a task: the operations are, and there would be as many nudges among them.
+    """
+    app.task(name=PUMP, shared=False, acks_late=False, ignore_result=True, send_events=False)(pump)
 
 
 class Nudger:

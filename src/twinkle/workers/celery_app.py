@@ -16,7 +16,7 @@ from twinkle.core.logs import configure_logging
 from twinkle.core.parent_death import dies_with
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
-from twinkle.tasks.pump import register_pump
+from twinkle.tasks.nudge import register_pump
 from twinkle.workers.process import EXIT_FAILED_START, MeshProcess
 from twinkle.workers.refusal import refuse
 

@@ -10,47 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from twinkle.core.adapter import CheckpointKind
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Conflict, InvalidInput, NotFound, UserError, WindowFailed
+from twinkle.core.errors import UserError
 from twinkle.core.operation import Claim, OperationKind, Payload
 from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
-from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.journal.records import NewSamplingSession, Records
-from twinkle.wire.bodies.base import ResponseBody
-from twinkle.wire.bodies.runs import BranchResponse
-from twinkle.wire.bodies.training import (
-    CreateModelResponse,
-    LoadWeightsResponse,
-    OptimStepResponse,
-    SaveWeightsExternalResponse,
-    SaveWeightsForSamplerRequest,
-    SaveWeightsForSamplerResponse,
-    SaveWeightsResponse,
-    UnloadModelResponse,
-)
-from twinkle.wire.paths import SamplingSessionId
-from twinkle.wire.training import ForwardBackwardResult, encode_forward_backward_output
-from twinkle.workers.artifacts import Artifacts
+from twinkle.storage.journal.records import Records
+from twinkle.wire.training import ForwardBackwardResult, decode_data, encode_forward_backward_output
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs
-from twinkle.workers.replay import Replay
-from twinkle.workers.requests import (
-    read_branch,
-    read_create,
-    read_load,
-    read_optim_step,
-    read_pass,
-    read_save,
-    read_save_external,
-    read_save_for_sampler,
-)
 from twinkle.workers.residents import Residents
-from twinkle.workers.sampler_weights import SamplerWeights
-from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.singles import Singles
 from twinkle.workers.steps import Job, Steps, Transfers
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
@@ -80,14 +51,6 @@ _WITHOUT_STATE = {
 """What begins anew or ends, whatever the adapter was before."""
 
 
-@dataclass(frozen=True)
-class _Answered:
-    """The response to an operation, and what it had to compute once more for it."""
-
-    response: ResponseBody
-    num_replayed_tokens: int = 0
-
-
 class Executor(Generic[State]):
     """Executes operations. Nothing it does is visible to anyone before the outcomes are committed."""
 
@@ -96,32 +59,22 @@ class Executor(Generic[State]):
         *,
         engine: Engine[State],
         residents: Residents[State],
-        artifacts: Artifacts[State],
-        catalog: Catalog,
         blobs: BlobStore,
         clock: Clock,
         endings: Endings,
-        replay: Replay[State],
-        snapshots: Snapshots,
         loss_graphs: LossGraphs,
-        sampler_weights: SamplerWeights[State],
-        max_ephemeral: int,
+        singles: Singles[State],
         transfers: Transfers,
         max_adapters: int,
         max_tokens: int,
     ) -> None:
         self._engine = engine
         self._residents = residents
-        self._artifacts = artifacts
-        self._catalog = catalog
         self._blobs = blobs
         self._clock = clock
         self._endings = endings
-        self._replay = replay
-        self._snapshots = snapshots
         self._loss_graphs = loss_graphs
-        self._sampler_weights = sampler_weights
-        self._max_ephemeral = max_ephemeral
+        self._singles = singles
         self._rate = PassRate()
         self._transfers = transfers
         self._max_adapters = max_adapters
@@ -271,7 +224,7 @@ class Executor(Generic[State]):
     def _prepare_pass(self, claim: Claim) -> Steps[Pass[State] | Payload]:
         refuse_rejected(claim)
         payload = yield from self._transfers.read(self._blobs, claim.payload)
-        body = self._loss_graphs.complete(claim.lane, read_pass(payload))
+        body = self._loss_graphs.complete(claim.lane, decode_data(payload))
         state = yield from self._residents.state_before(claim.lane, claim.seq)
         return Pass(state=state, body=body)
 
@@ -291,167 +244,9 @@ class Executor(Generic[State]):
             # If it has to be rebuilt, that is the service's doing and not this operation's.
             yield from self._residents.state_before(claim.lane, claim.seq)
             operation.device_s = self._step_began_at - self._clock.now()
-        answered = yield from self._answer(claim, payload, operation.records)
+        answered = yield from self._singles.answer(claim, payload, operation.records)
         operation.num_tokens = answered.num_replayed_tokens
         return (yield from self._endings.store(claim, answered.response.to_json()))
-
-    def _answer(self, claim: Claim, payload: bytes, records: Records) -> Steps[_Answered]:
-        if claim.kind in {OperationKind.FORK, OperationKind.REWIND}:
-            return (yield from self._take_up(claim, payload, records))
-        return _Answered((yield from self._respond(claim, payload, records)))
-
-    def _respond(self, claim: Claim, payload: bytes, records: Records) -> Steps[ResponseBody]:
-        match claim.kind:
-            case OperationKind.CREATE_MODEL:
-                self._residents.put(claim.lane, claim.seq, self._engine.create(read_create(payload)))
-                return CreateModelResponse(model_id=claim.lane)
-            case OperationKind.OPTIM_STEP:
-                return (yield from self._optim_step(claim, payload))
-            case OperationKind.SAVE_WEIGHTS:
-                return (yield from self._save(claim, payload, records))
-            case OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
-                return (yield from self._save_for_sampler(claim, payload, records))
-            case OperationKind.SAVE_WEIGHTS_EXTERNAL:
-                return (yield from self._save_external(claim, payload, records))
-            case OperationKind.LOAD_WEIGHTS:
-                return (yield from self._load(claim, payload, records))
-            case OperationKind.UNLOAD_MODEL:
-                self._residents.forget(claim.lane)
-                return UnloadModelResponse(model_id=claim.lane)
-            case _:
-                raise InvalidInput("kind", f"{claim.kind} is not something this worker executes")
-
-    def _optim_step(self, claim: Claim, payload: bytes) -> Steps[OptimStepResponse]:
-        request = read_optim_step(payload)
-        if request.adam_params is None:
-            raise InvalidInput("optimizer_params", "only AdamW is offered here; send adam_params")
-        state = yield from self._residents.state_before(claim.lane, claim.seq)
-        if claim.failed_window_seq is not None:
-            self._engine.clear_gradients(state)
-            raise WindowFailed(
-                f"optim_step {claim.seq} was not applied: operation {claim.failed_window_seq} of its accumulation"
-                " window failed, so the gradients would have been incomplete; they were cleared. Send the batch again."
-            )
-        return OptimStepResponse(metrics=self._engine.optim_step(state, request.adam_params))
-
-    def _save(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsResponse]:
-        request = read_save(payload)
-        state = yield from self._residents.state_before(claim.lane, claim.seq)
-        checkpoint = yield from self._artifacts.save(
-            state,
-            adapter=claim.lane,
-            seq=claim.seq,
-            kind=CheckpointKind.TRAINING,
-            name=request.path or f"{claim.seq:06d}",
-            overwrite=request.overwrite,
-            ttl_s=request.ttl_seconds,
-            user_metadata=request.user_metadata,
-        )
-        records.checkpoints.append(checkpoint)
-        return SaveWeightsResponse(path=checkpoint.path)
-
-    def _save_for_sampler(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsForSamplerResponse]:
-        request = read_save_for_sampler(payload)
-        if request.path is None:
-            return (yield from self._open_sampler(claim, request, records))
-        state = yield from self._residents.state_before(claim.lane, claim.seq)
-        checkpoint = yield from self._artifacts.save(
-            state,
-            adapter=claim.lane,
-            seq=claim.seq,
-            kind=CheckpointKind.SAMPLER,
-            name=request.path,
-            overwrite=False,
-            ttl_s=request.ttl_seconds,
-            user_metadata=request.user_metadata,
-        )
-        records.checkpoints.append(checkpoint)
-        return SaveWeightsForSamplerResponse(path=checkpoint.path)
-
-    def _open_sampler(
-        self, claim: Claim, request: SaveWeightsForSamplerRequest, records: Records
-    ) -> Steps[SaveWeightsForSamplerResponse]:
-        """A sampling session on weights without a name: a copy in memory, and a promise to make it anew."""
-        assert request.sampling_session_seq_id is not None, "the body names one of the two"
-        owner = self._catalog.adapter(claim.lane)
-        session_id = str(SamplingSessionId(owner.session, request.sampling_session_seq_id))
-        self._refuse_taken(session_id)
-        state = yield from self._residents.state_before(claim.lane, claim.seq)
-        now = self._clock.now()
-        weights = NewEphemeralWeights(
-            adapter=claim.lane,
-            seq=claim.seq,
-            size_bytes=self._sampler_weights.keep(session_id, claim.lane, claim.seq, state),
-            opened_at=now,
-            expires_at=None if request.ttl_seconds is None else now + request.ttl_seconds,
-            max_open=self._max_ephemeral,
-        )
-        records.sampling_sessions.append(
-            NewSamplingSession(
-                id=session_id,
-                tenant=claim.tenant,
-                session=owner.session,
-                mesh=owner.mesh,
-                base_model=owner.config.base_model,
-                weights=weights,
-                like=claim.lane,
-            )
-        )
-        return SaveWeightsForSamplerResponse(sampling_session_id=session_id)
-
-    def _refuse_taken(self, sampling_session: str) -> None:
-        try:
-            self._catalog.sampling_session(sampling_session)
-        except NotFound:
-            return
-        raise Conflict(f"sampling session {sampling_session} already samples from something else; use the next number")
-
-    def _save_external(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsExternalResponse]:
-        request = read_save_external(payload)
-        state = yield from self._residents.state_before(claim.lane, claim.seq)
-        checkpoint = yield from self._artifacts.save(
-            state,
-            adapter=claim.lane,
-            seq=claim.seq,
-            kind=CheckpointKind.EXTERNAL,
-            name=request.path,
-            overwrite=False,
-            ttl_s=request.ttl_seconds,
-            user_metadata=None,
-            age_recipients=request.age_encryption_recipients or (),
-        )
-        records.checkpoints.append(checkpoint)
-        return SaveWeightsExternalResponse(path=checkpoint.path, size_bytes=checkpoint.size_bytes)
-
-    def _load(self, claim: Claim, payload: bytes, records: Records) -> Steps[LoadWeightsResponse]:
-        request = read_load(payload)
-        config = self._catalog.adapter(claim.lane).config
-        state = yield from self._artifacts.load(
-            config,
-            request.path,
-            adapter=claim.lane,
-            content=request.content,
-            with_optimizer=request.optimizer,
-            trainable=True,
-        )
-        yield from self._start_from(claim, state, records)
-        return LoadWeightsResponse(path=request.path, model_id=claim.lane)
-
-    def _take_up(self, claim: Claim, payload: bytes, records: Records) -> Steps[_Answered]:
-        request = read_branch(payload)
-        rebuilt = yield from self._replay.state_after(request.source, request.at)
-        yield from self._start_from(claim, rebuilt.state, records)
-        response = BranchResponse(
-            run_id=claim.lane, source=request.source, operation=request.at, num_replayed=rebuilt.num_replayed
-        )
-        return _Answered(response, num_replayed_tokens=rebuilt.num_tokens)
-
-    def _start_from(self, claim: Claim, state: State, records: Records) -> Steps[None]:
-        """Go on with a state from elsewhere, which is recorded with the outcome: what it came from may change or go."""
-        yield from self._transfers.room()
-        snapshot = yield from self._snapshots.store_start(claim.lane, claim.seq, self._engine.snapshot(state))
-        records.snapshots.append(snapshot)
-        self._residents.put(claim.lane, claim.seq, state, snapshot_seq=claim.seq)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

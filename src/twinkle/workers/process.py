@@ -48,6 +48,7 @@ from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
+from twinkle.workers.singles import Singles
 from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.steps import Transfers
 from twinkle.workers.threads import ThreadRecord, thread_limit
@@ -164,16 +165,22 @@ class MeshProcess:
             executor=Executor(
                 engine=engine,
                 residents=residents,
-                artifacts=artifacts,
-                catalog=catalog,
                 blobs=blobs,
                 clock=clock,
                 endings=endings,
-                replay=replay,
-                snapshots=self._snapshots,
                 loss_graphs=loss_graphs,
-                sampler_weights=sampler_weights,
-                max_ephemeral=settings.max_ephemeral_weights,
+                singles=Singles(
+                    engine=engine,
+                    residents=residents,
+                    artifacts=artifacts,
+                    catalog=catalog,
+                    clock=clock,
+                    replay=replay,
+                    snapshots=self._snapshots,
+                    sampler_weights=sampler_weights,
+                    transfers=transfers,
+                    max_ephemeral=settings.max_ephemeral_weights,
+                ),
                 transfers=transfers,
                 max_adapters=settings.max_adapters_per_step,
                 max_tokens=_PASS_TOKENS_CLAIMED,

@@ -8,6 +8,7 @@ from typing import Generic
 
 import structlog
 
+from twinkle.core.adapter import AdapterConfig
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.core.operation import OperationKind
@@ -15,10 +16,11 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import PastOperation
+from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
+from twinkle.wire.training import decode_data
 from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs
-from twinkle.workers.requests import read_create, read_optim_step, read_pass
 from twinkle.workers.steps import Steps, Transfers, turn
 
 _STARTS = {OperationKind.LOAD_WEIGHTS, OperationKind.FORK, OperationKind.REWIND}
@@ -103,18 +105,22 @@ class Replay(Generic[State]):
                 self._engine.clear_gradients(state)
             return state
         if kind is OperationKind.CREATE_MODEL:
-            return self._engine.create(read_create((yield from self._payload(adapter, operation))))
+            return self._engine.create(
+                AdapterConfig.model_validate_json((yield from self._payload(adapter, operation)))
+            )
         if kind in _STARTS:
             raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
         if state is None:
             raise TwinkleError(f"{adapter}: operation {operation.seq} precedes the adapter's creation")
         if kind is OperationKind.FORWARD_BACKWARD:
-            body = self._loss_graphs.complete(adapter, read_pass((yield from self._payload(adapter, operation))))
+            body = self._loss_graphs.complete(adapter, decode_data((yield from self._payload(adapter, operation))))
             answer = self._engine.run_passes([Pass(state=state, body=body)])[0]
             if isinstance(answer, Exception):
                 raise answer
         elif kind is OperationKind.OPTIM_STEP:
-            self._engine.optim_step(state, _adam_of(read_optim_step((yield from self._payload(adapter, operation)))))
+            self._engine.optim_step(
+                state, _adam_of(parse_body(OptimStepRequest, (yield from self._payload(adapter, operation))))
+            )
         return state
 
     def _payload(self, adapter: str, operation: PastOperation) -> Steps[bytes]:

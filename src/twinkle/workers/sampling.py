@@ -12,9 +12,10 @@ from twinkle.core.operation import Claim, Payload
 from twinkle.scheduler.charges import charge_of_tokens
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import BlobStore
+from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.sampling import check_prompt_and_scores
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, SampleOutput, State
-from twinkle.workers.requests import read_sample
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.steps import Job, Steps, Transfers
 from twinkle.workers.token_reports import TokenReports
@@ -140,7 +141,8 @@ class SampleDesk(Generic[State]):
 
     def _enter(self, claim: Claim) -> Steps[ListenedSample]:
         refuse_rejected(claim)
-        request = read_sample((yield from self._transfers.read(self._blobs, claim.payload)))
+        request = parse_body(ListenedSample, (yield from self._transfers.read(self._blobs, claim.payload)))
+        check_prompt_and_scores(request)
         weights = yield from self._weights.of(claim.lane)
         self._engine.add_sample(claim.request_id, weights, request, cache_group=self._cache_groups.of(claim.tenant))
         return request
