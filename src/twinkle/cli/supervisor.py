@@ -10,6 +10,7 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ Say = Callable[[str], None]
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _FORGIVEN_AFTER_S = 10.0
+_REFUSED_PAUSE_S = 1.0
 _LOG_BYTES = 20 * 2**20
 _LAST_WORDS_BYTES = 4096
 _GUARD = Path(__file__).with_name("guard.py")
@@ -172,13 +174,26 @@ class Child:
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             except TimeoutError:
-                process = await self._spawn()
-                self._process = process
+                started_again = await self._spawn_patiently()
+                if started_again is None:
+                    return
+                process = self._process = started_again
                 self.num_restarts += 1
             else:
                 return
             if self._stopping.is_set():  # asked to stop while it was being spawned
                 _signal_process(process, signal.SIGTERM)
+
+    async def _spawn_patiently(self) -> Process | None:
+        """Start it, however often the machine refuses (no memory, a full disk); nothing once it is to stop."""
+        while not self._stopping.is_set():
+            try:
+                return await self._spawn()
+            except OSError as error:
+                self.say(f"{self.spec.name} cannot be started ({error}); tried again in {_REFUSED_PAUSE_S} s")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _REFUSED_PAUSE_S)
+        return None
 
     async def _spawn(self) -> Process:
         log_path = self.spec.log

@@ -92,6 +92,9 @@ class ChannelListener:
             except redis.RedisError as error:
                 _log.warning("channel.disconnected", channel=self._channel, error=str(error), retry_s=_RECONNECT_S)
                 self._stopping.wait(_RECONNECT_S)
+            except Exception as error:  # noqa: BLE001 - the border: a listener that ends leaves its process deaf
+                _log.error("channel.failed", channel=self._channel, error=str(error), exc_info=error)
+                self._stopping.wait(_RECONNECT_S)
 
     def _listen(self) -> None:
         with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:  # type: ignore[no-untyped-call]

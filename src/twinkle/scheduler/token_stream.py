@@ -150,6 +150,8 @@ class TokenPublisher:
                 if isinstance(error, redis.TimeoutError):
                     silent_until = time.monotonic() + SILENCE_S
                 _log.warning("tokens.publish_failed", error=str(error), next="the rest comes with the result")
+            except Exception as error:  # noqa: BLE001 - the border: one bad piece must not silence all others
+                _log.error("tokens.publish_failed", error=str(error), exc_info=error)
 
     def _publish(self, waiting: Sequence[tuple[str, TokenPiece]]) -> None:
         with self._redis.pipeline(transaction=False) as pipeline:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from twinkle.core.errors import NotFound, StorageUnavailable
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Threads, say_if_it_ends
 from twinkle.storage.journal.journal import Journal, OwnedStatus
 
 _SWEEP_S = 1.0
@@ -63,6 +63,8 @@ class Futures:
         """Begin to read and to sweep. Call it on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._sweep_forever())]
+        for task in self._tasks:
+            say_if_it_ends(task)
 
     async def stop(self) -> None:
         """End; nobody may wait any more."""

@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from twinkle.core.errors import StorageUnavailable
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Threads, say_if_it_ends
 from twinkle.storage.journal.samples import EndedSample, SampleJournal, SamplePoll
 
 _SWEEP_S = 1.0
@@ -40,6 +40,7 @@ class LanePolls:
     def start(self) -> None:
         """Begin to sweep."""
         self._sweeper = self._loop.create_task(self._sweep_forever())
+        say_if_it_ends(self._sweeper)
 
     async def stop(self) -> None:
         """End; nobody may wait any more."""

@@ -19,7 +19,7 @@ from twinkle.core.crash import crash_point
 from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Submission
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Threads, say_if_it_ends
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import NewLane
@@ -74,6 +74,7 @@ class Submitter:
     def start(self) -> None:
         """Begin to write. Call it on the event loop."""
         self._task = asyncio.create_task(self._write_forever(), name="submit")
+        say_if_it_ends(self._task)
 
     async def stop(self) -> None:
         """Finish the running transaction and end."""

@@ -115,6 +115,9 @@ class OperationReporter:
         except (OperationalError, OSError, TwinkleError) as error:
             self._dispatcher = None
             _log.warning("report.failed", error=str(error), lost_events=len(events))
+        except Exception as error:  # noqa: BLE001 - the border: one bad event must not end all that are to come
+            self._dispatcher = None
+            _log.error("report.failed", error=str(error), lost_events=len(events), exc_info=error)
 
     def _describe(self, received: _Received) -> _Event:
         claim = received.claim

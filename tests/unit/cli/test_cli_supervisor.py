@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,28 @@ async def test_a_killed_child_comes_back_and_it_is_said(tmp_path: Path, guard: G
     assert "child ended with SIGKILL" in said[0]
     assert "restarted in 0.5 s" in said[0]
     await child.stop(asyncio.Event())
+
+
+async def test_a_child_that_could_not_be_started_again_is_started_once_it_can(tmp_path: Path, guard: Guard) -> None:
+    """Its watch would end unseen, and nobody would ever start it."""
+    said: list[str] = []
+    (tmp_path / "logs").mkdir()
+    child = Child(
+        spec(tmp_path / "logs", "import time; time.sleep(600)"), guard, said.append, lambda _: away(tmp_path / "logs")
+    )
+    await child.start()
+    first = child.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: any("cannot be started" in line for line in said))
+    (tmp_path / "logs").mkdir()
+    await until(lambda: child.num_restarts == 1)
+    assert child.pid not in (None, first)
+    await child.stop(asyncio.Event())
+
+
+def away(folder: Path) -> None:
+    shutil.rmtree(folder)
 
 
 async def test_the_last_words_of_a_child_are_repeated(tmp_path: Path, guard: Guard) -> None:

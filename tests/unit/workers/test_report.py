@@ -134,6 +134,26 @@ def test_a_broker_that_dies_costs_events_and_nothing_else(
     wait_until(is_seen_again, what="events after the broker came back", deadline_s=40)
 
 
+def test_an_error_nobody_thought_of_costs_its_events_and_none_that_come_later(server: RedisServer, app: Celery) -> None:
+    asked: list[str] = []
+
+    def name_of(tenant: str) -> str:
+        asked.append(tenant)
+        if len(asked) == 1:
+            raise ZeroDivisionError
+        return tenant.title()
+
+    reporter = OperationReporter(app, "mesh0@host", name_of_tenant=name_of)
+    reporter.start()
+    watcher = Watcher(app, server)
+    reporter.started([_claim(1)])
+    wait_until(lambda: asked, what="the first was described")
+    reporter.started([_claim(2)])
+
+    wait_until(lambda: watcher.kinds("a:req:2"), what="later events")
+    reporter.close()
+
+
 def test_what_was_reported_before_the_end_is_still_sent(server: RedisServer, app: Celery) -> None:
     watcher = Watcher(app, server)
     reporter = OperationReporter(app, "mesh0@host", name_of_tenant=str.title)
