@@ -48,6 +48,7 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Submission
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.database import Database
 from twinkle.storage.journal.journal import Journal
@@ -197,7 +198,9 @@ class _Alone:
         mesh = self._meshes[number % self._size.meshes]
         new = submission(self._size, number, seq, OperationKind.FORWARD_BACKWARD)
         self._timed("append", lambda: self._journal.append([new]))
-        claims = self._timed("claim", lambda: self._journal.claim(mesh.lease, mesh.choose, HEADS_OFFERED))
+        claims = self._timed(
+            "claim", lambda: self._journal.claim(mesh.lease, with_virtual_time(mesh.choose), HEADS_OFFERED)
+        )
         outcomes = SimulatedEngine().run(claims)
         if outcomes is None or [outcome.request_id for outcome in outcomes] != [request_id(self._size, number, seq)]:
             raise RuntimeError(f"operation {seq} of adapter {number} was not the one that was claimed")

@@ -23,6 +23,7 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.operation import Claim, OperationKind, Outcome, Payload, Submission
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_batch
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.journal.journal import Journal
@@ -225,7 +226,7 @@ class SimulatedMesh:
 
     def _claim(self) -> list[Claim]:
         started = time.thread_time()
-        claims = self.journal.claim(self.lease, self.choose, HEADS_OFFERED)
+        claims = self.journal.claim(self.lease, with_virtual_time(self.choose), HEADS_OFFERED)
         self.cpu_s["claim"] += time.thread_time() - started
         return claims
 

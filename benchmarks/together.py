@@ -20,6 +20,7 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Submission
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import COMPLETIONS, ChannelListener, CompletionPublisher
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.server.futures import Futures
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
@@ -258,7 +259,7 @@ class _Waits:
 
     def _complete(self, publisher: CompletionPublisher, ended_at: dict[str, float]) -> None:
         """End everything, so many at a commit, with a pause as long as a small step."""
-        while claims := self._journal.claim(self._mesh.lease, self._choose, HEADS_OFFERED):
+        while claims := self._journal.claim(self._mesh.lease, with_virtual_time(self._choose), HEADS_OFFERED):
             outcomes = SimulatedEngine(step_s=_STEP_S).run(claims)
             assert outcomes is not None, "this engine never dies"
             self._journal.commit(self._mesh.lease, outcomes)

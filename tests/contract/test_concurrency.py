@@ -15,9 +15,11 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.storage.database import Database
-from twinkle.storage.journal.journal import Head, Journal
+from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.turns import Head
 from twinkle.storage.upkeep.upkeep import Upkeep
 
 _LANES = [f"lane{number:02d}" for number in range(12)]
@@ -64,7 +66,7 @@ def _work_until_done(url: str, lease: Lease, seed: int, *, gives_back: bool = Tr
     ends_at = time.monotonic() + _DEADLINE_S
     while time.monotonic() < ends_at:
         try:
-            claims = journal.claim(lease, some, 64)
+            claims = journal.claim(lease, with_virtual_time(some), 64)
             kept = [claim for claim in claims if not gives_back or rng.random() < 0.8]
             journal.give_back(lease, [claim.request_id for claim in claims if claim not in kept])
             journal.commit(lease, [done(claim) for claim in kept])

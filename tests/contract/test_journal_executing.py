@@ -9,6 +9,7 @@ from harness.journal import Bench, done, everything, failed, new_sampler, submis
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind, OperationState
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.storage.database import Transaction
 from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.journal.samples import SampleJournal
@@ -20,7 +21,7 @@ def test_only_the_head_of_each_lane_is_offered(bench: Bench, lease: Lease) -> No
     bench.append(*(submission(lane, seq) for lane in "ab" for seq in (1, 2, 3)), submission("b", 5))
 
     offered: list[Head] = []
-    bench.journal.claim(lease, lambda heads: offered.extend(heads) or [], 256)
+    bench.journal.claim(lease, with_virtual_time(lambda heads: offered.extend(heads) or []), 256)
 
     assert sorted((head.lane, head.seq) for head in offered) == [("a", 1), ("b", 1)]
 
@@ -67,7 +68,7 @@ def test_claims_come_in_the_order_they_were_chosen_and_unchosen_heads_stay(bench
     bench.created(lease, "a", "b", "c")
     bench.append(*(submission(lane, 1) for lane in "abc"))
 
-    claims = bench.journal.claim(lease, lambda heads: [heads[2], heads[0]], 256)
+    claims = bench.journal.claim(lease, with_virtual_time(lambda heads: [heads[2], heads[0]]), 256)
 
     assert [claim.lane for claim in claims] == ["c", "a"]
     assert bench.status("b", 1).state is OperationState.QUEUED
@@ -364,9 +365,9 @@ def test_who_died_with_an_operation_in_its_hands_makes_it_suspect_and_who_lost_s
     bench.claim(lease)
 
     offered: list[Head] = []
-    bench.journal.claim(lease, lambda heads: offered.extend(heads) or heads, 256)
+    bench.journal.claim(lease, with_virtual_time(lambda heads: offered.extend(heads) or heads), 256)
     successor = bench.lease("successor")
-    bench.journal.claim(successor, lambda heads: offered.extend(heads) or [], 256)
+    bench.journal.claim(successor, with_virtual_time(lambda heads: offered.extend(heads) or []), 256)
     (claim,) = bench.claim(successor)
 
     assert [head.suspicions for head in offered] == [0, 1]
@@ -382,7 +383,7 @@ def test_an_attempt_that_failed_makes_an_operation_suspect_only_where_it_may_be_
     for is_suspect in (False, True, False):
         bench.claim(lease)
         bench.journal.give_back(lease, ["a:req:1"], is_suspect=is_suspect)
-        bench.journal.claim(lease, lambda heads: suspicions.append(heads[0].suspicions) or [], 256)
+        bench.journal.claim(lease, with_virtual_time(lambda heads: suspicions.append(heads[0].suspicions) or []), 256)
 
     assert suspicions == [0, 1, 1]
 
@@ -404,7 +405,7 @@ def test_a_limit_bounds_what_is_offered(bench: Bench, lease: Lease) -> None:
     for adapter in "abcde":
         bench.adapter(adapter)
 
-    assert len(bench.journal.claim(lease, everything, 3)) == 3
+    assert len(bench.journal.claim(lease, with_virtual_time(everything), 3)) == 3
 
 
 def test_history_holds_the_finished_operations_in_between_with_how_they_ended(bench: Bench, lease: Lease) -> None:

@@ -11,6 +11,7 @@ from harness.journal import Bench, done, everything, new_sampler, submission
 from twinkle.core.lease import Lease
 from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_batch
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Head
@@ -29,7 +30,7 @@ def _serve(bench: Bench, lease: Lease, num_steps: int) -> Counter[str]:
     """Tokens served in so many steps of one operation each, by tenant."""
     served: Counter[str] = Counter()
     for _ in range(num_steps):
-        (claim,) = bench.journal.claim(lease, _one_at_a_time, 16)
+        (claim,) = bench.journal.claim(lease, with_virtual_time(_one_at_a_time), 16)
         bench.journal.commit(lease, [done(claim, num_tokens=claim.num_tokens)])
         served[claim.tenant] += claim.num_tokens
     return served
@@ -79,7 +80,7 @@ def test_a_tenant_that_idled_starts_at_once_and_has_no_credit(bench: Bench, leas
     _serve(bench, lease, 60)
 
     bench.append(*(submission("c", seq, num_tokens=10, tenant="t1") for seq in range(1, 40)))
-    first = bench.journal.claim(lease, _one_at_a_time, 16)
+    first = bench.journal.claim(lease, with_virtual_time(_one_at_a_time), 16)
     bench.journal.commit(lease, [done(claim, num_tokens=10) for claim in first])
     served = _serve(bench, lease, 30)
 
@@ -91,7 +92,7 @@ def test_every_tenant_is_offered_however_many_adapters_another_one_has(
     bench: Bench, lease: Lease, crowd: list[str]
 ) -> None:
     offered: list[Head] = []
-    bench.journal.claim(lease, lambda heads: offered.extend(heads) or [], 8)
+    bench.journal.claim(lease, with_virtual_time(lambda heads: offered.extend(heads) or []), 8)
 
     assert {head.turn.tenant for head in offered} == {"t0", "t1"}
     assert len(offered) == 5 and all(head.has_next for head in offered)
@@ -153,12 +154,12 @@ def test_a_rate_of_the_settings_holds_for_tenants_without_one_and_for_samples(be
     journal = Journal(bench.database, bench.clock, limits=TenantLimits(tokens_per_minute=60))
     bench.journal.open_lane(new_sampler("s"))
     bench.append(*(submission("s", seq, OperationKind.SAMPLE, num_tokens=100) for seq in range(2)))
-    claims = journal.claim_samples(lease, lambda heads: heads[:1], 1, under_way=())
+    claims = journal.claim_samples(lease, with_virtual_time(lambda heads: heads[:1]), 1, under_way=())
     journal.commit(lease, [done(claim, num_tokens=100) for claim in claims])
 
-    assert journal.claim_samples(lease, everything, 4, under_way=()) == []
+    assert journal.claim_samples(lease, with_virtual_time(everything), 4, under_way=()) == []
     bench.clock.move(90.1)
-    assert len(journal.claim_samples(lease, everything, 4, under_way=())) == 1
+    assert len(journal.claim_samples(lease, with_virtual_time(everything), 4, under_way=())) == 1
 
 
 def test_no_more_of_a_tenant_run_at_once_than_may(bench: Bench, lease: Lease, crowd: list[str]) -> None:
@@ -167,6 +168,6 @@ def test_no_more_of_a_tenant_run_at_once_than_may(bench: Bench, lease: Lease, cr
     def choose(heads: list[Head]) -> list[Head]:
         return choose_batch(heads, max_adapters=64, max_tokens=10_000, min_tokens=10_000, previous_was_light=False)
 
-    claims = bench.journal.claim(lease, choose, 256)
+    claims = bench.journal.claim(lease, with_virtual_time(choose), 256)
 
     assert Counter(claim.tenant for claim in claims) == {"t0": 3, "t1": 1}

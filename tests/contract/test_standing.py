@@ -10,6 +10,7 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.core.standing import Standing, WaitReason
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_batch
 from twinkle.scheduler.overview import overview_of
 from twinkle.scheduler.standing import describe, line_up, standing_of
@@ -54,7 +55,7 @@ def test_in_a_queue_at_rest_the_place_is_the_true_rank(bench: Bench, lease: Leas
     line = line_up(queues.look(MESH))
 
     served = []
-    while claims := bench.journal.claim(lease, _one_at_a_time, 256):
+    while claims := bench.journal.claim(lease, with_virtual_time(_one_at_a_time), 256):
         bench.journal.commit(lease, [done(claim, num_tokens=claim.num_tokens) for claim in claims])
         served += [claim.request_id for claim in claims]
 
@@ -126,7 +127,7 @@ def test_the_start_is_estimated_from_the_rate_at_which_the_mesh_was_busy(
     assert _standing(bench, queues, "a", 9).starts_in_s is None, "nothing was measured"
     for idle_s in (0, 0, 200):
         clock.move(idle_s)
-        (claim,) = bench.journal.claim(lease, _one_at_a_time, 256)
+        (claim,) = bench.journal.claim(lease, with_virtual_time(_one_at_a_time), 256)
         clock.move(2)
         bench.journal.commit(lease, [done(claim, num_tokens=100)])
 
@@ -158,7 +159,7 @@ def test_an_overview_counts_what_waits_and_who_was_served(bench: Bench, lease: L
     bench.journal.open_lane(new_sampler("s", tenant="t1"))
     bench.append(*(submission("s", seq, OperationKind.SAMPLE, num_tokens=5, tenant="t1") for seq in range(3)))
     for _ in range(12):
-        (claim,) = bench.journal.claim(lease, _one_at_a_time, 256)
+        (claim,) = bench.journal.claim(lease, with_virtual_time(_one_at_a_time), 256)
         bench.clock.move(1)
         bench.journal.commit(lease, [done(claim, num_tokens=claim.num_tokens)])
     bench.claim_samples(lease, 1)

@@ -18,6 +18,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import day_of, open_blob_store
@@ -120,8 +121,10 @@ class FakeWorker:
         while not self._stopping.wait(_POLL_S):
             if not self._may_run.is_set():
                 continue
-            claims = self.journal.claim(self._lease, lambda heads: heads, 16)
-            claims += self.journal.claim_samples(self._lease, lambda heads: heads[:16], 16, under_way=())
+            claims = self.journal.claim(self._lease, with_virtual_time(lambda heads: heads), 16)
+            claims += self.journal.claim_samples(
+                self._lease, with_virtual_time(lambda heads: heads[:16]), 16, under_way=()
+            )
             if claims:
                 records = {claim.request_id: Records() for claim in claims}
                 outcomes = [self._answer(claim, records[claim.request_id]) for claim in claims]

@@ -10,6 +10,8 @@ def turn(
     tenant: str = "t",
     *,
     vtime: float = 0.0,
+    mesh_vtime: float = 0.0,
+    lane_vtime: float = 0.0,
     weight: float = 1.0,
     max_running: int = 0,
     num_running: int = 0,
@@ -18,6 +20,8 @@ def turn(
     return Turn(
         tenant=tenant,
         vtime=vtime,
+        mesh_vtime=mesh_vtime,
+        lane_vtime=lane_vtime,
         weight=weight,
         max_running=max_running,
         num_running=num_running,
@@ -37,6 +41,7 @@ def head(
     vtime: float = 0.0,
     has_next: bool = False,
     num_sequences: int = 1,
+    num_running_tokens: int = 0,
 ) -> Head:
     return Head(
         turn=of or turn(),
@@ -49,4 +54,5 @@ def head(
         vtime=vtime,
         has_next=has_next,
         num_sequences=num_sequences,
+        num_running_tokens=num_running_tokens,
     )

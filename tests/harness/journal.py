@@ -25,6 +25,7 @@ from twinkle.core.operation import (
     Payload,
     Submission,
 )
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_samples
 from twinkle.storage.adapters.parking import Unloading
 from twinkle.storage.adapters.snapshots import SnapshotStore
@@ -188,13 +189,16 @@ class Bench:
         return self.journal.append(list(submissions))
 
     def claim(self, lease: Lease, limit: int = 256) -> list[Claim]:
-        return self.journal.claim(lease, everything, limit)
+        return self.journal.claim(lease, with_virtual_time(everything), limit)
 
     def claim_samples(self, lease: Lease, limit: int, *, under_way: Collection[str] = ()) -> list[Claim]:
         """As a worker claims them that has room for so many."""
         is_idle = not under_way
         return self.journal.claim_samples(
-            lease, lambda heads: choose_samples(heads, room=limit, is_idle=is_idle), limit, under_way=under_way
+            lease,
+            with_virtual_time(lambda heads: choose_samples(heads, room=limit, is_idle=is_idle)),
+            limit,
+            under_way=under_way,
         )
 
     def run(self, lease: Lease) -> list[tuple[str, int]]:

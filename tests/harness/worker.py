@@ -23,7 +23,7 @@ from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.storage.journal.journal import Committed, Journal
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import Records
-from twinkle.storage.journal.turns import Head
+from twinkle.storage.journal.turns import Choose
 from twinkle.workers import execute
 from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
@@ -64,9 +64,7 @@ class BreakableJournal(Journal):
         self.after_claim: Callable[[], None] | None = None
         self.before_give_back: Callable[[], None] | None = None
 
-    def claim(
-        self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int, *, held: Collection[str] = ()
-    ) -> list[Claim]:
+    def claim(self, lease: Lease, choose: Choose, limit: int, *, held: Collection[str] = ()) -> list[Claim]:
         claims = super().claim(lease, choose, limit, held=held)
         if claims or not held:
             self._hand_clock.move(CLAIM_S)

@@ -37,7 +37,7 @@ class PassRate:
 
 
 def charge_of_tokens(num_tokens: int) -> int:
-    """The charge of a pass or a sample."""
+    """The charge of a pass or a sample; and what is reckoned with for whatever waits, one token where it has none."""
     return max(num_tokens, 1)
 
 

@@ -2,16 +2,21 @@
 
 Goyal, Vin and Cheng, "Start-time Fair Queueing" (1996): a flow's operation starts at the tag where its predecessor
 ends, an operation's length is its tokens divided by the flow's weight, and the lowest start tag goes first. Two flows
-that both have work differ by no more than one operation of each, whatever the sizes.
+that both have work differ by no more than one operation of each, whatever the sizes. A flow that was idle starts at the
+virtual time of the level above, so what it did not use is no credit.
+
+Tags are made of what the journal read, and what was served is added to it by the statement that records an outcome
+(``storage/journal/turns.py::charge``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from twinkle.storage.journal.turns import Head
+from twinkle.scheduler.charges import charge_of_tokens
+from twinkle.storage.journal.turns import Choice, Choose, Head, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +29,27 @@ class Tagged:
     @property
     def finish(self) -> float:
         """Where its tenant's next operation starts."""
-        return self.start + cost_of(self.head.num_tokens) / self.head.turn.weight
+        return self.start + charge_of_tokens(self.head.num_tokens) / self.head.turn.weight
 
 
-def cost_of(num_tokens: int) -> int:
-    """What serving an operation counts for: its tokens; a step of the optimizer, a save or a load counts as one."""
-    return max(num_tokens, 1)
+def start_of_tenant(turn: Turn) -> float:
+    """The start tag of a tenant's next operation, were nothing of it running: none is below the mesh's virtual time."""
+    return max(turn.vtime, turn.mesh_vtime)
+
+
+def start_of_lane(head: Head) -> float:
+    """The start tag of an operation among its tenant's; a sample that runs counts as served."""
+    return max(head.vtime, head.turn.lane_vtime) + head.num_running_tokens
+
+
+def virtual_time(offered: Iterable[Head]) -> float:
+    """The mesh's virtual time when these are offered: the lowest start tag. Of nothing it is 0, which moves none on."""
+    return min((start_of_tenant(head.turn) for head in offered), default=0.0)
+
+
+def with_virtual_time(choose: Callable[[list[Head]], list[Head]]) -> Choose:
+    """What the journal asks: what is chosen of the heads on offer, and the virtual time that follows of them all."""
+    return lambda offered: Choice(heads=choose(offered), vtime=virtual_time(offered))
 
 
 def in_service_order(heads: Sequence[Head]) -> list[Tagged]:
@@ -41,7 +61,7 @@ def in_service_order(heads: Sequence[Head]) -> list[Tagged]:
     tagged = []
     for own in _by_tenant(heads).values():
         turn = own[0].turn
-        start = turn.vtime + turn.num_running_tokens / turn.weight
+        start = start_of_tenant(turn) + turn.num_running_tokens / turn.weight
         room = max(turn.max_running - turn.num_running, 0) if turn.max_running else len(own)
         for head in _in_lane_order(own)[:room]:
             tagged.append(Tagged(head=head, start=start))
@@ -94,6 +114,6 @@ def _in_lane_order(heads: Sequence[Head]) -> list[Head]:
     served: defaultdict[str, int] = defaultdict(int)
     tagged = []
     for place, head in enumerate(heads):
-        tagged.append((head.nice, head.vtime + served[head.lane], head.lane, place, head))
-        served[head.lane] += cost_of(head.num_tokens)
+        tagged.append((head.nice, start_of_lane(head) + served[head.lane], head.lane, place, head))
+        served[head.lane] += charge_of_tokens(head.num_tokens)
     return [entry[-1] for entry in sorted(tagged, key=lambda entry: entry[:-1])]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationState
 from twinkle.core.standing import Place, Standing, WaitReason
-from twinkle.scheduler.fairness import cost_of, in_service_order
+from twinkle.scheduler.charges import charge_of_tokens
+from twinkle.scheduler.fairness import in_service_order
 from twinkle.storage.journal.queues import Ended, MeshQueue, OperationPlace
 from twinkle.storage.journal.turns import Head
 
@@ -67,7 +68,7 @@ def measured_rate(recent: Iterable[Ended]) -> float | None:
     num_tokens = 0
     busy_until = float("-inf")
     for ended in sorted(recent, key=lambda ended: ended.started_at):
-        num_tokens += ended.num_tokens
+        num_tokens += charge_of_tokens(ended.num_tokens)
         begins = ended.started_at if ended.started_at > busy_until + _PAUSE_S else busy_until
         busy_s += max(ended.finished_at - begins, 0.0)
         busy_until = max(busy_until, ended.finished_at)
@@ -144,7 +145,7 @@ def _places(heads: Sequence[Head], last: dict[str, int], *, is_complete: bool) -
             is_exact=is_exact,
         )
         own[head.turn.tenant] += 1
-        num_tokens += cost_of(head.num_tokens)
+        num_tokens += charge_of_tokens(head.num_tokens)
         # Behind the last one that is known of a lane there are others whose places are not.
         is_exact = is_exact and last.get(head.lane) != head.seq
     return places

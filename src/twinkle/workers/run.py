@@ -14,6 +14,7 @@ from twinkle.core.errors import LeaseLost, StatementFailed, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import alone_from, choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.journal.journal import Committed, Journal
@@ -182,7 +183,7 @@ class MeshWorker(Generic[State]):
         self._offered, self._chosen = [], []
         self._room = self._residents.room_for_batch(at_most=self._max_adapters)
         held = self._executor.lanes | self._residents.held | self._absences.adapters
-        claims = self._journal.claim(lease, self._choose, _HEADS_OFFERED, held=held)
+        claims = self._journal.claim(lease, with_virtual_time(self._choose), _HEADS_OFFERED, held=held)
         execution = Execution()
         if claims:
             self._previous_was_light = claims[0].kind in _LIGHT
@@ -245,7 +246,7 @@ class MeshWorker(Generic[State]):
         claims: list[Claim] = []
         if self._samples.room > 0:
             claims = self._journal.claim_samples(
-                lease, self._choose_samples, self._samples.room, under_way=self._samples.under_way
+                lease, with_virtual_time(self._choose_samples), self._samples.room, under_way=self._samples.under_way
             )
             self._reporter.started(claims)
         if claims:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
-from twinkle.scheduler.charges import charge_of_time
-from twinkle.scheduler.fairness import cost_of, in_service_order
+from twinkle.scheduler.charges import charge_of_time, charge_of_tokens
+from twinkle.scheduler.fairness import in_service_order, virtual_time, with_virtual_time
 from twinkle.scheduler.fusion import choose_batch, choose_samples
 from twinkle.storage.journal.turns import Head
 
@@ -70,7 +71,7 @@ class _Mesh:
         )
         self.was_light = batch[0].kind is not OperationKind.FORWARD_BACKWARD
         for taken in batch:
-            tenant, cost = taken.turn.tenant, cost_of(taken.num_tokens)
+            tenant, cost = taken.turn.tenant, charge_of_tokens(taken.num_tokens)
             if tenant in self.forking:
                 cost = charge_of_time(0.0, tokens_per_s=0.0, num_replayed=self.sizes[tenant])
             self.vtimes[tenant] += cost / self.weights[tenant]  # type: ignore[assignment]
@@ -204,3 +205,50 @@ def test_start_tags_never_run_back_and_nothing_is_lost(operations: list[tuple[st
 
     assert sorted(operation.head.lane for operation in order) == sorted(head.lane for head in heads)
     assert [operation.start for operation in order] == sorted(operation.start for operation in order)
+
+
+def test_whoever_was_idle_starts_at_the_meshs_virtual_time_and_its_adapter_at_its_tenants() -> None:
+    idle, busy = turn("idle", vtime=5, mesh_vtime=40, lane_vtime=9), turn("busy", vtime=50, mesh_vtime=40, lane_vtime=9)
+    order = in_service_order(
+        [
+            head("z-served-less", of=idle, vtime=1, num_tokens=7),
+            head("a-served-more", of=idle, vtime=8, num_tokens=3),
+            head("other", of=busy, vtime=12),
+        ]
+    )
+
+    # Both adapters of the idle tenant start where its idle lanes begin, so their names decide and not what they had.
+    assert [(one.head.lane, one.start) for one in order] == [
+        ("a-served-more", 40),
+        ("z-served-less", 43),
+        ("other", 50),
+    ]
+
+
+def test_a_lane_whose_samples_run_stands_behind_one_whose_do_not() -> None:
+    heads = [
+        head("busy", OperationKind.SAMPLE, vtime=1, num_running_tokens=20),
+        head("idle", OperationKind.SAMPLE, vtime=20),
+    ]
+
+    assert [one.head.lane for one in in_service_order(heads)] == ["idle", "busy"]
+
+
+@given(st.lists(st.floats(0, 1e6)), st.floats(0, 1e6))
+def test_the_virtual_time_is_the_lowest_start_tag_on_offer_and_never_runs_back(
+    served: list[float], mesh_vtime: float
+) -> None:
+    heads = [head(str(n), of=turn(str(n), vtime=vtime, mesh_vtime=mesh_vtime)) for n, vtime in enumerate(served)]
+
+    if heads:
+        assert virtual_time(heads) == in_service_order(heads)[0].start == max(min(served), mesh_vtime)
+    assert virtual_time([]) == 0
+
+
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_the_virtual_time_follows_of_all_that_is_offered_whatever_is_taken_of_it(num_taken: int) -> None:
+    offered = [head("ahead", of=turn("ahead", vtime=9)), head("behind", of=turn("behind", vtime=3))]
+
+    choice = with_virtual_time(lambda heads: heads[:num_taken])(offered)
+
+    assert (choice.heads, choice.vtime) == (offered[:num_taken], 3)

@@ -7,7 +7,7 @@ two batches could lock each other out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -41,7 +41,7 @@ from twinkle.storage.journal.lanes import (
     unloaded_error,
 )
 from twinkle.storage.journal.records import NewLane, PastOperation, Records
-from twinkle.storage.journal.turns import Head, Moment, charge, ready_heads, served_of, virtual_time, waiting_samples
+from twinkle.storage.journal.turns import Choose, Moment, charge, ready_heads, served_of, waiting_samples
 
 _STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
@@ -190,7 +190,7 @@ class Journal:
     def claim(
         self,
         lease: Lease,
-        choose: Callable[[list[Head]], list[Head]],
+        choose: Choose,
         limit: int,
         *,
         held: Collection[str] = (),
@@ -199,7 +199,8 @@ class Journal:
 
         Args:
             lease: The caller's lease; its epoch is written on every claimed operation.
-            choose: The scheduler's decision: some of the given heads, which stand in the order of fairness.
+            choose: The scheduler's decision: some of the given heads, tenants being in the order of what they were
+                served.
             limit: How many heads to offer.
             held: Lanes that are not to be offered: the caller works on their heads, or they wait for something else.
 
@@ -209,12 +210,11 @@ class Journal:
         with self.database.transaction() as transaction:
             moment = self._moment(transaction, lease)
             heads = ready_heads(transaction, moment, limit=limit, held=held)
-            _move_virtual_time(transaction, moment, heads)
-            return self._start(transaction, lease, [head.request_id for head in choose(heads)])
+            choice = choose(heads)
+            _move_virtual_time(transaction, moment, choice.vtime)
+            return self._start(transaction, lease, [head.request_id for head in choice.heads])
 
-    def claim_samples(
-        self, lease: Lease, choose: Callable[[list[Head]], list[Head]], limit: int, *, under_way: Collection[str]
-    ) -> list[Claim]:
+    def claim_samples(self, lease: Lease, choose: Choose, limit: int, *, under_way: Collection[str]) -> list[Claim]:
         """Hand the chosen samples to the lease holder; one that nobody works on counts as waiting.
 
         Args:
@@ -232,8 +232,9 @@ class Journal:
             samples = waiting_samples(transaction, moment, limit=limit, under_way=under_way)
             if not samples:
                 return []
-            _move_virtual_time(transaction, moment, samples)
-            return self._start(transaction, lease, [sample.request_id for sample in choose(samples)])
+            choice = choose(samples)
+            _move_virtual_time(transaction, moment, choice.vtime)
+            return self._start(transaction, lease, [sample.request_id for sample in choice.heads])
 
     def _moment(self, transaction: Transaction, lease: Lease) -> Moment:
         vtime = _check_lease(transaction, lease)
@@ -427,8 +428,7 @@ def _check_lease(transaction: Transaction, lease: Lease) -> float:
     return float(row.vtime)
 
 
-def _move_virtual_time(transaction: Transaction, moment: Moment, offered: list[Head]) -> None:
-    vtime = virtual_time(offered, before=moment.vtime)
+def _move_virtual_time(transaction: Transaction, moment: Moment, vtime: float) -> None:
     if vtime > moment.vtime:
         transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ?", (vtime, moment.mesh))
 

@@ -13,7 +13,7 @@ NO_MESH = ""
 """The mesh of a lane that nobody executes: its operations are complete when they are accepted."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LockedLane:
     """A lane's row, locked by the current transaction."""
 
@@ -65,7 +65,22 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
         f" FROM lane WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
-    return {row.id: LockedLane(*row) for row in rows}
+    return {
+        row.id: LockedLane(
+            id=row.id,
+            tenant=row.tenant,
+            mesh=row.mesh,
+            ordered=row.ordered,
+            head_seq=row.head_seq,
+            head_kind=row.head_kind,
+            max_seq=row.max_seq,
+            vtime=row.vtime,
+            gap_since=row.gap_since,
+            num_rewinds=row.num_rewinds,
+            unload_seq=row.unload_seq,
+        )
+        for row in rows
+    }
 
 
 def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, least_vtime: float = 0.0) -> None:

@@ -205,7 +205,7 @@ class Queues:
                 tenant=row.tenant,
                 started_at=row.started_at,
                 finished_at=row.finished_at,
-                num_tokens=max(row.num_tokens, 1),
+                num_tokens=row.num_tokens,
             )
             for row in rows
         ]
@@ -277,7 +277,9 @@ def _waiting(rows: list[tuple[Row, Row]], shares: dict[str, Row]) -> list[Head]:
     turns = {
         name: Turn(
             tenant=name,
-            vtime=max(share.vtime, share.mesh_vtime),
+            vtime=share.vtime,
+            mesh_vtime=share.mesh_vtime,
+            lane_vtime=share.lane_vtime,
             weight=share.weight,
             max_running=0,
             num_running_tokens=running_tokens[name],
@@ -293,7 +295,7 @@ def _waiting(rows: list[tuple[Row, Row]], shares: dict[str, Row]) -> list[Head]:
             suspicions=0,
             num_tokens=row.num_tokens,
             nice=lane.nice,
-            vtime=max(lane.vtime, shares[lane.tenant].lane_vtime),
+            vtime=lane.vtime,
             has_next=False,
         )
         for row, lane in rows

@@ -1,16 +1,14 @@
-"""Whose turn it is: the shares tenants have had of a mesh, and the operations that may run, in the order of fairness.
+"""Whose turn it is: the shares tenants have had of a mesh, and the operations that may run.
 
-Two levels of start-time fair queueing (Goyal, Vin and Cheng, 1996): tenants by their weights, then a tenant's adapters.
-A virtual time counts tokens served; a flow that was idle begins at the virtual time of the level above, so what it did
-not use is no credit. That is settled when a flow is read and when it is charged, never when an operation arrives: an
-arrival touches its own lane only.
+What is read here are tags as they are stored; ``scheduler/fairness.py`` makes an order of them. A flow that was idle is
+moved on when it is read and when it is charged, never when an operation arrives: an arrival touches its own lane only.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState, Outcome
@@ -61,12 +59,15 @@ SAMPLES_OF_LANE = (
 class Turn:
     """Where a tenant stands on a mesh.
 
-    ``vtime`` is its start tag: tokens served so far, divided by its weight. Samples that run are counted beside it,
-    since they are charged when they end. ``max_running`` is 0 where nothing limits how many run at once.
+    ``vtime`` is its finish tag: tokens served so far, divided by its weight; ``mesh_vtime`` is the mesh's virtual time
+    and ``lane_vtime`` that of the tenant's own lanes. Samples that run are counted beside them, since they are charged
+    when they end. ``max_running`` is 0 where nothing limits how many run at once.
     """
 
     tenant: str
     vtime: float
+    mesh_vtime: float
+    lane_vtime: float
     weight: float
     max_running: int
     num_running: int = 0
@@ -77,10 +78,11 @@ class Turn:
 class Head:
     """An operation that may run, as the scheduler sees it before it decides what to claim.
 
-    ``nice`` orders a tenant's adapters, the lowest first; ``vtime`` orders those that are equally nice. ``has_next``
-    tells whether something of the tenant waits behind this one and is not offered with it; ``suspicions`` counts the
-    attempts at which its worker died or the device failed, so that it may be to blame; ``num_sequences`` is how
-    many a sample draws at once.
+    ``nice`` orders a tenant's adapters, the lowest first; ``vtime``, the tokens its lane was served so far, orders
+    those that are equally nice. ``has_next`` tells whether something of the tenant waits behind this one and is not
+    offered with it; ``suspicions`` counts the attempts at which its worker died or the device failed, so that it may be
+    to blame; ``num_sequences`` is how many a sample draws at once, and ``num_running_tokens`` are those of its lane's
+    samples that run.
     """
 
     turn: Turn
@@ -93,11 +95,26 @@ class Head:
     vtime: float
     has_next: bool
     num_sequences: int = 1
+    num_running_tokens: int = 0
 
     @property
     def request_id(self) -> str:
         """The operation's future."""
         return request_id_of(self.lane, self.seq)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the scheduler takes of the heads that it was offered, and the mesh's virtual time when these are on offer.
+
+    A lower virtual time than the mesh has moves nothing back.
+    """
+
+    heads: list[Head]
+    vtime: float
+
+
+Choose = Callable[[list[Head]], Choice]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +154,10 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int, held: C
                 running[row.tenant] += 1
         if len(rows) >= limit:
             break
-    having_heads = {row.tenant for row in rows}
     turns = {
-        tenant: replace(turn, num_running=running[tenant])
-        for tenant, turn in _turns([one for one in tenants if one.tenant in having_heads], moment).items()
+        tenant.tenant: _turn(tenant, moment, num_running=running[tenant.tenant], num_running_tokens=0)
+        for tenant in tenants
     }
-    lane_vtimes = {tenant.tenant: tenant.lane_vtime for tenant in tenants}
     order = {tenant: place for place, tenant in enumerate(names)}
     rows.sort(key=lambda row: (order[row.tenant], row.nice, row.vtime, row.id))
     cut = {tenant for tenant, count in Counter(row.tenant for row in rows).items() if count >= each}
@@ -155,7 +170,7 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int, held: C
             suspicions=_suspicions_of(row, moment),
             num_tokens=row.num_tokens,
             nice=row.nice,
-            vtime=max(row.vtime, lane_vtimes[row.tenant]),
+            vtime=row.vtime,
             has_next=row.max_seq > row.head_seq or row.tenant in cut,
         )
         for row in rows[:limit]
@@ -186,19 +201,17 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
             tokens_of_lane[row.lane] += row.num_tokens
         elif row.not_before <= now:
             waiting.append(row)
-    tenants_waiting = {lane_rows[row.lane].tenant for row in waiting}
-    lanes_waiting = [lane for lane in lane_rows.values() if lane.tenant in tenants_waiting]
     turns = {
-        tenant: replace(turn, num_running=running_of_tenant[tenant], num_running_tokens=tokens_of_tenant[tenant])
-        for tenant, turn in _turns(lanes_waiting, moment).items()
+        lane.tenant: _turn(
+            lane,
+            moment,
+            num_running=running_of_tenant[lane.tenant],
+            num_running_tokens=tokens_of_tenant[lane.tenant],
+        )
+        for lane in lane_rows.values()
     }
     waiting.sort(key=lambda row: (row.accepted_at, row.seq))
     return [_sample_head(turns, lane_rows[row.lane], row, tokens_of_lane[row.lane], moment) for row in waiting]
-
-
-def virtual_time(heads: Iterable[Head], *, before: float) -> float:
-    """The mesh's virtual time when these are offered: the lowest start tag, and never less than before."""
-    return max(before, min((head.turn.vtime for head in heads), default=before))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +223,7 @@ class Served:
 
 
 def served_of(outcomes: Iterable[Outcome], lanes: dict[str, LockedLane]) -> dict[str, Served]:
-    """What each tenant was served: the sum of its operations' charges."""
+    """What each tenant was served: the sum of its operations' charges, which the scheduler has set."""
     served: dict[str, Served] = {}
     for outcome in outcomes:
         lane = lanes[outcome.lane]
@@ -262,18 +275,17 @@ def charge(
     return floors
 
 
-def _turns(rows: Sequence[Row], moment: Moment) -> dict[str, Turn]:
-    """Start tags of tenants that have something to offer; none is below the mesh's virtual time."""
-    vtime = max(moment.vtime, min((row.vtime for row in rows), default=moment.vtime))
-    return {
-        row.tenant: Turn(
-            tenant=row.tenant,
-            vtime=max(row.vtime, vtime),
-            weight=row.weight,
-            max_running=moment.max_running if row.max_running is None else row.max_running,
-        )
-        for row in rows
-    }
+def _turn(share: Row, moment: Moment, *, num_running: int, num_running_tokens: int) -> Turn:
+    return Turn(
+        tenant=share.tenant,
+        vtime=share.vtime,
+        mesh_vtime=moment.vtime,
+        lane_vtime=share.lane_vtime,
+        weight=share.weight,
+        max_running=moment.max_running if share.max_running is None else share.max_running,
+        num_running=num_running,
+        num_running_tokens=num_running_tokens,
+    )
 
 
 def _suspicions_of(row: Row, moment: Moment) -> int:
@@ -291,7 +303,8 @@ def _sample_head(turns: dict[str, Turn], lane: Row, sample: Row, tokens_under_wa
         suspicions=_suspicions_of(sample, moment),
         num_tokens=sample.num_tokens,
         nice=lane.nice,
-        vtime=max(lane.own_vtime, lane.lane_vtime) + tokens_under_way,
+        vtime=lane.own_vtime,
         has_next=False,
         num_sequences=sample.num_sequences,
+        num_running_tokens=tokens_under_way,
     )
