@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
+import shutil
 import subprocess
+import sys
 import sysconfig
-import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _OWN_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
-def environment_python(cache: Path, *, made_from: str, fill: Callable[[Path], None]) -> Path:
+def environment_python(
+    cache: Path, *, made_from: str, fill: Callable[[Path], None], interpreter: str | Path = sys.executable
+) -> Path:
     """Returns the Python of the environment in `cache`; makes it first when there is none.
 
     It is made again when `made_from` has changed, and one that was not finished is not used.
@@ -22,6 +26,7 @@ def environment_python(cache: Path, *, made_from: str, fill: Callable[[Path], No
         cache: Its folder. One process makes it, others wait.
         made_from: Whatever decides its content.
         fill: Installs into an empty environment, given its Python.
+        interpreter: What it is made with.
     """
     stamp = cache / "made-from.sha256"
     wanted = hashlib.sha256(made_from.encode()).hexdigest()
@@ -30,10 +35,21 @@ def environment_python(cache: Path, *, made_from: str, fill: Callable[[Path], No
     with cache.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (stamp.is_file() and stamp.read_text() == wanted):
-            venv.create(cache, clear=True, with_pip=True)
+            subprocess.run([interpreter, "-m", "venv", "--clear", cache], check=True)
             fill(python)
             stamp.write_text(wanted)
     return python
+
+
+def interpreter_of(version: str) -> Path | None:
+    """A Python of this version (as 3.12) on this machine, on the PATH or kept by pyenv; ``None`` if there is none."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    on_path = shutil.which(f"python{version}")
+    for found in ([] if on_path is None else [Path(on_path)]) + sorted(root.glob(f"versions/{version}.*/bin/python")):
+        # pyenv's shim is there for versions that it does not run.
+        if subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return found
+    return None
 
 
 def overlaid_python(cache: Path, *, install: Sequence[str | Path], made_from: str) -> Path:
