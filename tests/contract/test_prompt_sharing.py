@@ -11,17 +11,15 @@ import torch
 
 from harness.journal import Bench, new_sampler
 from harness.models import make_text_model
-from harness.worker import RecordingTokenPublisher
+from harness.worker import WorkerRig
 from twinkle.core.errors import ConfigError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.core.settings import Settings, load_settings
 from twinkle.storage.blobs import FolderStore
 from twinkle.wire.sample_result import decode_sample_response
-from twinkle.workers.artifacts import Artifacts
-from twinkle.workers.endings import Endings, Execution
-from twinkle.workers.sampling import CacheGroups, SampleDesk
-from twinkle.workers.token_reports import TokenReports
+from twinkle.workers.endings import Execution
+from twinkle.workers.sampling import CacheGroups
 from twinkle.workers.transformers_engine import TransformersEngine
 
 PROMPT = list(range(7, 307))
@@ -39,24 +37,17 @@ class Desk:
         self.bench = bench
         self.lease = bench.lease()
         self.engine = TransformersEngine.from_settings(Settings(model=str(model), threads=1))
-        blobs = FolderStore(folder)
-        clock = bench.clock
-        self.samples = SampleDesk(
-            engine=self.engine,
-            artifacts=Artifacts(engine=self.engine, catalog=bench.catalog, blobs=blobs, clock=clock),
+        rig = WorkerRig(
+            "a",
+            database=bench.database,
             catalog=bench.catalog,
-            blobs=blobs,
-            clock=clock,
-            slots=8,
-            max_weights=2,
-            endings=Endings(blobs=blobs, clock=clock, inline_bytes=1 << 20, max_attempts=1),
-            reports=TokenReports(
-                engine=self.engine,
-                publisher=RecordingTokenPublisher(),  # type: ignore[arg-type]
-                clock=clock,
-            ),
+            blobs=FolderStore(folder),
+            clock=bench.clock,
+            sample_slots=8,
+            engine=self.engine,
             cache_groups=CacheGroups(groups, lambda tenant: f"name of {tenant}"),
         )
+        self.samples = rig.samples
         self.num_rows = 0
         self._seqs = dict.fromkeys(("t0", "t1"), 0)
         run_packed = self.engine.model.run_packed

@@ -18,6 +18,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.scheduler.charges import charge_of_tokens
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
@@ -155,6 +156,7 @@ class FakeWorker:
             result=payload,
             num_tokens=self._num_tokens(claim),
             device_s=DEVICE_S,
+            charge=charge_of_tokens(self._num_tokens(claim)),
         )
 
     def _why_not(self, claim: Claim) -> str | None:

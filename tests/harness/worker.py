@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from types import MappingProxyType
+from typing import Any
 
 from harness.clock import HandClock
 from harness.journal import MESH, identity
@@ -28,6 +29,7 @@ from twinkle.workers import execute
 from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings
+from twinkle.workers.engine import Engine
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.null_engine import NullEngine, NullState
@@ -255,8 +257,10 @@ class WorkerRig:
         sample_slots: int = 4,
         threads: Executor | None = None,
         transfer_bytes: int = 1 << 30,
+        engine: Engine[Any] | None = None,
+        cache_groups: CacheGroups | None = None,
     ) -> None:
-        self.engine = BrokenEngine()
+        self.engine: Any = BrokenEngine() if engine is None else engine
         self.journal = BreakableJournal(database, clock)
         self.publisher = RecordingPublisher()
         self.token_publisher = RecordingTokenPublisher()
@@ -329,7 +333,7 @@ class WorkerRig:
                 publisher=self.token_publisher,  # type: ignore[arg-type]
                 clock=clock,
             ),
-            cache_groups=CacheGroups({}, str),
+            cache_groups=cache_groups or CacheGroups({}, str),
             transfers=transfers,
         )
         self.worker = MeshWorker[NullState](

@@ -49,14 +49,6 @@ class Row(Protocol):
         """The value of a column."""
         ...
 
-    def __getitem__(self, index: Any) -> Any:
-        """The value at a place, or those in a slice."""
-        ...
-
-    def __iter__(self) -> Iterator[Any]:
-        """The values, in the statement's order."""
-        ...
-
 
 @lru_cache(maxsize=512)
 def _row_of(columns: tuple[str, ...]) -> Callable[[Iterable[Any]], Row]:

@@ -37,6 +37,7 @@ BODIES: dict[str, Json] = {
     "/api/v1/save_weights_for_sampler": {"model_id": "$run", "seq_id": 7, "sampling_session_seq_id": 3},
     "/api/v1/save_weights_external": {"model_id": "$run", "seq_id": 8, "path": "a", "age_encryption_recipients": ["a"]},
     "/api/v1/load_weights": {"model_id": "$run", "seq_id": 9, "path": "$path", "optimizer": True},
+    "/api/v1/unload_model": {"model_id": "$run"},
     "/api/v1/retrieve_future": {"request_id": "$request", "allow_metadata_only": True},
     "/api/v1/retrieve_futures": {
         "target": {"sampling_session_id": "$sampler", "cloned_sampler_id": 1, "type": "sampling_session"},
