@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -58,14 +59,13 @@ def kill_at_random(served: Served, stop: threading.Event, kills: list[str]) -> N
     dice = random.Random(SEED)
     while not stop.wait(dice.uniform(*KILL_EVERY_S)):
         part = dice.choice(PARTS)
-        victims = [
-            process
-            for process in psutil.Process(served.pid).children(recursive=True)
-            if part in " ".join(process.cmdline())
-        ]
-        if victims:
-            victims[0].kill()
-            kills.append(part)
+        for process in psutil.Process(served.pid).children(recursive=True):
+            # What was killed a moment ago may still be listed.
+            with suppress(psutil.NoSuchProcess):
+                if part in " ".join(process.cmdline()):
+                    process.kill()
+                    kills.append(part)
+                    break
 
 
 def test_random_kills_leave_every_run_as_if_nothing_had_happened(tmp_path: Path) -> None:
