@@ -55,7 +55,7 @@ BAD_PASSES = {
     "NaN weight": ([10, 11, 12], GOOD | {"weights": [1.0, math.nan, 1.0]}, "cross_entropy", r"weights.*finite"),
     "infinite weight": ([10, 11, 12], GOOD | {"weights": [1.0, math.inf, 1.0]}, "cross_entropy", r"weights.*finite"),
     "unknown loss": ([10, 11, 12], GOOD, "hinge", r"loss_fn.*cross_entropy"),
-    "missing loss input": ([10, 11, 12], {"target_tokens": [11, 12, 13]}, "cross_entropy", r"weights"),
+    "missing loss input": ([10, 11, 12], {"weights": [1.0] * 3}, "cross_entropy", r"target_tokens"),
     "missing logprobs": ([10, 11, 12], GOOD | {"advantages": [1.0] * 3}, "importance_sampling", r"logprobs"),
     "targets too short": ([10, 11, 12], GOOD | {"target_tokens": [11, 12]}, "cross_entropy", r"target_tokens"),
     "weights too long": ([10, 11, 12], GOOD | {"weights": [1.0] * 5}, "cross_entropy", r"weights"),

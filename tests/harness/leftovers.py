@@ -22,7 +22,17 @@ _GRACE_S = 5.0
 _POLL_S = 0.01
 _HEARTBEAT = "InternalClientHolder._session_heartbeat"
 # Pools of servers that outlive a test, and of libraries: they grow when they are asked, and end with what has them.
-_POOLS = ("AnyIO worker thread", "tqdm_monitor", "asyncio_", "append_", "futures_", "sql_", "objects_", "traces_")
+_POOLS = (
+    "AnyIO worker thread",
+    "tqdm_monitor",
+    "tinker-custom-loss",
+    "asyncio_",
+    "append_",
+    "futures_",
+    "sql_",
+    "objects_",
+    "traces_",
+)
 # By what they run: the one thread in which all clients of the SDK live, and connections, which end with their clients.
 _SHARED = ("(_background_thread_func)", "(process_request_thread)")
 
