@@ -41,9 +41,7 @@ def num_queued(served: Served) -> int:
 
 
 def test_two_thousand_samples_of_one_client_are_accepted_held_and_answered(served: Served) -> None:
-    (api,) = [
-        psutil.Process(child.pid) for child in psutil.Process(served.pid).children() if "server" in child.cmdline()
-    ]
+    api = served.part("the API")
     service = served.client("many")
     sampling = service.create_sampling_client(base_model="null").result()
     prompt, params = tinker.ModelInput.from_ints(range(200)), tinker.SamplingParams(max_tokens=16)

@@ -115,7 +115,7 @@ def test_the_client_outlives_a_killed_api(served: Served, client: Client) -> Non
     run = client.create_run(MODEL, rank=8)
     futures = [run.optim_step() for _ in range(300)]
     futures[20].result(TIMEOUT_S)
-    (api,) = [child for child in psutil.Process(served.pid).children() if "server" in child.cmdline()]
+    api = served.part("the API")
     api.kill()
 
     assert [step.metrics["step"] for step in gather(*futures).result(TIMEOUT_S)] == [float(n) for n in range(1, 301)]
@@ -288,7 +288,7 @@ def test_ten_thousand_open_futures_need_few_connections(served: Served, client: 
     try:
         futures = [run.optim_step() for _ in range(1000) for run in runs]
         gather(*[future.accepted() for future in futures[-10:]]).result(400)
-        (api,) = [child for child in psutil.Process(served.pid).children() if "server" in child.cmdline()]
+        api = served.part("the API")
         ours = {connection.laddr for connection in psutil.Process().net_connections() if connection.raddr}
         held = [connection for connection in api.net_connections() if connection.raddr in ours]
         assert sum(not future.done() for future in futures) == 10_000

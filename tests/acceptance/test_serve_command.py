@@ -17,7 +17,7 @@ import pytest
 
 from harness.models import make_text_model
 from harness.polling import wait_for
-from harness.served import TWINKLE, Served
+from harness.served import PARTS, TWINKLE, Served
 from twinkle.cli.broker import answers
 
 BACK_WITHIN_S = 30.0
@@ -40,9 +40,6 @@ class Stack:
 
     def processes(self) -> list[psutil.Process]:
         return [self.supervisor, *self.supervisor.children(recursive=True)]
-
-    def children(self, word: str) -> list[psutil.Process]:
-        return [child for child in self.supervisor.children() if word in " ".join(child.cmdline())]
 
     def is_healthy(self) -> bool:
         try:
@@ -113,8 +110,7 @@ def test_flower_shows_nothing_of_the_work_without_the_password(served: Stack) ->
 
 
 def test_killed_parts_come_back_by_themselves_and_it_is_said(served: Stack) -> None:
-    (broker,) = served.children("redis")
-    (api,) = served.children("twinkle.cli server")
+    broker, api = served.served.part("the broker"), served.served.part("the API")
     api.send_signal(signal.SIGKILL)
     broker.send_signal(signal.SIGKILL)
     wait_for(lambda: are_gone([api, broker]), deadline_s=GONE_WITHIN_S, what="their end")
@@ -175,14 +171,13 @@ def test_a_mesh_whose_worker_refuses_later_falls_out_and_the_rest_goes_on(tmp_pa
         wait_for(lambda: "ready in" in stack.console(), deadline_s=BACK_WITHIN_S, what="the word ready")
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "logit_scale": 0.5}))
-        (worker,) = stack.children("twinkle.cli worker")
-        worker.send_signal(signal.SIGKILL)
+        stack.served.part("the worker").kill()
 
         wait_for(lambda: "start serve anew" in stack.console(), deadline_s=BACK_WITHIN_S, what="the refusal")
         assert "it scales its logits (logit_scale)" in stack.console()
         assert "default is a mesh without a worker now" in stack.console()
         assert stack.is_healthy()
-        assert stack.children("twinkle.cli worker") == []
+        assert stack.served.processes(PARTS["the worker"]) == []
 
 
 def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import threading
 
 import redis
 
-from harness.polling import wait_for
 from harness.recovery import finished_again_s, now, tell
 from harness.struck import Struck
 
@@ -41,7 +40,7 @@ def test_a_broker_that_answers_nobody_stops_nobody(struck: Struck) -> None:
 
     def freeze() -> None:
         finished_again_s(struck.served.query, now(), count=5)
-        (broker,) = wait_for(lambda: struck.processes("redis-server"), what="the broker")
+        broker = struck.served.part("the broker")
         broker.suspend()
         since = now()
         try:

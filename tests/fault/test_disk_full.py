@@ -25,7 +25,7 @@ def test_a_full_disk_pauses_everything_and_loses_nothing(struck: Struck) -> None
     def fill() -> None:
         finished_again_s(struck.served.query, now(), count=5)
         # A limit of one page: the write-ahead log, the blobs and the logs have all grown past it.
-        processes = [process for words in ("server", "spawn_main") for process in struck.processes(words)]
+        processes = [process for words in ("server", "spawn_main") for process in struck.served.processes(words)]
         _limit(processes, 4096)
         since = now()
         try:

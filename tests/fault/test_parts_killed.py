@@ -9,8 +9,8 @@ from collections import Counter
 import psutil
 import pytest
 
-from harness.polling import wait_for
 from harness.recovery import finished_again_s, now, running_again_s, tell
+from harness.served import PARTS
 from harness.struck import Struck
 
 GOES_ON_WITHIN_S = 30.0
@@ -20,17 +20,6 @@ SOAK_S = 1800.0
 SOAK_RUNS = 1000
 SOAK_PAUSE_S = (2.0, 15.0)
 SOAK_SEED = 20261121
-PARTS = {
-    "the API": "twinkle.cli server",
-    "the worker": "twinkle.cli worker",
-    "housekeeping": "twinkle.cli housekeeping",
-    "the broker": "redis-server",
-}
-
-
-def _kill(struck: Struck, words: str) -> None:
-    victims = wait_for(lambda: struck.processes(words), what=f"a process of {words}")
-    victims[0].kill()
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -39,7 +28,7 @@ def test_a_killed_part_costs_nothing_but_a_pause(struck: Struck, part: str) -> N
 
     def kill() -> None:
         finished_again_s(struck.served.query, now(), count=5)
-        _kill(struck, PARTS[part])
+        struck.served.part(part).kill()
         seconds.append(finished_again_s(struck.served.query, now(), count=10))
 
     verdict = struck.work_through(kill)
@@ -92,7 +81,7 @@ def test_half_an_hour_of_restarts_under_a_thousand_short_runs(struck: Struck) ->
         while time.monotonic() < ends_at:
             time.sleep(dice.uniform(*SOAK_PAUSE_S))
             part = dice.choice(list(PARTS))
-            _kill(struck, PARTS[part])
+            struck.served.part(part).kill()
             killed[part] += 1
 
     verdict = struck.work_through(restart_forever, runs=4, steps=3)

@@ -12,14 +12,14 @@ import psutil
 import pytest
 import tinker
 
-from harness.served import Served
+from harness.served import PARTS, Served
 
 NUM_RUNS = 4
 NUM_STEPS = 300
 IN_FLIGHT = 5
 SEED = 20260121
 KILL_EVERY_S = (0.5, 3.0)
-PARTS = ("twinkle.cli server", "twinkle.cli worker", "twinkle.cli housekeeping", "redis-server", "spawn_main")
+VICTIMS = {**PARTS, "what the worker started": "spawn_main"}
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -58,14 +58,11 @@ def train_all(served: Served) -> dict[int, list[dict[str, float]]]:
 def kill_at_random(served: Served, stop: threading.Event, kills: list[str]) -> None:
     dice = random.Random(SEED)
     while not stop.wait(dice.uniform(*KILL_EVERY_S)):
-        part = dice.choice(PARTS)
-        for process in psutil.Process(served.pid).children(recursive=True):
-            # What was killed a moment ago may still be listed.
+        part = dice.choice(list(VICTIMS))
+        for process in served.processes(VICTIMS[part])[:1]:
             with suppress(psutil.NoSuchProcess):
-                if part in " ".join(process.cmdline()):
-                    process.kill()
-                    kills.append(part)
-                    break
+                process.kill()
+                kills.append(part)
 
 
 def test_random_kills_leave_every_run_as_if_nothing_had_happened(tmp_path: Path) -> None:

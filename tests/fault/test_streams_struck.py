@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import pytest
 import redis
 
@@ -80,7 +79,7 @@ def test_a_stream_whose_worker_is_killed_goes_on_where_it_was(
 def test_a_stream_whose_broker_is_emptied_loses_its_listeners_and_freezes_ends_with_the_rest(
     served: Served, client: openai.OpenAI, answer: str
 ) -> None:
-    (broker,) = [child for child in psutil.Process(served.pid).children(recursive=True) if "redis" in child.name()]
+    broker = served.part("the broker")
     with redis.Redis.from_url((served.home / "broker-url").read_text().strip()) as connection:
         stream = Stream(served, client)
         early, state = stream.text, stream.operation()

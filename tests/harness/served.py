@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,14 @@ from harness.polling import wait_for
 from twinkle.core.lease import ProcessIdentity
 
 TWINKLE = (sys.executable, "-m", "twinkle.cli")
+PARTS = {
+    "the API": r"twinkle\.cli server",
+    "the worker": r"twinkle\.cli worker",
+    "housekeeping": r"twinkle\.cli housekeeping",
+    "the broker": r"redis-server|valkey-server",
+}
+"""What the command line of each part looks like, as a regular expression."""
+
 READY_S = 150.0
 STOP_S = 45.0
 
@@ -104,6 +114,20 @@ class Served:
         """Look into the journal, beside the service."""
         with sqlite3.connect(self.home / "journal.db", timeout=10) as connection:
             return connection.execute(sql, parameters).fetchall()
+
+    def processes(self, pattern: str) -> list[psutil.Process]:
+        """Those of the service whose command line the regular expression is found in."""
+        found = []
+        for process in psutil.Process(self.pid).children(recursive=True):
+            # What ended a moment ago may still be listed.
+            with suppress(psutil.NoSuchProcess):
+                if re.search(pattern, " ".join(process.cmdline())):
+                    found.append(process)
+        return found
+
+    def part(self, name: str) -> psutil.Process:
+        """The one process of one of the ``PARTS``, as soon as there is one."""
+        return wait_for(lambda: self.processes(PARTS[name]), what=name)[0]
 
     def engine_pid(self, mesh: str = "default") -> int:
         """The process that holds the mesh's lease and its device."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import psutil
-
 from harness.crashes import Crashes
 from harness.history import History, Verdict, judge, read_rows
 from harness.served import Served
@@ -63,14 +61,3 @@ class Struck:
         lanes = {event.lane for event in history.events}
         rows = [row for row in read_rows(self.served.query) if row.lane in lanes]
         return judge(history.events, rows, lambda key: (self.served.home / "objects" / key).read_bytes())
-
-    def processes(self, words: str) -> list[psutil.Process]:
-        """Those of the stack whose command line has these words in it."""
-        found = []
-        for process in psutil.Process(self.served.pid).children(recursive=True):
-            try:
-                if words in " ".join(process.cmdline()):
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue
-        return found
