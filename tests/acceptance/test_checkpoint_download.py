@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from harness.polling import wait_until
+from harness.sdk_command_line import run_tinker
 from harness.served import Served
 
 TOKENS = list(range(5, 25))
@@ -33,18 +31,10 @@ def test_a_downloaded_adapter_is_the_one_that_was_trained(served: Served, tiny_m
         trained = run.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
         path = run.save_state("out").result().path
 
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TINKER_", "TWINKLE_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "tinker.cli", "checkpoint", "download", path, "--output", str(tmp_path)],
-        env={**kept, "TINKER_BASE_URL": served.url, "TINKER_API_KEY": key},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    arguments = ("checkpoint", "download", path, "--force", "--output", str(tmp_path / "got"))
+    run_tinker(*arguments, base_url=served.url, api_key=key, home=tmp_path)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    (config,) = tmp_path.rglob("adapter_config.json")
+    (config,) = (tmp_path / "got").rglob("adapter_config.json")
     assert {file.name for file in config.parent.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, config.parent)

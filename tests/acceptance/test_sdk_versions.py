@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import tinker
 
+from harness.sdk_command_line import run_tinker
 from harness.sdk_surface import differences_of
-from harness.sdk_versions import run_command_line, run_sdk_script
+from harness.sdk_versions import run_sdk_script, sdk_python
 from harness.served import Served
 from twinkle.client import Client
 
@@ -91,8 +92,8 @@ def test_an_old_command_line_downloads_what_was_saved(
     with Client(served_by.url, key) as client:
         path = client.create_run("tiny", rank=4).save_state("out").result(timeout=60).path
 
-    arguments = ("checkpoint", "download", path, "--output", str(tmp_path / "got"))
-    run_command_line(version, *arguments, base_url=served_by.url, api_key=key, cwd=tmp_path)
+    arguments = ("checkpoint", "download", path, "--force", "--output", str(tmp_path / "got"))
+    run_tinker(*arguments, base_url=served_by.url, api_key=key, home=tmp_path, python=sdk_python(version))
 
     (folder,) = (tmp_path / "got").iterdir()
     assert folder.name == path.removeprefix("tinker://").replace("/", "_")

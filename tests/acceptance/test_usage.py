@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import httpx
 import pytest
 import tinker
 
+from harness.sdk_command_line import run_tinker
 from harness.served import Served
 from twinkle.core.clock import SystemClock
 from twinkle.storage.adapters.ephemeral import EphemeralStore, Patience
@@ -38,10 +37,9 @@ def window() -> tuple[datetime, datetime]:
 
 def told_by_the_command_line(served: Served, key: str, home: Path) -> list[dict[str, object]]:
     start, end = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in window())
-    environment = {"PATH": "", "HOME": str(home), "TINKER_BASE_URL": served.url, "TINKER_API_KEY": key}
-    command = [sys.executable, "-m", "tinker.cli", "--format", "json", "billing", "usage", start, end]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    return list(json.loads(done.stdout)["data"])
+    arguments = ("--format", "json", "billing", "usage", start, end)
+    printed = run_tinker(*arguments, base_url=served.url, api_key=key, home=home)
+    return list(json.loads(printed)["data"])
 
 
 @dataclass(frozen=True)

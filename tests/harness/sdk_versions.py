@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 from harness.environment import overlaid_python
+from harness.sdk_command_line import TIMEOUT_S, printed, start_sdk
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("sdk_script.py")
-SCRIPT_TIMEOUT_S = 120.0
 
 
 def sdk_python(version: str) -> Path:
@@ -21,7 +19,7 @@ def sdk_python(version: str) -> Path:
 
 
 def run_sdk_script(
-    version: str, *arguments: str, base_url: str, api_key: str, cwd: Path, timeout_s: float = SCRIPT_TIMEOUT_S
+    version: str, *arguments: str, base_url: str, api_key: str, cwd: Path, timeout_s: float = TIMEOUT_S
 ) -> dict[str, object]:
     """Runs `sdk_script.py` under one version of the SDK and returns what it printed.
 
@@ -36,31 +34,7 @@ def run_sdk_script(
     Raises:
         AssertionError: It failed; holds what it said.
     """
-    command = [str(SCRIPT), *arguments]
-    printed = _run(version, command, base_url=base_url, api_key=api_key, cwd=cwd, timeout_s=timeout_s)
-    seen: dict[str, object] = json.loads(printed.splitlines()[-1])
+    command = [sdk_python(version), SCRIPT, *arguments]
+    done = start_sdk(command, base_url=base_url, api_key=api_key, home=cwd, timeout_s=timeout_s)
+    seen: dict[str, object] = json.loads(printed(done).splitlines()[-1])
     return seen
-
-
-def run_command_line(version: str, *arguments: str, base_url: str, api_key: str, cwd: Path) -> str:
-    """Runs the `tinker` command of one version of the SDK and returns what it printed; raises as the above does."""
-    command = ["-m", "tinker.cli", *arguments]
-    return _run(version, command, base_url=base_url, api_key=api_key, cwd=cwd, timeout_s=SCRIPT_TIMEOUT_S)
-
-
-def _run(version: str, command: list[str], *, base_url: str, api_key: str, cwd: Path, timeout_s: float) -> str:
-    # Nothing of the caller's keys, proxies or Python paths.
-    environment = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    environment |= {"TINKER_BASE_URL": base_url, "TINKER_API_KEY": api_key, "HOME": str(cwd)}
-    done = subprocess.run(
-        [sdk_python(version), *command],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, f"tinker {version}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-    return done.stdout

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +12,7 @@ import pytest
 import tinker
 from tinker import types
 
+from harness.sdk_command_line import run_tinker
 from twinkle.core.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -137,15 +135,12 @@ def test_a_run_ends_when_its_key_is_revoked(served: Api) -> None:
 
 def test_the_command_line_knows_whose_it_is(served: Api, tmp_path: Path) -> None:
     key = served.new_key()
-    variables = {"HOME": str(tmp_path), "TINKER_BASE_URL": served.url, "TINKER_API_KEY": key, "TINKER_TELEMETRY": "0"}
-
     # Not in this process, which would keep the credential for the tests of the command line.
-    command = [str(Path(sys.executable).with_name("tinker")), "--format", "json", "auth", "whoami"]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True)
+    told = run_tinker("--format", "json", "auth", "whoami", base_url=served.url, api_key=key, home=tmp_path)
 
     owner = served.directory.key(key)
     assert owner is not None
-    assert json.loads(done.stdout)["user_urn"] == f"tml:apikey:{owner.id}"
+    assert json.loads(told)["user_urn"] == f"tml:apikey:{owner.id}"
 
 
 def test_a_token_opens_what_its_key_does_until_that_is_revoked(api: Api, key: str) -> None:
