@@ -197,10 +197,14 @@ def _accounts(common: CommonParts, stores: _Stores, signer: Signer) -> AccountPa
 def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncExitStack) -> QueueParts:
     settings, clock, sql = common.settings, common.clock, common.sql
     database, journal = stores.database, stores.journal
+    futures = Futures(journal)
+    futures.start()
+    stack.push_async_callback(futures.stop)
     submitter = Submitter(
         journal,
         blobs,
         _start_nudger(settings, stack),
+        futures,
         blob_threads=common.object_io,
         inline_bytes=settings.inline_payload_bytes,
         max_pending=settings.max_pending_submissions,
@@ -209,9 +213,6 @@ def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncE
     )
     submitter.start()
     stack.push_async_callback(submitter.stop)
-    futures = Futures(journal)
-    futures.start()
-    stack.push_async_callback(futures.stop)
     sample_journal = SampleJournal(database, clock)
     lane_polls = LanePolls(sample_journal, sql)
     lane_polls.start()

@@ -1,6 +1,7 @@
 """Long polls: a waiter is registered first, the journal is read second, so no completion falls between the two.
 
-One listener, one query per batch for all waiters, one sweep as safety net.
+One listener, one query per batch for all waiters, one sweep as safety net. A poll that follows its submission at once
+asks the journal nothing: this process has just written the row, and hears when it changes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from twinkle.core.errors import NotFound, StorageUnavailable
+from twinkle.core.operation import Accepted, FutureStatus, OperationState, Submission
 from twinkle.server.threads import Threads, say_if_it_ends
 from twinkle.storage.journal.journal import Journal, OwnedStatus
 
@@ -45,6 +47,43 @@ class _Waiter:
             self.settled.set_exception(error)
 
 
+class _JustAccepted:
+    """What this process accepted a moment ago, unless somebody has called it done since.
+
+    An id is noted before its transaction begins, so that a notice which overtakes the answer of the commit counts. It
+    is forgotten after one sweep: a notice that was lost costs what it costs everybody else.
+    """
+
+    def __init__(self, lifetime_s: float) -> None:
+        self._lifetime_s = lifetime_s
+        self._noted: dict[str, tuple[float, OwnedStatus | None]] = {}
+
+    def expect(self, request_id: str, now: float) -> None:
+        """It may be accepted soon."""
+        self._noted.pop(request_id, None)
+        self._noted[request_id] = (now, None)
+        oldest = next(iter(self._noted))
+        while self._noted[oldest][0] < now - self._lifetime_s:
+            del self._noted[oldest]
+            oldest = next(iter(self._noted))
+
+    def accept(self, owned: OwnedStatus) -> None:
+        """It is written, as new."""
+        noted = self._noted.get(owned.status.request_id)
+        if noted is not None:
+            self._noted[owned.status.request_id] = (noted[0], owned)
+
+    def forget(self, request_id: str) -> None:
+        """It is done, or was not new."""
+        self._noted.pop(request_id, None)
+
+    def get(self, request_id: str, tenant: str, now: float) -> OwnedStatus | None:
+        """How it stands, if that is known without asking."""
+        at, owned = self._noted.get(request_id, (0.0, None))
+        is_theirs = owned is not None and owned.tenant == tenant
+        return owned if is_theirs and now - at < self._lifetime_s else None
+
+
 class Futures:
     """Everyone who waits for an outcome. Lives on one event loop; only :meth:`notify` is for other threads."""
 
@@ -53,6 +92,7 @@ class Futures:
         self._sweep_s = sweep_s
         self._reader = Threads("futures", 1)
         self._waiters: dict[str, set[_Waiter]] = {}
+        self._just_accepted = _JustAccepted(sweep_s)
         self._unread: set[str] = set()
         self._to_read = asyncio.Event()
         self._released = False
@@ -88,7 +128,30 @@ class Futures:
     def notify(self, request_ids: list[str]) -> None:
         """Hear that these futures may be done. Callable from any thread, also when the loop is about to end."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._want, request_ids)
+            self._loop.call_soon_threadsafe(self._hear, request_ids)
+
+    def expect(self, request_ids: Iterable[str]) -> None:
+        """Hear that these are about to be accepted here; :meth:`accepted` says whether they were."""
+        now = asyncio.get_running_loop().time()
+        for request_id in request_ids:
+            self._just_accepted.expect(request_id, now)
+
+    def accepted(self, submission: Submission, answer: Accepted) -> None:
+        """Hear what became of an expected one: it was written, or it had been before and may be done by now."""
+        if not answer.is_new:
+            self._just_accepted.forget(answer.request_id)
+            return
+        status = FutureStatus(
+            request_id=answer.request_id,
+            kind=submission.kind,
+            state=OperationState.QUEUED,
+            lane=submission.lane,
+            seq=submission.seq,
+            attempt=0,
+            result=None,
+            failure=None,
+        )
+        self._just_accepted.accept(OwnedStatus(tenant=submission.tenant, mesh=answer.mesh, status=status))
 
     async def wait(self, request_id: str, tenant: str, timeout_s: float) -> OwnedStatus:
         """The future's status: final, or the latest one when the time is up.
@@ -115,9 +178,13 @@ class Futures:
             StatementFailed: It cannot be read at all.
         """
         waiter = _Waiter(tenant)
+        now = asyncio.get_running_loop().time()
         for request_id in request_ids:
             self._waiters.setdefault(request_id, set()).add(waiter)
-        self._want(request_ids)
+            known = self._just_accepted.get(request_id, tenant, now)
+            if known is not None:
+                waiter.see(request_id, known)
+        self._want(request_id for request_id in request_ids if request_id not in waiter.statuses)
         if self._released:
             waiter.settle()
         try:
@@ -134,6 +201,11 @@ class Futures:
             raise StorageUnavailable("the journal could not be read")
         return waiter.statuses
 
+    def _hear(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._just_accepted.forget(request_id)
+        self._want(request_ids)
+
     def _want(self, request_ids: Iterable[str]) -> None:
         self._unread.update(request_id for request_id in request_ids if request_id in self._waiters)
         if self._unread:
@@ -148,19 +220,17 @@ class Futures:
                 await self._look(wanted[start : start + _MAX_IDS_PER_QUERY])
 
     async def _look(self, request_ids: Sequence[str]) -> None:
-        query = asyncio.create_task(self._reader.run(self._journal.statuses, request_ids))
-        await asyncio.wait([query])
-        error = query.exception()
-        if isinstance(error, StorageUnavailable):
+        try:
+            statuses = await self._reader.run(self._journal.statuses, request_ids)
+        except StorageUnavailable as error:
             _log.warning(
                 "futures.read_failed", error=error.message, waiting=len(request_ids), next="the sweep asks again"
             )
             return
-        if error is not None:
+        except Exception as error:  # noqa: BLE001 - the border: those who wait are told, whatever it is
             for waiter in {waiter for request_id in request_ids for waiter in self._waiters.get(request_id, ())}:
                 waiter.fail(error)
             return
-        statuses = query.result()
         for request_id in request_ids:
             for waiter in self._waiters.get(request_id, ()):
                 waiter.see(request_id, statuses.get(request_id))

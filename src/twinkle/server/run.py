@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app, prepare_database
+from twinkle.server.gathering import WholeResponses
 from twinkle.server.state import state_of
 
 _KEEP_ALIVE_S = 75
@@ -31,7 +32,7 @@ class ApiServer(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http="httptools",
+                http=WholeResponses,
                 ws="none",
                 log_config=None,
                 access_log=False,

@@ -19,6 +19,7 @@ from twinkle.core.crash import crash_point
 from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Submission
+from twinkle.server.futures import Futures
 from twinkle.server.threads import Threads, say_if_it_ends
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.journal import Journal
@@ -50,6 +51,7 @@ class Submitter:
         journal: Journal,
         blobs: BlobStore,
         nudger: Nudger,
+        futures: Futures,
         *,
         blob_threads: Threads,
         inline_bytes: int,
@@ -60,6 +62,7 @@ class Submitter:
         self._journal = journal
         self._blobs = blobs
         self._nudger = nudger
+        self._futures = futures
         self._blob_threads = blob_threads
         self._clock = clock
         self._inline_bytes = inline_bytes
@@ -157,26 +160,29 @@ class Submitter:
     async def _append(self, batch: list[_Waiting]) -> None:
         submissions = [waiting.submission for waiting in batch]
         deadline = min(waiting.deadline for waiting in batch)
-        attempt = asyncio.create_task(self._write_until(partial(self._journal.append, submissions), deadline))
-        await asyncio.wait([attempt])
-        error = attempt.exception()
-        if error is None:
-            crash_point("api.committed")
-            self._answer(batch, attempt.result())
-        elif len(batch) > 1 and not isinstance(error, StorageUnavailable):
-            # One of them cannot be written at all: its neighbours must not suffer for it.
-            for waiting in batch:
-                await self._append([waiting])
-        else:
+        self._futures.expect(request_id_of(submission.lane, submission.seq) for submission in submissions)
+        try:
+            answers = await self._write_until(partial(self._journal.append, submissions), deadline)
+        except Exception as error:  # noqa: BLE001 - the border: whoever waits is told, whatever it is
+            if len(batch) > 1 and not isinstance(error, StorageUnavailable):
+                # One of them cannot be written at all: its neighbours must not suffer for it.
+                for waiting in batch:
+                    await self._append([waiting])
+                return
             for waiting in batch:
                 if not waiting.answer.done():
                     waiting.answer.set_exception(error)
+            return
+        crash_point("api.committed")
+        self._answer(batch, answers)
 
     def _answer(self, batch: list[_Waiting], answers: list[Accepted | UserError]) -> None:
         for mesh in {answer.mesh for answer in answers if isinstance(answer, Accepted) and answer.is_new}:
             self._nudger.ring(mesh)
         crash_point("api.nudged")
         for waiting, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Accepted):
+                self._futures.accepted(waiting.submission, answer)
             if waiting.answer.done():
                 continue
             if isinstance(answer, UserError):

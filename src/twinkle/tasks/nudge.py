@@ -35,10 +35,18 @@ def ring_channel(mesh: str) -> str:
 
 def send_pump(app: Celery, connection: redis.Redis, mesh: str) -> bool:
     """Raise the bell and send the Celery message of a nudge; false when the bell was up already."""
-    if not connection.set(bell_key(mesh), 1, nx=True, px=_BELL_TTL_MS):
-        return False
+    was_down = bool(_raise_bell(connection, mesh))
+    if was_down:
+        _send(app, mesh)
+    return was_down
+
+
+def _raise_bell(connection: redis.Redis, mesh: str) -> object:
+    return connection.set(bell_key(mesh), 1, nx=True, px=_BELL_TTL_MS)
+
+
+def _send(app: Celery, mesh: str) -> None:
     app.send_task(PUMP, queue=mesh_queue(mesh), shadow=f"{PUMP}[{mesh}]", retry=False)
-    return True
 
 
 def register_pump(app: Celery, pump: Callable[[], None]) -> None:
@@ -90,7 +98,12 @@ class Nudger:
 
     def _ring_now(self, mesh: str) -> None:
         try:
-            if not send_pump(self._app, self._redis, mesh):
-                self._redis.publish(ring_channel(mesh), "")
+            with self._redis.pipeline(transaction=False) as both:
+                _raise_bell(both, mesh)
+                # One round trip for an awake worker, who is in a hurry; a sleeping one does not hear it.
+                both.publish(ring_channel(mesh), "")
+                was_down, _ = both.execute()
+            if was_down:
+                _send(self._app, mesh)
         except Exception as error:  # noqa: BLE001 - the border: whatever the broker's client meets, the next ring must work
             _log.warning("nudge.failed", mesh=mesh, error=str(error), next="the sweep nudges again")

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from twinkle.core.errors import NotFound, StatementFailed, StorageUnavailable
-from twinkle.core.operation import FutureStatus, OperationKind, OperationState, Payload
+from twinkle.core.operation import Accepted, FutureStatus, OperationKind, OperationState, Payload, Submission
 from twinkle.server.futures import Futures
 from twinkle.storage.journal.journal import Journal, OwnedStatus
 
@@ -126,3 +126,84 @@ async def test_a_journal_that_can_never_be_read_ends_every_wait_at_once() -> Non
         answers = await asyncio.wait_for(asyncio.gather(*polls, return_exceptions=True), 10)
 
     assert [type(answer) for answer in answers] == [StatementFailed] * 3
+
+
+def _submission(seq: int, tenant: str = "t") -> Submission:
+    return Submission(
+        tenant=tenant,
+        lane="l",
+        seq=seq,
+        kind=OperationKind.OPTIM_STEP,
+        digest=str(seq),
+        payload=Payload(inline=b"{}"),
+    )
+
+
+async def _accept(futures: Futures, journal: MemoryJournal, *, is_new: bool = True, tenant: str = "t") -> str:
+    """Accept operation 1 as the submitter does; its future."""
+    futures.expect(["l:req:1"])
+    journal.put("l:req:1", OperationState.QUEUED, tenant=tenant)
+    futures.accepted(_submission(1, tenant), Accepted(request_id="l:req:1", mesh="m", is_new=is_new))
+    return "l:req:1"
+
+
+async def test_a_poll_right_after_its_submission_reads_the_journal_only_for_the_outcome() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        poll = asyncio.create_task(futures.wait(await _accept(futures, journal), "t", 10))
+        await asyncio.sleep(0.05)
+        queries_before = list(journal.queries)
+        journal.put("l:req:1", OperationState.DONE)
+        await asyncio.to_thread(futures.notify, ["l:req:1"])
+
+        assert (await poll).status.state is OperationState.DONE
+    assert queries_before == []
+    assert journal.queries == [1]
+
+
+async def test_a_poll_whose_time_runs_out_right_after_its_submission_says_queued() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        owned = await futures.wait(await _accept(futures, journal), "t", 0.02)
+
+    assert (owned.status.state, owned.tenant, owned.mesh) == (OperationState.QUEUED, "t", "m")
+
+
+async def test_a_notice_that_overtakes_the_answer_of_its_commit_is_not_lost() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        futures.expect(["l:req:1"])
+        journal.put("l:req:1", OperationState.DONE)
+        futures.notify(["l:req:1"])
+        await asyncio.sleep(0)
+        futures.accepted(_submission(1), Accepted(request_id="l:req:1", mesh="m", is_new=True))
+
+        assert (await futures.wait("l:req:1", "t", 10)).status.state is OperationState.DONE
+
+
+async def test_what_was_sent_again_is_asked_for_since_it_may_be_done() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        await _accept(futures, journal)
+        journal.put("l:req:1", OperationState.DONE)
+        futures.expect(["l:req:1"])
+        futures.accepted(_submission(1), Accepted(request_id="l:req:1", mesh="m", is_new=False))
+
+        assert (await futures.wait("l:req:1", "t", 10)).status.state is OperationState.DONE
+
+
+async def test_a_lost_notice_of_what_was_just_accepted_is_made_up_for_by_the_sweep() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal, sweep_s=0.05) as futures:
+        request_id = await _accept(futures, journal)
+        journal.put(request_id, OperationState.DONE)
+
+        assert (await futures.wait(request_id, "t", 10)).status.state is OperationState.DONE
+
+
+async def test_what_one_tenant_has_just_submitted_is_no_future_of_another() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        request_id = await _accept(futures, journal, tenant="u")
+        with pytest.raises(NotFound, match="no future 'l:req:1'"):
+            await asyncio.wait_for(futures.wait(request_id, "t", 60), 5)

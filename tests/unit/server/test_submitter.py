@@ -14,6 +14,7 @@ import pytest
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import Conflict, Overloaded, StorageUnavailable, UserError
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
+from twinkle.server.futures import Futures
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.storage.blobs import FolderStore
@@ -60,10 +61,12 @@ async def _submitter(
     append: Append, tmp_path: Path, bell: Bell, *, max_pending: int = 100, timeout_s: float = 5.0
 ) -> AsyncIterator[Submitter]:
     threads = Threads("blobs", 2)
+    journal = cast(Journal, ScriptedJournal(append))
     submitter = Submitter(
-        cast(Journal, ScriptedJournal(append)),
+        journal,
         FolderStore(tmp_path),
         cast(Nudger, bell),
+        Futures(journal),
         blob_threads=threads,
         inline_bytes=16,
         max_pending=max_pending,
