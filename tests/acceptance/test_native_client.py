@@ -17,7 +17,7 @@ import pytest
 from harness.polling import wait_for
 from harness.served import Served
 from twinkle.client import AsyncClient, Client, Run, WaitReason, as_completed, gather, next_token_datum
-from twinkle.client.errors import Cancelled, Conflict, NotFound, OperationFailed
+from twinkle.client.errors import Cancelled, Conflict, InvalidInput, NotFound, OperationFailed
 
 MODEL = "null"
 TIMEOUT_S = 120.0
@@ -131,6 +131,20 @@ def test_a_failed_operation_says_why_and_the_run_goes_on(client: Client) -> None
     assert after.result(TIMEOUT_S).metrics == {"step": 1.0, "state": after.result().metrics["state"]}
     with pytest.raises(NotFound):
         client.future(f"{run.id}:req:99").result(TIMEOUT_S)
+
+
+def test_an_unloaded_run_ends_behind_what_was_called_before_and_its_checkpoints_stay(client: Client) -> None:
+    run = client.create_run(MODEL, rank=8)
+    step, saved = run.optim_step(), run.save_state("last")
+    ended = run.unload()
+    late = run.optim_step()
+
+    assert ended.result(TIMEOUT_S).model_id == run.id
+    assert step.result(TIMEOUT_S).metrics is not None
+    with pytest.raises(InvalidInput, match="was unloaded"):
+        late.result(TIMEOUT_S)
+    again = client.resume_run(saved.result(TIMEOUT_S).path)
+    assert again.optim_step().result(TIMEOUT_S).metrics is not None
 
 
 def test_large_batches_and_results_travel_too(client: Client) -> None:

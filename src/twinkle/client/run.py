@@ -22,6 +22,8 @@ from twinkle.wire.bodies.training import (
     SaveWeightsForSamplerResponse,
     SaveWeightsRequest,
     SaveWeightsResponse,
+    UnloadModelRequest,
+    UnloadModelResponse,
 )
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, write_forward_backward
 
@@ -135,6 +137,14 @@ class Run:
         """Save weights only; the result's ``path`` is what ``Client.sampler`` takes."""
         body = self._body(SaveWeightsForSamplerRequest, path=name, ttl_seconds=ttl_s, user_metadata=_copy(metadata))
         return self._put("save_weights_for_sampler", body)
+
+    def unload(self) -> Future[UnloadModelResponse]:
+        """End this run behind all that was called before: it leaves the device, and nothing more is accepted for it.
+
+        Its checkpoints and the samplers on them stay; what else was kept of it, to fork or rewind it, goes.
+        """
+        content = to_json(make_body(UnloadModelRequest, model_id=self.id))
+        return self._operations.put(lambda _: Request(path=f"{TINKER_PREFIX}/unload_model", content=content))
 
     def _pass(
         self,
