@@ -241,7 +241,7 @@ def test_what_a_fork_waits_for_is_not_pruned(bench: Bench, make_worker: MakeWork
     bench.adapter("a")
     _submit(bench, *_steps(1, 2, 3, 4))
     worker.drain()
-    worker.snapshots.wait()
+    worker.settle()
     bench.branches.fork(new_adapter("b"), source="a", at=4)
     clock.move(1000)
 

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import Bench, new_adapter
-from harness.operations import forward_backward, optim_step, save, submit_run
+from harness.journal import Bench, new_adapter, submission
+from harness.operations import forward_backward, optim_step, sample_body, save, save_for_sampler, submit_run
 from harness.worker import MakeWorker, WorkerRig
+from twinkle.core.operation import OperationKind, OperationState
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.tenants.usage import Usage
 
@@ -97,6 +98,81 @@ def test_a_recovery_is_charged_to_nobody(bench: Bench, make_worker: MakeWorker) 
         heir.drain()
 
     assert _share(bench) - before == 1, "five hundredths of a second at ten tokens a second"
+
+
+SAMPLER = "session-t0:sample:3"
+"""What the third operation of the run below opens."""
+
+
+def _run_with_a_sampler(bench: Bench, make_worker: MakeWorker) -> None:
+    """A run that has gone on since its nameless weights were saved, by a worker that is gone."""
+    submit_run(bench, forward_backward(*_TOKENS), optim_step(), save_for_sampler(), forward_backward(1), optim_step())
+    make_worker().drain()
+
+
+def _send_sample(bench: Bench, seq: int) -> None:
+    body = sample_body(SAMPLER, seq)
+    bench.append(submission(SAMPLER, seq, OperationKind.SAMPLE, body=body, num_tokens=5))
+
+
+def test_weights_that_are_made_anew_are_charged_to_whom_they_are_made_for_and_only_once(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _run_with_a_sampler(bench, make_worker)
+    heir = make_worker()
+    charges = []
+    for seqs in ((0, 1, 2), (3,)):
+        for seq in seqs:
+            _send_sample(bench, seq)
+        before = _share(bench)
+        heir.drain()
+        charges.append(_share(bench) - before)
+
+    assert charges == [3 * 5 + 100, 5]
+    assert bench.rows("SELECT num_tokens FROM operation WHERE kind = 'sample'") == [(2,)] * 4
+
+
+def test_making_weights_anew_is_charged_the_devices_time_where_that_is_more(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _run_with_a_sampler(bench, make_worker)
+    heir = make_worker()
+    _slow_down(heir, "run_passes", 0.1)
+    submit_run(bench, forward_backward(*_TOKENS), adapter="measured")
+    heir.drain()
+    _slow_down(heir, "optim_step", 0.4)
+    _send_sample(bench, 0)
+    before = _share(bench)
+    heir.drain()
+
+    assert _share(bench) - before == pytest.approx(5 + 500), "half a second at a thousand tokens a second"
+
+
+def test_weights_are_charged_although_the_sample_they_were_made_for_is_refused(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    _run_with_a_sampler(bench, make_worker)
+    heir = make_worker()
+    heir.engine.refuse_samples = True
+    _send_sample(bench, 0)
+    before = _share(bench)
+    heir.drain()
+
+    assert bench.status(SAMPLER, 0).state is OperationState.FAILED
+    assert _share(bench) - before == 100
+
+
+def test_an_adapter_that_comes_back_to_be_sampled_from_as_it_is_is_charged_to_nobody(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    submit_run(bench, forward_backward(*_TOKENS), optim_step(), save_for_sampler())
+    make_worker().drain()
+    heir = make_worker()
+    _send_sample(bench, 0)
+    before = _share(bench)
+    heir.drain()
+
+    assert _share(bench) - before == 5
 
 
 def _slow_down(worker: WorkerRig, name: str, seconds: float) -> None:

@@ -18,7 +18,7 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.copies import Copies, NewCopy
 from twinkle.storage.journal.records import Records
 from twinkle.storage.tenants.audit import Audit
-from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.artifacts import Artifacts, CheckpointToSave
 from twinkle.workers.null_engine import NullState
 
 PATH = "tinker://a/weights/x"
@@ -55,18 +55,8 @@ class Owner:
         self._seq += 1
         if changed:
             self._state = NullState(applied=f"state {self._seq}", steps=self._seq)
-        saved = self._transfers.at_once(
-            self._artifacts.save(
-                self._state,
-                adapter="a",
-                seq=self._seq,
-                kind=CheckpointKind.TRAINING,
-                name="x",
-                overwrite=overwrite,
-                ttl_s=None,
-                user_metadata=None,
-            )
-        )
+        save = CheckpointToSave(kind=CheckpointKind.TRAINING, name="x", overwrite=overwrite)
+        saved = self._transfers.at_once(self._artifacts.save(self._state, save, adapter="a", seq=self._seq))
         with self._bench.database.transaction() as transaction:
             Records(checkpoints=[saved]).insert(transaction, self._bench.clock.now())
 

@@ -49,9 +49,9 @@ class Run:
         for step in range(num_steps):
             self.send(forward_backward(step, len(self.requests)), optim_step())
 
-    def save(self) -> str:
+    def save(self, *, ttl_s: int | None = None) -> str:
         """The sampling session of weights saved now."""
-        self.send(save_for_sampler())
+        self.send(save_for_sampler(ttl_s=ttl_s))
         return f"session-t0:sample:{len(self.requests) - 1}"
 
     def sample(self, session: str) -> str:
@@ -232,7 +232,7 @@ def test_what_weights_are_made_of_is_kept_while_they_are_open_and_no_longer(
     session = run.save()
     run.train(20)
     worker.drain()
-    worker.snapshots.wait()
+    worker.settle()
     held = bench.snapshots.cost("a")
     heir = make_worker(retention=KEEP_NOTHING)
     sample = run.sample(session)
@@ -263,7 +263,7 @@ def test_weights_that_are_used_for_long_get_a_recovery_point_of_their_own_and_le
     worker.drain()
     clock.move(7200)
     worker.drain()
-    worker.snapshots.wait()
+    worker.settle()
     prune()
     pinned = [one.seq for one in bench.snapshots.all("a")]
     kept = bench.snapshots.cost("a")
@@ -366,6 +366,26 @@ def test_weights_end_when_nobody_samples_from_them_for_long_and_the_error_says_w
     )
 
 
+def test_weights_with_a_time_to_live_end_when_it_is_over_though_they_are_used(
+    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+) -> None:
+    worker = make_worker(lease_s=1e9)
+    short, lasting = run.save(ttl_s=600), run.save()
+    worker.drain()
+    heard_of(bench)
+    clock.move(590)
+    before = ephemeral.end_unreachable(PATIENCE)
+    run.sample(short)
+    worker.drain()
+    clock.move(10)
+    ended = ephemeral.end_unreachable(PATIENCE)
+    sample = run.sample(short)
+    worker.drain()
+
+    assert (before, ended, still_open(bench)) == (0, 1, [lasting])
+    assert error_of(bench, sample) == f"sampling_session_id: {short} has ended: its time to live was over"
+
+
 def test_of_one_session_so_many_stay_open_and_the_longest_unused_end_first(
     bench: Bench, run: Run, make_worker: MakeWorker, clock: HandClock
 ) -> None:
@@ -430,7 +450,7 @@ def test_weights_that_could_not_be_made_anew_and_have_ended_are_forgotten(
     run.train(2)
     session = run.save()
     worker.drain()
-    worker.snapshots.wait()
+    worker.settle()
     sample = run.sample(session)
     heir = make_worker(max_attempts=1, lease_s=1e9)
     store.refuse("get", "snapshots", 1)

@@ -348,7 +348,7 @@ def test_no_error_of_a_snapshot_is_lost_and_a_later_one_covers_it(
     monkeypatch.setattr(store, "put", fill_up)
     with capture_logs() as lines:
         worker.drain()
-        worker.snapshots.wait()
+        worker.settle()
     assert [(line["log_level"], line["adapter"], line["seq"]) for line in lines if line["event"] == "snapshot.failed"]
     assert bench.snapshots.nearest("a", at=len(run)) is None
     monkeypatch.setattr(store, "put", put)

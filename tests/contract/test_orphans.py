@@ -96,7 +96,7 @@ def test_what_a_run_its_checkpoints_and_its_copies_are_made_of_stays(
     run += [save("y"), load("x", with_optimizer=True)]
     bench.append(*(request.numbered("a", seq) for seq, request in enumerate(run) if seq > 0))
     worker.drain()
-    worker.residents.save_all()
+    worker.save_all()
     new = NewCopy(
         source="tinker://a/weights/x", tenant="t0", session="session-t0", adapter="session-t0:train:9", expires_at=None
     )

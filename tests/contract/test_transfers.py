@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,10 +12,20 @@ import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench, new_sampler, submission
-from harness.operations import forward_backward, load, optim_step, sample_body, save, submit_run
+from harness.operations import (
+    Request,
+    forward_backward,
+    load,
+    optim_step,
+    sample_body,
+    save,
+    save_for_sampler,
+    submit_run,
+)
 from harness.polling import wait_until
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.core.operation import OperationKind, OperationState, Payload
+from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
 from twinkle.workers.steps import Job, Transfers, turn
 
@@ -144,7 +154,7 @@ def test_whatever_is_read_or_written_holds_up_nobody_else(
         submit_run(bench, forward_backward(1), optim_step(), adapter="a")
         former = make_threaded(snapshot_every_ops=1)
         former.drain()
-        former.snapshots.wait()
+        former.settle()
         folder, seq = "snapshots", 3
         bench.append(forward_backward(1).numbered("a", 3))
     elif what == "a result":
@@ -318,6 +328,124 @@ def test_others_go_first_between_the_operations_of_a_replay(
     assert order.count("long") == 40
     assert 5 <= order.index("short") <= 12
     assert _is_done(bench, "long", 41) and _is_done(bench, "short", 1)
+
+
+def _used_for_long(bench: Bench, former: WorkerRig, clock: HandClock, *, steps: Sequence[Request]) -> None:
+    """Nameless weights of a run that has gone on since, old enough to get a recovery point of their own."""
+    submit_run(bench, *steps, save_for_sampler(), *steps, adapter="long")
+    former.drain()
+    former.worker.close()
+    clock.move(7200)
+
+
+def test_others_go_first_while_weights_that_are_used_for_long_get_a_recovery_point(
+    bench: Bench, make_worker: MakeWorker, clock: HandClock
+) -> None:
+    steps = [forward_backward(number) for number in range(1, 41)]
+    _used_for_long(bench, make_worker(snapshot_every_ops=10_000), clock, steps=steps)
+    worker = make_worker(snapshot_every_ops=10_000, pin_after_s=7200.0)
+    order: list[str] = []
+    run_passes = worker.engine.run_passes
+
+    def slowly(passes):  # type: ignore[no-untyped-def]
+        order.extend(item.body.model_id for item in passes)
+        if len(order) == 5:
+            submit_run(bench, forward_backward(1), adapter="short")
+        return run_passes(passes)
+
+    worker.engine.run_passes = slowly  # type: ignore[method-assign]
+    worker.drain()
+
+    assert order.count("long") == 40
+    assert 5 <= order.index("short") <= 12
+    assert _is_done(bench, "short", 1)
+    assert bench.rows("SELECT pinned FROM ephemeral_weights") == [(True,)]
+
+
+def test_nobody_waits_for_the_store_while_weights_get_a_recovery_point(
+    bench: Bench, make_threaded: MakeWorker, store: GatedBlobs, clock: HandClock
+) -> None:
+    former = make_threaded(snapshot_every_ops=3, retention=Retention(keep_s=1e12, every_ops=1, max_snapshots=9))
+    _used_for_long(bench, former, clock, steps=[optim_step()] * 3)
+    store.hold("snapshots")
+    worker = make_threaded(pin_after_s=7200.0)
+    with draining(worker):
+        wait_until(lambda: bool(store.waiting), what="a recovery point of the run is being read")
+        submit_run(bench, forward_backward(1), adapter="short")
+        worker.worker.ring()
+        wait_until(lambda: _is_done(bench, "short", 1), what="another one goes on")
+        assert bench.rows("SELECT pinned FROM ephemeral_weights") == [(False,)]
+        store.let_go()
+    worker.settle()
+
+    assert bench.rows("SELECT pinned FROM ephemeral_weights") == [(True,)]
+
+
+def test_weights_that_several_samples_wait_for_are_read_once(
+    bench: Bench, make_threaded: MakeWorker, store: GatedBlobs
+) -> None:
+    submit_run(bench, save("x"), adapter="a")
+    make_threaded().drain()
+    lane = "session-t0:sample:0"
+    bench.journal.open_lane(new_sampler(lane, checkpoint=bench.catalog.checkpoint("tinker://a/weights/x")))
+    for seq in range(3):
+        bench.append(submission(lane, seq, OperationKind.SAMPLE, body=sample_body(lane, seq)))
+    store.hold("checkpoints")
+    worker = make_threaded()
+    with draining(worker):
+        wait_until(lambda: bool(store.waiting), what="they are being read")
+        wait_until(
+            lambda: all(bench.status(lane, seq).state is OperationState.RUNNING for seq in range(3)), what="all begun"
+        )
+        store.let_go()
+
+    assert len(store.waiting) == 1
+    assert all(_is_done(bench, lane, seq) for seq in range(3))
+
+
+def test_an_operation_ends_while_a_closing_worker_snapshots_the_other_adapters(
+    bench: Bench, make_threaded: MakeWorker, store: GatedBlobs
+) -> None:
+    submit_run(bench, optim_step(), adapter="idle")
+    worker = make_threaded(snapshot_every_ops=1000)
+    worker.drain()
+    submit_run(bench, save("x"), adapter="saving")
+    store.hold("checkpoints")
+    with draining(worker):
+        wait_until(lambda: bool(store.waiting), what="the save is on its way")
+        let_save_go = store.hold_no_more()
+        store.hold("snapshots")
+        closing = threading.Thread(target=worker.worker.close)
+        closing.start()
+        wait_until(lambda: any("/idle/" in key for key in store.waiting), what="the idle one's snapshot is on its way")
+        assert not _is_done(bench, "saving", 1)
+        let_save_go()
+        wait_until(lambda: _is_done(bench, "saving", 1), what="the save is done beside it")
+        assert bench.snapshots.all("idle") == []
+        store.let_go()
+        closing.join(30)
+
+    assert [snapshot.seq for name in ("idle", "saving") for snapshot in bench.snapshots.all(name)] == [1, 1]
+
+
+def test_a_closing_worker_takes_no_more_off_the_device_than_may_be_on_its_way(
+    bench: Bench, make_threaded: MakeWorker
+) -> None:
+    names = _runs(bench, optim_step(), names=["a", "b", "c"])
+    worker = make_threaded(snapshot_every_ops=1000, transfer_bytes=1)
+    worker.drain()
+    on_their_way: list[int] = []
+    snapshot = worker.engine.snapshot
+
+    def counted(state):  # type: ignore[no-untyped-def]
+        on_their_way.append(worker.transfers.num_bytes)
+        return snapshot(state)
+
+    worker.engine.snapshot = counted  # type: ignore[method-assign]
+    worker.worker.close()
+
+    assert on_their_way == [0, 0, 0]
+    assert [len(bench.snapshots.all(name)) for name in names] == [1, 1, 1]
 
 
 def test_a_worker_killed_with_a_save_on_its_way_leaves_it_to_the_next(

@@ -12,10 +12,13 @@ from harness.clock import HandClock
 from harness.journal import Bench, new_adapter, submission
 from harness.operations import Request, forward_backward, optim_step, save, submit_run
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
+from twinkle.cli.runs import list_runs
 from twinkle.core.errors import InvalidInput, LimitReached, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState
+from twinkle.core.settings import Settings
 from twinkle.scheduler.retention import Retention
+from twinkle.storage.adapters.parking import Parking
 from twinkle.storage.journal.records import AdapterLimit
 from twinkle.storage.upkeep.waste import Waste
 
@@ -77,6 +80,23 @@ def test_nothing_new_is_accepted_behind_it_but_what_was_sent_before_is_found_aga
         bench.unloading.refuse_unloaded("a")
 
 
+def test_an_unloaded_run_is_shown_as_unloaded_and_not_as_parked(
+    bench: Bench, make_worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for adapter in ("a", "b"):
+        submit_run(bench, optim_step(), adapter=adapter)
+    Parking(bench.database, bench.clock).pin("a", is_pinned=True)
+    bench.unloading.unload("a", "t0")
+    states = []
+    for _ in range(2):
+        list_runs(Settings(database_url=bench.url), limit=10, as_json=True)
+        states.append({row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)})
+        make_worker().drain()
+        capsys.readouterr()
+
+    assert states == [{"a": "unloaded", "b": "active"}] * 2
+
+
 def test_who_does_not_own_it_cannot_unload_it_nor_what_is_no_adapter(bench: Bench, lease: Lease) -> None:
     bench.created(lease, "a")
 
@@ -92,13 +112,13 @@ def test_an_unloaded_adapter_leaves_the_device_and_its_snapshots_and_payloads_go
     submit_run(bench, *STEPS)
     worker = make_worker()
     worker.drain()
-    worker.snapshots.wait()
+    worker.settle()
     stored = tmp_path / "objects" / "snapshots"
     assert list(stored.rglob("*.safetensors"))
     had = bench.snapshots.cost("a")
     accepted = bench.unloading.unload("a", "t0")
     worker.drain()
-    worker.snapshots.wait()
+    worker.settle()
     was_in_memory = _is_in_memory(worker, "a")
 
     _prune(bench)
@@ -162,7 +182,7 @@ def test_a_snapshot_that_comes_late_is_given_up(bench: Bench, make_worker: MakeW
     submit_run(bench, *STEPS)
     worker = make_worker()
     worker.drain()
-    worker.snapshots.wait()
+    worker.settle()
     late = bench.snapshots.all("a")[-1]
     bench.unloading.unload("a", "t0")
     worker.drain()

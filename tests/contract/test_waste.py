@@ -129,7 +129,7 @@ def test_after_its_time_a_run_keeps_one_snapshot_and_what_is_left_of_it_can_stil
     bench.adapter("a")
     bench.append(*(request.numbered("a", seq) for seq, request in enumerate(run) if seq > 0))
     worker.drain()
-    worker.residents.save_all()
+    worker.save_all()
     before = bench.snapshots.cost("a")
     clock.move(WEEK_S + 1)
     tail = [forward_backward(77), optim_step(77.0), forward_backward(78)]

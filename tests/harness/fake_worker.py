@@ -80,7 +80,8 @@ class FakeWorker:
         self.sequences: list[WireSequence] | None = None
         """What samples come out as; token 0, 1, 2 and so on if nothing is said."""
         self._lease: Lease | None = None
-        self._turn = threading.Lock()
+        self._may_run = threading.Event()
+        self._may_run.set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fake-worker", daemon=True)
 
@@ -104,9 +105,11 @@ class FakeWorker:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside the block nothing is claimed; what was under way has been committed."""
-        with self._turn:
+        self._may_run.clear()
+        try:
             yield
+        finally:
+            self._may_run.set()
 
     def payload(self, claim: Claim) -> bytes:
         return read_payload(self._blobs, claim.payload)
@@ -115,21 +118,21 @@ class FakeWorker:
         return [claim for claim in self.executed if claim.lane == lane]
 
     def _run(self) -> None:
-        while not self._stopping.wait(_POLL_S):
-            with self._turn:
-                self._work()
-
-    def _work(self) -> None:
         assert self._lease is not None
-        claims = self.journal.claim(self._lease, with_virtual_time(lambda heads: heads), 16)
-        claims += self.journal.claim_samples(self._lease, with_virtual_time(lambda heads: heads[:16]), 16, under_way=())
-        if claims:
-            records = {claim.request_id: Records() for claim in claims}
-            outcomes = [self._answer(claim, records[claim.request_id]) for claim in claims]
-            # Before the commit: whoever sees an outcome may look here the next moment.
-            self.executed += claims
-            self.journal.commit(self._lease, outcomes, records)
-            self._publisher.publish([outcome.request_id for outcome in outcomes])
+        while not self._stopping.wait(_POLL_S):
+            if not self._may_run.is_set():
+                continue
+            claims = self.journal.claim(self._lease, with_virtual_time(lambda heads: heads), 16)
+            claims += self.journal.claim_samples(
+                self._lease, with_virtual_time(lambda heads: heads[:16]), 16, under_way=()
+            )
+            if claims:
+                records = {claim.request_id: Records() for claim in claims}
+                outcomes = [self._answer(claim, records[claim.request_id]) for claim in claims]
+                # Before the commit: whoever sees an outcome may look here the next moment.
+                self.executed += claims
+                self.journal.commit(self._lease, outcomes, records)
+                self._publisher.publish([outcome.request_id for outcome in outcomes])
 
     def _answer(self, claim: Claim, records: Records) -> Outcome:
         rejection = claim.rejection or self._why_not(claim)

@@ -28,6 +28,7 @@ class Request:
     rejection: str | None = None
     sampler_number: int | None = None
     """The number of the sampling session it opens, which all adapters of a client's session share; else its own."""
+    ttl_s: int | None = None
 
     def numbered(self, adapter: str, seq: int, *, tenant: str = "t0") -> Submission:
         body = self._body(adapter, seq)
@@ -55,7 +56,8 @@ class Request:
             case OperationKind.SAVE_WEIGHTS:
                 return json.dumps({**address, "path": self.name}).encode()
             case OperationKind.SAVE_WEIGHTS_FOR_SAMPLER:
-                return json.dumps({**address, "sampling_session_seq_id": self.sampler_number or seq}).encode()
+                number = {"sampling_session_seq_id": self.sampler_number or seq}
+                return json.dumps({**address, **number, "ttl_seconds": self.ttl_s}).encode()
             case OperationKind.LOAD_WEIGHTS:
                 path = f"tinker://{adapter}/weights/{self.name}"
                 return json.dumps({"path": path, "optimizer": self.with_optimizer}).encode()
@@ -104,8 +106,8 @@ def save(name: str) -> Request:
     return Request(kind=OperationKind.SAVE_WEIGHTS, name=name)
 
 
-def save_for_sampler() -> Request:
-    return Request(kind=OperationKind.SAVE_WEIGHTS_FOR_SAMPLER)
+def save_for_sampler(*, ttl_s: int | None = None) -> Request:
+    return Request(kind=OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, ttl_s=ttl_s)
 
 
 def load(name: str, *, with_optimizer: bool = False) -> Request:

@@ -4,44 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from harness.clock import HandClock
 from harness.journal import MESH, identity
-from twinkle.core.errors import StorageUnavailable
+from twinkle.core.errors import InvalidInput, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Outcome
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPiece
-from twinkle.storage.adapters.ephemeral import EphemeralStore
-from twinkle.storage.adapters.parking import Parking
-from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database
-from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.storage.journal.journal import Committed, Journal
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import Records
 from twinkle.storage.journal.turns import Choose
-from twinkle.workers import execute
-from twinkle.workers.absence import Absences
-from twinkle.workers.artifacts import Artifacts
-from twinkle.workers.endings import Endings
+from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.engine import Engine
-from twinkle.workers.lease_keeper import LeaseKeeper
-from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.null_engine import NullEngine, NullState
-from twinkle.workers.replay import Replay
-from twinkle.workers.residents import Residents
-from twinkle.workers.run import MeshWorker
-from twinkle.workers.sampler_weights import SamplerWeights
-from twinkle.workers.sampling import CacheGroups, SampleDesk
-from twinkle.workers.singles import Singles
-from twinkle.workers.snapshots import Snapshots
-from twinkle.workers.steps import Transfers
-from twinkle.workers.token_reports import TokenReports
+from twinkle.workers.sampling import CacheGroups
 
 CLAIM_S = 0.01
 """How much time a claim takes on the clock moved by hand, so that a budget is a number of batches."""
@@ -205,6 +189,7 @@ class BrokenEngine(NullEngine):
         self.step_errors: list[Exception] = []
         self.sample_errors: list[BaseException] = []
         self.batch_sizes: list[int] = []
+        self.refuse_samples = False
         self.sampled_from: dict[str, NullState | None] = {}
 
     def run_passes(self, passes):  # type: ignore[no-untyped-def]
@@ -221,6 +206,8 @@ class BrokenEngine(NullEngine):
         return metrics
 
     def add_sample(self, request_id, state, request, **how):  # type: ignore[no-untyped-def]
+        if self.refuse_samples:
+            raise InvalidInput("prompt", "is not what this engine takes")
         self.sampled_from[request_id] = state
         super().add_sample(request_id, state, request, **how)
 
@@ -230,8 +217,32 @@ class BrokenEngine(NullEngine):
         return super().step_samples()
 
 
+_OPTIONS = WorkerOptions(
+    mesh=MESH,
+    lease_s=15.0,
+    session_timeout_s=1e9,
+    max_attempts=3,
+    max_adapters=4,
+    max_tokens=1000,
+    min_tokens=0,
+    max_resident=8,
+    parked_bytes=0,
+    max_weights=2,
+    max_ephemeral=3,
+    pin_after_s=1e9,
+    sample_slots=4,
+    inline_bytes=1 << 16,
+    transfer_bytes=1 << 30,
+    pace=Pace(every_ops=5, every_bytes=1 << 40, every_s=1e9),
+    retention=KEEP_NOTHING,
+)
+
+
 class WorkerRig:
-    """One worker process, or what stands for one: dropped without a word when it is to have been killed."""
+    """One worker process, or what stands for one: dropped without a word when it is to have been killed.
+
+    It is the product's own, in small: ``options`` are those of ``WorkerOptions`` that are to be otherwise.
+    """
 
     def __init__(
         self,
@@ -241,24 +252,12 @@ class WorkerRig:
         catalog: Catalog,
         blobs: BlobStore,
         clock: HandClock,
-        max_resident: int = 8,
-        max_weights: int = 2,
-        max_ephemeral: int = 3,
-        pin_after_s: float = 1e9,
-        parked_bytes: int = 0,
-        max_attempts: int = 3,
-        snapshot_every_ops: int = 5,
-        snapshot_every_bytes: int = 1 << 40,
-        retention: Retention = KEEP_NOTHING,
-        session_timeout_s: float = 1e9,
-        inline_bytes: int = 1 << 16,
-        lease_s: float = 15.0,
-        max_adapters: int = 4,
-        sample_slots: int = 4,
+        snapshot_every_ops: int = _OPTIONS.pace.every_ops,
+        snapshot_every_bytes: int = _OPTIONS.pace.every_bytes,
         threads: Executor | None = None,
-        transfer_bytes: int = 1 << 30,
         engine: Engine[Any] | None = None,
         cache_groups: CacheGroups | None = None,
+        **options: Any,
     ) -> None:
         self.engine: Any = BrokenEngine() if engine is None else engine
         self.journal = BreakableJournal(database, clock)
@@ -266,117 +265,31 @@ class WorkerRig:
         self.token_publisher = RecordingTokenPublisher()
         self.reporter = RecordingReporter()
         self.clock = clock
-        self.transfers = Transfers(AtOnce() if threads is None else threads, max_bytes=transfer_bytes)
-        transfers = self.transfers
-        store = SnapshotStore(database, clock)
-        self.snapshots = Snapshots(
-            store=store,
+        around = Surroundings(
+            database=database,
+            journal=self.journal,
+            meshes=Meshes(database, clock),
+            catalog=catalog,
             blobs=blobs,
             clock=clock,
-            pace=Pace(every_ops=snapshot_every_ops, every_bytes=snapshot_every_bytes, every_s=1e9),
-            retention=retention,
-            transfers=transfers,
-        )
-        loss_graphs = LossGraphs(CustomLosses(database, clock))
-        self.replay = Replay[NullState](
-            engine=self.engine,
-            journal=self.journal,
-            snapshots=store,
-            blobs=blobs,
-            loss_graphs=loss_graphs,
-            transfers=transfers,
-        )
-        parking = Parking(database, clock)
-        self.keeper = LeaseKeeper(
-            meshes=Meshes(database, clock),
-            mesh=MESH,
             identity=identity(name),
             capabilities=self.engine.capabilities,
-            lease_s=lease_s,
-        )
-        artifacts = Artifacts[NullState](
-            engine=self.engine, catalog=catalog, blobs=blobs, clock=clock, transfers=transfers
-        )
-        endings = Endings(
-            blobs=blobs, clock=clock, transfers=transfers, inline_bytes=inline_bytes, max_attempts=max_attempts
-        )
-        self.residents = Residents[NullState](
-            engine=self.engine,
-            replay=self.replay,
-            snapshots=self.snapshots,
-            parking=parking,
-            clock=clock,
-            limit=max_resident,
-            parked_bytes=parked_bytes,
-        )
-        self.sampler_weights = SamplerWeights[NullState](
-            engine=self.engine,
-            artifacts=artifacts,
-            catalog=catalog,
-            ephemeral=EphemeralStore(database, clock),
-            residents=self.residents,
-            clock=clock,
-            limit=max_weights,
-            mesh=MESH,
-            pin_after_s=pin_after_s,
-            transfers=transfers,
-        )
-        self.samples = SampleDesk[NullState](
-            engine=self.engine,
-            weights=self.sampler_weights,
-            blobs=blobs,
-            clock=clock,
-            slots=sample_slots,
-            endings=endings,
-            reports=TokenReports[NullState](
-                engine=self.engine,
-                publisher=self.token_publisher,  # type: ignore[arg-type]
-                clock=clock,
-            ),
-            cache_groups=cache_groups or CacheGroups({}, str),
-            transfers=transfers,
-        )
-        self.worker = MeshWorker[NullState](
-            journal=self.journal,
-            keeper=self.keeper,
-            executor=execute.Executor(
-                engine=self.engine,
-                residents=self.residents,
-                blobs=blobs,
-                clock=clock,
-                endings=endings,
-                loss_graphs=loss_graphs,
-                singles=Singles(
-                    engine=self.engine,
-                    residents=self.residents,
-                    artifacts=artifacts,
-                    catalog=catalog,
-                    clock=clock,
-                    replay=self.replay,
-                    snapshots=self.snapshots,
-                    sampler_weights=self.sampler_weights,
-                    transfers=transfers,
-                    max_ephemeral=max_ephemeral,
-                ),
-                transfers=transfers,
-                max_adapters=max_adapters,
-                max_tokens=1000,
-            ),
-            residents=self.residents,
-            absences=Absences[NullState](
-                mesh=MESH, parking=parking, residents=self.residents, clock=clock, silent_s=session_timeout_s
-            ),
-            samples=self.samples,
-            endings=endings,
             publisher=self.publisher,  # type: ignore[arg-type]
+            token_publisher=self.token_publisher,  # type: ignore[arg-type]
             reporter=self.reporter,  # type: ignore[arg-type]
-            clock=clock,
-            transfers=transfers,
-            max_adapters=max_adapters,
-            max_tokens=1000,
-            min_tokens=0,
-            max_attempts=max_attempts,
+            cache_groups=cache_groups or CacheGroups({}, str),
+            threads=AtOnce() if threads is None else threads,
         )
+        pace = replace(_OPTIONS.pace, every_ops=snapshot_every_ops, every_bytes=snapshot_every_bytes)
+        parts = WorkerParts[NullState](self.engine, around, replace(_OPTIONS, pace=pace, **options))
+        self.worker = parts.worker
+        self.keeper = parts.keeper
+        self.transfers = parts.transfers
+        self.snapshots = parts.snapshots
+        self.replay = parts.replay
+        self.residents = parts.residents
+        self.sampler_weights = parts.sampler_weights
+        self.samples = parts.samples
 
     def drain(self, batches: int | None = None) -> None:
         """Work as a nudged worker does, on so many batches at most; the lease is taken if it is free."""
@@ -385,7 +298,16 @@ class WorkerRig:
 
     def state_before(self, adapter: str, seq: int) -> NullState:
         """The adapter as it is in memory, or as it is made anew, with the operations below ``seq`` applied."""
-        return self.transfers.at_once(self.residents.state_after(adapter, seq - 1, is_last=True))
+        state, _ = self.transfers.at_once(self.residents.state_after(adapter, seq - 1, is_last=True))
+        return state
+
+    def settle(self) -> None:
+        """Wait until every snapshot that was handed over is written."""
+        self.transfers.at_once(self.snapshots.all_settled())
+
+    def save_all(self) -> None:
+        """Snapshot every adapter, as a worker does that ends."""
+        self.transfers.at_once(self.residents.save_all())
 
     def bury(self) -> None:
         """Let go of the threads of a worker that is to have died; whatever it had queued to write is written."""

@@ -18,7 +18,7 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.errors import InvalidInput, TransientError, UserError
 from twinkle.core.operation import Accepted
 from twinkle.core.settings import Settings
-from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.adapters.parking import Parking, Unloading
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.checkpoints.catalog import Adapter, Catalog
 from twinkle.storage.database import Database
@@ -55,6 +55,7 @@ class _Runs:
     snapshots: SnapshotStore
     directory: Directory
     parking: Parking
+    unloading: Unloading
 
 
 def list_runs(settings: Settings, *, limit: int, as_json: bool) -> None:
@@ -177,6 +178,7 @@ def _opened(settings: Settings) -> Iterator[_Runs]:
                 snapshots=SnapshotStore(database, clock),
                 directory=Directory(engine, clock),
                 parking=Parking(database, clock),
+                unloading=Unloading(database, journal),
             )
         finally:
             database.close()
@@ -218,12 +220,14 @@ def _facts(runs: _Runs, run: Adapter) -> _Facts:
         rank=run.config.rank,
         mesh=run.mesh,
         steps=runs.branches.num_steps(run.id),
-        state=_state(run),
+        state=_state(runs, run),
         created_at=run.created_at,
     )
 
 
-def _state(run: Adapter) -> str:
+def _state(runs: _Runs, run: Adapter) -> str:
+    if runs.unloading.is_unloaded(run.id):
+        return "unloaded"
     if run.pinned_at is not None:
         return "pinned"
     return "active" if run.parked_at is None else "parked"

@@ -5,9 +5,10 @@
 - Everything else has the device to itself, and is charged for the device's time: the seconds it took, times the tokens
   per second that the mesh's passes have come to lately. A fork or a rewind replays past operations at its tenant's
   wish: those tokens are the least it is charged.
+- Weights of a past state that are made anew to be sampled from are charged like a fork, to the sample for which they
+  were made, even if it is refused then. The samples that find them there are charged nothing for them.
 - An adapter that is rebuilt because its worker died, or because others needed its place on the device, is charged to
-  nobody: that is the service's doing. So is an attempt that is tried again, and an operation that failed counts as one
-  token.
+  nobody: that is the service's doing. So is an attempt that is tried again; what else failed counts as one token.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
@@ -20,6 +21,18 @@ from twinkle.workers.engine import Engine, State
 from twinkle.workers.steps import Steps, Transfers
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckpointToSave:
+    """What a client asked to keep of an adapter, and under which name."""
+
+    kind: CheckpointKind
+    name: str
+    overwrite: bool = False
+    ttl_s: float | None = None
+    user_metadata: dict[str, str] | None = None
+    age_recipients: Sequence[str] = ()
+
+
 class Artifacts(Generic[State]):
     """Saves adapters as checkpoints and loads checkpoints as adapters."""
 
@@ -32,19 +45,7 @@ class Artifacts(Generic[State]):
         self._clock = clock
         self._transfers = transfers
 
-    def save(
-        self,
-        state: State,
-        *,
-        adapter: str,
-        seq: int,
-        kind: CheckpointKind,
-        name: str,
-        overwrite: bool,
-        ttl_s: float | None,
-        user_metadata: dict[str, str] | None,
-        age_recipients: Sequence[str] = (),
-    ) -> Steps[Checkpoint]:
+    def save(self, state: State, save: CheckpointToSave, *, adapter: str, seq: int) -> Steps[Checkpoint]:
         """Write an adapter's files; the checkpoint exists once the caller has committed it.
 
         Only the copy off the device is the step loop's; it waits until there is room for it.
@@ -54,19 +55,19 @@ class Artifacts(Generic[State]):
         name again is the same content, in files of its own: those of before may be deleted at any moment.
 
         Raises:
-            InvalidInput: The name is unusable, or taken by other content and ``overwrite`` is false; or the files
-                cannot be encrypted to ``age_recipients``.
+            InvalidInput: The name is unusable, or taken by other content and not to be overwritten; or the files cannot
+                be encrypted to the recipients.
         """
         owner = self._catalog.adapter(adapter)
-        validate_name(name, field="path")
-        path = str(CheckpointPath(adapter, kind.segment, name))
-        existing = None if overwrite else self._existing(path)
+        validate_name(save.name, field="path")
+        path = str(CheckpointPath(adapter, save.kind.segment, save.name))
+        existing = None if save.overwrite else self._existing(path)
         yield from self._transfers.room()
-        contents = self._engine.export(state, with_optimizer=kind is CheckpointKind.TRAINING)
+        contents = self._engine.export(state, with_optimizer=save.kind is CheckpointKind.TRAINING)
         now = self._clock.now()
-        folder = f"{CHECKPOINTS}{day_of(now)}/{adapter.replace(':', '/')}/{kind.segment}/{name}/{seq}"
+        folder = f"{CHECKPOINTS}{day_of(now)}/{adapter.replace(':', '/')}/{save.kind.segment}/{save.name}/{seq}"
         files = yield from self._transfers.away(
-            partial(self._store_all, folder, contents, age_recipients, existing),
+            partial(self._store_all, folder, contents, save.age_recipients, existing),
             num_bytes=sum(len(data) for data in contents.values()),
         )
         if existing is not None:
@@ -76,14 +77,14 @@ class Artifacts(Generic[State]):
             path=path,
             tenant=owner.tenant,
             adapter=adapter,
-            kind=kind,
-            name=name,
+            kind=save.kind,
+            name=save.name,
             seq=seq,
             config=owner.config,
             files=files,
             created_at=now,
-            expires_at=None if ttl_s is None else now + ttl_s,
-            user_metadata=user_metadata,
+            expires_at=None if save.ttl_s is None else now + save.ttl_s,
+            user_metadata=save.user_metadata,
         )
 
     def load(

@@ -1,21 +1,43 @@
-"""How an attempt at an operation ends: a result, a failure, or another attempt later."""
+"""How an attempt at an operation ends: a result, a failure, or another attempt later; recorded first, then told."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, Literal, TypeAlias
 
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import InvalidInput, PoisonOperation, StatementFailed, TwinkleError, UserError
+from twinkle.core.crash import crash_point
+from twinkle.core.errors import (
+    InvalidInput,
+    LeaseLost,
+    PoisonOperation,
+    StatementFailed,
+    StorageUnavailable,
+    TwinkleError,
+    UserError,
+)
+from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome, Payload
+from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
+from twinkle.storage.journal.journal import Committed, Journal
 from twinkle.storage.journal.records import Records
 from twinkle.storage.payloads import write_result
+from twinkle.workers.engine import State
+from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.report import OperationReporter
+from twinkle.workers.residents import Residents
 from twinkle.workers.steps import Steps, Transfers
+
+Half: TypeAlias = Literal["worker", "sampler"]
+"""Of the step loop: trains, or samples. Crash points are named after them."""
+
+_COMMIT_RETRY_S = 0.5
 
 _log = structlog.get_logger()
 
@@ -86,25 +108,42 @@ class Endings:
             )
         )
 
-    def fail(self, execution: Execution, claim: Claim, error: Exception) -> None:
-        """It ended with an error: fail it or postpone it, as the error's type says."""
+    def fail(self, execution: Execution, claim: Claim, error: Exception, *, charge: int = 1) -> None:
+        """It ended with an error: fail it or postpone it, as the error's type says. A retry is charged to nobody."""
         incident = secrets.token_hex(4)
         verdict = decide(error, attempt=claim.attempt, max_attempts=self.max_attempts, incident=incident)
         if isinstance(verdict, Retry):
             _log.warning("operation.postponed", **_facts_of(claim), error=str(error), delay_s=verdict.delay_s)
             execution.postponed.append(Postponed(claim=claim, retry=verdict))
             return
-        self._end_in_failure(execution, claim, verdict, error, incident=incident)
+        self._end_in_failure(execution, claim, verdict, error, incident=incident, charge=charge)
 
-    def end_poisonous(self, execution: Execution, claim: Claim) -> None:
-        """It has taken its worker down as often as it may."""
+    def end_poisonous(self, claims: list[Claim], execution: Execution) -> list[Claim]:
+        """End those that have taken the worker down as often as they may; the others, which are to be executed."""
+        fit = []
+        for claim in claims:
+            if claim.suspicions < self.max_attempts:
+                fit.append(claim)
+                continue
+            execution.begun[claim.request_id] = (claim, self.clock.now())
+            self._end_as_poison(execution, claim)
+        return fit
+
+    def _end_as_poison(self, execution: Execution, claim: Claim) -> None:
         message = f"the worker died or its device failed during each of {self.max_attempts} attempts at this operation"
         error = PoisonOperation(message)
         failure = Failure(message=message, category=FailureCategory.SERVER, code=error.code)
         self._end_in_failure(execution, claim, failure, error)
 
     def _end_in_failure(
-        self, execution: Execution, claim: Claim, failure: Failure, error: Exception, *, incident: str | None = None
+        self,
+        execution: Execution,
+        claim: Claim,
+        failure: Failure,
+        error: Exception,
+        *,
+        incident: str | None = None,
+        charge: int = 1,
     ) -> None:
         """Every failed operation has one line in the log. It says which and why, and nothing of what was sent."""
         reason = {"reason": failure.code, "category": failure.category.value}
@@ -114,7 +153,7 @@ class Endings:
             reason["incident"] = incident
         is_unexpected = not isinstance(error, TwinkleError)
         _log.warning("operation.failed", **_facts_of(claim), **reason, exc_info=error if is_unexpected else None)
-        execution.outcomes.append(outcome_of_failure(claim, failure))
+        execution.outcomes.append(outcome_of_failure(claim, failure, charge=charge))
 
 
 def _facts_of(claim: Claim) -> dict[str, object]:
@@ -128,12 +167,131 @@ def _facts_of(claim: Claim) -> dict[str, object]:
     }
 
 
-def outcome_of_failure(claim: Claim, failure: Failure) -> Outcome:
+def outcome_of_failure(claim: Claim, failure: Failure, *, charge: int = 1) -> Outcome:
     """The outcome that records a failure."""
-    return Outcome(request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure)
+    return Outcome(
+        request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure, charge=charge
+    )
 
 
-def condemn(execution: Execution, error: Exception) -> None:
+def refuse_rejected(claim: Claim) -> None:
+    """Raise the reason for which the API had to refuse a request whose number it could not refuse."""
+    if claim.rejection is not None:
+        raise UserError(claim.rejection)
+
+
+class Recorder(Generic[State]):
+    """Brings what has ended into the journal, and then to those who wait for it; memory follows the journal."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        keeper: LeaseKeeper,
+        residents: Residents[State],
+        publisher: CompletionPublisher,
+        reporter: OperationReporter,
+        clock: Clock,
+    ) -> None:
+        self._journal = journal
+        self._keeper = keeper
+        self._residents = residents
+        self._publisher = publisher
+        self._reporter = reporter
+        self._clock = clock
+        self._is_patient = True
+
+    def lose_patience(self) -> None:
+        """Wait for a database that is away no more: the worker is to end."""
+        self._is_patient = False
+
+    def record(self, lease: Lease, execution: Execution, *, half: Half) -> Committed:
+        """Commit the outcomes under the lease; whoever is told of them is told by :meth:`conclude`.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh, as far as the journal or the keeper knows.
+            StorageUnavailable: The database is away and the worker is to end; whoever is next does the work again.
+        """
+        if not execution.outcomes:
+            return Committed()
+        crash_point(f"{half}.executed")
+        committed = self._commit(lease, execution)
+        crash_point(f"{half}.committed")
+        return committed
+
+    def conclude(self, lease: Lease, execution: Execution, committed: Committed, *, half: Half) -> None:
+        """Tell of what is committed, memory first, and give back what is to be tried again.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh.
+            StorageUnavailable: The journal did not answer; what we do not hold any more is claimed again all the same.
+        """
+        for outcome in committed.recorded:
+            claim, _ = execution.begun[outcome.request_id]
+            self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=claim.payload.size_bytes)
+        self._tell(committed, execution)
+        if execution.outcomes:
+            crash_point(f"{half}.published")
+        for postponed in execution.postponed:
+            retry = postponed.retry
+            self._journal.give_back(
+                lease,
+                [postponed.claim.request_id],
+                delay_s=retry.delay_s,
+                is_suspect=retry.is_suspect,
+                reason=retry.reason,
+            )
+            self._reporter.retried(postponed.claim, retry.reason)
+
+    def _commit(self, lease: Lease, execution: Execution) -> Committed:
+        """Record outcomes; those that the journal will never take end as failures, or they would be tried for ever."""
+        try:
+            committed = self._commit_patiently(lease, execution)
+        except StatementFailed as error:
+            for outcome in execution.outcomes:
+                self._residents.forget(outcome.lane)
+            _condemn(execution, error)
+            committed = self._commit_patiently(lease, execution)
+        self._forget_untaken(committed)
+        return committed
+
+    def _commit_patiently(self, lease: Lease, execution: Execution) -> Committed:
+        """Record outcomes however long the database stays away: the work is done and the lease may still hold.
+
+        Raises:
+            StatementFailed: The journal will never take them.
+        """
+        while True:
+            try:
+                return self._journal.commit(lease, execution.outcomes, execution.records)
+            except StorageUnavailable as error:
+                if not self._is_patient:
+                    raise
+                if self._keeper.current() is not lease:
+                    raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended", mesh=lease.mesh) from error
+                count = len(execution.outcomes)
+                _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
+                self._clock.sleep(_COMMIT_RETRY_S)
+
+    def _forget_untaken(self, committed: Committed) -> None:
+        """Where an outcome was not taken, memory and journal may differ about that adapter, and about no other one."""
+        for untaken, next_step in (
+            (committed.ended_before, "what was recorded before stands"),
+            (committed.not_held, "it is claimed again"),
+        ):
+            for outcome in untaken:
+                self._residents.forget(outcome.lane)
+                _log.warning("outcome.not_taken", op=outcome.request_id, kind=outcome.kind.value, next=next_step)
+
+    def _tell(self, committed: Committed, execution: Execution) -> None:
+        """Say what has ended. Of what had ended before, nobody may have heard; what it came to is not ours to say."""
+        ended = [*committed.recorded, *committed.ended_before]
+        self._publisher.publish([outcome.request_id for outcome in ended])
+        for outcome in committed.recorded:
+            self._reporter.ended([outcome], execution.begun[outcome.request_id][1])
+
+
+def _condemn(execution: Execution, error: Exception) -> None:
     """Put failures in the place of everything that has come of a batch."""
     incident = secrets.token_hex(4)
     _log.error("commit.refused", error=str(error), incident=incident, exc_info=error)
@@ -149,9 +307,3 @@ def condemn(execution: Execution, error: Exception) -> None:
         for each in execution.outcomes
     ]
     execution.records = {}
-
-
-def refuse_rejected(claim: Claim) -> None:
-    """Raise the reason for which the API had to refuse a request whose number it could not refuse."""
-    if claim.rejection is not None:
-        raise UserError(claim.rejection)

@@ -22,7 +22,7 @@ from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.residents import Residents
 from twinkle.workers.singles import Singles
-from twinkle.workers.steps import Job, Steps, Transfers
+from twinkle.workers.steps import Job, Steps, Transfers, timed
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _SLICE_S = 0.1
@@ -64,6 +64,7 @@ class Executor(Generic[State]):
         endings: Endings,
         loss_graphs: LossGraphs,
         singles: Singles[State],
+        rate: PassRate,
         transfers: Transfers,
         max_adapters: int,
         max_tokens: int,
@@ -75,13 +76,12 @@ class Executor(Generic[State]):
         self._endings = endings
         self._loss_graphs = loss_graphs
         self._singles = singles
-        self._rate = PassRate()
+        self._rate = rate
         self._transfers = transfers
         self._max_adapters = max_adapters
         self._max_tokens = max_tokens
         self._operations: list[_Operation[State]] = []
         self._ready: list[tuple[_Operation[State], Pass[State]]] = []
-        self._step_began_at = 0.0
 
     @property
     def lanes(self) -> set[str]:
@@ -150,9 +150,7 @@ class Executor(Generic[State]):
                     return
                 continue
             self._operations.remove(going)
-            self._step_began_at = self._clock.now()
             going.job.go_on()
-            going.device_s += self._clock.now() - self._step_began_at
             if going.job.has_ended:
                 self._end(going, execution)
             else:
@@ -207,7 +205,7 @@ class Executor(Generic[State]):
         self._rate.note(total_tokens, elapsed_s)
         for (operation, item), answer in zip(ready, answers, strict=True):
             operation.num_tokens = _num_tokens(item)
-            operation.device_s += elapsed_s * operation.num_tokens / total_tokens
+            operation.device_s = elapsed_s * operation.num_tokens / total_tokens
             operation.job = Job(self._finish_pass(operation.claim, answer))
             operation.job.go_on()
             if operation.job.has_ended:
@@ -243,8 +241,8 @@ class Executor(Generic[State]):
         if claim.kind not in _WITHOUT_STATE:
             # If it has to be rebuilt, that is the service's doing and not this operation's.
             yield from self._residents.state_before(claim.lane, claim.seq)
-            operation.device_s = self._step_began_at - self._clock.now()
-        answered = yield from self._singles.answer(claim, payload, operation.records)
+        answering = self._singles.answer(claim, payload, operation.records)
+        answered, operation.device_s = yield from timed(answering, self._clock)
         operation.num_tokens = answered.num_replayed_tokens
         return (yield from self._endings.store(claim, answered.response.to_json()))
 

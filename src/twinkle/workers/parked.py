@@ -65,6 +65,10 @@ class Parked:
             self._size_bytes -= len(parked.data)
         return parked
 
+    def get(self, adapter: str) -> ParkedAdapter | None:
+        """An adapter, if it is here; it stays."""
+        return self._adapters.get(adapter)
+
     def items(self) -> list[tuple[str, ParkedAdapter]]:
         """Everything that is parked."""
         return list(self._adapters.items())

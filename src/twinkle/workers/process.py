@@ -20,39 +20,21 @@ from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
-from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher
-from twinkle.storage.adapters.ephemeral import EphemeralStore
-from twinkle.storage.adapters.parking import Parking
-from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.schema import upgrade
 from twinkle.storage.tenants.directory import Directory
 from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
-from twinkle.workers.absence import Absences
-from twinkle.workers.artifacts import Artifacts
-from twinkle.workers.endings import Endings
+from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.engine import Engine
-from twinkle.workers.execute import Executor
-from twinkle.workers.lease_keeper import LeaseKeeper
-from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.null_engine import NullEngine
-from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.residents import Residents
-from twinkle.workers.run import MeshWorker
-from twinkle.workers.sampler_weights import SamplerWeights
-from twinkle.workers.sampling import CacheGroups, SampleDesk
-from twinkle.workers.singles import Singles
-from twinkle.workers.snapshots import Snapshots
-from twinkle.workers.steps import Transfers
+from twinkle.workers.sampling import CacheGroups
 from twinkle.workers.threads import ThreadRecord, thread_limit
-from twinkle.workers.token_reports import TokenReports
 
 _PUMP_BUDGET_S = 1.0
 # Longer than a training loop needs from one answer to its next request.
@@ -61,7 +43,6 @@ _SOCKET_TIMEOUT_S = 5.0
 _STORAGE_RETRY_S = 1.0
 EXIT_FAILED_START = 75
 """Another child is to be started."""
-_PASS_TOKENS_CLAIMED = 16_384
 
 _log = structlog.get_logger()
 
@@ -83,137 +64,28 @@ class MeshProcess:
         meshes = Meshes(database, clock)
         thread_record = self._thread_record = ThreadRecord(meshes, settings)
         engine = self._engine = build_engine(thread_record.settings(limit=thread_limit(settings.ranks)))
-        journal = Journal(database, clock, limits=settings.tenant_limits)
-        catalog = Catalog(database, sql, clock)
-        blobs = open_blob_store(settings.resolved_object_store)
         redis_url = settings.redis_url.get_secret_value()
-        transfers = self._transfers = Transfers(
-            ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfers"),
-            max_bytes=settings.transfer_bytes,
-        )
-        artifacts = Artifacts(engine=engine, catalog=catalog, blobs=blobs, clock=clock, transfers=transfers)
-        endings = Endings(
-            blobs=blobs,
-            clock=clock,
-            transfers=transfers,
-            inline_bytes=settings.inline_payload_bytes,
-            max_attempts=settings.max_attempts,
-        )
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+        directory = Directory(sql, clock)
         self._tokens = TokenPublisher(redis_url)
-        snapshot_store = SnapshotStore(database, clock)
-        self._snapshots = Snapshots(
-            store=snapshot_store,
-            blobs=blobs,
-            clock=clock,
-            pace=Pace(
-                every_ops=settings.snapshot_every_ops,
-                every_bytes=settings.snapshot_every_bytes,
-                every_s=settings.snapshot_every_s,
-            ),
-            retention=Retention(
-                keep_s=settings.retention_s,
-                every_ops=settings.keep_snapshot_every_ops,
-                max_snapshots=settings.max_snapshots,
-            ),
-            transfers=transfers,
-        )
-        loss_graphs = LossGraphs(CustomLosses(database, clock))
-        replay = Replay(
-            engine=engine,
-            journal=journal,
-            snapshots=snapshot_store,
-            blobs=blobs,
-            loss_graphs=loss_graphs,
-            transfers=transfers,
-        )
-        parking = Parking(database, clock)
-        self._keeper = LeaseKeeper(
+        self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=directory.tenant_name)
+        around = Surroundings(
+            database=database,
+            journal=Journal(database, clock, limits=settings.tenant_limits),
             meshes=meshes,
-            mesh=settings.mesh,
+            catalog=Catalog(database, sql, clock),
+            blobs=open_blob_store(settings.resolved_object_store),
+            clock=clock,
             identity=ProcessIdentity.current(),
             capabilities=thread_record.written_into(engine.capabilities),
-            lease_s=settings.lease_s,
-        )
-        directory = Directory(sql, clock)
-        self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=directory.tenant_name)
-        residents = Residents(
-            engine=engine,
-            replay=replay,
-            snapshots=self._snapshots,
-            parking=parking,
-            clock=clock,
-            limit=settings.max_resident_adapters,
-            parked_bytes=settings.parked_adapter_bytes,
-        )
-        sampler_weights = SamplerWeights(
-            engine=engine,
-            artifacts=artifacts,
-            catalog=catalog,
-            ephemeral=EphemeralStore(database, clock),
-            residents=residents,
-            clock=clock,
-            limit=settings.max_resident_adapters,
-            mesh=settings.mesh,
-            # Until then the run keeps what it takes anyway, or somebody may only have forgotten them.
-            pin_after_s=max(settings.retention_s, settings.ephemeral_idle_s),
-            transfers=transfers,
-        )
-        self._worker = MeshWorker(
-            journal=journal,
-            keeper=self._keeper,
-            executor=Executor(
-                engine=engine,
-                residents=residents,
-                blobs=blobs,
-                clock=clock,
-                endings=endings,
-                loss_graphs=loss_graphs,
-                singles=Singles(
-                    engine=engine,
-                    residents=residents,
-                    artifacts=artifacts,
-                    catalog=catalog,
-                    clock=clock,
-                    replay=replay,
-                    snapshots=self._snapshots,
-                    sampler_weights=sampler_weights,
-                    transfers=transfers,
-                    max_ephemeral=settings.max_ephemeral_weights,
-                ),
-                transfers=transfers,
-                max_adapters=settings.max_adapters_per_step,
-                max_tokens=_PASS_TOKENS_CLAIMED,
-            ),
-            residents=residents,
-            absences=Absences(
-                mesh=settings.mesh,
-                parking=parking,
-                residents=residents,
-                clock=clock,
-                silent_s=settings.session_timeout_s,
-            ),
-            samples=SampleDesk(
-                engine=engine,
-                weights=sampler_weights,
-                blobs=blobs,
-                clock=clock,
-                slots=settings.sample_slots,
-                endings=endings,
-                reports=TokenReports(engine=engine, publisher=self._tokens, clock=clock),
-                cache_groups=CacheGroups(settings.prompt_cache_groups, directory.tenant_name),
-                transfers=transfers,
-            ),
-            endings=endings,
             publisher=CompletionPublisher(redis_url),
+            token_publisher=self._tokens,
             reporter=self._reporter,
-            clock=clock,
-            transfers=transfers,
-            max_adapters=settings.max_adapters_per_step,
-            max_tokens=_PASS_TOKENS_CLAIMED,
-            min_tokens=settings.min_tokens_per_step,
-            max_attempts=settings.max_attempts,
+            cache_groups=CacheGroups(settings.prompt_cache_groups, directory.tenant_name),
+            threads=ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfers"),
         )
+        parts = WorkerParts(engine, around, WorkerOptions.of(settings))
+        self._worker, self._keeper, self._transfers = parts.worker, parts.keeper, parts.transfers
         self._stopping = threading.Event()
         self._rung = threading.Event()
         self._bell = ChannelListener(redis_url, ring_channel(settings.mesh), self._hear)

@@ -84,10 +84,11 @@ class Residents(Generic[State]):
         resident.coverage.used_at = self._clock.now()
         return resident.state
 
-    def state_after(self, adapter: str, seq: int, *, is_last: bool) -> Steps[State]:
+    def state_after(self, adapter: str, seq: int, *, is_last: bool) -> Steps[tuple[State, int]]:
         """A past state of the adapter, right after operation ``seq``; to be read, not changed.
 
-        If ``is_last``, nothing was done with it since: whoever goes on with it finds it in memory.
+        Beside it stand the tokens that were replayed for it alone. If ``is_last``, nothing was done with it since:
+        whoever goes on with it finds it in memory, so bringing it there is not for this alone.
 
         Raises:
             StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
@@ -95,17 +96,17 @@ class Residents(Generic[State]):
         """
         resident = self._residents.get(adapter)
         if resident is not None and resident.coverage.applied_seq == seq and adapter not in self._in_use:
-            return resident.state
+            return resident.state, 0
         if not is_last or adapter in self._in_use:
             rebuilt = yield from self._replay.state_after(adapter, seq)
-            return rebuilt.state
+            return rebuilt.state, rebuilt.num_tokens
         self.room_for_batch(at_most=1)
         self.make_room([adapter], dict)
         resident = self._unpark(adapter, seq + 1) or (yield from self._restore(adapter, seq + 1))
         # Unless its own next operation has come meanwhile, and brought it here itself.
         if adapter not in self._residents and adapter not in self._in_use:
             self._residents[adapter] = resident
-        return resident.state
+        return resident.state, 0
 
     def store_past(self, adapter: str, seq: int) -> Steps[None]:
         """Write a recovery point of a past state, soon. Raises as ``state_after`` does."""
@@ -200,15 +201,27 @@ class Residents(Generic[State]):
                 self._save_parked(name, left)
                 _log.info("adapter.evicted", adapter=name, seq=left.coverage.applied_seq)
 
-    def save_all(self) -> None:
-        """Snapshot every adapter in memory that has none of its present state, before the worker ends."""
-        self._snapshots.wait()
-        for adapter, resident in self._residents.items():
-            if not resident.coverage.is_complete and adapter not in self._in_use:
-                self._save(adapter, resident)
-        for adapter, parked in self._parked.items():
+    def save_all(self) -> Steps[None]:
+        """Snapshot every adapter in memory that has none of its present state, as far as nothing is under way with it.
+
+        Ends when they are written. One that could not be is tried again by whoever calls this again.
+        """
+        waiting = [*self._residents, *(adapter for adapter, _ in self._parked.items())]
+        while waiting:
+            for adapter in [name for name in waiting if self._snapshots.is_idle(name)]:
+                if self._snapshots.transfers.has_room:
+                    waiting.remove(adapter)
+                    self._save_if_incomplete(adapter)
+            if waiting:
+                yield lambda: self._snapshots.transfers.has_room and any(map(self._snapshots.is_idle, waiting))
+        yield from self._snapshots.all_settled()
+
+    def _save_if_incomplete(self, adapter: str) -> None:
+        resident, parked = self._residents.get(adapter), self._parked.get(adapter)
+        if resident is not None and not resident.coverage.is_complete and adapter not in self._in_use:
+            self._save(adapter, resident)
+        elif parked is not None:
             self._save_parked(adapter, parked)
-        self._snapshots.wait()
 
     def used(self, *, within_s: float) -> list[str]:
         """The adapters in memory that something was done with not so long ago."""
@@ -257,14 +270,16 @@ class Residents(Generic[State]):
         return Resident(self._engine.restore(parked.data), parked.coverage)
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
-        coverage = resident.coverage
-        coverage.writing = self._snapshots.write(adapter, coverage.applied_seq, self._engine.snapshot(resident.state))
-        coverage.snapshot_seq, coverage.snapshot_at = coverage.applied_seq, self._clock.now()
-        coverage.unsaved_bytes = 0
+        self._write(adapter, resident.coverage, self._engine.snapshot(resident.state))
 
     def _save_parked(self, adapter: str, parked: ParkedAdapter) -> None:
         if not parked.coverage.is_complete:
-            self._snapshots.write(adapter, parked.coverage.applied_seq, parked.data)
+            self._write(adapter, parked.coverage, parked.data)
+
+    def _write(self, adapter: str, coverage: Coverage, data: bytes) -> None:
+        coverage.writing = self._snapshots.write(adapter, coverage.applied_seq, data)
+        coverage.snapshot_seq, coverage.snapshot_at = coverage.applied_seq, self._clock.now()
+        coverage.unsaved_bytes = 0
 
     def _restore(self, adapter: str, seq: int) -> Steps[Resident[State]]:
         yield from self._snapshots.settled(adapter)

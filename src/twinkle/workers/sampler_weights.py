@@ -7,6 +7,8 @@ they are saved; where the copy is gone they are made anew from the adapter's rec
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeAlias
 
 import structlog
@@ -14,12 +16,13 @@ import structlog
 from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable, TwinkleError
+from twinkle.scheduler.charges import PassRate, charge_of_time
 from twinkle.storage.adapters.ephemeral import EphemeralStore, EphemeralWeights
 from twinkle.storage.checkpoints.catalog import Catalog, SamplingSession
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.residents import Residents
-from twinkle.workers.steps import Steps, Transfers
+from twinkle.workers.steps import Job, Steps, timed
 
 _LOOK_EVERY_S = 5.0
 _PIN_EVERY_S = 60.0
@@ -29,6 +32,14 @@ _log = structlog.get_logger()
 
 _Key: TypeAlias = tuple[str, int] | tuple[str, ...]
 """An adapter and its operation, or the hashes of a checkpoint's files."""
+
+
+@dataclass(frozen=True)
+class WeightsToSample(Generic[State]):
+    """What a sample is drawn from, the base model if there is no state, and what it is charged for what that took."""
+
+    state: State | None
+    charge: int = 0
 
 
 class SamplerWeights(Generic[State]):
@@ -46,7 +57,7 @@ class SamplerWeights(Generic[State]):
         limit: int,
         mesh: str,
         pin_after_s: float,
-        transfers: Transfers,
+        rate: PassRate,
     ) -> None:
         self._engine = engine
         self._artifacts = artifacts
@@ -57,12 +68,14 @@ class SamplerWeights(Generic[State]):
         self._limit = limit
         self._mesh = mesh
         self._pin_after_s = pin_after_s
-        self._transfers = transfers
+        self._rate = rate
         self._copies: OrderedDict[_Key, State] = OrderedDict()
+        self._being_made: set[_Key] = set()
         self._nameless: dict[str, tuple[str, int]] = {}
         self._used: set[str] = set()
         self._next_look_at = 0.0
         self._next_pin_at = 0.0
+        self._pinning: Job[None] | None = None
         self._hopeless: set[tuple[str, int]] = set()
 
     @property
@@ -76,8 +89,18 @@ class SamplerWeights(Generic[State]):
         self._hold((adapter, seq), self._engine.freeze(state))
         return self._engine.weights_bytes(state)
 
-    def of(self, sampling_session: str) -> Steps[State | None]:
-        """The weights of a sampling session; ``None`` for the base model.
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is about to get a recovery point."""
+        return self._pinning is None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is something to do for that now."""
+        return self._pinning is not None and self._pinning.can_go_on
+
+    def of(self, sampling_session: str) -> Steps[WeightsToSample[State]]:
+        """The weights of a sampling session.
 
         Whether it may still read them is asked for every sample, also of weights that are here already.
 
@@ -92,23 +115,40 @@ class SamplerWeights(Generic[State]):
             checkpoint = self._catalog.sampled(session)
         except NotFound as error:
             raise InvalidInput("model_path", error.message) from None
-        return None if checkpoint is None else (yield from self._named(checkpoint))
+        if checkpoint is None:
+            return WeightsToSample(None)
+        key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
+        return (yield from self._copy(key, lambda: self._read(checkpoint)))
+
+    def forget_pinning(self) -> None:
+        """The mesh is somebody else's now."""
+        self._pinning = None
 
     def tend(self) -> None:
-        """Note what was used, drop copies that nobody can sample from any more, store what is used for long.
+        """Note what was used, drop copies that nobody can sample from any more, go on storing what is used for long.
 
-        Called between batches, when every resident is as the journal says.
+        Called between batches.
         """
         now = self._clock.now()
         try:
             if now >= self._next_look_at and (self._nameless or self._used):
                 self._next_look_at = now + _LOOK_EVERY_S
                 self._look()
-            if now >= self._next_pin_at:
+            if now >= self._next_pin_at and self._pinning is None:
                 self._next_pin_at = now + _PIN_EVERY_S
-                self._pin()
+                to_pin = self._ephemeral.to_pin(self._mesh, older_than_s=self._pin_after_s)
+                self._pinning = Job(self._pin(to_pin)) if to_pin else None
         except StorageUnavailable as error:
             _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
+        if self._pinning is not None and self._pinning.can_go_on:
+            self._go_on_pinning(self._pinning)
+
+    def _go_on_pinning(self, job: Job[None]) -> None:
+        job.go_on()
+        if job.has_ended:
+            self._pinning = None
+        if job.error is not None:
+            raise job.error
 
     def _look(self) -> None:
         self._ephemeral.note_use(self._used)
@@ -116,15 +156,16 @@ class SamplerWeights(Generic[State]):
         for key in set(self._nameless.values()) - self._ephemeral.open_among(self._nameless):
             self._drop(key)
 
-    def _pin(self) -> None:
-        """One at a time: whatever else the mesh has to do waits for a rebuild."""
-        for adapter, seq in self._ephemeral.to_pin(self._mesh, older_than_s=self._pin_after_s):
+    def _pin(self, candidates: list[tuple[str, int]]) -> Steps[None]:
+        """Store the first that can be, one at a time: it takes from the device what others could have."""
+        for adapter, seq in candidates:
             if (adapter, seq) in self._hopeless:
                 continue
             try:
-                self._transfers.at_once(self._residents.store_past(adapter, seq))
-            except StorageUnavailable:
-                raise
+                yield from self._residents.store_past(adapter, seq)
+            except StorageUnavailable as error:
+                _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
+                return
             except TwinkleError as error:
                 self._hopeless.add((adapter, seq))
                 _log.warning("sampler_weights.not_pinned", adapter=adapter, seq=seq, error=error.message)
@@ -132,28 +173,43 @@ class SamplerWeights(Generic[State]):
                 _log.info("sampler_weights.pinned", adapter=adapter, seq=seq)
                 return
 
-    def _nameless_of(self, session: SamplingSession, weights: EphemeralWeights) -> Steps[State]:
+    def _nameless_of(self, session: SamplingSession, weights: EphemeralWeights) -> Steps[WeightsToSample[State]]:
         if weights.end_reason is not None:
             raise InvalidInput("sampling_session_id", f"{session.id} has ended: {weights.end_reason}")
         self._used.add(session.id)
         key = (weights.adapter, weights.seq)
         self._nameless[session.id] = key
-        state = self._copies.get(key)
-        if state is None:
-            rebuilt = yield from self._residents.state_after(weights.adapter, weights.seq, is_last=weights.is_current)
-            state = self._engine.freeze(rebuilt)
-            _log.info("sampler_weights.rebuilt", adapter=weights.adapter, seq=weights.seq)
-        self._hold(key, state)
-        return state
+        return (yield from self._copy(key, lambda: self._rebuild(weights)))
 
-    def _named(self, checkpoint: Checkpoint) -> Steps[State]:
-        key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
+    def _copy(self, key: _Key, make: Callable[[], Steps[WeightsToSample[State]]]) -> Steps[WeightsToSample[State]]:
+        """The copy that is here, else one that is made. Of those that want it at once the first makes it and pays."""
+        while key not in self._copies and key in self._being_made:
+            yield lambda: key not in self._being_made
         state = self._copies.get(key)
-        if state is None:
-            files = yield from self._artifacts.read_files(checkpoint)
-            state = self._engine.load(checkpoint.config, files, with_optimizer=False, trainable=False)
-        self._hold(key, state)
-        return state
+        if state is not None:
+            self._copies.move_to_end(key)
+            return WeightsToSample(state)
+        self._being_made.add(key)
+        try:
+            made = yield from make()
+        finally:
+            self._being_made.discard(key)
+        assert made.state is not None
+        self._hold(key, made.state)
+        return made
+
+    def _rebuild(self, weights: EphemeralWeights) -> Steps[WeightsToSample[State]]:
+        rebuilding = self._residents.state_after(weights.adapter, weights.seq, is_last=weights.is_current)
+        (state, num_tokens), device_s = yield from timed(rebuilding, self._clock)
+        _log.info("sampler_weights.rebuilt", adapter=weights.adapter, seq=weights.seq)
+        charge = 0
+        if num_tokens:
+            charge = charge_of_time(device_s, tokens_per_s=self._rate.tokens_per_s, num_replayed=num_tokens)
+        return WeightsToSample(self._engine.freeze(state), charge)
+
+    def _read(self, checkpoint: Checkpoint) -> Steps[WeightsToSample[State]]:
+        files = yield from self._artifacts.read_files(checkpoint)
+        return WeightsToSample(self._engine.load(checkpoint.config, files, with_optimizer=False, trainable=False))
 
     def _hold(self, key: _Key, state: State) -> None:
         self._copies[key] = state

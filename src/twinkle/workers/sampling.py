@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Generic
 
@@ -23,13 +23,14 @@ from twinkle.workers.token_reports import TokenReports
 _SLICE_S = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _UnderWay:
-    """A sample the engine has taken in."""
+    """A sample in our hands: what is known of it once the engine has taken it in, and what its weights took."""
 
     claim: Claim
     started_at: float
     num_prompt_tokens: int = 0
+    weights_charge: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class SampleDesk(Generic[State]):
         """Start samples; those whose request cannot be served end at once."""
         now = self._clock.now()
         for claim in claims:
-            self._entering[claim.request_id] = (_UnderWay(claim, now), Job(self._enter(claim)))
+            entering = _UnderWay(claim, now)
+            self._entering[claim.request_id] = (entering, Job(self._enter(entering)))
         self._take_steps(execution)
 
     def run_slice(self, execution: Execution) -> None:
@@ -139,12 +141,16 @@ class SampleDesk(Generic[State]):
                 self._finish(execution, output)
             self._reports.report()
 
-    def _enter(self, claim: Claim) -> Steps[ListenedSample]:
+    def _enter(self, entering: _UnderWay) -> Steps[ListenedSample]:
+        claim = entering.claim
         refuse_rejected(claim)
         request = parse_body(ListenedSample, (yield from self._transfers.read(self._blobs, claim.payload)))
         check_prompt_and_scores(request)
         weights = yield from self._weights.of(claim.lane)
-        self._engine.add_sample(claim.request_id, weights, request, cache_group=self._cache_groups.of(claim.tenant))
+        entering.weights_charge = weights.charge
+        group = self._cache_groups.of(claim.tenant)
+        self._engine.add_sample(claim.request_id, weights.state, request, cache_group=group)
+        entering.num_prompt_tokens = len(request.prompt_tokens())
         return request
 
     def _take_steps(self, execution: Execution) -> None:
@@ -159,7 +165,7 @@ class SampleDesk(Generic[State]):
             if job.error is not None:
                 self._fail(execution, entering, job.error)
                 continue
-            self._drawing[request_id] = replace(entering, num_prompt_tokens=len(job.result.prompt_tokens()))
+            self._drawing[request_id] = entering
             if job.result.listener is not None:
                 self._reports.begin(request_id, job.result.listener, num_samples=job.result.num_samples)
         for request_id, leaving in list(self._leaving.items()):
@@ -168,10 +174,6 @@ class SampleDesk(Generic[State]):
             if leaving.job.has_ended:
                 del self._leaving[request_id]
                 self._end(execution, leaving)
-
-    def tend(self) -> None:
-        """Let go of weights that nobody can sample from any more. Called between batches."""
-        self._weights.tend()
 
     def drop(self, request_ids: list[str]) -> list[Claim]:
         """Stop some samples for ever; the claims of those that were under way."""
@@ -223,14 +225,14 @@ class SampleDesk(Generic[State]):
             self._fail(execution, leaving.of, job.error)
             return
         execution.begun[claim.request_id] = (claim, leaving.of.started_at)
-        charge = charge_of_tokens(leaving.of.num_prompt_tokens + leaving.num_tokens)
+        charge = charge_of_tokens(leaving.of.num_prompt_tokens + leaving.num_tokens) + leaving.of.weights_charge
         self._endings.succeed(
             execution, claim, job.result, device_s=leaving.elapsed_s, num_tokens=leaving.num_tokens, charge=charge
         )
 
     def _fail(self, execution: Execution, under_way: _UnderWay, error: Exception) -> None:
         execution.begun[under_way.claim.request_id] = (under_way.claim, under_way.started_at)
-        self._endings.fail(execution, under_way.claim, error)
+        self._endings.fail(execution, under_way.claim, error, charge=max(under_way.weights_charge, 1))
 
     def _fail_drawing(self, execution: Execution, error: Exception) -> None:
         for request_id, under_way in list(self._drawing.items()):

@@ -7,7 +7,7 @@ from typing import Generic
 
 from pydantic import BaseModel
 
-from twinkle.core.adapter import AdapterConfig, CheckpointKind, Grant
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound, WindowFailed
 from twinkle.core.operation import Claim, OperationKind
@@ -30,7 +30,7 @@ from twinkle.wire.bodies.training import (
     UnloadModelResponse,
 )
 from twinkle.wire.paths import SamplingSessionId
-from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.artifacts import Artifacts, CheckpointToSave
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.replay import Replay
 from twinkle.workers.residents import Residents
@@ -125,37 +125,45 @@ class Singles(Generic[State]):
 
     def _save(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsResponse]:
         request = parse_body(SaveWeightsRequest, payload)
-        state = yield from self.residents.state_before(claim.lane, claim.seq)
-        checkpoint = yield from self.artifacts.save(
-            state,
-            adapter=claim.lane,
-            seq=claim.seq,
+        save = CheckpointToSave(
             kind=CheckpointKind.TRAINING,
             name=request.path or f"{claim.seq:06d}",
             overwrite=request.overwrite,
             ttl_s=request.ttl_seconds,
             user_metadata=request.user_metadata,
         )
-        records.checkpoints.append(checkpoint)
+        checkpoint = yield from self._save_checkpoint(claim, save, records)
         return SaveWeightsResponse(path=checkpoint.path)
 
     def _save_for_sampler(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsForSamplerResponse]:
         request = parse_body(SaveWeightsForSamplerRequest, payload)
         if request.path is None:
             return (yield from self._open_sampler(claim, request, records))
-        state = yield from self.residents.state_before(claim.lane, claim.seq)
-        checkpoint = yield from self.artifacts.save(
-            state,
-            adapter=claim.lane,
-            seq=claim.seq,
+        save = CheckpointToSave(
             kind=CheckpointKind.SAMPLER,
             name=request.path,
-            overwrite=False,
             ttl_s=request.ttl_seconds,
             user_metadata=request.user_metadata,
         )
-        records.checkpoints.append(checkpoint)
+        checkpoint = yield from self._save_checkpoint(claim, save, records)
         return SaveWeightsForSamplerResponse(path=checkpoint.path)
+
+    def _save_external(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsExternalResponse]:
+        request = parse_body(SaveWeightsExternalRequest, payload)
+        save = CheckpointToSave(
+            kind=CheckpointKind.EXTERNAL,
+            name=request.path,
+            ttl_s=request.ttl_seconds,
+            age_recipients=request.age_encryption_recipients or (),
+        )
+        checkpoint = yield from self._save_checkpoint(claim, save, records)
+        return SaveWeightsExternalResponse(path=checkpoint.path, size_bytes=checkpoint.size_bytes)
+
+    def _save_checkpoint(self, claim: Claim, save: CheckpointToSave, records: Records) -> Steps[Checkpoint]:
+        state = yield from self.residents.state_before(claim.lane, claim.seq)
+        checkpoint = yield from self.artifacts.save(state, save, adapter=claim.lane, seq=claim.seq)
+        records.checkpoints.append(checkpoint)
+        return checkpoint
 
     def _open_sampler(
         self, claim: Claim, request: SaveWeightsForSamplerRequest, records: Records
@@ -194,23 +202,6 @@ class Singles(Generic[State]):
         except NotFound:
             return
         raise Conflict(f"sampling session {sampling_session} already samples from something else; use the next number")
-
-    def _save_external(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsExternalResponse]:
-        request = parse_body(SaveWeightsExternalRequest, payload)
-        state = yield from self.residents.state_before(claim.lane, claim.seq)
-        checkpoint = yield from self.artifacts.save(
-            state,
-            adapter=claim.lane,
-            seq=claim.seq,
-            kind=CheckpointKind.EXTERNAL,
-            name=request.path,
-            overwrite=False,
-            ttl_s=request.ttl_seconds,
-            user_metadata=None,
-            age_recipients=request.age_encryption_recipients or (),
-        )
-        records.checkpoints.append(checkpoint)
-        return SaveWeightsExternalResponse(path=checkpoint.path, size_bytes=checkpoint.size_bytes)
 
     def _load(self, claim: Claim, payload: bytes, records: Records) -> Steps[LoadWeightsResponse]:
         request = LoadRequest.model_validate_json(payload)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -66,9 +66,10 @@ class Snapshots:
         snapshot = self.store.nearest(adapter, at=seq)
         return snapshot is not None and snapshot.seq == seq
 
-    def wait(self) -> None:
-        """Wait until everything handed over is written."""
-        wait([writing for adapter in list(self._under_way) for writing in self._unfinished(adapter)])
+    def all_settled(self) -> Steps[None]:
+        """Wait until none of any adapter is."""
+        while not all(self.is_idle(adapter) for adapter in list(self._under_way)):
+            yield lambda: all(self.is_idle(adapter) for adapter in list(self._under_way))
 
     def _unfinished(self, adapter: str) -> list[Writing]:
         unfinished = [writing for writing in self._under_way.pop(adapter, []) if not writing.done()]

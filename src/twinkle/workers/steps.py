@@ -14,6 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import structlog
 
+from twinkle.core.clock import Clock
 from twinkle.core.operation import Payload
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.payloads import read_payload
@@ -33,6 +34,19 @@ _log = structlog.get_logger()
 def turn() -> bool:
     """What is yielded to let others go first: there is nothing to wait for."""
     return True
+
+
+def timed(steps: Steps[Result], clock: Clock) -> Steps[tuple[Result, float]]:
+    """What steps come to, and the seconds they held the device: neither waits count nor what others did between."""
+    held_s = 0.0
+    while True:
+        began_at = clock.now()
+        try:
+            wait = next(steps)
+        except StopIteration as end:
+            return end.value, held_s + clock.now() - began_at
+        held_s += clock.now() - began_at
+        yield wait
 
 
 class Transfers:

@@ -119,11 +119,15 @@ class Unloading:
             transaction.execute("UPDATE lane SET unload_seq = ? WHERE id = ?", (submission.seq, adapter))
             return accepted
 
+    def is_unloaded(self, adapter: str) -> bool:
+        """Whether its client has ended it: nothing new is accepted for it."""
+        return bool(self._database.read("SELECT id FROM lane WHERE id = ? AND unload_seq IS NOT NULL", (adapter,)))
+
     def refuse_unloaded(self, adapter: str) -> None:
         """Raise what everything is answered that comes for an adapter that was unloaded.
 
         Raises:
             InvalidInput: It was.
         """
-        if self._database.read("SELECT id FROM lane WHERE id = ? AND unload_seq IS NOT NULL", (adapter,)):
+        if self.is_unloaded(adapter):
             raise unloaded_error(adapter)

@@ -1,0 +1,313 @@
+"""A mesh worker, put together of its parts: here it is said which part needs which others."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor as Threads
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic
+
+from twinkle.core.clock import Clock
+from twinkle.core.lease import ProcessIdentity
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.settings import Settings
+from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.scheduler.charges import PassRate
+from twinkle.scheduler.retention import Pace, Retention
+from twinkle.scheduler.token_stream import TokenPublisher
+from twinkle.storage.adapters.ephemeral import EphemeralStore
+from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.adapters.snapshots import SnapshotStore
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.checkpoints.catalog import Catalog
+from twinkle.storage.database import Database
+from twinkle.storage.journal.custom_losses import CustomLosses
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.workers.absence import Absences
+from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.endings import Endings, Recorder
+from twinkle.workers.engine import Engine, State
+from twinkle.workers.execute import Executor
+from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.loss_graphs import LossGraphs
+from twinkle.workers.replay import Replay
+from twinkle.workers.report import OperationReporter
+from twinkle.workers.residents import Residents
+from twinkle.workers.run import MeshWorker
+from twinkle.workers.sampler_weights import SamplerWeights
+from twinkle.workers.sampling import CacheGroups, SampleDesk
+from twinkle.workers.singles import Singles
+from twinkle.workers.snapshots import Snapshots
+from twinkle.workers.steps import Transfers
+from twinkle.workers.token_reports import TokenReports
+
+_PASS_TOKENS_CLAIMED = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What a worker is told of its mesh, and how much it may take and keep. Sizes in bytes, times in seconds."""
+
+    mesh: str
+    lease_s: float
+    session_timeout_s: float
+    max_attempts: int
+    max_adapters: int
+    """In one pass, as ``max_tokens``; up to ``min_tokens`` a pass is filled whosever turn it is."""
+    max_tokens: int
+    min_tokens: int
+    max_resident: int
+    """Adapters on the device; beside them ``parked_bytes`` of others in host memory."""
+    parked_bytes: int
+    max_weights: int
+    """Copies to sample from."""
+    max_ephemeral: int
+    pin_after_s: float
+    sample_slots: int
+    inline_bytes: int
+    transfer_bytes: int
+    pace: Pace
+    retention: Retention
+
+    @classmethod
+    def of(cls, settings: Settings) -> WorkerOptions:
+        """What the settings say."""
+        return cls(
+            mesh=settings.mesh,
+            lease_s=settings.lease_s,
+            session_timeout_s=settings.session_timeout_s,
+            max_attempts=settings.max_attempts,
+            max_adapters=settings.max_adapters_per_step,
+            max_tokens=_PASS_TOKENS_CLAIMED,
+            min_tokens=settings.min_tokens_per_step,
+            max_resident=settings.max_resident_adapters,
+            parked_bytes=settings.parked_adapter_bytes,
+            max_weights=settings.max_resident_adapters,
+            max_ephemeral=settings.max_ephemeral_weights,
+            # Until then the run keeps what it takes anyway, or somebody may only have forgotten them.
+            pin_after_s=max(settings.retention_s, settings.ephemeral_idle_s),
+            sample_slots=settings.sample_slots,
+            inline_bytes=settings.inline_payload_bytes,
+            transfer_bytes=settings.transfer_bytes,
+            pace=Pace(
+                every_ops=settings.snapshot_every_ops,
+                every_bytes=settings.snapshot_every_bytes,
+                every_s=settings.snapshot_every_s,
+            ),
+            retention=Retention(
+                keep_s=settings.retention_s,
+                every_ops=settings.keep_snapshot_every_ops,
+                max_snapshots=settings.max_snapshots,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a worker finds where it is: where things are stored, whom it tells, and what runs its transfers."""
+
+    database: Database
+    journal: Journal
+    meshes: Meshes
+    catalog: Catalog
+    blobs: BlobStore
+    clock: Clock
+    identity: ProcessIdentity
+    capabilities: MeshCapabilities
+    publisher: CompletionPublisher
+    token_publisher: TokenPublisher
+    reporter: OperationReporter
+    cache_groups: CacheGroups
+    threads: Threads
+
+
+class WorkerParts(Generic[State]):
+    """The parts of one worker. Each is made when it is first asked for, after those that it needs."""
+
+    def __init__(self, engine: Engine[State], around: Surroundings, options: WorkerOptions) -> None:
+        self._engine = engine
+        self._around = around
+        self._options = options
+        self._rate = PassRate()
+        self._parking = Parking(around.database, around.clock)
+        self._snapshot_store = SnapshotStore(around.database, around.clock)
+        self._loss_graphs = LossGraphs(CustomLosses(around.database, around.clock))
+
+    @cached_property
+    def worker(self) -> MeshWorker[State]:
+        """What does the work."""
+        return MeshWorker(
+            journal=self._around.journal,
+            keeper=self.keeper,
+            executor=self._executor,
+            residents=self.residents,
+            absences=self._absences,
+            samples=self.samples,
+            sampler_weights=self.sampler_weights,
+            endings=self._endings,
+            recorder=self._recorder,
+            reporter=self._around.reporter,
+            clock=self._around.clock,
+            transfers=self.transfers,
+            max_adapters=self._options.max_adapters,
+            max_tokens=self._options.max_tokens,
+            min_tokens=self._options.min_tokens,
+            max_attempts=self._options.max_attempts,
+        )
+
+    @cached_property
+    def keeper(self) -> LeaseKeeper:
+        """Holds the mesh."""
+        return LeaseKeeper(
+            meshes=self._around.meshes,
+            mesh=self._options.mesh,
+            identity=self._around.identity,
+            capabilities=self._around.capabilities,
+            lease_s=self._options.lease_s,
+        )
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """Reads and writes of the object store."""
+        return Transfers(self._around.threads, max_bytes=self._options.transfer_bytes)
+
+    @cached_property
+    def snapshots(self) -> Snapshots:
+        """Recovery points."""
+        return Snapshots(
+            store=self._snapshot_store,
+            blobs=self._around.blobs,
+            clock=self._around.clock,
+            pace=self._options.pace,
+            retention=self._options.retention,
+            transfers=self.transfers,
+        )
+
+    @cached_property
+    def replay(self) -> Replay[State]:
+        """Past states."""
+        return Replay(
+            engine=self._engine,
+            journal=self._around.journal,
+            snapshots=self._snapshot_store,
+            blobs=self._around.blobs,
+            loss_graphs=self._loss_graphs,
+            transfers=self.transfers,
+        )
+
+    @cached_property
+    def residents(self) -> Residents[State]:
+        """Present ones."""
+        return Residents(
+            engine=self._engine,
+            replay=self.replay,
+            snapshots=self.snapshots,
+            parking=self._parking,
+            clock=self._around.clock,
+            limit=self._options.max_resident,
+            parked_bytes=self._options.parked_bytes,
+        )
+
+    @cached_property
+    def sampler_weights(self) -> SamplerWeights[State]:
+        """Copies to sample from."""
+        return SamplerWeights(
+            engine=self._engine,
+            artifacts=self._artifacts,
+            catalog=self._around.catalog,
+            ephemeral=EphemeralStore(self._around.database, self._around.clock),
+            residents=self.residents,
+            clock=self._around.clock,
+            limit=self._options.max_weights,
+            mesh=self._options.mesh,
+            pin_after_s=self._options.pin_after_s,
+            rate=self._rate,
+        )
+
+    @cached_property
+    def samples(self) -> SampleDesk[State]:
+        """Samples under way."""
+        return SampleDesk(
+            engine=self._engine,
+            weights=self.sampler_weights,
+            blobs=self._around.blobs,
+            clock=self._around.clock,
+            slots=self._options.sample_slots,
+            endings=self._endings,
+            reports=TokenReports(engine=self._engine, publisher=self._around.token_publisher, clock=self._around.clock),
+            cache_groups=self._around.cache_groups,
+            transfers=self.transfers,
+        )
+
+    @cached_property
+    def _executor(self) -> Executor[State]:
+        return Executor(
+            engine=self._engine,
+            residents=self.residents,
+            blobs=self._around.blobs,
+            clock=self._around.clock,
+            endings=self._endings,
+            loss_graphs=self._loss_graphs,
+            singles=self._singles,
+            rate=self._rate,
+            transfers=self.transfers,
+            max_adapters=self._options.max_adapters,
+            max_tokens=self._options.max_tokens,
+        )
+
+    @cached_property
+    def _singles(self) -> Singles[State]:
+        return Singles(
+            engine=self._engine,
+            residents=self.residents,
+            artifacts=self._artifacts,
+            catalog=self._around.catalog,
+            clock=self._around.clock,
+            replay=self.replay,
+            snapshots=self.snapshots,
+            sampler_weights=self.sampler_weights,
+            transfers=self.transfers,
+            max_ephemeral=self._options.max_ephemeral,
+        )
+
+    @cached_property
+    def _artifacts(self) -> Artifacts[State]:
+        return Artifacts(
+            engine=self._engine,
+            catalog=self._around.catalog,
+            blobs=self._around.blobs,
+            clock=self._around.clock,
+            transfers=self.transfers,
+        )
+
+    @cached_property
+    def _recorder(self) -> Recorder[State]:
+        return Recorder(
+            journal=self._around.journal,
+            keeper=self.keeper,
+            residents=self.residents,
+            publisher=self._around.publisher,
+            reporter=self._around.reporter,
+            clock=self._around.clock,
+        )
+
+    @cached_property
+    def _endings(self) -> Endings:
+        return Endings(
+            blobs=self._around.blobs,
+            clock=self._around.clock,
+            transfers=self.transfers,
+            inline_bytes=self._options.inline_bytes,
+            max_attempts=self._options.max_attempts,
+        )
+
+    @cached_property
+    def _absences(self) -> Absences[State]:
+        return Absences(
+            mesh=self._options.mesh,
+            parking=self._parking,
+            residents=self.residents,
+            clock=self._around.clock,
+            silent_s=self._options.session_timeout_s,
+        )
