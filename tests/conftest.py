@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from harness.servers import PostgresServer, RedisServer
 
-pytest_plugins = ["harness.limits", "harness.leftovers"]
+pytest_plugins = ["harness.surroundings", "harness.limits", "harness.leftovers"]
 # Examples are drawn on machines of which others take most.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

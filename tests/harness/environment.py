@@ -32,7 +32,7 @@ def environment_python(
     wanted = hashlib.sha256(made_from.encode()).hexdigest()
     python = cache / "bin" / "python"
     cache.parent.mkdir(parents=True, exist_ok=True)
-    with cache.with_suffix(".lock").open("w") as lock:
+    with cache.with_name(f"{cache.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (stamp.is_file() and stamp.read_text() == wanted):
             subprocess.run([interpreter, "-m", "venv", "--clear", cache], check=True)

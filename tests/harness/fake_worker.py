@@ -6,13 +6,15 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
+from typing import TypeVar
 
 import numpy as np
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
-from twinkle.core.errors import NotFound
+from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
@@ -34,6 +36,8 @@ from twinkle.wire.bodies.training import UnloadModelResponse
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs, WireSequence, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.training import decode_data, encode_forward_backward_output
+
+T = TypeVar("T")
 
 BASE_MODEL = "tiny/one"
 CAPABILITIES = MeshCapabilities(
@@ -122,17 +126,32 @@ class FakeWorker:
         while not self._stopping.wait(_POLL_S):
             if not self._may_run.is_set():
                 continue
-            claims = self.journal.claim(self._lease, with_virtual_time(lambda heads: heads), 16)
-            claims += self.journal.claim_samples(
-                self._lease, with_virtual_time(lambda heads: heads[:16]), 16, under_way=()
-            )
+            claims = self._patiently(self._claim_operations) + self._patiently(self._claim_samples)
             if claims:
                 records = {claim.request_id: Records() for claim in claims}
                 outcomes = [self._answer(claim, records[claim.request_id]) for claim in claims]
                 # Before the commit: whoever sees an outcome may look here the next moment.
                 self.executed += claims
-                self.journal.commit(self._lease, outcomes, records)
+                self._patiently(partial(self.journal.commit, self._lease, outcomes, records))
                 self._publisher.publish([outcome.request_id for outcome in outcomes])
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask until it is answered: PostgreSQL cuts the transaction of whoever the machine lets wait for long."""
+        while True:
+            try:
+                return ask()
+            except StorageUnavailable:
+                if self._stopping.wait(_POLL_S):
+                    raise
+
+    def _claim_operations(self) -> list[Claim]:
+        assert self._lease is not None
+        return self.journal.claim(self._lease, with_virtual_time(lambda heads: heads), 16)
+
+    def _claim_samples(self) -> list[Claim]:
+        assert self._lease is not None
+        choose = with_virtual_time(lambda heads: heads[:16])
+        return self.journal.claim_samples(self._lease, choose, 16, under_way=())
 
     def _answer(self, claim: Claim, records: Records) -> Outcome:
         rejection = claim.rejection or self._why_not(claim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -77,19 +78,21 @@ def test_nobody_cancels_somebody_elses(api: Api, http: httpx.Client, sampler_id:
 
 
 def test_the_sdk_gives_up_its_samples(api: Api, key: str) -> None:
-    with api.sdk(key) as service, api.worker.paused():
-        sampling = service.create_sampling_client(base_model="tiny/one")
-        futures = [sampling.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)) for _ in range(3)]
-        found = api.directory.key(key)
-        assert found is not None
-        # Not earlier: a client that has no answer to its request yet has nothing to cancel.
-        wait_until(lambda: api.state().queue.futures.num_waiting >= 3, what="the SDK polls for three samples")
+    with api.sdk(key) as service:
+        with api.worker.paused():
+            sampling = service.create_sampling_client(base_model="tiny/one")
+            futures = [sampling.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)) for _ in range(3)]
+            found = api.directory.key(key)
+            assert found is not None
+            # Not earlier: a client that has no answer to its request yet has nothing to cancel.
+            wait_until(lambda: api.state().queue.futures.num_waiting >= 3, what="the SDK polls for three samples")
 
-        for future in futures[:2]:
-            assert future.future().cancel()
+            for future in futures[:2]:
+                assert future.future().cancel()
 
-        wait_until(lambda: api.worker.journal.num_open_samples(found.tenant) == 1, what="two samples are cancelled")
-    assert futures[2].result().sequences[0].tokens == [0, 1]
+            num_open = partial(api.worker.journal.num_open_samples, found.tenant)
+            wait_until(lambda: num_open() == 1, what="two samples are cancelled")
+        assert futures[2].result().sequences[0].tokens == [0, 1]
 
 
 def test_a_future_collected_later_tells_that_it_was_cancelled(api: Api, key: str) -> None:

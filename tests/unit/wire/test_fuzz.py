@@ -195,7 +195,7 @@ def test_a_frame_that_claims_a_size_takes_no_memory(claim: int) -> None:
 
 @pytest.fixture(scope="module")
 def costs() -> dict[str, Cost]:
-    return measure("harness.crafted", timeout_s=150)
+    return measure("harness.crafted", timeout_s=500)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
