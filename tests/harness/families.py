@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 import transformers
 
 VOCAB_SIZE = 307
@@ -18,6 +19,16 @@ SIZES = {
 }
 WINDOW = 7
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+GROUPED_EXPERTS = {**EXPERTS, "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
+LATENT_SIZES = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False),
     "qwen3-tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
@@ -52,4 +63,125 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, pad_token_id=0),
+    "ministral": lambda: transformers.MinistralConfig(**SIZES, head_dim=16, sliding_window=WINDOW),
+    "glm": lambda: transformers.GlmConfig(**SIZES, head_dim=16, pad_token_id=0, attention_bias=True),
+    "glm4": lambda: transformers.Glm4Config(**SIZES, head_dim=16, pad_token_id=0),
+    "glm4-moe": lambda: transformers.Glm4MoeConfig(
+        **SIZES, **GROUPED_EXPERTS, head_dim=16, first_k_dense_replace=1, use_qk_norm=True, attention_bias=True
+    ),
+    "glm4-moe-lite": lambda: transformers.Glm4MoeLiteConfig(**LATENT_SIZES, **GROUPED_EXPERTS),
+    "deepseek-v2": lambda: transformers.DeepseekV2Config(
+        **LATENT_SIZES,
+        **GROUPED_EXPERTS,
+        topk_method="group_limited_greedy",
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        head_dim=8,
+    ),
+    "deepseek-v2-lite": lambda: transformers.DeepseekV2Config(
+        **{**LATENT_SIZES, "q_lora_rank": None}, **GROUPED_EXPERTS, topk_method="greedy", head_dim=8
+    ),
+    "deepseek-v3": lambda: transformers.DeepseekV3Config(
+        **LATENT_SIZES, **GROUPED_EXPERTS, n_shared_experts=1, first_k_dense_replace=1
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SIZES,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma4": lambda: transformers.Gemma4TextConfig(
+        **SIZES,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=3.0,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "gemma4-moe": lambda: transformers.Gemma4TextConfig(
+        **SIZES,
+        head_dim=16,
+        global_head_dim=16,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=48,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW
+    ),
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **SIZES,
+        head_dim=16,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        no_rope_layers=[1, 0],
+        attention_chunk_size=WINDOW,
+        floor_scale=4,
+        pad_token_id=0,
+    ),
+    "cohere": lambda: transformers.CohereConfig(**SIZES, pad_token_id=0, bos_token_id=1, logit_scale=0.25),
+    "granite": lambda: transformers.GraniteConfig(**SIZES, logits_scaling=4.0),
+    "ernie4.5": lambda: transformers.Ernie4_5Config(**SIZES, head_dim=16),
+    "minimax-m2": lambda: transformers.MiniMaxM2Config(
+        **SIZES, head_dim=16, bos_token_id=1, num_local_experts=4, num_experts_per_tok=2
+    ),
 }
+
+
+def stir(model: torch.nn.Module) -> None:
+    """Give every norm, bias and correction that is made as zeros or ones values of its own, so that each counts."""
+    generator = torch.Generator().manual_seed(11)
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point() and tensor.min() == tensor.max():
+            tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.1)
+
+
+MODELS = {
+    "qwen3": ("Qwen3", "norms on queries and keys"),
+    "qwen3-tied": ("Qwen3 to 4B", "one matrix for embedding and output head"),
+    "qwen2": ("Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen", "biases on queries, keys, values"),
+    "llama": ("Llama 2, Llama 3.x, DeepSeek-R1-Distill-Llama, Yi, InternLM2 (packed matrices taken apart)", ""),
+    "llama-tied": ("Llama 3.2 to 3B", "one matrix for embedding and output head"),
+    "qwen3-moe": ("Qwen3-30B-A3B, Qwen3-235B-A22B", "experts"),
+    "qwen3-moe-mixed": ("Qwen3-MoE with dense layers", "experts in some layers"),
+    "qwen2-moe": ("Qwen1.5-MoE, Qwen2-57B-A14B", "experts, one of them shared"),
+    "mixtral": ("Mixtral", "experts"),
+    "olmoe": ("OLMoE", "experts"),
+    "qwen2-windows": ("Qwen2 with windows", "sliding windows in some layers"),
+    "mistral": ("Mistral, Mistral-Nemo", "sliding windows"),
+    "ministral": ("Ministral", "sliding windows"),
+    "gemma": ("Gemma", "scaled embeddings"),
+    "gemma2": ("Gemma 2", "capped scores and logits, norms after, sliding windows in some layers"),
+    "gemma3": ("Gemma 3 (text)", "a rotary base for each kind of layer"),
+    "gemma4": ("Gemma 4 (text, without inputs by layer: 31B)", "heads of two sizes, keys that are values"),
+    "gemma4-moe": ("Gemma 4 26B-A4B (text)", "experts beside an MLP"),
+    "phi3": ("Phi-3 with 4k tokens of context", "packed projections"),
+    "olmo2": ("OLMo 2", "norms after"),
+    "olmo3": ("OLMo 3", "sliding windows in some layers"),
+    "smollm3": ("SmolLM3", "layers without positions"),
+    "glm": ("GLM-4-9B, GLM-Edge; glm-4-9b-chat under its old names (`chatglm`)", "interleaved rotary on half a head"),
+    "glm4": ("GLM-4-0414", "the same, norms after"),
+    "glm4-moe": ("GLM-4.5, GLM-4.6, GLM-4.7", "experts by sigmoid and group, one of them shared"),
+    "glm4-moe-lite": ("GLM-4.7-Flash", "compressed keys and values, experts"),
+    "deepseek-v2": ("DeepSeek-V2, V2.5", "compressed keys and values, experts by group, shared ones"),
+    "deepseek-v2-lite": ("DeepSeek-V2-Lite", "compressed keys and values, queries plain"),
+    "deepseek-v3": ("DeepSeek-V3, R1, V3.1; Kimi-K2 (`kimi_k2`)", "experts by sigmoid, bias and group"),
+    "gpt-oss": ("gpt-oss-20b, gpt-oss-120b", "sinks, experts with biases, sliding windows in some layers"),
+    "llama4": ("Llama 4 (text)", "chunks of attention, layers without positions, inputs of experts scaled"),
+    "cohere": ("Command R", "scaled logits, one norm for attention and MLP"),
+    "granite": ("Granite 3", "scaled embeddings, residuals, scores and logits"),
+    "ernie4.5": ("ERNIE 4.5", "interleaved rotary"),
+    "minimax-m2": ("MiniMax-M2", "norms over all heads, experts by sigmoid"),
+}
+"""By family the models that it is, as their makers call them, and what is peculiar about them."""

@@ -20,7 +20,7 @@ import torch
 
 from twinkle.checkpoint_engine.tensor_file import copy_checked
 from twinkle.core.errors import InvalidInput
-from twinkle.module.adapter import AdapterLayout
+from twinkle.module.adapter import AdapterLayout, LoraPair, LoraShape
 from twinkle.module.targets import Target
 
 KEY_PREFIX = "base_model.model."
@@ -29,14 +29,20 @@ SUFFIX_A, SUFFIX_B = ".lora_A.weight", ".lora_B.weight"
 
 
 def stored_tensors(layout: AdapterLayout, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of a flat buffer as PEFT stores them: views of it, but for the experts' ``lora_B``, a copy."""
+    """The tensors of a flat buffer as PEFT stores them: views of it, but for those of experts, which may be copies."""
     tensors: dict[str, torch.Tensor] = {}
     views = layout.views(buffer)
-    for path, name in _names(layout).items():
-        a, b = views[path]
-        tensors[name + SUFFIX_A] = a.flatten(0, -2)
-        tensors[name + SUFFIX_B] = b if b.dim() == 2 else b.permute(1, 2, 0).flatten(1)
+    names = _names(layout)
+    for shape in layout.shapes:
+        a, b = _as_peft(shape, views[shape.path])
+        tensors[names[shape.path] + SUFFIX_A] = a.flatten(0, -2)
+        tensors[names[shape.path] + SUFFIX_B] = b if b.dim() == 2 else b.permute(1, 2, 0).flatten(1)
     return tensors
+
+
+def _as_peft(shape: LoraShape, pair: LoraPair) -> LoraPair:
+    """The pair as PEFT sees it, in the same memory: the update of a transposed weight is ``(B A)^T = A^T B^T``."""
+    return LoraPair(pair.b.mT, pair.a.mT) if shape.is_swapped else pair
 
 
 def fill_buffer(file: str, source: Mapping[str, torch.Tensor], layout: AdapterLayout, buffer: torch.Tensor) -> None:
@@ -47,8 +53,10 @@ def fill_buffer(file: str, source: Mapping[str, torch.Tensor], layout: AdapterLa
     names = _names(layout)
     for shape in layout.shapes:
         if shape.num_experts is not None:
+            a, b = _as_peft(shape, views[shape.path])
             b_ORE = stored[names[shape.path] + SUFFIX_B].unflatten(1, (shape.rank, shape.num_experts))
-            views[shape.path].b.copy_(b_ORE.permute(2, 0, 1))
+            b.copy_(b_ORE.permute(2, 0, 1))
+            a.copy_(stored[names[shape.path] + SUFFIX_A].view_as(a))
 
 
 def trained_paths(

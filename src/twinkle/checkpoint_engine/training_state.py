@@ -181,10 +181,11 @@ def load_gradients(parameters: Parameters, files: Mapping[str, bytes]) -> tuple[
 
 
 def rng_files() -> dict[str, bytes]:
-    """Torch's random state of each rank, on the CPU and on its CUDA device; all ranks must call."""
+    """Torch's random state of each rank, on the CPU and on its accelerator; all ranks must call."""
     own = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        own["cuda"] = torch.cuda.get_rng_state()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        own[accelerator.type] = torch.get_device_module(accelerator).get_rng_state()
     ranks: list[dict[str, torch.Tensor]] = [own]
     if distributed.is_initialized():
         ranks = [own] * distributed.get_world_size()
@@ -199,8 +200,9 @@ def load_rng(files: Mapping[str, bytes]) -> None:
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     if f"{rank}.cpu" in states:
         torch.set_rng_state(states[f"{rank}.cpu"])
-    if f"{rank}.cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states[f"{rank}.cuda"])
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None and f"{rank}.{accelerator.type}" in states:
+        torch.get_device_module(accelerator).set_rng_state(states[f"{rank}.{accelerator.type}"])
 
 
 def _write(tensors: Mapping[str, torch.Tensor], *, metadata: tuple[str, str]) -> bytes:

@@ -97,7 +97,7 @@ def worker(
     mesh: Annotated[str | None, typer.Option(help="The mesh to serve.  [default: default]")] = None,
     model: ModelFlag = None,
     model_name: ModelNameFlag = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0.  [default: cpu]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, npu.  [default: cpu]")] = None,
     engine: EngineFlag = None,
     home: HomeFlag = None,
     stay_refused: Annotated[

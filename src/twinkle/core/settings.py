@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     mesh: str = Field(default="default", description="the mesh this worker serves")
     model: str = Field(default="", description="path or id of the frozen base model")
     model_name: str = Field(default="", description="the name clients use for it; default: as given in model")
-    device: str = Field(default="cpu", description="cpu, cuda, cuda:0")
+    device: str = Field(default="cpu", description="cpu, cuda, cuda:0, npu")
     engine: str = Field(default="transformers", description="transformers, or null (computes nothing; for benchmarks)")
     sampler: Literal["torch", "vllm"] = Field(
         default="torch", description="torch: on the weights that train; vllm: a copy in vLLM, in the same process"

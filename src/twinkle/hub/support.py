@@ -15,12 +15,23 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
 
 CONFIG_FILE = "config.json"
-SERVED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 MOVING_ROPES = frozenset({"dynamic", "longrope", "su"})
 """Kinds of rotary embedding whose angles depend on more than the position: on how long the longest sequence is."""
+READ_AS_ANOTHER = frozenset({"chatglm", "internlm2", "kimi_k2"})
+"""Types of code that transformers does not have, which are read into a class that computes the same."""
+SCALED_BEYOND_CONTEXT = frozenset({"internlm2"})
+"""Types that are read into another class without such a scaling: it begins where their context ends."""
 OTHER_INPUTS = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "thinker_config": "sound"}
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+PECULIAR = {
+    "deepseek_v4": "its attention makes one key of many tokens, and its first routers go by the tokens themselves",
+}
+"""What there is in a type that nothing else has, and that is not computed here."""
+CHATGLM_VOCABULARY = 65024
+"""Of ChatGLM 2 and 3; GLM-4, whose config has the same type, is read into the class ``glm``."""
+OWN_SCALES = ("lm_head_multiplier",)
+DEQUANTISED = frozenset({"fp8", "mxfp4"})
+"""Kinds of quantised weights that are read into plain ones."""
 WRITES_ON = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 STATEFUL = """
     bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
@@ -59,7 +70,7 @@ def check_config(name: str, config: Config) -> None:
     if reasons:
         raise ConfigError(
             f"{name} ({architecture_of(config)}) cannot be served: {'; '.join(reasons)};"
-            " docs/engine.md says which models can"
+            " docs/models.md says which models can"
         )
 
 
@@ -110,12 +121,16 @@ def _two_halves(config: Config) -> str | None:
 
 def _other_task(config: Config) -> str | None:
     names = config.get("architectures") or []
+    if config.get("model_type") in READ_AS_ANOTHER:
+        return None
     return None if not names or any(name.endswith(WRITES_ON) for name in names) else str(names[0])
 
 
 def _quantised(config: Config) -> str | None:
     settings = config.get("quantization_config")
-    return str(settings.get("quant_method", "quantization_config")) if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or settings.get("quant_method") in DEQUANTISED:
+        return None
+    return str(settings.get("quant_method", "quantization_config"))
 
 
 def _other_layers(config: Config) -> str | None:
@@ -132,27 +147,38 @@ def _older_form(config: Config) -> str | None:
     return str(config["model_type"]) if config.get("model_type") in OLDER else None
 
 
-def _caps(config: Config) -> str | None:
-    names = [name for name in CAPS if config.get(name) is not None]
-    return ", ".join(names) or None
-
-
 def _scaled(config: Config) -> str | None:
-    names = [name for name in SCALES if config.get(name) not in (None, 1, 1.0)]
+    names = [name for name in OWN_SCALES if config.get(name) not in (None, 1, 1.0)]
     return ", ".join(names) or None
 
 
-def _compressed_attention(config: Config) -> str | None:
-    return "kv_lora_rank" if config.get("kv_lora_rank") is not None else None
+def _indexed(config: Config) -> str | None:
+    return "index_topk" if config.get("index_topk") is not None else None
 
 
-def _sinks(config: Config) -> str | None:
-    return "gpt_oss" if config.get("model_type") == "gpt_oss" else None
+def _older_chatglm(config: Config) -> str | None:
+    if config.get("model_type") != "chatglm":
+        return None
+    is_older = "position_encoding_2d" in config or config.get("padded_vocab_size") == CHATGLM_VOCABULARY
+    return "ChatGLM 1 to 3" if is_older else None
+
+
+def _peculiar(config: Config) -> str | None:
+    return PECULIAR.get(str(config.get("model_type")))
+
+
+def _inputs_by_layer(config: Config) -> str | None:
+    return "hidden_size_per_layer_input" if config.get("hidden_size_per_layer_input") else None
+
+
+def _both_ways(config: Config) -> str | None:
+    # "vision": pictures' tokens alone see each other, and there are none.
+    return "use_bidirectional_attention" if config.get("use_bidirectional_attention") in (True, "all") else None
 
 
 def _moving_rope(config: Config) -> str | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, Mapping):
+    if not isinstance(rope, Mapping) or config.get("model_type") in SCALED_BEYOND_CONTEXT:
         return None
     kinds = [rope, *rope.values()]
     names = [kind.get("rope_type") or kind.get("type") for kind in kinds if isinstance(kind, Mapping)]
@@ -160,19 +186,23 @@ def _moving_rope(config: Config) -> str | None:
 
 
 OF_THE_WHOLE = (
+    Refusal(
+        "{} needs transformers<4.42, whose code its tokenizer and its model were made for; take GLM-4", _older_chatglm
+    ),
     Refusal("it takes {}, and only models of text alone are served", _other_inputs),
     Refusal("it is an encoder and a decoder ({}), and only decoders are served", _two_halves),
     Refusal("it is made for another task ({}) and has no head that writes on", _other_task),
     Refusal("its weights are quantised ({}): take those they were made from", _quantised),
 )
 OF_THE_TEXT = (
+    Refusal("{}", _peculiar),
     Refusal("it has layers other than full and sliding-window attention ({})", _other_layers),
-    Refusal("its attention has sinks and its experts have biases ({})", _sinks),
-    Refusal("its attention compresses keys and values ({})", _compressed_attention),
+    # The probe at start would not see it: an index of the best 2048 keys leaves none of a few tokens out.
+    Refusal("its attention picks the keys it sees by an index ({})", _indexed),
+    Refusal("its attention looks ahead ({})", _both_ways),
+    Refusal("its layers read the tokens themselves once more ({})", _inputs_by_layer),
     Refusal("its attention or its projections have an older form ({})", _older_form),
-    # The probe at start would not always see it: at the small values of a few tokens a cap hardly shows.
-    Refusal("it caps its logits ({})", _caps),
-    Refusal("it scales its logits ({})", _scaled),
+    Refusal("it scales its logits in a way of its own ({})", _scaled),
     Refusal(
         "its rotary embedding depends on the longest sequence of a batch ({}), which may be another's", _moving_rope
     ),

@@ -16,9 +16,9 @@ class DeviceGroup:
     Args:
         name: What components call it.
         ranks: The devices' numbers, or how many.
-        device_type: ``cuda`` (also ``GPU``) or ``cpu``.
+        device_type: ``cuda`` (also ``GPU``), ``npu``, ``cpu``...
         gpus_per_worker: Devices that each worker process gets.
-        visible_devices: The physical devices behind ``ranks`` in CUDA's notation; all of the machine if omitted.
+        visible_devices: The physical devices behind ``ranks``, by their own numbers; all of the machine if omitted.
 
     Raises:
         ConfigError: A field is outside its limits.

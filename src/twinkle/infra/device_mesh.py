@@ -33,7 +33,7 @@ class DeviceMesh:
     Args:
         mesh: The rank at each place, each rank once.
         mesh_dim_names: The axis that each dimension of ``mesh`` stands for.
-        device_type: ``cuda`` or ``cpu``; ``None`` takes what the machine has.
+        device_type: ``cuda``, ``npu``, ``cpu``...; ``None`` takes what the machine has.
         ulysses_size: Ranks that share each sequence, head by head.
         ep_size: Ranks that share the experts of a layer.
         etp_size: Ranks that share each expert.

@@ -12,7 +12,7 @@ from twinkle.core.errors import ConfigError
 class Platform:
     """One kind of device.
 
-    ``backend`` is torch.distributed's: on CUDA tensors of the device travel by NCCL, those on the host by gloo.
+    ``backend`` is torch.distributed's: tensors of the device travel by its maker's library, those on the host by gloo.
     """
 
     device_type: str
@@ -21,7 +21,7 @@ class Platform:
 
     @classmethod
     def named(cls, name: str) -> Platform:
-        """The platform of a device type, in any case; ``GPU`` means CUDA.
+        """The platform of a device type, in any case; ``GPU`` means CUDA, and AMD's too, whose torch calls itself so.
 
         Raises:
             ConfigError: This project runs on no such device.
@@ -33,8 +33,11 @@ class Platform:
 
     @classmethod
     def current(cls) -> Platform:
-        """CUDA where there is a device, else the CPU."""
-        return CUDA if CUDA.num_devices() else CPU
+        """That of the accelerator that torch finds, else the CPU."""
+        import torch  # noqa: PLC0415 - a layout can be described where torch is not installed
+
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return CPU if found is None else cls.named(found.type)
 
     def num_devices(self) -> int:
         """How many devices of this kind a process can see. The CPU of a machine is one."""
@@ -42,7 +45,8 @@ class Platform:
             return 1
         import torch  # noqa: PLC0415 - a layout can be described where torch is not installed
 
-        return torch.cuda.device_count()
+        found = torch.accelerator.current_accelerator()
+        return 0 if found is None or found.type != self.device_type else torch.accelerator.device_count()
 
     def device_of(self, local_rank: int) -> str:
         """The device of the ``local_rank``-th process on this machine, as torch names it."""
@@ -51,7 +55,10 @@ class Platform:
 
 CPU = Platform(device_type="cpu", backend="gloo")
 CUDA = Platform(device_type="cuda", backend="cpu:gloo,cuda:nccl", visible_devices_variable="CUDA_VISIBLE_DEVICES")
-PLATFORMS = {platform.device_type: platform for platform in (CUDA, CPU)}
+NPU = Platform(device_type="npu", backend="cpu:gloo,npu:hccl", visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES")
+XPU = Platform(device_type="xpu", backend="cpu:gloo,xpu:xccl", visible_devices_variable="ZE_AFFINITY_MASK")
+MPS = Platform(device_type="mps", backend="gloo")
+PLATFORMS = {platform.device_type: platform for platform in (CUDA, NPU, XPU, MPS, CPU)}
 
 
 def local_rank() -> int:

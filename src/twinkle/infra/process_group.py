@@ -81,13 +81,13 @@ def leave_world() -> None:
 
 
 def _choose_device(platform: Platform, number: int) -> None:
-    if platform.device_type != "cuda":
+    if platform.device_type == "cpu":
         return
     if number >= platform.num_devices():
         raise ConfigError(
             f"rank {number} of this machine has no device: there are {platform.num_devices()}; start fewer ranks"
         )
-    torch.cuda.set_device(number)
+    torch.accelerator.set_device_index(number)
 
 
 def torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:

@@ -5,13 +5,11 @@ Shapes: T packed tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-import transformers
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
@@ -22,14 +20,18 @@ from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
 from twinkle.model.adam import adam_step
 from twinkle.model.determinism import agreed_product, measure_determinism
+from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused_step import FusedStep
 from twinkle.model.independence import Independence
 from twinkle.model.job_run import JobRun, settle, start_runs
+from twinkle.model.loading import decoder_of, load_base_model
+from twinkle.model.logit_form import LogitForm
 from twinkle.model.loss_head import LossHead
 from twinkle.model.probe import PackedPath, Probe
 from twinkle.model.sharding import shard_decoder
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.validation import validate_job
+from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
 from twinkle.module.packed_attention import (
     ATTENTION_NAME,
@@ -88,7 +90,7 @@ class FusedLoraModel:
         config = model.config.get_text_config()
         check_config(name, model.config.to_dict())
         self._model = model.eval().requires_grad_(False)
-        self._decoder = model.base_model
+        self._decoder = decoder_of(model)
         unembedding = model.get_output_embeddings()
         self.device: torch.device = unembedding.weight.device
         self.ranks = ranks
@@ -96,6 +98,7 @@ class FusedLoraModel:
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
         probe = Probe(model, self.device)
         self.tolerance = probe.tolerance
+        prepare_llama4(model)
         register_packed_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         if self.device.type == "cpu":
@@ -107,6 +110,7 @@ class FusedLoraModel:
             self.pool.unembed_path,
             product,
             rows_per_group=_head_rows(self.device, vocab_size),
+            form=LogitForm.of(config),
         )
         self.info = ModelInfo(
             name=name,
@@ -166,15 +170,8 @@ class FusedLoraModel:
 
         ``prepare`` gets it as transformers made it: what it sets of this process holds for all that is measured here.
         """
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=os.path.exists(path))
-        check_config(name or path, config.to_dict())
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype or (torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16),
-            attn_implementation="sdpa",
-            local_files_only=os.path.exists(path),
-        )
-        model = model.to(torch.device(device))
+        wanted = dtype or plain_dtype(torch.device(device).type)
+        model = load_base_model(path, name=name or path, dtype=wanted).to(torch.device(device))
         prepare(model)
         return cls(
             model,
@@ -256,6 +253,7 @@ class FusedLoraModel:
                 position_ids=positions_T[None],
                 use_cache=False,
                 packed_attention=attention,
+                packed_positions=positions_T[None],
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH

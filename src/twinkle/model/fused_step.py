@@ -147,8 +147,8 @@ class FusedStep:
         return None
 
     def _recover_memory(self, places: Sequence[DatumPlace], size: PassSize, failure: OutOfMemory) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self._device.type != "cpu":
+            torch.accelerator.empty_cache()
         if len(places) == 1:
             places[0][0].fail(failure)
         else:

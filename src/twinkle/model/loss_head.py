@@ -17,10 +17,13 @@ import torch
 
 from twinkle.core.errors import UserError
 from twinkle.loss import DatumLoss
+from twinkle.model.logit_form import LogitForm
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.packed_products import LoopedProducts, SegmentPair
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Segment
+
+PLAIN = LogitForm()
 
 
 @dataclass(eq=False)
@@ -70,18 +73,27 @@ class _Piece:
 class LossHead:
     """The output projection of the base model with the adapters' updates of it."""
 
-    def __init__(self, weight_VH: torch.Tensor, path: str, product: RowProduct, *, rows_per_group: int) -> None:
+    def __init__(
+        self,
+        weight_VH: torch.Tensor,
+        path: str,
+        product: RowProduct,
+        *,
+        rows_per_group: int,
+        form: LogitForm = PLAIN,
+    ) -> None:
         self.weight_VH = weight_VH
         self.path = path
         # Logits are float32 everywhere, for which no device has grouped products.
         self.products = LoopedProducts(product)
         self.rows_per_group = rows_per_group
+        self.form = form
 
     def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """Float32 logits of the given rows; the segments count within these rows."""
         logits_TV = self.products.rows(hidden_TH, self.weight_VH).float()
         self.products.add_updates(logits_TV, hidden_TH.float(), list(self._pairs(segments)))
-        return logits_TV
+        return self.form.apply_(logits_TV)
 
     def _pairs(self, segments: Iterable[Segment]) -> Iterator[SegmentPair]:
         for segment in segments:
@@ -147,6 +159,7 @@ class LossHead:
             )
         )
         saved = self.products.add_updates(logits_nV, x_nH, pairs)
+        logits_nV = self.form.apply_(logits_nV)
         logprobs_nV = torch.log_softmax(logits_nV, dim=-1)
         d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
         if d_hidden_TH is None:
@@ -154,12 +167,15 @@ class LossHead:
         del logprobs_nV
         # Not exp(logprobs): that kernel's rounding of a value depends on where in the tensor it lies.
         d_logits_nV = torch.softmax(logits_nV, dim=-1)
+        slopes_nV = self.form.slopes(logits_nV)
         del logits_nV
         for piece, span, gradient in zip(group, spans, d_logprobs, strict=True):
             gradient_nK = gradient if gradient.dim() == 2 else gradient[:, None]
             rows_nV = d_logits_nV[span]
             rows_nV.mul_(-gradient_nK.sum(dim=1, keepdim=True))
             rows_nV.scatter_add_(1, piece.targets_nK, gradient_nK)
+        if slopes_nV is not None:
+            d_logits_nV.mul_(slopes_nV)
         d_rows_nH = self.products.rows(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t()).float()
         self.products.add_update_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved, pairs=pairs)
         for piece, span in zip(group, spans, strict=True):

@@ -29,6 +29,7 @@ from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.fused_rows import job_of, linear_weights, open_pass, set_outputs, weights_of, with_teacher_indices
 from twinkle.model.gradient_sync import sync_of
+from twinkle.model.loading import load_base_model
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
@@ -81,16 +82,14 @@ class MultiLoraTransformersModel(TwinkleModel):
         self.model_id = resolve_model_id(model_id)
         self.max_loras, self.max_r, self.max_length = max_loras, max_r, max_length
         self.target_modules = target_modules
-        loader = model_cls or transformers.AutoModelForCausalLM
-        model: Any = loader.from_pretrained(
-            self.model_id,
-            **({} if config is None else {"config": config}),
-            **{
-                "dtype": weights_dtype(mixed_precision, device),
-                "attn_implementation": "sdpa",
-                **from_pretrained_kwargs,
-            },
-        )
+        dtype = weights_dtype(mixed_precision, device)
+        model: Any
+        if model_cls is None and config is None and not from_pretrained_kwargs:
+            model = load_base_model(self.model_id, name=self.model_id, dtype=dtype)
+        else:
+            loader = model_cls or transformers.AutoModelForCausalLM
+            own_config = {} if config is None else {"config": config}
+            model = loader.from_pretrained(self.model_id, **own_config, **{"dtype": dtype, **from_pretrained_kwargs})
         self.core = FusedLoraModel(model.to(device), name=self.model_id, tokens_per_pass=tokens_per_pass)
         self._sync = sync_of(device_mesh, device)
         self._adapters: dict[str, LoraAdapter] = {}

@@ -12,6 +12,7 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh, Platform
 from twinkle.infra.platform import local_rank
 from twinkle.infra.process_group import torch_mesh
+from twinkle.model.device_traits import plain_dtype
 from twinkle.model.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
 
 MixedPrecision = Literal["bf16", "no"]
@@ -24,14 +25,14 @@ def device_of(mesh: DeviceMesh | None) -> torch.device:
 
 
 def computes_in_bf16(mixed_precision: str | None, device: torch.device) -> bool:
-    """Whether products are made in bfloat16: as asked, by default on accelerators.
+    """Whether products are made in bfloat16: as asked, by default on accelerators that can.
 
     Raises:
         InvalidInput: Another precision was asked for.
     """
     if mixed_precision not in (None, "bf16", "no"):
         raise InvalidInput("mixed_precision", f"is {mixed_precision!r}; send 'bf16' or 'no'")
-    return mixed_precision == "bf16" or (mixed_precision is None and device.type != "cpu")
+    return mixed_precision == "bf16" or (mixed_precision is None and plain_dtype(device.type) == torch.bfloat16)
 
 
 def weights_dtype(mixed_precision: str | None, device: torch.device) -> torch.dtype:

@@ -28,6 +28,7 @@ COMPANIES = ((1,), (0, 2))
 """Which of the sequences are changed; the others must not notice. Each is a bystander once, on both sides."""
 WINDOW = 3
 """Sliding windows are made this narrow meanwhile, so that a few tokens tell whether they are kept."""
+WIDTHS = ("sliding_window", "attention_chunk_size")
 TOLERANCE_FLOAT32 = 1e-4
 TOLERANCE_ROUTED = 1e-2
 """Rounding decides between experts that are all but equally likely, and then a token's values are others."""
@@ -94,13 +95,18 @@ class Probe:
             embedded.append(output.detach().requires_grad_(True))
             return embedded[0]
 
-        hook = self._model.get_input_embeddings().register_forward_hook(begin_here)
+        projected: list[torch.Tensor] = []
+        hooks = (
+            self._model.get_input_embeddings().register_forward_hook(begin_here),
+            self._model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(call[2][0])),
+        )
         try:
             logits_NV = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
         finally:
-            hook.remove()
-        # The sum of one logit a token: its gradient by the hidden states is the output weight's rows of these tokens.
-        (gradient,) = torch.autograd.grad(logits_NV.gather(1, token_ids[:, None]).sum(), embedded)
+            for hook in hooks:
+                hook.remove()
+        # The sum of one logit a token, before any cap: its gradient by the hidden states is the output weight's rows.
+        (gradient,) = torch.autograd.grad(projected[0].gather(1, token_ids[:, None]).sum(), embedded)
         return _Sequence(token_ids, logits_NV.detach().float(), gradient[0].detach())
 
     def compare(self, path: PackedPath, architecture: str) -> None:
@@ -182,17 +188,18 @@ def _tolerance(model: Any) -> float:
 
 @contextmanager
 def _narrow_windows(model: Any) -> Iterator[None]:
-    """Within this context every sliding window of the model is ``WINDOW`` wide, in its config and in its layers."""
+    """Within this context every sliding window or chunk is ``WINDOW`` wide, in the model's config and in its layers."""
     holders = [model.config.get_text_config(), *model.modules()]
     widths = [
-        (holder, holder.sliding_window)
+        (holder, name, getattr(holder, name))
         for holder in holders
-        if isinstance(getattr(holder, "sliding_window", None), int)
+        for name in WIDTHS
+        if isinstance(getattr(holder, name, None), int)
     ]
-    for holder, _ in widths:
-        holder.sliding_window = WINDOW
+    for holder, name, _ in widths:
+        setattr(holder, name, WINDOW)
     try:
         yield
     finally:
-        for holder, width in widths:
-            holder.sliding_window = width
+        for holder, name, width in widths:
+            setattr(holder, name, width)

@@ -94,7 +94,10 @@ class LoraPair(NamedTuple):
 
 @dataclass(frozen=True)
 class LoraShape:
-    """How large the pair of one module is, and the factor in front of it; ``num_experts`` None means one pair."""
+    """How large the pair of one module is, and the factor in front of it; ``num_experts`` None means one pair.
+
+    ``is_swapped``: PEFT, which takes the inputs of these experts for outputs, calls ``b`` what is ``a`` here.
+    """
 
     path: str
     in_features: int
@@ -102,6 +105,7 @@ class LoraShape:
     rank: int
     scale: float
     num_experts: int | None = None
+    is_swapped: bool = False
 
     @property
     def numel_a(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from twinkle.module.expert_forms import ExpertForm
 from twinkle.module.packed_products import ExpertRows, PackedProducts, SegmentPair
 from twinkle.module.segmented import Route
 
@@ -24,7 +25,8 @@ from twinkle.module.segmented import Route
 class Assignments:
     """Which token goes to which expert in one pass, and where it stands once they are sorted.
 
-    ``order_A`` says which entry of the flattened choice stands at each sorted place, ``places_TK`` the reverse.
+    ``order_A`` says which entry of the flattened choice stands at each sorted place, ``places_TK`` the reverse;
+    ``experts_A`` and ``tokens_A`` are the expert and the token of each sorted place.
     """
 
     def __init__(self, experts_TK: torch.Tensor, num_experts: int) -> None:
@@ -37,6 +39,7 @@ class Assignments:
         self.order_A = torch.from_numpy(order_A).to(device)
         self.places_TK = torch.from_numpy(places_A).to(device).view(self.num_tokens, self.num_choices)
         self.tokens_A = self.order_A // self.num_choices
+        self.experts_A = torch.from_numpy(experts_A[order_A]).to(device)
         self._first_E = np.searchsorted(experts_A[order_A], np.arange(num_experts + 1))
         # Sorted like the assignments, so that the rows of any (expert, segment) lie between two searches.
         self._sorted_A = experts_A[order_A] * self.num_tokens + order_A // self.num_choices
@@ -138,15 +141,13 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 class LoraExperts(torch.nn.Module):
-    """Stands in for a frozen module of fused experts and applies the routed adapters.
+    """Stands in for a frozen module of fused experts and applies the routed adapters."""
 
-    ``gate_up_proj`` is [E, 2M, H], ``down_proj`` [E, H, M]; the gate between the two is the base module's own.
-    """
-
-    def __init__(self, base: Any, path: str, route: Route, products: PackedProducts) -> None:
+    def __init__(self, base: Any, path: str, form: ExpertForm, route: Route, products: PackedProducts) -> None:
         super().__init__()
         self.base = base
         self.path = path
+        self.form = form
         self._route = route
         self._products = products
 
@@ -154,16 +155,21 @@ class LoraExperts(torch.nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """Send tokens [.., H] to the experts [T, K] chosen for them and add up what these return, weighted [T, K]."""
-        assignments = Assignments(top_k_index, self.base.gate_up_proj.shape[0])
+        first, last = self.form.names
+        assignments = Assignments(top_k_index, self.base.get_parameter(first).shape[0])
         x_TH = hidden_states.reshape(-1, hidden_states.shape[-1])
         x_AH = _Dispatch.apply(x_TH, assignments)
-        gate_up_A2M = self._project(x_AH, "gate_up_proj", assignments)
-        y_AH = self._project(self.base._apply_gate(gate_up_A2M), "down_proj", assignments)
+        if self.form.scales_input:
+            x_AH = x_AH * top_k_weights.reshape(-1)[assignments.order_A, None]
+            top_k_weights = torch.ones_like(top_k_weights)
+        between_AM = self.form.between(self.base, self._project(x_AH, first, assignments))
+        y_AH = self._project(between_AM, last, assignments)
         y_TH: torch.Tensor = _Combine.apply(y_AH, top_k_weights, assignments)
         return y_TH.view(hidden_states.shape)
 
     def _project(self, x_AI: torch.Tensor, name: str, assignments: Assignments) -> torch.Tensor:
         pairs = assignments.split(tuple(self._route.pairs(f"{self.path}.{name}")))
-        weight_EOI = self.base.get_parameter(name)
+        weight_EOI = self.form.weight(self.base, name)
         y_AO: torch.Tensor = _GroupedLinear.apply(x_AI, weight_EOI, self._products, assignments.experts(), pairs)
-        return y_AO
+        bias_EO = self.form.bias(self.base, name)
+        return y_AO if bias_EO is None else y_AO + bias_EO.index_select(0, assignments.experts_A)

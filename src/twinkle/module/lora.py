@@ -77,7 +77,8 @@ class LoraPool:
     def _layer(self, target: Target) -> torch.nn.Module:
         if isinstance(target.module, torch.nn.Linear):
             return LoraLinear(target.module, target.path, self._route, self._products)
-        return LoraExperts(target.module, target.module_path, self._route, self._products)
+        assert target.form is not None
+        return LoraExperts(target.module, target.module_path, target.form, self._route, self._products)
 
     @property
     def unembed_path(self) -> str:
@@ -149,4 +150,12 @@ def _shapes(targets: Sequence[Target], config: LoraConfig) -> Iterator[LoraShape
             module = chosen[target.path]
             scale = config.scale(module.rank, module.alpha)
             num_experts = target.num_experts
-            yield LoraShape(target.path, target.in_features, target.out_features, module.rank, scale, num_experts)
+            yield LoraShape(
+                target.path,
+                target.in_features,
+                target.out_features,
+                module.rank,
+                scale,
+                num_experts,
+                is_swapped=target.form is not None and target.form.peft_swaps,
+            )

@@ -1,9 +1,8 @@
 """Attention over packed sequences, registered with transformers under one name.
 
 Which attention runs is an object that travels with the forward call as a keyword, not a global: training passes
-``CausalSpans``, the sampler its own with a cache behind it.
-
-A layer may attend in a sliding window: a position then sees itself and the ``window - 1`` positions before it.
+``CausalSpans``, the sampler its own with a cache behind it. What a layer asks of it (a scale, a window, a cap, sinks)
+is an ``AttentionForm``; ``scaled_attention`` computes it.
 
 Shapes: H query heads, G key/value heads, T packed tokens, N queries, B those of a block, S keys, D head size.
 """
@@ -18,7 +17,11 @@ from torch.nn import functional
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from twinkle.module.scaled_attention import AttentionForm, attend
+
 ATTENTION_NAME = "twinkle_packed"
+QUERY_SCALE = "twinkle_query_scale"
+"""What a layer is given that scales its queries by their positions [1, T]: their factors [1, T]."""
 
 
 class PackedAttention(Protocol):
@@ -31,10 +34,9 @@ class PackedAttention(Protocol):
         key_1GTD: torch.Tensor,
         value_1GTD: torch.Tensor,
         *,
-        scale: float,
-        window: int | None,
+        form: AttentionForm,
     ) -> torch.Tensor:
-        """Return the attended values as [1, T, H, D]; ``window`` None means no limit."""
+        """Return the attended values as [1, T, H, D]."""
         ...
 
 
@@ -55,13 +57,12 @@ class CausalSpans:
         key_1GTD: torch.Tensor,
         value_1GTD: torch.Tensor,
         *,
-        scale: float,
-        window: int | None,
+        form: AttentionForm,
     ) -> torch.Tensor:
-        """Return the attended values as [1, T, H, D]; ``window`` None means no limit."""
+        """Return the attended values as [1, T, H, D]."""
         lengths = [end - start for start, end in self.spans]
         attended = [
-            _attend_span(query_1HND, key_1GND, value_1GND, scale, window)
+            _attend_span(query_1HND, key_1GND, value_1GND, form)
             for query_1HND, key_1GND, value_1GND in zip(
                 query_1HTD.split(lengths, dim=2),
                 key_1GTD.split(lengths, dim=2),
@@ -73,46 +74,30 @@ class CausalSpans:
 
 
 def _attend_span(
-    query_1HND: torch.Tensor, key_1GND: torch.Tensor, value_1GND: torch.Tensor, scale: float, window: int | None
+    query_1HND: torch.Tensor, key_1GND: torch.Tensor, value_1GND: torch.Tensor, form: AttentionForm
 ) -> torch.Tensor:
-    """The attended values [1, N, H, D] of one sequence; long ones in blocks of a window, which see two windows each."""
+    """The attended values [1, N, H, D] of one sequence, in blocks of a window (which see two) or of a chunk."""
     length = query_1HND.shape[2]
-    grouped = query_1HND.shape[1] != key_1GND.shape[1]
-    step = length if window is None else window
+    step = form.window or form.chunk or length
     queries, keys, values = (matrix.split(step, dim=2) for matrix in (query_1HND, key_1GND, value_1GND))
     attended: list[torch.Tensor] = []
     for index, query_1HBD in enumerate(queries):
         start = index * step
-        first_key = max(0, start - step + 1)
-        end = start + query_1HBD.shape[2]
-        mask_NS = None if start == 0 else window_mask(start, end, first_key, window, key_1GND.device)
+        if start == 0 or form.window is None:
+            attended.append(attend(query_1HBD, keys[index], values[index], form=form, is_causal=True))
+            continue
+        mask_NS = form.mask(start, start + query_1HBD.shape[2], start - step + 1, key_1GND.device)
         attended.append(
-            functional.scaled_dot_product_attention(
-                query_1HBD,
-                _with_block_before(keys, index),
-                _with_block_before(values, index),
-                attn_mask=mask_NS,
-                is_causal=mask_NS is None,
-                scale=scale,
-                enable_gqa=grouped,
-            ).transpose(1, 2)
+            attend(
+                query_1HBD, _with_block_before(keys, index), _with_block_before(values, index), form=form, mask=mask_NS
+            )
         )
     return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0]
 
 
 def _with_block_before(blocks_1GBD: Sequence[torch.Tensor], index: int) -> torch.Tensor:
     """A block and the one before it but for its first token, which no query of the block sees."""
-    if index == 0:
-        return blocks_1GBD[0]
     return torch.cat((blocks_1GBD[index - 1][:, :, 1:], blocks_1GBD[index]), dim=2)
-
-
-def window_mask(start: int, end: int, first_key: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Which of the positions ``first_key:end`` (columns) the positions ``start:end`` (rows) see, as booleans [N, S]."""
-    queries_N1 = torch.arange(start, end, device=device)[:, None]
-    keys_S = torch.arange(first_key, end, device=device)
-    seen_NS = keys_S <= queries_N1
-    return seen_NS if window is None else seen_NS & (keys_S > queries_N1 - window)
 
 
 def _attend(
@@ -124,12 +109,31 @@ def _attend(
     scaling: float,
     *,
     packed_attention: PackedAttention,
+    packed_positions: torch.Tensor,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
+    scale_of = getattr(module, QUERY_SCALE, None)
+    if scale_of is not None:
+        query = (query * scale_of(packed_positions)[:, None, :, None]).to(query.dtype)
     layer_index = module.layer_idx
     assert isinstance(layer_index, int)
-    return packed_attention(layer_index, query, key, value, scale=scaling, window=sliding_window), None
+    form = AttentionForm(scaling, window=sliding_window, cap=softcap, sinks=s_aux, chunk=_chunk_of(module))
+    # Values may be narrower than keys (compressed attention); the fast kernels want one size.
+    surplus = query.shape[-1] - value.shape[-1]
+    attended = packed_attention(
+        layer_index, query, key, functional.pad(value, (0, surplus)) if surplus else value, form=form
+    )
+    return attended[..., : value.shape[-1]], None
+
+
+def _chunk_of(module: torch.nn.Module) -> int | None:
+    """How wide the chunks are that the layer attends within, each by itself (Llama 4); its call does not say."""
+    config: Any = module.config
+    kinds = getattr(config, "layer_types", None)
+    return config.attention_chunk_size if kinds and kinds[module.layer_idx] == "chunked_attention" else None
 
 
 def _no_mask(*args: Any, **unused: Any) -> None:

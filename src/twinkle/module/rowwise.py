@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import SegmentedLinear
-from twinkle.module.targets import is_router
+from twinkle.module.targets import is_router, kind_of
 
 VECTOR_STRIDE = 32
 """Elements a kernel takes at once: two vectors of at most 16 float32."""
@@ -28,9 +29,14 @@ PARALLEL_GRAIN = 32768
 ACTIVATION_NAMES = frozenset({"act", "act_fn", "activation_fn"})
 ROTARY_NAME = "rotary_emb"
 SHARED_GATE_NAME = "shared_expert_gate"
+NORMS_BY_POWER = (Gemma4RMSNorm,)
+"""Norms that divide by a root as ``torch.pow(squares, -0.5)``."""
+INVERSE_ROOT = -0.5
+OWN_GATE = "_apply_gate"
+"""What stands between the projections of experts; one without an activation module of its own calls sigmoids."""
 POSITIONS_PER_BLOCK = 64
 SIGMOIDS = (torch.sigmoid, functional.sigmoid, torch.Tensor.sigmoid)
-STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 
 
 TorchFunction = Callable[..., torch.Tensor]
@@ -39,17 +45,24 @@ TorchFunction = Callable[..., torch.Tensor]
 def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int) -> None:
     """Make the activations, the rotary embedding and the expert routers of ``model`` rowwise."""
     sigmoids = dict.fromkeys(SIGMOIDS, RowwiseActivation(torch.nn.Sigmoid()))
+    frozen = _frozen_linear(product)
     for path, module in list(model.named_modules()):
         parent, _, name = path.rpartition(".")
         if name in ACTIVATION_NAMES:
             setattr(model.get_submodule(parent), name, RowwiseActivation(module))
         elif name == ROTARY_NAME and _has_static_rope(module):
             setattr(model.get_submodule(parent), name, RotaryTable(module, max_positions))
+        elif isinstance(module, NORMS_BY_POWER):
+            _replace_calls(module, "forward", {torch.pow: _power})
         elif is_router(path):
-            _replace_calls(module, {functional.linear: _frozen_linear(product), **sigmoids})
+            _replace_calls(module, "forward", {functional.linear: frozen, **sigmoids})
             if name == SHARED_GATE_NAME:
                 # What this gate gives is squashed by the block around it. Only then: a context costs each call in it.
-                _replace_calls(model.get_submodule(parent), sigmoids)
+                _replace_calls(model.get_submodule(parent), "forward", sigmoids)
+        elif isinstance(module, torch.nn.Linear) and kind_of(path) is None:
+            _replace_calls(module, "forward", {functional.linear: frozen})
+        elif hasattr(module, OWN_GATE) and not ACTIVATION_NAMES.intersection(dict(module.named_children())):
+            _replace_calls(module, OWN_GATE, sigmoids)
 
 
 class _ReplacedCalls(TorchFunctionMode):
@@ -63,15 +76,20 @@ class _ReplacedCalls(TorchFunctionMode):
         return self._replacements.get(func, func)(*args, **(kwargs or {}))
 
 
-def _replace_calls(module: torch.nn.Module, replacements: Mapping[Any, TorchFunction]) -> None:
-    """Give one module a forward that computes the same by other means; its attributes and its path stay."""
-    plain_forward = module.forward
+def _replace_calls(module: torch.nn.Module, name: str, replacements: Mapping[Any, TorchFunction]) -> None:
+    """Give one module a method that computes the same by other means; its attributes and its path stay."""
+    plain_method = getattr(module, name)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
         with _ReplacedCalls(replacements):
-            return plain_forward(*args, **kwargs)
+            return plain_method(*args, **kwargs)
 
-    module.forward = forward
+    setattr(module, name, method)
+
+
+def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
+    """The same, but for the gradient of an inverse root, which torch computes by another power."""
+    return base.rsqrt() if exponent == INVERSE_ROOT else torch.pow(base, exponent)
 
 
 def _frozen_linear(product: RowProduct) -> TorchFunction:
@@ -129,33 +147,34 @@ def _splits_evenly(numel: int, num_threads: int) -> bool:
 
 
 class RotaryTable(torch.nn.Module):
-    """The cosines and sines of a rotary embedding, computed once per position (and kind of layer) and looked up."""
+    """The angles of a rotary embedding, computed once per position (and kind of layer) and looked up.
+
+    Most models have them as cosines and sines, some as complex numbers.
+    """
 
     def __init__(self, rotary: torch.nn.Module, max_positions: int) -> None:
         super().__init__()
         self.rotary = rotary
         self.max_positions = max_positions
-        self._tables: dict[str | None, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables: dict[str | None, tuple[torch.Tensor, ...]] = {}
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None, **unused: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cosines and sines of the given positions, in the dtype of ``x``."""
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The angles of the given positions as the rotary embedding gives them, in the dtype of ``x``."""
         if layer_type not in self._tables:
             self._tables[layer_type] = self._compute(x, layer_type)
-        cos_TD, sin_TD = self._tables[layer_type]
-        return cos_TD[position_ids], sin_TD[position_ids]
+        looked_up = tuple(table_TD[position_ids] for table_TD in self._tables[layer_type])
+        return looked_up if len(looked_up) > 1 else looked_up[0]
 
-    def _compute(self, x: torch.Tensor, layer_type: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, x: torch.Tensor, layer_type: str | None) -> tuple[torch.Tensor, ...]:
         kind = {} if layer_type is None else {"layer_type": layer_type}
-        cosines: list[torch.Tensor] = []
-        sines: list[torch.Tensor] = []
+        blocks: list[tuple[torch.Tensor, ...]] = []
         # Blocks of one size below the grain: no thread boundary, no remainder.
         for start in range(0, self.max_positions, POSITIONS_PER_BLOCK):
             positions = torch.arange(start, start + POSITIONS_PER_BLOCK, device=x.device)
-            cos, sin = self.rotary(x.detach(), positions[None], **kind)
-            cosines.append(cos[0])
-            sines.append(sin[0])
-        return torch.cat(cosines), torch.cat(sines)
+            angles = self.rotary(x.detach(), positions[None], **kind)
+            blocks.append(tuple(part[0] for part in (angles if isinstance(angles, tuple) else (angles,))))
+        return tuple(torch.cat(parts) for parts in zip(*blocks, strict=True))

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import torch
 
 from twinkle.core.errors import ConfigError
+from twinkle.module.expert_forms import ExpertForm
 
 TargetKind = Literal["attn", "mlp", "unembed"]
 
 ATTENTION_PARENTS = frozenset({"self_attn", "attn", "attention", "self_attention"})
-MLP_PARENTS = frozenset({"mlp", "feed_forward", "ffn", "shared_expert", "block_sparse_moe"})
+MLP_PARENTS = frozenset({"mlp", "feed_forward", "ffn", "shared_expert", "shared_experts", "block_sparse_moe"})
 ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate"})
-EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
-EXPERT_TRAITS = MappingProxyType(
-    {
-        "has_gate": True,
-        "has_bias": False,
-        "has_post_expert_norm": False,
-        "is_transposed": False,
-        "is_concatenated": True,
-    }
-)
-"""What transformers says of experts whose weights are [experts, out, in], gate and up one after the other."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +26,8 @@ class Target:
     kind: TargetKind
     module: torch.nn.Module
     weight: torch.Tensor
+    form: ExpertForm | None = None
+    """How a module of experts holds its weights."""
 
     @property
     def module_path(self) -> str:
@@ -100,17 +91,11 @@ def beside_experts(targets: Sequence[Target]) -> frozenset[str]:
 def is_router(path: str) -> bool:
     """Whether the module of this path weighs experts against each other."""
     *parents, leaf = path.split(".")
-    return leaf in ROUTER_NAMES and bool(MLP_PARENTS.intersection(parents))
+    return leaf == "router" or (leaf in ROUTER_NAMES and bool(MLP_PARENTS.intersection(parents)))
 
 
 def _expert_targets(path: str, module: torch.nn.Module) -> list[Target]:
-    weights = {name: weight for name, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
-    if not weights:
+    form = ExpertForm.of(path, module)
+    if form is None:
         return []
-    unlike = [name for name, value in EXPERT_TRAITS.items() if getattr(module, name, None) is not value]
-    if set(weights) != set(EXPERT_WEIGHTS) or unlike:
-        raise ConfigError(
-            f"{path} ({type(module).__name__}) holds experts in a form that is not supported: tensors "
-            f"{', '.join(sorted(weights))}" + (f", unusual {', '.join(unlike)}" if unlike else "")
-        )
-    return [Target(f"{path}.{name}", "mlp", module, weight) for name, weight in weights.items()]
+    return [Target(f"{path}.{name}", "mlp", module, form.weight(module, name), form) for name in form.names]

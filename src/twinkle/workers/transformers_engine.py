@@ -23,6 +23,7 @@ from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.loading import decoder_of
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.base import Sampler
@@ -280,7 +281,7 @@ class _PassTimer:
 
     def __init__(self, model: Any, ranks: RankGroup) -> None:
         model.eval().requires_grad_(False)
-        self._decoder, self._embedding, self._ranks = model.base_model, model.get_input_embeddings(), ranks
+        self._decoder, self._embedding, self._ranks = decoder_of(model), model.get_input_embeddings(), ranks
         self._num_tokens = _FEWEST_TIMED_TOKENS
 
     def fit(self, threads: int) -> None:

@@ -98,6 +98,13 @@ def test_the_table_of_settings_is_the_settings() -> None:
     assert table.with_table(document) == document, "run python docs/settings_table.py"
 
 
+def test_the_tables_of_models_are_those_that_the_tests_run_over() -> None:
+    tables = load(ROOT / "docs" / "models_table.py")
+    document = tables.DOCUMENT.read_text()
+
+    assert tables.with_tables(document) == document, "run python docs/models_table.py"
+
+
 def test_every_route_of_the_protocol_is_in_the_list_and_no_other() -> None:
     text = (ROOT / "docs" / "tinker-compatibility.md").read_text()
     served = text.partition("## Served")[2].partition("## Flags")[0]

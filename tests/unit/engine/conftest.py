@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from harness.families import FAMILIES, VOCAB_SIZE
+from harness.families import FAMILIES, VOCAB_SIZE, stir
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import Datum
@@ -29,7 +29,9 @@ def base_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         if family not in made:
             torch.manual_seed(7)
             path = tmp_path_factory.mktemp(family)
-            transformers.AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(path)
+            model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+            stir(model)
+            model.save_pretrained(path)
             made[family] = path
         return made[family]
 

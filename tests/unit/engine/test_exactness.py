@@ -210,14 +210,14 @@ def test_a_model_that_mixes_rows_is_not_said_to_be_exact(base_dirs, monkeypatch)
     assert model.determinism == "none"
 
 
-def mixing_attention(self, layer_index, query, key, value, *, scale, window):
+def mixing_attention(self, layer_index, query, key, value, *, form):
     attended = [
         torch.nn.functional.scaled_dot_product_attention(
             query[:, :, start:end],
             key[:, :, start:end],
             value[:, :, start:end],
             is_causal=True,
-            scale=scale,
+            scale=form.scale,
             enable_gqa=True,
         ).transpose(1, 2)
         for start, end in self.spans

@@ -1,5 +1,7 @@
 """Every family of models: logits as transformers computes them, alone and packed among others."""
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
@@ -9,7 +11,7 @@ from twinkle.core.errors import ConfigError
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.packed_attention import CausalSpans
 
-GPT_OSS_SIZES = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+LOOKS_AHEAD = transformers.Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True)
 LENGTHS = (3 * WINDOW + 2, 1, WINDOW, WINDOW + 1, 40)
 
 
@@ -31,44 +33,55 @@ def test_packed_logits_equal_those_of_transformers(family, base_dirs, load_model
         torch.testing.assert_close(ours[start:end], theirs, atol=1e-5 * theirs.abs().max().item(), rtol=1e-4)
 
 
+def with_a_third_weight(model):
+    for module in list(model.modules()):
+        if hasattr(module, "down_proj") and hasattr(module, "num_experts"):
+            module.third = torch.nn.Parameter(torch.zeros(2, 2, 2))
+
+
 @pytest.mark.parametrize(
-    ("make_config", "reason"),
+    ("config", "change", "reason"),
     [
-        (
-            lambda: transformers.GptOssConfig(**SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
-            "unusual has_bias",
-        ),
-        (lambda: transformers.CohereConfig(**SIZES, pad_token_id=0, bos_token_id=1, logit_scale=3.0), "same logits"),
-        (lambda: transformers.FalconMambaConfig(**SIZES), "not supported"),
+        (FAMILIES["qwen3-moe"](), with_a_third_weight, "in a form that is not supported"),
+        (FAMILIES["cohere"](), lambda model: None, "same logits"),
+        (transformers.FalconMambaConfig(**SIZES), lambda model: None, "not supported"),
     ],
     ids=["experts of another form", "scaled logits", "no attention"],
 )
 def test_a_model_that_would_be_computed_wrongly_is_refused_though_its_config_did_not_tell(
-    make_config, reason, monkeypatch
+    config, change, reason, monkeypatch
 ):
     monkeypatch.setattr("twinkle.model.fused_lora.check_config", lambda name, config: None)
-    model = transformers.AutoModelForCausalLM.from_config(make_config(), dtype=torch.float32)
+    monkeypatch.setattr("twinkle.model.logit_form.FACTORS", ())
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    change(model)
     with pytest.raises(ConfigError, match=reason):
         FusedLoraModel(model, name="tiny")
 
 
 def test_a_model_is_refused_by_its_config_before_it_is_touched():
-    model = transformers.AutoModelForCausalLM.from_config(transformers.Gemma2Config(**SIZES, head_dim=16))
-    with pytest.raises(ConfigError, match="attn_logit_softcapping"):
+    model = transformers.AutoModelForCausalLM.from_config(LOOKS_AHEAD)
+    with pytest.raises(ConfigError, match="use_bidirectional_attention"):
         FusedLoraModel(model, name="tiny")
 
 
 def test_a_window_that_is_not_kept_is_noticed_with_a_few_tokens(base_dirs, monkeypatch):
     class FullSpans(CausalSpans):
-        def __call__(self, *args, window, **settings):
-            return super().__call__(*args, window=None, **settings)
+        def __call__(self, *args, form):
+            return super().__call__(*args, form=dataclasses.replace(form, window=None))
 
     monkeypatch.setattr("twinkle.model.probe.CausalSpans", FullSpans)
     with pytest.raises(ConfigError, match="same logits"):
         FusedLoraModel.from_pretrained(str(base_dirs("mistral")))
 
 
-def test_a_capped_model_is_refused_before_its_weights_are_read(tmp_path):
-    transformers.Gemma2Config(**SIZES, head_dim=16).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="attn_logit_softcapping"):
+def test_a_model_is_refused_by_its_config_before_its_weights_are_read(tmp_path):
+    LOOKS_AHEAD.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="use_bidirectional_attention"):
         FusedLoraModel.from_pretrained(str(tmp_path))
+
+
+def test_a_cap_that_is_left_out_is_noticed(base_dirs, monkeypatch):
+    monkeypatch.setattr("twinkle.model.logit_form.CAP", "none")
+    with pytest.raises(ConfigError, match="same logits"):
+        FusedLoraModel.from_pretrained(str(base_dirs("gemma2")))

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,64 +13,12 @@ import torch
 import transformers
 
 from harness.families import FAMILIES, SIZES
+from harness.refused import REFUSED
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.hub.support import check_model
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.workers.transformers_engine import TransformersEngine
-
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
-REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
-    "gemma3 with vision": (
-        lambda: transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]),
-        r"Gemma3ForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
-    ),
-    "qwen3-vl": (
-        lambda: transformers.Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"]),
-        r"it takes images \(vision_config\)",
-    ),
-    "qwen3.5": (
-        lambda: transformers.AutoConfig.for_model("qwen3_5"),
-        r"it takes images .* it has layers other than full .* attention \(linear_attention\)",
-    ),
-    "gpt-oss": (lambda: transformers.GptOssConfig(**SIZES, **EXPERTS, head_dim=16), "its attention has sinks"),
-    "deepseek-v2": (
-        lambda: transformers.DeepseekV2Config(**SIZES, **LATENT, n_routed_experts=4),
-        r"compresses keys and values \(kv_lora_rank\)",
-    ),
-    "deepseek-v3": (
-        lambda: transformers.DeepseekV3Config(**SIZES, **LATENT, n_routed_experts=4),
-        r"compresses keys and values \(kv_lora_rank\)",
-    ),
-    "gemma2": (
-        lambda: transformers.Gemma2Config(**SIZES, head_dim=16),
-        r"it caps its logits \(attn_logit_softcapping, final_logit_softcapping\)",
-    ),
-    "cohere": (
-        lambda: transformers.CohereConfig(**SIZES, pad_token_id=0, bos_token_id=1, logit_scale=3.0),
-        r"it scales its logits \(logit_scale\)",
-    ),
-    "qwen3-next": (lambda: transformers.Qwen3NextConfig(**SIZES), "linear_attention"),
-    "mamba": (lambda: transformers.MambaConfig(), "model_type mamba"),
-    "bloom": (lambda: transformers.BloomConfig(), r"an older form \(bloom\)"),
-    "mpt": (lambda: transformers.MptConfig(), r"an older form \(mpt\)"),
-    "gpt2": (lambda: transformers.GPT2Config(), r"an older form \(gpt2\)"),
-    "stablelm": (lambda: transformers.StableLmConfig(), r"an older form \(stablelm\)"),
-    "t5": (lambda: transformers.T5Config(architectures=["T5ForConditionalGeneration"]), "an encoder and a decoder"),
-    "a classifier": (
-        lambda: transformers.Qwen3Config(**SIZES, architectures=["Qwen3ForSequenceClassification"]),
-        "no head that writes on",
-    ),
-    "quantised": (
-        lambda: transformers.LlamaConfig(**SIZES, quantization_config={"quant_method": "gptq", "bits": 4}),
-        r"quantised \(gptq\)",
-    ),
-    "a moving rope": (
-        lambda: transformers.LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
-        r"rotary embedding depends on .* \(dynamic\)",
-    ),
-}
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -145,9 +92,9 @@ def test_a_device_that_fails_is_no_refusal(error: Exception, tmp_path: Path, mon
 def test_the_look_at_a_model_needs_no_torch_and_takes_the_config_of_a_hub_where_it_has_been_before(
     tmp_path: Path,
 ) -> None:
-    revision = tmp_path / "models--someone--capped" / "snapshots" / "abc"
-    transformers.Gemma2Config(**SIZES).save_pretrained(revision)
-    refs = tmp_path / "models--someone--capped" / "refs"
+    revision = tmp_path / "models--someone--compressed" / "snapshots" / "abc"
+    transformers.DeepseekV4Config().save_pretrained(revision)
+    refs = tmp_path / "models--someone--compressed" / "refs"
     refs.mkdir()
     (refs / "main").write_text("abc")
     code = """
@@ -156,7 +103,7 @@ from twinkle.core.errors import ConfigError
 from twinkle.hub.support import check_model
 check_model("someone/unknown")
 try:
-    check_model("someone/capped")
+    check_model("someone/compressed")
 except ConfigError as error:
     print(error.message)
 assert "torch" not in sys.modules
@@ -166,4 +113,4 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
 
-    assert "someone/capped (gemma2) cannot be served: it caps its logits" in done.stdout
+    assert "someone/compressed (deepseek_v4) cannot be served: its attention makes one key" in done.stdout

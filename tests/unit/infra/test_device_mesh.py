@@ -124,7 +124,7 @@ def test_a_group_counts_its_devices() -> None:
         ({"name": "a", "ranks": 0, "device_type": "cpu"}, "ranks"),
         ({"name": "a", "ranks": [1, 1], "device_type": "cpu"}, "ranks"),
         ({"name": "a", "ranks": 3, "device_type": "cpu", "gpus_per_worker": 2}, "gpus_per_worker"),
-        ({"name": "a", "ranks": 1, "device_type": "NPU"}, "device_type"),
+        ({"name": "a", "ranks": 1, "device_type": "TPU"}, "device_type"),
     ],
 )
 def test_an_impossible_group_is_refused_by_field(group: dict[str, object], field: str) -> None:

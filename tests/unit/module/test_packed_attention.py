@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from twinkle.module.packed_attention import CausalSpans, window_mask
+from twinkle.module.packed_attention import CausalSpans
+from twinkle.module.scaled_attention import AttentionForm
 
 LENGTHS = {
     "one": [33],
@@ -25,7 +26,7 @@ def sliced(spans, query, key, value, *, scale, window):
         step = end - start if window is None else window
         for first in range(start, end, step):
             last, first_key = min(first + step, end), max(start, first - step + 1)
-            mask = None if first == start else window_mask(first, last, first_key, window, query.device)
+            mask = None if first == start else AttentionForm(scale, window).mask(first, last, first_key, query.device)
             attended.append(
                 functional.scaled_dot_product_attention(
                     query[:, :, first:last],
@@ -62,7 +63,7 @@ def test_values_and_gradients_are_those_of_slices_bit_by_bit(lengths, heads, win
     spans = spans_of(lengths)
     ours, theirs = inputs_of(sum(lengths), heads), inputs_of(sum(lengths), heads)
 
-    attended = CausalSpans(spans)(0, *ours, scale=0.25, window=window)
+    attended = CausalSpans(spans)(0, *ours, form=AttentionForm(0.25, window))
     expected = sliced(spans, *theirs, scale=0.25, window=window)
     upstream = torch.randn(attended.shape, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad(attended, ours, upstream)
@@ -74,7 +75,7 @@ def test_values_and_gradients_are_those_of_slices_bit_by_bit(lengths, heads, win
 
 def test_no_gradient_is_added_up_over_the_whole_row_for_each_sequence():
     inputs = inputs_of(24 * 5, HEADS["shared keys"])
-    attended = CausalSpans(spans_of([5] * 24))(0, *inputs, scale=0.25, window=None)
+    attended = CausalSpans(spans_of([5] * 24))(0, *inputs, form=AttentionForm(0.25))
     with torch.profiler.profile() as profile:
         torch.autograd.grad(attended, inputs, torch.ones_like(attended))
     operations = {event.key for event in profile.key_averages()}
@@ -85,4 +86,4 @@ def test_no_gradient_is_added_up_over_the_whole_row_for_each_sequence():
 def test_spans_that_leave_tokens_out_are_an_error():
     inputs = inputs_of(9, HEADS["all alike"])
     with pytest.raises(RuntimeError, match="split"):
-        CausalSpans([(0, 5)])(0, *inputs, scale=0.25, window=None)
+        CausalSpans([(0, 5)])(0, *inputs, form=AttentionForm(0.25))

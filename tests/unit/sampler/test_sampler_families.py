@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from harness.families import FAMILIES, VOCAB_SIZE
+from harness.families import FAMILIES, VOCAB_SIZE, stir
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, TorchSampler
@@ -14,9 +14,14 @@ from .conftest import run_to_end
 
 PROMPT_LENGTHS = (1, 6, 7, 8, 33, 50)
 NEW_TOKENS = 20
+SAMPLED = (
+    *("qwen3-moe", "qwen2-moe", "mistral", "gemma3", "glm4", "glm4-moe", "deepseek-v2", "deepseek-v3", "gemma2"),
+    *("gemma4", "gpt-oss", "llama4", "granite"),
+)
+"""One for each peculiarity; the probe at start samples from all of them."""
 
 
-@pytest.fixture(scope="module", params=["qwen3-moe", "qwen2-moe", "mistral", "gemma3"])
+@pytest.fixture(scope="module", params=SAMPLED)
 def models(request):
     """The untouched model and the same weights in the engine."""
     plain, ours = (_make(request.param) for _ in range(2))
@@ -25,9 +30,9 @@ def models(request):
 
 def _make(family):
     torch.manual_seed(3)
-    return transformers.AutoModelForCausalLM.from_config(
-        FAMILIES[family](), dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
+    stir(model)
+    return model
 
 
 def asked(adapter, number):

@@ -16,18 +16,18 @@ from twinkle.workers.transformers_engine import TransformersEngine
 attend, fork, pairs = CachedAttention.__call__, SequenceCache.fork, Route.pairs
 
 
-def see_the_piece_before(self, layer, query, key, value, *, scale, window):
+def see_the_piece_before(self, layer, query, key, value, *, form):
     """Each token's values also hold a little of the token before it in the pass."""
     leaked = torch.nn.functional.pad(value, (0, 0, 1, 0))[:, :, :-1]
-    return attend(self, layer, query, key, value + 1e-3 * leaked, scale=scale, window=window)
+    return attend(self, layer, query, key, value + 1e-3 * leaked, form=form)
 
 
-def see_whoever_decodes(self, layer, query, key, value, *, scale, window):
+def see_whoever_decodes(self, layer, query, key, value, *, form):
     """Single tokens feel each other's values; prompts are kept apart."""
     ends = list(accumulate(piece.num_tokens for piece in self._pieces))
     rows = [end - 1 for end, piece in zip(ends, self._pieces, strict=True) if piece.num_tokens == 1]
     value = value.index_add(2, torch.tensor(rows, dtype=torch.int64), 1e-3 * value[:, :, rows[::-1]])
-    return attend(self, layer, query, key, value, scale=scale, window=window)
+    return attend(self, layer, query, key, value, form=form)
 
 
 def one_row_too_far(self, path):

@@ -1,0 +1,245 @@
+"""Base models from their checkpoints, frozen weights in one plain dtype, whatever code and numbers they came in.
+
+A checkpoint may be made for code that transformers does not have (``FOREIGN``): its config is read into a class that
+computes the same, and its weights under that class's names. Weights in 8 and 4 bits are read into plain ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file
+from transformers.utils.quantization_config import Mxfp4Config
+
+from twinkle.core.errors import ConfigError
+from twinkle.hub.support import CONFIG_FILE, check_config
+
+SCALE_SUFFIX = "_scale_inv"
+"""Of the name of the scales by which the blocks of a weight in 8 bits are multiplied."""
+DEFAULT_KV_CHANNELS = 128
+ROPE_BASE = 10000.0
+
+NamedTensors = Iterator[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """A model that exists as remote code only, and the class of transformers that computes the same.
+
+    Args:
+        config: The class's config from the checkpoint's.
+        tensors: The class's tensors from one of the checkpoint's; None where the names are the class's own.
+    """
+
+    config: Callable[[Mapping[str, Any]], transformers.PretrainedConfig]
+    tensors: Callable[[str, torch.Tensor, Any], NamedTensors] | None = None
+
+
+def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
+    """The causal language model of a folder or of an id of a hub, on the CPU.
+
+    Raises:
+        ConfigError: It cannot be served, or its weights do not fit its config.
+    """
+    is_local = os.path.exists(path)
+    folder = Path(path) if is_local else Path(snapshot_download(path, allow_patterns=[CONFIG_FILE]))
+    written: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+    check_config(name, written)
+    foreign = FOREIGN.get(str(written.get("model_type")))
+    if foreign is None:
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
+        check_config(name, config.to_dict())  # what the file leaves out has a default that may be refused
+    else:
+        config = foreign.config(written)
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
+    quantisation = written.get("quantization_config") or {}
+    is_in_blocks = quantisation.get("quant_method") == "fp8"
+    if is_in_blocks or (foreign is not None and foreign.tensors is not None):
+        tensors = _read(path)
+        if is_in_blocks:
+            del config.quantization_config
+            tensors = _dequantised(tensors, tuple(quantisation["weight_block_size"]), dtype)
+        if foreign is not None and foreign.tensors is not None:
+            convert = foreign.tensors
+            tensors = (pair for name, tensor in tensors for pair in convert(name, tensor, config))
+        with torch.device("meta"):
+            model_class: Any = type(transformers.AutoModelForCausalLM.from_config(config))
+        model, info = model_class.from_pretrained(None, state_dict=dict(tensors), **options)
+    else:
+        if quantisation.get("quant_method") == "mxfp4":
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
+        loader: Any = transformers.AutoModelForCausalLM
+        model, info = loader.from_pretrained(path, local_files_only=is_local, **options)
+    _check_whole(name, model, info["missing_keys"])
+    return model
+
+
+def _check_whole(name: str, model: Any, missing_keys: Collection[str]) -> None:
+    if missing_keys:
+        first, others = sorted(missing_keys)[:3], len(missing_keys) - 3
+        raise ConfigError(
+            f"{name} lacks weights that {type(model).__name__} has: {', '.join(first)}"
+            f"{f' and {others} more' if others > 0 else ''}; the checkpoint does not fit its config"
+        )
+
+
+def decoder_of(model: Any) -> Any:
+    """The stack of layers below a model's output head."""
+    # Llama 4's text model calls itself by its place in the one with pictures, and so finds itself.
+    return model.model if model.base_model is model else model.base_model
+
+
+def _read(path: str) -> NamedTensors:
+    folder = Path(path) if os.path.exists(path) else Path(snapshot_download(path))
+    safe = sorted(folder.glob("*.safetensors"))
+    files = safe or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise ConfigError(f"{path} holds no weights: neither *.safetensors nor pytorch_model*.bin")
+    for file in files:
+        stored = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        yield from stored.items()
+
+
+def _dequantised(tensors: NamedTensors, block: tuple[int, int], dtype: torch.dtype) -> NamedTensors:
+    """Weights in 8 bits multiplied by the scales of their blocks, which may lie in another file.
+
+    transformers' own way takes a weight that is no multiple of a block for one of smaller blocks.
+    """
+    waiting: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        weight_name = name.removesuffix(SCALE_SUFFIX)
+        if weight_name == name and tensor.dtype != torch.float8_e4m3fn:
+            yield name, tensor
+            continue
+        other = waiting.pop(weight_name, None)
+        if other is None:
+            waiting[weight_name] = tensor
+            continue
+        weight, scales = (other, tensor) if weight_name != name else (tensor, other)
+        for axis, width in enumerate(block):
+            scales = scales.float().repeat_interleave(width, dim=axis).narrow(axis, 0, weight.shape[axis])
+        yield weight_name, (weight.float() * scales).to(dtype)
+    if waiting:
+        raise ConfigError(f"{min(waiting)} in 8 bits has no scales, or these have no weight")
+
+
+def _glm_config(written: Mapping[str, Any]) -> transformers.PretrainedConfig:
+    return transformers.GlmConfig(
+        architectures=["GlmForCausalLM"],
+        vocab_size=written["padded_vocab_size"],
+        hidden_size=written["hidden_size"],
+        intermediate_size=written["ffn_hidden_size"],
+        num_hidden_layers=written["num_layers"],
+        num_attention_heads=written["num_attention_heads"],
+        num_key_value_heads=written["multi_query_group_num"]
+        if written.get("multi_query_attention")
+        else written["num_attention_heads"],
+        head_dim=written.get("kv_channels", DEFAULT_KV_CHANNELS),
+        max_position_embeddings=written["seq_length"],
+        rms_norm_eps=written["layernorm_epsilon"],
+        attention_bias=bool(written.get("add_qkv_bias") or written.get("add_bias_linear")),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": ROPE_BASE * written.get("rope_ratio", 1),
+            "partial_rotary_factor": 0.5,
+        },
+        tie_word_embeddings=bool(written.get("tie_word_embeddings")),
+        eos_token_id=written.get("eos_token_id"),
+        pad_token_id=written.get("pad_token_id"),
+    )
+
+
+GLM_NAMES = (
+    ("transformer.embedding.word_embeddings.", "model.embed_tokens."),
+    ("transformer.encoder.final_layernorm.", "model.norm."),
+    ("transformer.output_layer.", "lm_head."),
+    ("transformer.encoder.layers.", "model.layers."),
+    (".self_attention.dense.", ".self_attn.o_proj."),
+    (".mlp.dense_h_to_4h.", ".mlp.gate_up_proj."),
+    (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
+)
+"""Old names and those of ``glm``; the gate and what it gates lie in one matrix in both."""
+
+
+def _glm_tensors(name: str, tensor: torch.Tensor, config: Any) -> NamedTensors:
+    if name.endswith(".inv_freq"):
+        return
+    for old, new in GLM_NAMES:
+        name = name.replace(old, new)
+    packed = ".self_attention.query_key_value."
+    if packed not in name:
+        yield name, tensor
+        return
+    keys = config.num_key_value_heads * config.head_dim
+    rows = (config.num_attention_heads * config.head_dim, keys, keys)
+    for projection, part in zip(("q_proj", "k_proj", "v_proj"), tensor.split(rows), strict=True):
+        yield name.replace(packed, f".self_attn.{projection}."), part.contiguous()
+
+
+def _internlm2_config(written: Mapping[str, Any]) -> transformers.PretrainedConfig:
+    scaling = written.get("rope_scaling") or {}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": written.get("rope_theta", ROPE_BASE)}
+    # Its dynamic scaling begins beyond the context that it was trained for, and none longer is served.
+    if scaling.get("type", "dynamic") != "dynamic":
+        rope |= {"rope_type": scaling["type"], "factor": scaling["factor"]}
+    return transformers.LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        **{name: written[name] for name in INTERNLM2_SAME if name in written},
+        rope_parameters=rope,
+        attention_bias=bool(written.get("bias")),
+    )
+
+
+INTERNLM2_SAME = """
+    bos_token_id eos_token_id hidden_act hidden_size intermediate_size max_position_embeddings num_attention_heads
+    num_hidden_layers num_key_value_heads pad_token_id rms_norm_eps tie_word_embeddings vocab_size
+""".split()  # noqa: SIM905 - a line for each would take half a screen
+INTERNLM2_NAMES = (
+    ("model.tok_embeddings.", "model.embed_tokens."),
+    (".attention.wo.", ".self_attn.o_proj."),
+    (".feed_forward.w1.", ".mlp.gate_proj."),
+    (".feed_forward.w3.", ".mlp.up_proj."),
+    (".feed_forward.w2.", ".mlp.down_proj."),
+    (".attention_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+)
+
+
+def _internlm2_tensors(name: str, tensor: torch.Tensor, config: Any) -> NamedTensors:
+    for old, new in INTERNLM2_NAMES:
+        name = name.replace(old, new)
+    name = f"lm_head.{name.removeprefix('output.')}" if name.startswith("output.") else name
+    packed = ".attention.wqkv."
+    if packed not in name:
+        yield name, tensor
+        return
+    # By key-value head: its queries, then its key, then its value (arXiv 2403.17297, section 2.2).
+    groups = config.num_key_value_heads
+    queries = config.num_attention_heads // groups
+    heads = tensor.unflatten(0, (groups, queries + 2, -1))
+    for projection, part in zip(("q_proj", "k_proj", "v_proj"), heads.split((queries, 1, 1), dim=1), strict=True):
+        yield name.replace(packed, f".self_attn.{projection}."), part.flatten(0, 2).contiguous()
+
+
+def _deepseek_v3_config(written: Mapping[str, Any]) -> transformers.PretrainedConfig:
+    own = {key: value for key, value in written.items() if key not in ("model_type", "auto_map", "architectures")}
+    config: transformers.PretrainedConfig = transformers.DeepseekV3Config.from_dict(
+        {**own, "architectures": ["DeepseekV3ForCausalLM"]}
+    )
+    return config
+
+
+FOREIGN: Mapping[str, ForeignModel] = {
+    "chatglm": ForeignModel(_glm_config, _glm_tensors),
+    "internlm2": ForeignModel(_internlm2_config, _internlm2_tensors),
+    "kimi_k2": ForeignModel(_deepseek_v3_config),
+}
+"""By the ``model_type`` of their configs."""

@@ -1,0 +1,66 @@
+"""Configs of models that are not served, and what they are told: by their traits, whatever their names."""
+
+from collections.abc import Callable
+
+import transformers
+
+from harness.families import SIZES
+
+
+class ChatGLMConfig(transformers.PretrainedConfig):
+    """As it is written by code that transformers does not have."""
+
+    model_type = "chatglm"
+
+
+REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
+    "gemma3 with vision": (
+        lambda: transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]),
+        r"Gemma3ForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
+    ),
+    "qwen3-vl": (
+        lambda: transformers.Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"]),
+        r"it takes images \(vision_config\)",
+    ),
+    "qwen3.5": (
+        lambda: transformers.AutoConfig.for_model("qwen3_5"),
+        r"it takes images .* it has layers other than full .* attention \(linear_attention\)",
+    ),
+    "qwen3-next": (lambda: transformers.Qwen3NextConfig(**SIZES), "linear_attention"),
+    "mamba": (lambda: transformers.MambaConfig(), "model_type mamba"),
+    "bloom": (lambda: transformers.BloomConfig(), r"an older form \(bloom\)"),
+    "mpt": (lambda: transformers.MptConfig(), r"an older form \(mpt\)"),
+    "gpt2": (lambda: transformers.GPT2Config(), r"an older form \(gpt2\)"),
+    "stablelm": (lambda: transformers.StableLmConfig(), r"an older form \(stablelm\)"),
+    "t5": (lambda: transformers.T5Config(architectures=["T5ForConditionalGeneration"]), "an encoder and a decoder"),
+    "a classifier": (
+        lambda: transformers.Qwen3Config(**SIZES, architectures=["Qwen3ForSequenceClassification"]),
+        "no head that writes on",
+    ),
+    "quantised": (
+        lambda: transformers.LlamaConfig(**SIZES, quantization_config={"quant_method": "gptq", "bits": 4}),
+        r"quantised \(gptq\)",
+    ),
+    "a moving rope": (
+        lambda: transformers.LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        r"rotary embedding depends on .* \(dynamic\)",
+    ),
+    "chatglm3": (
+        lambda: ChatGLMConfig(padded_vocab_size=65024, num_layers=28),
+        r"ChatGLM 1 to 3 needs transformers<4\.42",
+    ),
+    "deepseek-v3.2": (
+        lambda: transformers.DeepseekV32Config(),
+        r"picks the keys it sees by an index \(index_topk\)",
+    ),
+    "deepseek-v4": (lambda: transformers.DeepseekV4Config(), "makes one key of many tokens"),
+    "gemma4 with inputs by layer": (
+        lambda: transformers.Gemma4TextConfig(**SIZES, head_dim=16),
+        r"read the tokens themselves once more \(hidden_size_per_layer_input\)",
+    ),
+    "looking ahead": (
+        lambda: transformers.Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True),
+        r"looks ahead \(use_bidirectional_attention\)",
+    ),
+    "nemotron-h": (lambda: transformers.NemotronHConfig(), "linear_attention"),
+}
