@@ -54,10 +54,7 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
         r"picks the keys it sees by an index \(index_topk\)",
     ),
     "deepseek-v4": (lambda: transformers.DeepseekV4Config(), "makes one key of many tokens"),
-    "gemma4 with inputs by layer": (
-        lambda: transformers.Gemma4TextConfig(**SIZES, head_dim=16),
-        r"read the tokens themselves once more \(hidden_size_per_layer_input\)",
-    ),
+    "gemma3n": (lambda: transformers.Gemma3nTextConfig(), r"several streams .* \(AltUp\)"),
     "looking ahead": (
         lambda: transformers.Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True),
         r"looks ahead \(use_bidirectional_attention\)",

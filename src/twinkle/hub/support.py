@@ -24,6 +24,7 @@ SCALED_BEYOND_CONTEXT = frozenset({"internlm2"})
 """Types that are read into another class without such a scaling: it begins where their context ends."""
 OTHER_INPUTS = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "thinker_config": "sound"}
 PECULIAR = {
+    "gemma3n_text": "its layers keep several streams that guess at one another (AltUp)",
     "deepseek_v4": "its attention makes one key of many tokens, and its first routers go by the tokens themselves",
 }
 """What there is in a type that nothing else has, and that is not computed here."""
@@ -167,10 +168,6 @@ def _peculiar(config: Config) -> str | None:
     return PECULIAR.get(str(config.get("model_type")))
 
 
-def _inputs_by_layer(config: Config) -> str | None:
-    return "hidden_size_per_layer_input" if config.get("hidden_size_per_layer_input") else None
-
-
 def _both_ways(config: Config) -> str | None:
     # "vision": pictures' tokens alone see each other, and there are none.
     return "use_bidirectional_attention" if config.get("use_bidirectional_attention") in (True, "all") else None
@@ -200,7 +197,6 @@ OF_THE_TEXT = (
     # The probe at start would not see it: an index of the best 2048 keys leaves none of a few tokens out.
     Refusal("its attention picks the keys it sees by an index ({})", _indexed),
     Refusal("its attention looks ahead ({})", _both_ways),
-    Refusal("its layers read the tokens themselves once more ({})", _inputs_by_layer),
     Refusal("its attention or its projections have an older form ({})", _older_form),
     Refusal("it scales its logits in a way of its own ({})", _scaled),
     Refusal(

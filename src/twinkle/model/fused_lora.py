@@ -40,6 +40,7 @@ from twinkle.module.packed_attention import (
 )
 from twinkle.module.rowwise import make_rowwise
 from twinkle.module.targets import find_targets
+from twinkle.module.token_inputs import TokenInputs
 
 log = event_log()
 
@@ -91,6 +92,7 @@ class FusedLoraModel:
         check_config(name, model.config.to_dict())
         self._model = model.eval().requires_grad_(False)
         self._decoder = decoder_of(model)
+        self._inputs = TokenInputs(model, self._decoder)
         unembedding = model.get_output_embeddings()
         self.device: torch.device = unembedding.weight.device
         self.ranks = ranks
@@ -122,7 +124,7 @@ class FusedLoraModel:
             max_rank=MAX_RANK,
         )
         self._step = FusedStep(
-            model.get_input_embeddings(),
+            self._inputs,
             self._decode,
             self._head,
             tokens_per_pass=tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR),
@@ -132,7 +134,7 @@ class FusedLoraModel:
         if shard:
             self.pool.release_weights(model)
             mesh = DeviceMesh.from_sizes(fsdp_size=ranks.size, device_type=self.device.type)
-            shard_decoder(self._decoder, model.get_input_embeddings(), torch_mesh(mesh)["fsdp"])
+            shard_decoder(self._decoder, self._inputs.tables, torch_mesh(mesh)["fsdp"])
             # The buffers into which layers are gathered are made by the first pass; were that one of the sampler's,
             # in inference mode, no gradient could ever be computed with them.
             self._step.run_idle(backward=False)
@@ -141,9 +143,7 @@ class FusedLoraModel:
     def _check(self, probe: Probe) -> None:
         """Raise ``ConfigError`` for a model that one tenant could use to see or to disturb another."""
         name = self.info.architecture
-        path = PackedPath(
-            self._model.get_input_embeddings(), self._decode, lambda hidden_NH: self.logits(hidden_NH, [])
-        )
+        path = PackedPath(self._inputs, self._decode, lambda hidden_NH: self.logits(hidden_NH, []))
         probe.compare(path, name)
         jobs = Independence(
             self.pool, self.forward_backward, vocab_size=self.info.vocab_size, context=self.info.max_context_length
@@ -232,7 +232,7 @@ class FusedLoraModel:
         attention: PackedAttention,
     ) -> torch.Tensor:
         """Hidden states [T, H] of packed tokens, without gradients; ``attention`` is called in every layer."""
-        embeddings_TH = self._model.get_input_embeddings()(token_ids)
+        embeddings_TH = self._inputs(token_ids)
         return self._decode(embeddings_TH, position_ids, segments, attention)
 
     @torch.inference_mode()
@@ -249,7 +249,7 @@ class FusedLoraModel:
     ) -> torch.Tensor:
         with self.pool.routed(segments):
             output = self._decoder(
-                inputs_embeds=embeddings_TH[None],
+                **self._inputs.arguments(embeddings_TH),
                 position_ids=positions_T[None],
                 use_cache=False,
                 packed_attention=attention,

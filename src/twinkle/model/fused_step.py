@@ -92,7 +92,7 @@ class FusedStep:
 
     def __init__(
         self,
-        embedding: torch.nn.Module,
+        embedding: Callable[[torch.Tensor], torch.Tensor],
         decode: Decode,
         head: LossHead,
         *,

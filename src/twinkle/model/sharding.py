@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -9,14 +11,14 @@ from torch.distributed.fsdp import fully_shard
 from twinkle.core.errors import ConfigError
 
 
-def shard_decoder(decoder: torch.nn.Module, embedding: torch.nn.Module, mesh: TorchDeviceMesh) -> None:
+def shard_decoder(decoder: torch.nn.Module, tables: Sequence[torch.nn.Module], mesh: TorchDeviceMesh) -> None:
     """Leave each rank its share of every layer's weights. All ranks must call it, then make the same passes.
 
     Adapters stay whole on every rank; so do the embedding and the output head, which are used outside the decoder.
 
     Args:
         decoder: The stack of layers; from now on to be called itself, never one of its layers.
-        embedding: The part of it that stays whole.
+        tables: The parts of it that stay whole: embeddings, in which tokens are looked up before it is called.
         mesh: The ranks, on one axis.
 
     Raises:
@@ -27,4 +29,4 @@ def shard_decoder(decoder: torch.nn.Module, embedding: torch.nn.Module, mesh: To
         raise ConfigError(f"{type(decoder).__name__} has no list of layers to shard; use TWINKLE_SHARD=replicate")
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(decoder, mesh=mesh, ignored_params=set(embedding.parameters()))
+    fully_shard(decoder, mesh=mesh, ignored_params={parameter for table in tables for parameter in table.parameters()})

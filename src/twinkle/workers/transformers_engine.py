@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
@@ -391,10 +392,19 @@ def _in_layout_of(targets: Array | Csr | None, logprobs: Array | None) -> Array 
 
 
 def _load_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside the model, if there is one: without it, stop strings cannot be matched."""
+    """The tokenizer beside the model, if there is one that needs no code of the model's own.
+
+    Without it, stop strings cannot be matched.
+    """
     if Path(model).is_dir() and not (Path(model) / "tokenizer_config.json").exists():
         return None
-    return AutoTokenizer.from_pretrained(model)
+    try:
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except (ValueError, ImportError):
+        if "AutoTokenizer" not in (get_tokenizer_config(model).get("auto_map") or ()):
+            raise
+        _log.warning("tokenizer.is_code", model=model, next="stop strings are refused; send stop tokens")
+        return None
 
 
 def _decoder_of(tokenizer: PreTrainedTokenizerBase) -> DecodeText:

@@ -10,8 +10,10 @@ from torch.nn import functional
 
 from harness.families import FAMILIES, SIZES, stir
 from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.packed_attention import CausalSpans
+from twinkle.workers.transformers_engine import TransformersEngine
 
 TOKENS = torch.randint(0, SIZES["vocab_size"], (23,), generator=torch.Generator().manual_seed(3))
 HEADS, GROUPS, HEAD_SIZE = SIZES["num_attention_heads"], SIZES["num_key_value_heads"], 16
@@ -158,6 +160,17 @@ def test_internlm2_is_read_into_llama_and_computes_its_equations(tmp_path):
 
     expected = internlm2_logits(weights, theta=1e6, epsilon=1e-5)
     torch.testing.assert_close(ours, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-4)
+
+
+def test_a_worker_serves_a_model_whose_tokenizer_is_code_without_running_it(tmp_path):
+    write(tmp_path, INTERNLM2, internlm2_tensors(torch.Generator().manual_seed(4)))
+    code = {"auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(code | {"tokenizer_class": "InternLM2Tokenizer"}))
+    (tmp_path / "tokenization_internlm2.py").write_text("raise SystemExit('run')")
+
+    engine = TransformersEngine.from_settings(Settings(model=str(tmp_path), threads=1))
+
+    assert engine.capabilities.tokenizer_path is None
 
 
 def test_kimi_k2_is_read_as_the_architecture_that_it_is(tmp_path):
