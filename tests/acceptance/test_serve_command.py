@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from harness.models import make_text_model
-from harness.polling import wait_for
+from harness.polling import busyness, wait_for
 from harness.served import PARTS, TWINKLE, Served
 from twinkle.cli.broker import answers
 
@@ -61,7 +61,7 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_it_tells_where_everything_is_and_keeps_its_secrets_off_every_command_line(served: Stack) -> None:
-    wait_for(lambda: "ready in" in served.console(), deadline_s=BACK_WITHIN_S, what="the word ready")
+    wait_for(lambda: "ready in" in served.console(), deadline_s=BACK_WITHIN_S * busyness(), what="the word ready")
     console = served.console()
     key = re.search(r"API key +(tml-\S+)", console)
     assert key is not None
@@ -91,14 +91,14 @@ def test_flower_shows_nothing_of_the_work_without_the_password(served: Stack) ->
         except httpx.TransportError:
             return 0
 
-    wait_for(lambda: status("/healthcheck") == 200, deadline_s=BACK_WITHIN_S, what="Flower")
+    wait_for(lambda: status("/healthcheck") == 200, deadline_s=BACK_WITHIN_S * busyness(), what="Flower")
     for path in ("/", "/tasks", "/workers", "/broker", "/api/tasks", "/api/workers", "/tasks/datatable?draw=1"):
         assert status(path) == 401, path
         assert status(path, ("twinkle", "wrong")) == 401, path
     assert status("/tasks", ("twinkle", password)) == 200
     workers = wait_for(
         lambda: httpx.get(f"{url}/api/workers?refresh=1", auth=("twinkle", password)).json(),
-        deadline_s=BACK_WITHIN_S,
+        deadline_s=BACK_WITHIN_S * busyness(),
         what="workers in Flower",
     )
     assert any(name.startswith("default@") for name in workers)
@@ -113,10 +113,10 @@ def test_killed_parts_come_back_by_themselves_and_it_is_said(served: Stack) -> N
     broker, api = served.served.part("the broker"), served.served.part("the API")
     api.send_signal(signal.SIGKILL)
     broker.send_signal(signal.SIGKILL)
-    wait_for(lambda: are_gone([api, broker]), deadline_s=GONE_WITHIN_S, what="their end")
-    wait_for(served.is_healthy, deadline_s=BACK_WITHIN_S, what="the API's return")
+    wait_for(lambda: are_gone([api, broker]), deadline_s=GONE_WITHIN_S * busyness(), what="their end")
+    wait_for(served.is_healthy, deadline_s=BACK_WITHIN_S * busyness(), what="the API's return")
     url = (served.home / "broker-url").read_text().strip()
-    wait_for(lambda: answers(url), deadline_s=BACK_WITHIN_S, what="the broker's return")
+    wait_for(lambda: answers(url), deadline_s=BACK_WITHIN_S * busyness(), what="the broker's return")
     assert "api ended with SIGKILL" in served.console()
     assert "broker ended with SIGKILL" in served.console()
 
@@ -138,7 +138,9 @@ def test_it_leaves_no_process_behind_however_it_ends_and_the_home_goes_on(tmp_pa
         everybody = stack.processes()
         assert len(everybody) >= 6
         os.kill(stack.supervisor.pid, signal.SIGKILL)
-        wait_for(lambda: are_gone(everybody), deadline_s=GONE_WITHIN_S, what="the end of all after SIGKILL")
+        wait_for(
+            lambda: are_gone(everybody), deadline_s=GONE_WITHIN_S * busyness(), what="the end of all after SIGKILL"
+        )
 
         service.stop()
         service.start()
@@ -168,12 +170,14 @@ def test_a_mesh_whose_worker_refuses_later_falls_out_and_the_rest_goes_on(tmp_pa
     model = make_text_model(tmp_path / "model")
     with Served(tmp_path / "home", model=str(model)) as service:
         stack = Stack(service)
-        wait_for(lambda: "ready in" in stack.console(), deadline_s=BACK_WITHIN_S, what="the word ready")
+        wait_for(lambda: "ready in" in stack.console(), deadline_s=BACK_WITHIN_S * busyness(), what="the word ready")
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "logit_scale": 0.5}))
         stack.served.part("the worker").kill()
 
-        wait_for(lambda: "start serve anew" in stack.console(), deadline_s=BACK_WITHIN_S, what="the refusal")
+        wait_for(
+            lambda: "start serve anew" in stack.console(), deadline_s=BACK_WITHIN_S * busyness(), what="the refusal"
+        )
         assert "it scales its logits (logit_scale)" in stack.console()
         assert "default is a mesh without a worker now" in stack.console()
         assert stack.is_healthy()

@@ -6,6 +6,7 @@ import threading
 
 import redis
 
+from harness.polling import busyness
 from harness.recovery import finished_again_s, now, tell
 from harness.struck import Struck
 
@@ -31,7 +32,7 @@ def test_an_emptied_broker_delays_nothing_for_long(struck: Struck) -> None:
 
     tell("the broker emptied, until ten more operations have ended", seconds)
     assert verdict.violations == verdict.failed == []
-    assert max(seconds) < GOES_ON_WITHIN_S
+    assert max(seconds) < GOES_ON_WITHIN_S * busyness()
 
 
 def test_a_broker_that_answers_nobody_stops_nobody(struck: Struck) -> None:

@@ -8,9 +8,11 @@ import threading
 import psutil
 
 from harness.recovery import finished_again_s, now, tell
+from harness.served import PARTS
 from harness.struck import Struck
 
 FULL_S = 3.0
+WRITERS = (PARTS["the API"], PARTS["the broker"], "spawn_main")
 
 
 def _limit(processes: list[psutil.Process], size_bytes: int) -> None:
@@ -25,7 +27,7 @@ def test_a_full_disk_pauses_everything_and_loses_nothing(struck: Struck) -> None
     def fill() -> None:
         finished_again_s(struck.served.query, now(), count=5)
         # A limit of one page: the write-ahead log, the blobs and the logs have all grown past it.
-        processes = [process for words in ("server", "spawn_main") for process in struck.served.processes(words)]
+        processes = [process for pattern in WRITERS for process in struck.served.processes(pattern)]
         _limit(processes, 4096)
         since = now()
         try:

@@ -9,6 +9,7 @@ from collections import Counter
 import psutil
 import pytest
 
+from harness.polling import busyness
 from harness.recovery import finished_again_s, now, running_again_s, tell
 from harness.served import PARTS
 from harness.struck import Struck
@@ -35,7 +36,7 @@ def test_a_killed_part_costs_nothing_but_a_pause(struck: Struck, part: str) -> N
 
     tell(f"{part} killed, until ten more operations have ended", seconds)
     assert verdict.violations == verdict.failed == []
-    assert seconds[0] < GOES_ON_WITHIN_S
+    assert seconds[0] < GOES_ON_WITHIN_S * busyness()
 
 
 def test_the_operation_of_a_killed_worker_runs_again_soon(struck: Struck) -> None:
@@ -51,7 +52,7 @@ def test_the_operation_of_a_killed_worker_runs_again_soon(struck: Struck) -> Non
 
     tell("the process that owns the device killed, until its operation runs again", seconds)
     assert verdict.violations == verdict.failed == []
-    assert max(seconds) < GOES_ON_WITHIN_S
+    assert max(seconds) < GOES_ON_WITHIN_S * busyness()
 
 
 def test_an_orphaned_process_takes_no_rows(struck: Struck) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE_S = 60.0
+"""Long enough that what is waited for will not come any more."""
 
 
-def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = 20.0) -> None:
+def busyness() -> float:
+    """How many want each core, at least one: so much longer may take what is promised of a machine of one's own."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = PATIENCE_S) -> None:
     wait_for(condition, what=what, deadline_s=deadline_s)
 
 
-def wait_for(look: Callable[[], T], *, what: str, deadline_s: float = 20.0) -> T:
+def wait_for(look: Callable[[], T], *, what: str, deadline_s: float = PATIENCE_S) -> T:
     """Looks again and again until it sees something true, and gives that."""
     ends_at = time.monotonic() + deadline_s
     while not (seen := look()):

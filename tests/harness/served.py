@@ -31,7 +31,7 @@ PARTS = {
 """What the command line of each part looks like, as a regular expression."""
 
 READY_S = 150.0
-STOP_S = 45.0
+STOP_S = 120.0
 
 
 class Served:
