@@ -11,7 +11,7 @@ from pathlib import Path
 
 TIMEOUT_S = 120.0
 _STARTS = 3
-"""Of 320 starts, six at a time, 2 ended by SIGABRT: one had printed all it had to, one nothing."""
+"""Of 600 starts, six at a time, 2 ended by SIGABRT: one had printed all it had to, one nothing. Why is not known."""
 
 Done = subprocess.CompletedProcess[str]
 
