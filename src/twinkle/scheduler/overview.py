@@ -62,7 +62,7 @@ def overview_of(queue: MeshQueue, *, now: float) -> MeshOverview:
             num_samples=samples[tenant],
             num_running=running[tenant],
             tokens_waiting=tokens[tenant],
-            share=served[tenant] / served.total() if served else 0.0,
+            share=served[tenant] / served.total() if served.total() else 0.0,
             paused_for_s=max(known.paused_until - now, 0.0),
         )
         for tenant, known in queue.tenants.items()

@@ -135,13 +135,15 @@ def test_only_the_owner_is_told_where_a_future_stands(limited: Api) -> None:
 def test_an_administrator_sees_all_lines_and_nobody_else_does(limited: Api) -> None:
     key = _named(limited, "curious")
     url = f"{limited.url}/api/native/v1/meshes/default/queue"
-    limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8)
+    client = limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8)
 
-    with limited.http(key) as http:
+    with limited.http(key) as http, limited.worker.paused():
+        send_passes(http, passes(str(client.model_id), 1))
         refused = [http.get(url), http.get(url, headers={"X-Admin-Key": "guessed"})]
         told = http.get(url, headers={"X-Admin-Key": ADMIN_KEY})
 
     assert [response.status_code for response in refused] == [404, 404]
+    assert told.status_code == 200, told.text
     assert "curious" in {line["tenant"] for line in told.json()["tenants"]}
 
 
@@ -157,7 +159,7 @@ def test_a_priority_that_is_none_is_refused_by_name(limited: Api, priority: str)
 
 def test_a_priority_comes_from_the_run_else_from_its_session(limited: Api) -> None:
     service = sdk_client(limited.url, _named(limited, "priorities"), user_metadata={"twinkle_priority": "3"})
-    plain = service.create_lora_training_client(BASE_MODEL, rank=8)
+    plain = service.create_lora_training_client(BASE_MODEL, rank=8).result()
     urgent = service.create_lora_training_client(BASE_MODEL, rank=8, user_metadata={"twinkle_priority": "7"})
     urgent.save_weights_and_get_sampling_client().result()
     service.create_sampling_client(base_model=BASE_MODEL).result()
