@@ -18,6 +18,7 @@ from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
+from twinkle.core.pictures import PictureRules
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.charges import charge_of_tokens
@@ -49,6 +50,7 @@ CAPABILITIES = MeshCapabilities(
     device="cpu",
     determinism="none",
     tokenizer_path="/srv/models/tiny/one",
+    pictures=PictureRules(token_id=300, patch_size=4, merge_size=2, min_pixels=8 * 8, max_pixels=64 * 64),
 )
 WEIGHTS = bytes(range(256)) * 8
 """What every checkpoint's one file holds if nothing else is said."""
@@ -197,7 +199,7 @@ class FakeWorker:
     def _result(self, claim: Claim, records: Records) -> bytes:
         payload = self.payload(claim)
         if claim.kind in {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}:
-            body = decode_data(payload)
+            body = decode_data(payload, picture_rules=self._capabilities.pictures)
             logprobs = [np.full(len(datum.tokens), -1.0, dtype=np.float32) for datum in body.data]
             return encode_forward_backward_output(logprobs, {"loss:sum": float(claim.seq)})
         if claim.kind is OperationKind.SAMPLE:

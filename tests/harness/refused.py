@@ -18,10 +18,6 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
         lambda: transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]),
         r"Gemma3ForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
     ),
-    "qwen3-vl": (
-        lambda: transformers.Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"]),
-        r"it takes images \(vision_config\)",
-    ),
     "qwen3.5": (
         lambda: transformers.AutoConfig.for_model("qwen3_5"),
         r"it takes images .* it has layers other than full .* attention \(linear_attention\)",

@@ -37,6 +37,8 @@ REFUSED_SETTINGS: Mapping[str, tuple[object, str]] = {
 """Settings that change what an adapter computes: the only value that is supported, and what to do about others."""
 
 WRITTEN_SETTINGS = ("use_dora", "bias", "modules_to_save", "fan_in_fan_out")
+LANGUAGE_MODEL = "language_model"
+"""What a model that takes pictures calls the part that is trained."""
 LITERAL_PATTERN = re.compile(r"(?P<anything>\.\*)?(?P<literal>(?:[\w]|\\?[.-])+)", re.ASCII)
 
 
@@ -80,7 +82,9 @@ def _targets(adapter: LoraAdapter) -> tuple[list[str], list[str]]:
     for shape in layout.shapes:
         name = weight_name(shape.path, layout.beside_experts)
         is_parameter = shape.num_experts is not None or shape.path in layout.beside_experts
-        if adapter.config.modules is None:
+        # Beside a language model there is a tower, whose layers may be called alike.
+        is_alone = LANGUAGE_MODEL not in shape.path.split(".")
+        if adapter.config.modules is None and (is_alone or is_parameter):
             name = ".".join(name.split(".")[-3 if is_parameter else -1 :])
         (parameters if is_parameter else modules).add(name)
     return sorted(modules), sorted(parameters)

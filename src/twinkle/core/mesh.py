@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from twinkle.core.pictures import PictureRules
+
 
 class MeshCapabilities(BaseModel, frozen=True):
     """What a mesh's worker publishes about itself when it starts."""
@@ -20,6 +22,8 @@ class MeshCapabilities(BaseModel, frozen=True):
     """``torch`` or ``vllm``: what computes samples."""
     tokenizer_path: str | None = None
     """A folder clients on the same machine can read the tokenizer from."""
+    pictures: PictureRules | None = None
+    """How its model counts the tokens of pictures; none: it takes text alone."""
     ranks: int = 1
     """Devices it computes on; results depend on their number in the last bits."""
     shard: str = "replicate"

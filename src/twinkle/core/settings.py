@@ -16,6 +16,7 @@ from twinkle.core.client_flags import ClientFlags
 from twinkle.core.errors import ConfigError
 from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind
+from twinkle.core.pictures import PictureLimits
 
 _CLIENT_VARIABLES = {"TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN", "TWINKLE_MODEL_ID"}
 
@@ -64,6 +65,11 @@ class Settings(BaseSettings):
     max_body_bytes_in_flight: int = Field(
         default=2**30, gt=0, description="request bodies held at once, of everybody; more is answered 429"
     )
+    max_picture_bytes: int = Field(default=8 * 2**20, gt=0, description="one picture's file; more is an error")
+    max_picture_pixels: int = Field(
+        default=2**24, gt=0, description="width times height of one picture, before it is decoded; more is an error"
+    )
+    max_pictures: int = Field(default=32, gt=0, description="pictures in one datum or prompt; more is an error")
     max_pending_submissions: int = Field(
         default=10_000, gt=0, description="operations waiting to be written to the journal; more is answered 429"
     )
@@ -155,6 +161,11 @@ class Settings(BaseSettings):
         ge=0,
         description="host memory for adapters that had to leave the device; beyond it they are evicted",
     )
+    picture_cache_bytes: int = Field(
+        default=512 << 20,
+        ge=0,
+        description="device memory for what the vision tower has made of pictures, kept for each tenant by itself",
+    )
     sample_slots: int = Field(default=32, gt=0)
     prompt_cache_groups: dict[str, list[str]] = Field(
         default={},
@@ -243,6 +254,13 @@ class Settings(BaseSettings):
             max_samples=self.max_outstanding_samples,
             max_body_bytes=self.tenant_max_body_bytes,
             tokens_per_minute=self.tenant_tokens_per_minute,
+        )
+
+    @property
+    def picture_limits(self) -> PictureLimits:
+        """What pictures a client may send."""
+        return PictureLimits(
+            max_bytes=self.max_picture_bytes, max_pixels=self.max_picture_pixels, max_pictures=self.max_pictures
         )
 
     @property

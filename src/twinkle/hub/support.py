@@ -33,6 +33,8 @@ CHATGLM_VOCABULARY = 65024
 OWN_SCALES = ("lm_head_multiplier",)
 DEQUANTISED = frozenset({"fp8", "mxfp4"})
 """Kinds of quantised weights that are read into plain ones."""
+WITH_PICTURES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+"""Types whose pictures are taken: a vision tower of Qwen's kind, before a language model that is served as well."""
 WRITES_ON = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 STATEFUL = """
     bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
@@ -112,6 +114,8 @@ def _reasons(config: Config) -> Iterator[str]:
 
 
 def _other_inputs(config: Config) -> str | None:
+    if config.get("model_type") in WITH_PICTURES:
+        return None
     taken = [f"{what} ({key})" for key, what in OTHER_INPUTS.items() if config.get(key)]
     return taken[0] if taken else None
 
@@ -186,7 +190,7 @@ OF_THE_WHOLE = (
     Refusal(
         "{} needs transformers<4.42, whose code its tokenizer and its model were made for; take GLM-4", _older_chatglm
     ),
-    Refusal("it takes {}, and only models of text alone are served", _other_inputs),
+    Refusal("it takes {}, and pictures are taken of " + ", ".join(sorted(WITH_PICTURES)) + " alone", _other_inputs),
     Refusal("it is an encoder and a decoder ({}), and only decoders are served", _two_halves),
     Refusal("it is made for another task ({}) and has no head that writes on", _other_task),
     Refusal("its weights are quantised ({}): take those they were made from", _quantised),

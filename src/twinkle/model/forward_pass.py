@@ -13,6 +13,7 @@ import torch
 
 from twinkle.data_format.batch import ModelOutput
 from twinkle.loss import Loss
+from twinkle.model.pictures import Picture
 from twinkle.processor.input_processor import IGNORED_LABEL
 
 
@@ -36,6 +37,8 @@ class ForwardPass:
     """Where the outputs have no graph to the weights: each row's tokens, to run them again."""
     targets: Sequence[torch.Tensor] = ()
     """With ``tokens``: each row's tokens whose logprobs came out, (N,) or (N, K)."""
+    pictures: Sequence[tuple[Picture, ...]] = ()
+    """With ``tokens``: the pictures among them, row by row."""
     loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
     return_logits: bool = False
     loss: torch.Tensor | None = None

@@ -13,7 +13,9 @@ import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
-from twinkle.hub.support import check_config
+from twinkle.core.pictures import PictureRules
+from twinkle.hub.image_processor import load_image_processor, picture_rules
+from twinkle.hub.support import WITH_PICTURES, check_config
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
@@ -27,6 +29,7 @@ from twinkle.model.job_run import JobRun, settle, start_runs
 from twinkle.model.loading import decoder_of, load_base_model
 from twinkle.model.logit_form import LogitForm
 from twinkle.model.loss_head import LossHead
+from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.model.probe import PackedPath, Probe
 from twinkle.model.sharding import shard_decoder
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
@@ -50,6 +53,7 @@ TOKENS_PER_PASS_ACCELERATOR = 8192
 HEAD_BYTES = {"cpu": 128 << 20}
 HEAD_BYTES_ACCELERATOR = 1 << 30
 HEAD_ROWS_RANGE = (32, 4096)
+PICTURE_CACHE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class FusedLoraModel:
         tokens_per_pass: About how many tokens a rank takes at once; what suits the device if omitted.
         ranks: Who shares the work.
         shard: Spread the layers' weights over the ranks instead of keeping them whole on each.
+        image_processor: Of a model that takes pictures; without one it is served for text alone.
+        picture_cache_bytes: Of the device's memory, for what its vision tower has made of pictures.
     """
 
     def __init__(
@@ -87,12 +93,19 @@ class FusedLoraModel:
         tokens_per_pass: int | None = None,
         ranks: RankGroup = ALONE,
         shard: bool = False,
+        image_processor: Any = None,
+        picture_cache_bytes: int = PICTURE_CACHE_BYTES,
     ) -> None:
         config = model.config.get_text_config()
         check_config(name, model.config.to_dict())
         self._model = model.eval().requires_grad_(False)
+        takes_pictures = model.config.model_type in WITH_PICTURES
         self._decoder = decoder_of(model)
         self._inputs = TokenInputs(model, self._decoder)
+        self.pictures: PictureEncoder | None = None
+        if takes_pictures and image_processor is not None:
+            rules = picture_rules(model.config, image_processor)
+            self.pictures = PictureEncoder(model, image_processor, rules, max_bytes=picture_cache_bytes)
         unembedding = model.get_output_embeddings()
         self.device: torch.device = unembedding.weight.device
         self.ranks = ranks
@@ -102,10 +115,12 @@ class FusedLoraModel:
         self.tolerance = probe.tolerance
         prepare_llama4(model)
         register_packed_attention()
-        model.set_attn_implementation(ATTENTION_NAME)
+        # What is no tower.
+        served = self._decoder if takes_pictures else model
+        served.set_attn_implementation(ATTENTION_NAME)
         if self.device.type == "cpu":
-            make_rowwise(model, product, config.max_position_embeddings)
-        self.pool = LoraPool(model, find_targets(model, unembedding), product=product, max_rank=MAX_RANK)
+            make_rowwise(served, product, config.max_position_embeddings)
+        self.pool = LoraPool(model, find_targets(model, unembedding, served), product=product, max_rank=MAX_RANK)
         vocab_size = unembedding.weight.shape[0]
         self._head = LossHead(
             unembedding.weight,
@@ -130,6 +145,7 @@ class FusedLoraModel:
             tokens_per_pass=tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR),
             device=self.device,
             lockstep=ranks if shard else ALONE,
+            encoder=self.pictures,
         )
         if shard:
             self.pool.release_weights(model)
@@ -146,7 +162,11 @@ class FusedLoraModel:
         path = PackedPath(self._inputs, self._decode, lambda hidden_NH: self.logits(hidden_NH, []))
         probe.compare(path, name)
         jobs = Independence(
-            self.pool, self.forward_backward, vocab_size=self.info.vocab_size, context=self.info.max_context_length
+            self.pool,
+            self.forward_backward,
+            vocab_size=self.info.vocab_size,
+            context=self.info.max_context_length,
+            kept_out=() if self.picture_rules is None else self.picture_rules.all_tokens,
         )
         if not jobs.keeps_bits(name, probe.tolerance) and self.determinism != "none":
             log.warning("model.determinism.not_kept", architecture=name, measured=self.determinism)
@@ -165,6 +185,7 @@ class FusedLoraModel:
         ranks: RankGroup = ALONE,
         shard: bool = False,
         prepare: Callable[[Any], None] = lambda model: None,
+        picture_cache_bytes: int = PICTURE_CACHE_BYTES,
     ) -> Self:
         """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise.
 
@@ -179,6 +200,8 @@ class FusedLoraModel:
             tokens_per_pass=tokens_per_pass,
             ranks=ranks,
             shard=shard,
+            image_processor=load_image_processor(path) if model.config.model_type in WITH_PICTURES else None,
+            picture_cache_bytes=picture_cache_bytes,
         )
 
     @property
@@ -191,13 +214,23 @@ class FusedLoraModel:
         """The dtype of the base weights and of hidden states."""
         return self._head.weight_VH.dtype
 
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        """How it counts the tokens of pictures; None if it takes text alone."""
+        return None if self.pictures is None else self.pictures.rules
+
     def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """A fresh adapter for one tenant."""
         return self.pool.create(config, trainable=trainable)
 
     def validate(self, job: TrainJob) -> DatumLoss:
         """Raise ``InvalidInput`` for the first thing wrong with a job; return its loss."""
-        return validate_job(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
+        return validate_job(
+            job,
+            vocab_size=self.info.vocab_size,
+            max_context_length=self.info.max_context_length,
+            picture_rules=self.picture_rules,
+        )
 
     def forward_backward(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome | Exception]:
         """Run jobs of any adapters fused; one result each, in their order.
@@ -230,10 +263,13 @@ class FusedLoraModel:
         position_ids: torch.Tensor,
         segments: Sequence[Segment],
         attention: PackedAttention,
+        pictures: PackedPictures | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, H] of packed tokens, without gradients; ``attention`` is called in every layer."""
         embeddings_TH = self._inputs(token_ids)
-        return self._decode(embeddings_TH, position_ids, segments, attention)
+        if pictures is not None:
+            embeddings_TH = pictures.fill(embeddings_TH)
+        return self._decode(embeddings_TH, position_ids, segments, attention, pictures)
 
     @torch.inference_mode()
     def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
@@ -246,14 +282,23 @@ class FusedLoraModel:
         positions_T: torch.Tensor,
         segments: Sequence[Segment],
         attention: PackedAttention,
+        pictures: PackedPictures | None = None,
     ) -> torch.Tensor:
+        deepstack: dict[str, Any] = {}
+        if pictures is not None and pictures.deepstack:
+            deepstack = {
+                "visual_pos_masks": pictures.is_picture[None],
+                "deepstack_visual_embeds": list(pictures.deepstack),
+            }
         with self.pool.routed(segments):
             output = self._decoder(
                 **self._inputs.arguments(embeddings_TH),
-                position_ids=positions_T[None],
+                # Of text [1, T]; of pictures [3, 1, T].
+                position_ids=positions_T.unsqueeze(-2),
                 use_cache=False,
                 packed_attention=attention,
-                packed_positions=positions_T[None],
+                packed_positions=positions_T.view(-1, positions_T.shape[-1])[:1],
+                **deepstack,
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH

@@ -17,12 +17,14 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import BatchTooLong, InvalidInput
+from twinkle.core.pictures import PictureRules
 from twinkle.loss import Loss
 from twinkle.model.forward_pass import ForwardPass
+from twinkle.model.pictures import Patches, Picture
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter
 from twinkle.processor import InputProcessor
-from twinkle.processor.input_processor import IGNORED_LABEL
+from twinkle.processor.input_processor import IGNORED_LABEL, TokenSequence
 
 LOSS = "cross_entropy"
 
@@ -44,6 +46,7 @@ def open_pass(
     *,
     is_training: bool,
     max_length: int,
+    picture_rules: PictureRules | None = None,
 ) -> ForwardPass:
     """A pass that has not run: the tokens of each row, and the targets whose logprobs are wanted.
 
@@ -77,8 +80,33 @@ def open_pass(
         is_training=is_training,
         tokens=[sequence.input_ids for sequence in sequences],
         targets=targets,
+        pictures=[_placed(f"inputs[{index}]", sequence, picture_rules) for index, sequence in enumerate(sequences)],
         loss_kwargs=loss_kwargs,
     )
+
+
+def _placed(field: str, sequence: TokenSequence, rules: PictureRules | None) -> tuple[Picture, ...]:
+    """The pictures of a row where its tokens for pictures are."""
+    if sequence.pictures is None:
+        return ()
+    if rules is None:
+        raise InvalidInput(f"{field}.pixel_values", "is a picture, but this model takes text alone")
+    grids = [(time, rows, columns) for time, rows, columns in sequence.pictures.image_grid_thw.tolist()]
+    sizes = [time * rows * columns for time, rows, columns in grids]
+    places = (sequence.input_ids == rules.token_id).nonzero().flatten().tolist()
+    num_tokens = [size // rules.merge_size**2 for size in sizes]
+    if len(places) != sum(num_tokens):
+        raise InvalidInput(
+            f"{field}.input_ids",
+            f"holds {len(places)} tokens {rules.token_id} that stand for pictures, but image_grid_thw makes"
+            f" {sum(num_tokens)}; encode the row with this model's processor",
+        )
+    pictures: list[Picture] = []
+    first = 0
+    for grid, patches, length in zip(grids, sequence.pictures.pixel_values.split(sizes), num_tokens, strict=True):
+        pictures.append(Picture(places[first], length, Patches(patches.numpy(), grid)))
+        first += length
+    return tuple(pictures)
 
 
 def job_of(opened: ForwardPass, adapter: LoraAdapter, weights: Sequence[torch.Tensor] | None) -> TrainJob:
@@ -89,6 +117,7 @@ def job_of(opened: ForwardPass, adapter: LoraAdapter, weights: Sequence[torch.Te
         data.append(
             Datum(
                 tokens=tokens_N.numpy(),
+                pictures=opened.pictures[index],
                 inputs={"target_tokens": targets.numpy(), "weights": row.to(torch.float32).numpy()},
             )
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,14 +17,28 @@ from twinkle.core.events import event_log
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.job_run import JobRun
 from twinkle.model.loss_head import HeadItem, LossHead
+from twinkle.model.pictures import PackedPictures, PictureEncoder, PictureLayout, TokenRange, pack
 from twinkle.module.lora import Segment
 from twinkle.module.packed_attention import CausalSpans, PackedAttention
 
 DatumPlace = tuple[JobRun, int]
 """A datum's place in a pass: its job and its number within the job."""
 
-Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttention], torch.Tensor]
-"""``(embeddings_TH, positions_T, segments, attention) -> hidden_TH``"""
+
+class Decode(Protocol):
+    """From embeddings to hidden states."""
+
+    def __call__(
+        self,
+        embeddings_TH: torch.Tensor,
+        positions_T: torch.Tensor,
+        segments: Sequence[Segment],
+        attention: PackedAttention,
+        pictures: PackedPictures | None = None,
+    ) -> torch.Tensor:
+        """The hidden states [T, H]; positions may be [3, T], and what deepstack adds to ``pictures`` is added."""
+        ...
+
 
 log = event_log()
 
@@ -88,6 +103,7 @@ class FusedStep:
         tokens_per_pass: About how many tokens a pass has.
         device: Where they are.
         lockstep: Ranks that must make the same passes, since they exchange weights within ``decode``.
+        encoder: What makes features of pictures; without one no datum has any.
     """
 
     def __init__(
@@ -99,7 +115,9 @@ class FusedStep:
         tokens_per_pass: int,
         device: torch.device,
         lockstep: RankGroup = ALONE,
+        encoder: PictureEncoder | None = None,
     ) -> None:
+        self._encoder = encoder
         self._embedding = embedding
         self._decode = decode
         self._head = head
@@ -170,10 +188,15 @@ class FusedStep:
     def run_idle(self, *, backward: bool) -> None:
         """Make a pass over one token for nobody, beside ranks that have datums left."""
         with self._in_step():
-            hidden_TH = self._forward([np.zeros(1, dtype=np.int64)], [], [(0, 1)], backward=backward)
+            hidden_TH = self._forward([np.zeros(1, dtype=np.int64)], [None], [], [(0, 1)], backward=backward)
         self._backward(hidden_TH, torch.zeros_like(hidden_TH) if backward else None)
 
     def _run_pass(self, places: Sequence[DatumPlace], *, backward: bool) -> None:
+        layouts = self._layouts(places)
+        if layouts is None:
+            if self._lockstep.size > 1:
+                self.run_idle(backward=backward)
+            return
         data = [run.job.data[index] for run, index in places]
         ends = np.cumsum([datum.tokens.size for datum in data]).tolist()
         spans = list(zip([0, *ends[:-1]], ends, strict=True))
@@ -182,7 +205,7 @@ class FusedStep:
             for (run, _), (start, end) in zip(places, spans, strict=True)
         ]
         with self._in_step():
-            hidden_TH = self._forward([datum.tokens for datum in data], segments, spans, backward=backward)
+            hidden_TH = self._forward([datum.tokens for datum in data], layouts, segments, spans, backward=backward)
             d_hidden_TH = torch.zeros_like(hidden_TH, requires_grad=False) if backward else None
         try:
             items = [self._head_item(place, span) for place, span in zip(places, spans, strict=True)]
@@ -200,21 +223,43 @@ class FusedStep:
             logprobs = torch.cat(item.logprobs).cpu().numpy()
             run.record(logprobs, float(sum(loss.item() for loss in item.losses)), item.metrics)
 
+    def _layouts(self, places: Sequence[DatumPlace]) -> list[PictureLayout | None] | None:
+        """Where the pictures of each datum lie, their features computed; None if a picture has ended its job.
+
+        The pass is then made up anew, of the others: nothing was computed yet.
+        """
+        layouts: list[PictureLayout | None] = []
+        for run, index in places:
+            datum = run.job.data[index]
+            if self._encoder is None or not datum.pictures:
+                layouts.append(None)
+                continue
+            try:
+                with self._in_step():
+                    layouts.append(self._encoder.layout(datum.tokens.size, datum.pictures))
+            except UserError as error:
+                run.fail(UserError(f"data[{index}].model_input: {error.message}"))
+        return layouts if len(layouts) == len(places) else None
+
     def _forward(
         self,
         tokens: Sequence[np.ndarray],
+        layouts: Sequence[PictureLayout | None],
         segments: Sequence[Segment],
         spans: Sequence[tuple[int, int]],
         *,
         backward: bool,
     ) -> torch.Tensor:
         tokens_T = self._tensor(np.concatenate(tokens), torch.int64)
-        positions_T = self._tensor(np.concatenate([np.arange(part.size) for part in tokens]), torch.int64)
+        ranges = [TokenRange(0, part.size, layout) for part, layout in zip(tokens, layouts, strict=True)]
+        positions_T, pictures = pack(ranges, self._device)
         with torch.set_grad_enabled(backward):
-            embeddings_TH = self._embedding(tokens_T)
+            embeddings_TH = self._embedding(tokens_T).detach()
+            if pictures is not None:
+                embeddings_TH = pictures.fill(embeddings_TH)
             if backward:
-                embeddings_TH = embeddings_TH.detach().requires_grad_(True)
-            return self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans))
+                embeddings_TH.requires_grad_(True)
+            return self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans), pictures)
 
     def _backward(self, hidden_TH: torch.Tensor, d_hidden_TH: torch.Tensor | None) -> None:
         if d_hidden_TH is not None:
@@ -227,7 +272,7 @@ class FusedStep:
         try:
             yield
         except Exception as error:
-            if self._lockstep.size == 1:
+            if self._lockstep.size == 1 or isinstance(error, UserError):
                 raise
             raise OutOfStep(f"a pass failed between the ranks: {error}") from error
 

@@ -6,7 +6,7 @@ What cannot be shown here is not promised, and jobs that differ by more than rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -30,9 +30,13 @@ class Independence:
         run: Runs jobs fused.
         vocab_size: Tokens are drawn from it.
         context: No datum is longer.
+        kept_out: Tokens that are none of a text: they stand for pictures.
     """
 
-    def __init__(self, pool: LoraPool, run: RunJobs, *, vocab_size: int, context: int) -> None:
+    def __init__(
+        self, pool: LoraPool, run: RunJobs, *, vocab_size: int, context: int, kept_out: Collection[int] = ()
+    ) -> None:
+        self._kept_out = list(kept_out)
         self._pool = pool
         self._run_jobs = run
         self._vocab_size = vocab_size
@@ -88,7 +92,8 @@ class Independence:
             "target_tokens": rng.integers(0, self._vocab_size, length),
             "weights": np.ones(length, dtype=np.float32),
         }
-        return Datum(rng.integers(0, self._vocab_size, length), inputs)
+        tokens = rng.integers(0, self._vocab_size, length)
+        return Datum(np.where(np.isin(tokens, self._kept_out), 0, tokens), inputs)
 
 
 def _mixed(architecture: str, company: str, what: str) -> ConfigError:

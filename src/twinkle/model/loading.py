@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers.utils.quantization_config import Mxfp4Config
 
 from twinkle.core.errors import ConfigError
-from twinkle.hub.support import CONFIG_FILE, check_config
+from twinkle.hub.support import CONFIG_FILE, WITH_PICTURES, check_config
 
 SCALE_SUFFIX = "_scale_inv"
 """Of the name of the scales by which the blocks of a weight in 8 bits are multiplied."""
@@ -77,6 +77,8 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
         if quantisation.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
         loader: Any = transformers.AutoModelForCausalLM
+        if config.model_type in WITH_PICTURES:
+            loader = transformers.AutoModelForImageTextToText
         model, info = loader.from_pretrained(path, local_files_only=is_local, **options)
     _check_whole(name, model, info["missing_keys"])
     return model
@@ -92,7 +94,9 @@ def _check_whole(name: str, model: Any, missing_keys: Collection[str]) -> None:
 
 
 def decoder_of(model: Any) -> Any:
-    """The stack of layers below a model's output head."""
+    """The stack of layers below a model's output head, without the tower of one that takes pictures."""
+    if model.config.model_type in WITH_PICTURES:
+        return model.base_model.language_model
     # Llama 4's text model calls itself by its place in the one with pictures, and so finds itself.
     return model.model if model.base_model is model else model.base_model
 

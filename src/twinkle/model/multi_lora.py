@@ -20,7 +20,9 @@ from twinkle.checkpoint_engine.peft_settings import write_settings
 from twinkle.checkpoint_engine.peft_tensors import KEY_PREFIX, SUFFIX_A, SUFFIX_B, stored_tensors
 from twinkle.core.errors import InvalidInput, NoRoom
 from twinkle.data_format.batch import ModelOutput
+from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.model_path import resolve_model_id
+from twinkle.hub.support import WITH_PICTURES
 from twinkle.infra import DeviceMesh
 from twinkle.loss import Loss
 from twinkle.model.base import Rows, TwinkleModel
@@ -90,7 +92,12 @@ class MultiLoraTransformersModel(TwinkleModel):
             loader = model_cls or transformers.AutoModelForCausalLM
             own_config = {} if config is None else {"config": config}
             model = loader.from_pretrained(self.model_id, **own_config, **{"dtype": dtype, **from_pretrained_kwargs})
-        self.core = FusedLoraModel(model.to(device), name=self.model_id, tokens_per_pass=tokens_per_pass)
+        self.core = FusedLoraModel(
+            model.to(device),
+            name=self.model_id,
+            tokens_per_pass=tokens_per_pass,
+            image_processor=load_image_processor(self.model_id) if model.config.model_type in WITH_PICTURES else None,
+        )
         self._sync = sync_of(device_mesh, device)
         self._adapters: dict[str, LoraAdapter] = {}
         self._base = self.core.pool.create_empty(LoraConfig(rank=1), trainable=False)
@@ -177,6 +184,7 @@ class MultiLoraTransformersModel(TwinkleModel):
             with_teacher_indices(loss_kwargs),
             is_training=is_training,
             max_length=self.max_length,
+            picture_rules=self.core.picture_rules,
         )
 
     def _forward(

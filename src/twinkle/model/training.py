@@ -9,6 +9,7 @@ import numpy as np
 
 from twinkle.core.loss_graph import LossGraph
 from twinkle.loss.datum import LossConfig
+from twinkle.model.pictures import Picture
 from twinkle.module.lora import LoraAdapter
 
 
@@ -21,6 +22,8 @@ class Datum:
 
     tokens: np.ndarray
     inputs: Mapping[str, np.ndarray]
+    pictures: tuple[Picture, ...] = ()
+    """In the order of their tokens, each of which is the model's token for pictures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,4 +60,4 @@ class AdamParams:
     grad_clip_norm: float = 0.0
 
 
-__all__ = ["AdamParams", "Datum", "LossConfig", "TrainJob", "TrainOutcome"]
+__all__ = ["AdamParams", "Datum", "LossConfig", "Picture", "TrainJob", "TrainOutcome"]

@@ -9,11 +9,15 @@ import numpy as np
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
+from twinkle.core.pictures import PictureRules
 from twinkle.loss import DatumLoss, TracedLoss, create_datum_loss
+from twinkle.model.pictures import check_pictures
 from twinkle.model.training import AdamParams, Datum, TrainJob
 
 
-def validate_job(job: TrainJob, *, vocab_size: int, max_context_length: int) -> DatumLoss:
+def validate_job(
+    job: TrainJob, *, vocab_size: int, max_context_length: int, picture_rules: PictureRules | None = None
+) -> DatumLoss:
     """Raise ``InvalidInput`` for the first thing wrong with ``job``; return its loss."""
     loss = create_datum_loss(job.loss, job.loss_config, job.graph)
     if job.backward and not job.adapter.trainable:
@@ -21,7 +25,9 @@ def validate_job(job: TrainJob, *, vocab_size: int, max_context_length: int) -> 
     if not job.data:
         raise InvalidInput("data", "is empty; send at least one datum")
     for index, datum in enumerate(job.data):
-        _validate_tokens(f"data[{index}].model_input", datum.tokens, vocab_size, max_context_length)
+        field = f"data[{index}].model_input"
+        _validate_tokens(field, datum.tokens, vocab_size, max_context_length)
+        check_pictures(field, datum.tokens, datum.pictures, picture_rules)
         if isinstance(loss, TracedLoss):
             _validate_traced(f"data[{index}].loss_fn_inputs", datum, loss.graph, vocab_size)
         else:

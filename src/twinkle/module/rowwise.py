@@ -4,7 +4,7 @@ A vectorised kernel computes an exponential with vector instructions, but what i
 of one thread's share of it) with the scalar function of the C library, which may round otherwise. So a row's bits would
 depend on how many rows stand around it. Here every call gets whole vectors only.
 
-Shapes: T tokens, N features, D head size.
+Shapes: T tokens, N features, D head size; A axes of positions, B batches.
 """
 
 from __future__ import annotations
@@ -157,6 +157,7 @@ class RotaryTable(torch.nn.Module):
         self.rotary = rotary
         self.max_positions = max_positions
         self._tables: dict[str | None, tuple[torch.Tensor, ...]] = {}
+        self._axis_D: torch.Tensor | None = None
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -166,8 +167,27 @@ class RotaryTable(torch.nn.Module):
         """The angles of the given positions as the rotary embedding gives them, in the dtype of ``x``."""
         if layer_type not in self._tables:
             self._tables[layer_type] = self._compute(x, layer_type)
-        looked_up = tuple(table_TD[position_ids] for table_TD in self._tables[layer_type])
+        looked_up = tuple(self._look_up(table_TD, position_ids) for table_TD in self._tables[layer_type])
         return looked_up if len(looked_up) > 1 else looked_up[0]
+
+    def _look_up(self, table_TD: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """What lies in a table for positions, which may be on several axes, each feature turning with one of them."""
+        if position_ids.dim() < 3:
+            return table_TD[position_ids]
+        positions_ABT = position_ids
+        if positions_ABT.stride(0) == 0:  # text: one and the same position on all axes
+            return table_TD[positions_ABT[0]]
+        if self._axis_D is None:
+            self._axis_D = self._axes(table_TD, num_axes=len(positions_ABT))
+        return torch.stack([table_TD[positions_BT] for positions_BT in positions_ABT]).gather(
+            0, self._axis_D.expand(1, *positions_ABT.shape[1:], -1)
+        )[0]
+
+    def _axes(self, table_TD: torch.Tensor, *, num_axes: int) -> torch.Tensor:
+        """The axis of each feature: with a position other than 0 on that axis alone, its sine is not 0."""
+        position_A11 = torch.eye(num_axes, dtype=torch.int64, device=table_TD.device)[:, :, None, None]
+        turned = [self.rotary(table_TD, positions)[1][0, 0] != 0 for positions in position_A11]
+        return torch.stack(turned).int().argmax(dim=0)
 
     def _compute(self, x: torch.Tensor, layer_type: str | None) -> tuple[torch.Tensor, ...]:
         kind = {} if layer_type is None else {"layer_type": layer_type}

@@ -50,10 +50,18 @@ class Target:
         return self.weight.shape[-2]
 
 
-def find_targets(model: torch.nn.Module, unembedding: torch.nn.Module) -> tuple[Target, ...]:
-    """The attention, MLP (experts included) and output projections of ``model``, in module order."""
+def find_targets(
+    model: torch.nn.Module, unembedding: torch.nn.Module, decoder: torch.nn.Module | None = None
+) -> tuple[Target, ...]:
+    """The attention, MLP (experts included) and output projections of ``model``, in module order.
+
+    Where there is a ``decoder`` within it, of the other parts (a vision tower) the output projection alone.
+    """
     targets: list[Target] = []
+    within = set(model.modules() if decoder is None else decoder.modules())
     for path, module in model.named_modules():
+        if module is not unembedding and module not in within:
+            continue
         if module is unembedding:
             if not isinstance(module, torch.nn.Linear) or "bias" in dict(module.named_parameters()):
                 raise ConfigError(f"the output head {path} is not a Linear without bias; this model cannot be served")

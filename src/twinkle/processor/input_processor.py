@@ -21,12 +21,21 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
+class RowPictures:
+    """The pictures of a row, as an image processor gives them: patches [P, values] and each one's grid [B, 3]."""
+
+    pixel_values: torch.Tensor
+    image_grid_thw: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class TokenSequence:
     """One sequence of a row, padding and masked positions taken away; ``labels`` need not be as long."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     labels: torch.Tensor | None
+    pictures: RowPictures | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +66,9 @@ class ModelBatch:
 class InputProcessor:
     """Pads rows, or lays them in one row without padding; keys that no language model takes are ignored.
 
-    A row holds ``input_ids`` and perhaps ``labels``, ``attention_mask``, ``position_ids``. Where position ids begin
-    again, the row holds several sequences, which are taken apart: a loss sees one row for each sequence.
+    A row holds ``input_ids`` and perhaps ``labels``, ``attention_mask``, ``position_ids``, ``pixel_values`` with
+    ``image_grid_thw``. Where position ids begin again, the row holds several sequences, which are taken apart: a loss
+    sees one row for each sequence. A row with pictures is one sequence.
 
     Args:
         device_mesh: Not used; rows are those of this rank already.
@@ -86,9 +96,12 @@ class InputProcessor:
         """The batch of ``rows``.
 
         Raises:
-            InvalidInput: A row has no tokens, its fields differ in length, or some rows have labels and others none.
+            InvalidInput: A row has no tokens, its fields differ in length, some rows have labels and others none, or
+                one has pictures.
         """
         sequences = self.sequences(rows)
+        if any(sequence.pictures is not None for sequence in sequences):
+            raise InvalidInput("inputs", "have pixel_values; of pictures, MultiLoraTransformersModel trains adapters")
         columns = {
             "input_ids": [sequence.input_ids for sequence in sequences],
             "position_ids": [sequence.position_ids for sequence in sequences],
@@ -146,8 +159,10 @@ def _sequences(field: str, row: Row) -> list[TokenSequence]:
         labels = labels[kept] if labels is not None and len(labels) == len(kept) else labels
         position_ids = None if position_ids is None else position_ids[kept]
         input_ids = input_ids[kept]
-    if position_ids is None:
-        return [TokenSequence(input_ids, torch.arange(len(input_ids)), labels)]
+    pictures = _pictures(field, row)
+    if position_ids is None or pictures is not None:
+        # With pictures positions have three axes, which follow from where these lie.
+        return [TokenSequence(input_ids, torch.arange(len(input_ids)), labels, pictures)]
     starts = [0, *((position_ids[1:] == 0) & (position_ids[:-1] != -1)).nonzero().flatten().add(1).tolist()]
     if len(starts) == 1:
         return [TokenSequence(input_ids, position_ids, labels)]
@@ -157,6 +172,22 @@ def _sequences(field: str, row: Row) -> list[TokenSequence]:
         TokenSequence(ids, positions, targets)
         for ids, positions, targets in zip(input_ids.split(sizes), position_ids.split(sizes), split, strict=True)
     ]
+
+
+def _pictures(field: str, row: Row) -> RowPictures | None:
+    if row.get("pixel_values") is None:
+        return None
+    if row.get("image_grid_thw") is None:
+        raise InvalidInput(f"{field}.image_grid_thw", "is missing; send it with pixel_values")
+    pixel_values, grids = torch.as_tensor(row["pixel_values"]), torch.as_tensor(row["image_grid_thw"])
+    if grids.dim() != 2 or grids.shape[1] != 3 or grids.is_floating_point():
+        raise InvalidInput(f"{field}.image_grid_thw", f"has shape {tuple(grids.shape)}; send (pictures, 3) integers")
+    if pixel_values.dim() != 2 or len(pixel_values) != int(grids.prod(1).sum()):
+        raise InvalidInput(
+            f"{field}.pixel_values",
+            f"has shape {tuple(pixel_values.shape)}; send a row for each of {int(grids.prod(1).sum())} patches",
+        )
+    return RowPictures(pixel_values.cpu(), grids.cpu())
 
 
 def _split_labels(field: str, labels: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:

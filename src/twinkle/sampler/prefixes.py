@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from twinkle.model.pictures import Picture
 from twinkle.module.lora import LoraAdapter
 
 
@@ -27,7 +28,7 @@ class PromptChunk:
     group: str
     weights: object
     digest: bytes
-    """Of all tokens up to ``end``, and of where they are cut."""
+    """Of all tokens up to ``end``, the pictures among them, and of where they are cut."""
     start: int
     end: int
 
@@ -49,9 +50,17 @@ class ComputedChunk:
 
 
 def chunks_of(
-    prompt: Sequence[int], adapter: LoraAdapter | None, *, group: str, chunk_tokens: int
+    prompt: Sequence[int],
+    adapter: LoraAdapter | None,
+    *,
+    group: str,
+    chunk_tokens: int,
+    pictures: Sequence[Picture] = (),
 ) -> list[PromptChunk]:
-    """Cuts a prompt at multiples of ``chunk_tokens``, for requests of ``group`` alone."""
+    """Cuts a prompt at multiples of ``chunk_tokens``, for requests of ``group`` alone.
+
+    All tokens of pictures are alike, so a chunk is told from others by the pictures that begin in it or before it, too.
+    """
     weights = None if adapter is None else adapter.version
     token_ids = np.array(prompt, dtype=np.int64)
     digest = hashlib.sha256()
@@ -59,6 +68,9 @@ def chunks_of(
     for start in range(0, len(prompt), chunk_tokens):
         end = min(start + chunk_tokens, len(prompt))
         digest.update(token_ids[start:end].tobytes())
+        for picture in pictures:
+            if start <= picture.start < end:
+                digest.update(picture.digest)
         chunks.append(PromptChunk(group, weights, digest.digest(), start, end))
     return chunks
 

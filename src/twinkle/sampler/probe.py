@@ -61,7 +61,9 @@ class SamplerProbe:
     def _draw(self, rng: np.random.Generator, length: int) -> tuple[int, ...]:
         info = self._model.info
         tokens = rng.integers(0, info.vocab_size, max(1, min(length, info.max_context_length - NUM_TOKENS)))
-        return tuple(tokens.tolist())
+        rules = self._model.picture_rules
+        kept_out = () if rules is None else rules.all_tokens
+        return tuple(np.where(np.isin(tokens, kept_out), 0, tokens).tolist())
 
     def check(self) -> None:
         """Sample, and compare.

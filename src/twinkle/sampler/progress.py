@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinkle.model.pictures import PictureLayout
 from twinkle.module.lora import LoraAdapter
 from twinkle.sampler.choice import ChoiceRule
 from twinkle.sampler.drawing import Draw
@@ -31,13 +32,21 @@ class RequestProgress:
 
     The prompt is computed once, into ``prompt_cache``; ``next_logits_V`` (set when it is complete) starts every
     continuation. Continuations copy the cache and the last one takes it. Whatever is dropped to make room is computed
-    again later, with the same result: nothing in here is drawn from a generator.
+    again later, with the same result: nothing in here is drawn from a generator. ``layout`` has the prompt's pictures.
     """
 
     def __init__(
-        self, request: SampleRequest, stop: StopRule, *, max_length: int, vocab_size: int, chunk_tokens: int
+        self,
+        request: SampleRequest,
+        stop: StopRule,
+        *,
+        max_length: int,
+        vocab_size: int,
+        chunk_tokens: int,
+        layout: PictureLayout | None = None,
     ) -> None:
         self.request = request
+        self.layout = layout
         self.stop = stop
         self.rule = ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
         room = max_length - len(request.prompt)
@@ -46,7 +55,13 @@ class RequestProgress:
         self.waiting = deque(range(request.num_samples))
         self.running: dict[int, Continuation] = {}
         self.finished: dict[int, DrawnSequence] = {}
-        self.chunks = chunks_of(request.prompt, self.adapter, group=request.cache_group, chunk_tokens=chunk_tokens)
+        self.chunks = chunks_of(
+            request.prompt,
+            self.adapter,
+            group=request.cache_group,
+            chunk_tokens=chunk_tokens,
+            pictures=request.pictures,
+        )
         self.num_chunks_done = 0
         self._num_chunks_seen = 0
         self._num_cached_tokens = 0

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.core.errors import InvalidInput, UserError
+from twinkle.core.pictures import PictureRules
+from twinkle.model.pictures import Picture, check_pictures
 from twinkle.module.lora import LoraAdapter
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -64,6 +66,8 @@ class SampleRequest:
     """Ids [L-1, K] to score: row i at prompt position i+1; -1 asks for nothing."""
     prompt_alt_tokens_k: int = 0
     """Draw so many alternatives for every prompt position but the first, at ``temperature``."""
+    pictures: tuple[Picture, ...] = ()
+    """In the order of their tokens, each of which is in ``prompt`` the model's token for pictures."""
     cache_group: str = ""
     """What is computed of the prompt is shared with requests of the same group, and with no other."""
 
@@ -105,9 +109,17 @@ class SampleResult:
     """Of the prompt, computed for an earlier request of the same group."""
 
 
-def check_request(request: SampleRequest, *, vocab_size: int, max_length: int, can_decode: bool) -> None:
+def check_request(
+    request: SampleRequest,
+    *,
+    vocab_size: int,
+    max_length: int,
+    can_decode: bool,
+    picture_rules: PictureRules | None = None,
+) -> None:
     """Raises InvalidInput that names the first field outside its limits."""
     _check_prompt(request, vocab_size, max_length)
+    check_pictures("prompt", np.array(request.prompt), request.pictures, picture_rules)
     _check_choice(request)
     _check_stops(request, vocab_size, can_decode)
     _check_scores(request, vocab_size)

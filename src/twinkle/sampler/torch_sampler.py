@@ -20,6 +20,7 @@ import torch
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import Conflict, InvalidInput, OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.pictures import PictureLayout, TokenRange, pack
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.base import Outcome, Sampler
@@ -97,6 +98,7 @@ class TorchSampler(Sampler):
             vocab_size=self._model.info.vocab_size,
             max_length=self._max_length,
             can_decode=self._decode_text is not None,
+            picture_rules=self._model.picture_rules,
         )
         if any(progress.request.key == request.key for progress in (*self._waiting, *self._active)):
             raise Conflict(f"sample request {request.key} is already under way", key=request.key)
@@ -108,8 +110,15 @@ class TorchSampler(Sampler):
                 max_length=self._max_length,
                 vocab_size=self._model.info.vocab_size,
                 chunk_tokens=self._chunk_tokens,
+                layout=self._layout(request),
             )
         )
+
+    def _layout(self, request: SampleRequest) -> PictureLayout | None:
+        """The prompt's pictures, computed; raises ``InvalidInput`` for one that cannot be decoded."""
+        if self._model.pictures is None:
+            return None
+        return self._model.pictures.layout(len(request.prompt), request.pictures)
 
     def cancel(self, key: str) -> None:
         """See :class:`Sampler`."""
@@ -195,11 +204,13 @@ class TorchSampler(Sampler):
     def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> None:
         device = self._model.device
         token_ids_T = torch.tensor([token for work in works for token in work.token_ids], device=device)
-        position_ids_T = torch.tensor([p for work in works for p in range(work.piece.start, work.end)], device=device)
+        position_ids_T, pictures = pack(
+            [TokenRange(work.piece.start, work.end, work.progress.layout) for work in works], device
+        )
         owners = [(work.progress.adapter, work.piece.num_tokens) for work in works]
         ends = list(accumulate(num_tokens for _, num_tokens in owners))
         attention = CachedAttention([work.piece for work in works], device)
-        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, segments_of(owners), attention)
+        hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, segments_of(owners), attention, pictures)
 
         for work, end in zip(works, ends, strict=True):
             if work.continuation is None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.wire.bodies.base import MAX_INT32, MAX_INT64, Identifier, RequestBody, SeqId, Text, parse_body
+from twinkle.wire.pictures import SentPicture, WirePicture, read_base64
 from twinkle.wire.tensors import Array, CellBudget, Csr, TensorJson, read_json_tensor
 
 MAX_NUM_SAMPLES = 1024
@@ -20,6 +22,13 @@ MAX_CHUNKS = 10_000
 # Cells a whole request may ask back in its scores: prompt positions times k, for each kind.
 MAX_SCORE_CELLS = 1 << 24
 NO_TARGET = -1
+
+TEXT, IMAGE = "encoded_text", "image"
+_UNKNOWN = "is a chunk of kind {}; this server takes text and pictures"
+_REFUSED = {
+    "image_asset_pointer": "points to a picture, but this server reads nobody's files and opens no addresses;"
+    " send the picture itself, in a chunk of type image",
+}
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TopK = Annotated[int, Field(ge=0, le=MAX_TOPK)]
@@ -44,10 +53,34 @@ def _stop(value: object) -> object:
 
 
 class PromptChunk(RequestBody):
-    """One piece of a prompt; only text can be sampled from."""
+    """One piece of a prompt: tokens, or a picture's file in base64."""
 
-    type: Identifier = "encoded_text"
+    type: Identifier = TEXT
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(default_factory=list)
+    data: str | None = Field(default=None, repr=False)
+    format: Identifier | None = None
+    expected_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = write(self)
+        return {name: value for name, value in written.items() if value is not None}
+
+    def picture(self, field: str) -> SentPicture:
+        """The picture that it is; raises ``InvalidInput`` where something of it is missing."""
+        if self.data is None:
+            raise InvalidInput(f"{field}.data", "is missing")
+        if self.format is None:
+            raise InvalidInput(f"{field}.format", "is missing")
+        return SentPicture(read_base64(self.data, field=f"{field}.data"), self.format, self.expected_tokens)
+
+    @property
+    def length(self) -> int:
+        """How many tokens it is; of a picture, once they are counted."""
+        if self.type != IMAGE:
+            return len(self.tokens)
+        assert self.expected_tokens is not None, "a picture's tokens are counted before anybody asks"
+        return self.expected_tokens
 
 
 class Prompt(RequestBody):
@@ -112,9 +145,35 @@ class SampleRequest(RequestBody):
     record_stability_info: bool | None = None
     type: Literal["sample"] = "sample"
 
-    def prompt_tokens(self) -> list[int]:
-        """The prompt's tokens, its chunks joined."""
-        return [token for chunk in self.prompt.chunks for token in chunk.tokens]
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the prompt holds one."""
+        return any(chunk.type == IMAGE for chunk in self.prompt.chunks)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The prompt's length, pictures included."""
+        return sum(chunk.length for chunk in self.prompt.chunks)
+
+    def read_prompt(self, rules: PictureRules | None = None) -> tuple[list[int], list[WirePicture]]:
+        """The prompt's tokens, its chunks joined, and its pictures, whose tokens stand among them.
+
+        Raises:
+            InvalidInput: The model takes no pictures, or makes other numbers of tokens of them.
+        """
+        tokens: list[int] = []
+        pictures: list[WirePicture] = []
+        for i, chunk in enumerate(self.prompt.chunks):
+            if chunk.type != IMAGE:
+                tokens += chunk.tokens
+                continue
+            field = f"prompt.chunks[{i}]"
+            sent = chunk.picture(field)
+            num_tokens = sent.num_tokens(field, rules)
+            assert rules is not None, "a picture was refused without rules"
+            pictures.append(WirePicture(len(tokens), num_tokens, sent.data))
+            tokens += [rules.token_id] * num_tokens
+        return tokens, pictures
 
     def targets(self) -> Array | Csr | None:
         """The tokens to score at each prompt position but the first: int64 (len(prompt) - 1, K), -1 for none."""
@@ -132,16 +191,37 @@ def parse_sample(raw: bytes, *, max_num_samples: int = MAX_NUM_SAMPLES) -> Sampl
         raise InvalidInput("seq_id", "sampling_session_id and seq_id belong together")
     if request.sampling_session_id is None and request.base_model is None and request.model_path is None:
         raise InvalidInput("sampling_session_id", "is missing")
-    check_prompt_and_scores(request)
+    if not request.has_pictures:
+        check_prompt_and_scores(request)
     return request
+
+
+def count_prompt(request: SampleRequest, rules: PictureRules | None, limits: PictureLimits) -> SampleRequest:
+    """The request with the number of tokens of each picture said, and with what :func:`parse_sample` left judged.
+
+    Raises:
+        InvalidInput: A picture is not taken, or the scores asked for do not fit the prompt.
+    """
+    limits.check_number("prompt", sum(chunk.type == IMAGE for chunk in request.prompt.chunks))
+    chunks: list[PromptChunk] = []
+    for i, chunk in enumerate(request.prompt.chunks):
+        field = f"prompt.chunks[{i}]"
+        if chunk.type == IMAGE:
+            num_tokens = chunk.picture(field).num_tokens(field, rules, limits)
+            chunks.append(chunk.model_copy(update={"tokens": [], "expected_tokens": num_tokens}))
+        else:
+            chunks.append(chunk)
+    counted = request.model_copy(update={"prompt": Prompt(chunks=chunks)})
+    check_prompt_and_scores(counted)
+    return counted
 
 
 def check_prompt_and_scores(request: SampleRequest) -> None:
     """Raises ``InvalidInput`` that names what of the prompt, or of the scores asked for it, cannot be."""
     for i, chunk in enumerate(request.prompt.chunks):
-        if chunk.type != "encoded_text":
-            raise InvalidInput(f"prompt.chunks[{i}]", f"is a chunk of kind {chunk.type}, but this server is text only")
-    length = sum(len(chunk.tokens) for chunk in request.prompt.chunks)
+        if chunk.type not in (TEXT, IMAGE):
+            raise InvalidInput(f"prompt.chunks[{i}]", _REFUSED.get(chunk.type, _UNKNOWN.format(chunk.type)))
+    length = request.num_prompt_tokens
     if length == 0:
         raise InvalidInput("prompt", "has no tokens")
     _check_scores(request, length)

@@ -50,7 +50,7 @@ class Csr:
 
 @dataclass
 class CellBudget:
-    """How many more cells the sparse tensors of one request may expand to."""
+    """How many more cells the sparse tensors of one request may expand to; its pictures, how many more tokens."""
 
     cells: int = DEFAULT_MAX_CELLS
 

@@ -17,7 +17,9 @@ import numpy as np
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
+from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.wire import protobuf as pb
+from twinkle.wire.pictures import SentPicture, WirePicture
 from twinkle.wire.scan import scan_fields
 from twinkle.wire.tensors import (
     DEFAULT_MAX_CELLS,
@@ -60,13 +62,22 @@ class ForwardBackwardEnvelope:
     forward_only: bool
     message: pb.Message
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether any datum holds one."""
+        return any(chunk.HasField("image") for datum in self.message.data for chunk in datum.model_input)
+
 
 @dataclass(frozen=True, eq=False)
 class WireDatum:
-    """One training example: ``tokens`` is int64 (N,), ``inputs`` the loss function's dense tensors by name."""
+    """One training example: ``tokens`` is int64 (N,), ``inputs`` the loss function's dense tensors by name.
+
+    ``pictures`` lie among the tokens, each of which is there the model's own for pictures.
+    """
 
     tokens: Array
     inputs: dict[str, Array]
+    pictures: tuple[WirePicture, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +137,29 @@ def canonical_digest(message: pb.Message) -> str:
     return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
 
 
-def decode_data(body: bytes | ForwardBackwardEnvelope, *, max_cells: int = DEFAULT_MAX_CELLS) -> ForwardBackwardBody:
-    """Reads a request completely; sparse tensors come out dense, at most ``max_cells`` cells of them in all."""
+def judge_pictures(envelope: ForwardBackwardEnvelope, rules: PictureRules | None, limits: PictureLimits) -> int:
+    """How many tokens the pictures of a request are; raises ``InvalidInput`` for the first that cannot be."""
+    budget = CellBudget()
+    for i, datum in enumerate(envelope.message.data):
+        field = f"data[{i}].model_input"
+        sent = [(j, chunk.image) for j, chunk in enumerate(datum.model_input) if chunk.HasField("image")]
+        limits.check_number(field, len(sent))
+        for j, image in sent:
+            place = f"{field}[{j}]"
+            budget.spend(_sent_picture(image, place).num_tokens(place, rules, limits), place)
+    return DEFAULT_MAX_CELLS - budget.cells
+
+
+def decode_data(
+    body: bytes | ForwardBackwardEnvelope,
+    *,
+    max_cells: int = DEFAULT_MAX_CELLS,
+    picture_rules: PictureRules | None = None,
+) -> ForwardBackwardBody:
+    """Reads a request completely; sparse tensors come out dense, at most ``max_cells`` cells of them in all.
+
+    ``picture_rules`` are those of the model, if it takes pictures. Limits were judged when the request came.
+    """
     envelope = parse_envelope(body) if isinstance(body, bytes) else body
     message = envelope.message
     if not message.loss_fn:
@@ -137,7 +169,9 @@ def decode_data(body: bytes | ForwardBackwardEnvelope, *, max_cells: int = DEFAU
     budget = CellBudget(max_cells)
     may_lack_weights = message.loss_fn == _WEIGHTED_LOSS
     data = tuple(
-        _read_datum(datum, field=f"data[{i}]", budget=budget, may_lack_weights=may_lack_weights)
+        _read_datum(
+            datum, field=f"data[{i}]", budget=budget, may_lack_weights=may_lack_weights, picture_rules=picture_rules
+        )
         for i, datum in enumerate(message.data)
     )
     return ForwardBackwardBody(
@@ -168,10 +202,23 @@ def write_forward_backward(body: ForwardBackwardBody) -> pb.Message:
             message.loss_fn_config_v2[key].number = value
     for datum in body.data:
         written = message.data.add()
-        written.model_input.add().encoded_text.tokens = datum.tokens.astype("<i4").tobytes()
+        _write_tokens(written, datum)
         for name, array in datum.inputs.items():
             written.loss_fn_inputs[name].CopyFrom(write_tensor(array))
     return message
+
+
+def _write_tokens(written: pb.Message, datum: WireDatum) -> None:
+    position = 0
+    for picture in (*datum.pictures, None):
+        end = datum.tokens.size if picture is None else picture.start
+        if position < end or not datum.pictures:
+            written.model_input.add().encoded_text.tokens = datum.tokens[position:end].astype("<i4").tobytes()
+        if picture is not None:
+            image = written.model_input.add().image
+            image.data, image.format = picture.data, picture.format
+            image.expected_tokens = picture.num_tokens
+            position = picture.start + picture.num_tokens
 
 
 def elementwise_loss(body: ForwardBackwardBody, logprobs: Sequence[Array]) -> tuple[Array, ...]:
@@ -242,7 +289,14 @@ def _refuse_too_many_parts(raw: bytes) -> None:
             )
 
 
-def _read_datum(datum: pb.Message, *, field: str, budget: CellBudget, may_lack_weights: bool) -> WireDatum:
+def _read_datum(
+    datum: pb.Message,
+    *,
+    field: str,
+    budget: CellBudget,
+    may_lack_weights: bool,
+    picture_rules: PictureRules | None,
+) -> WireDatum:
     sent = {
         name: read_tensor(tensor, field=f"{field}.loss_fn_inputs.{name}")
         for name, tensor in datum.loss_fn_inputs.items()
@@ -252,7 +306,10 @@ def _read_datum(datum: pb.Message, *, field: str, budget: CellBudget, may_lack_w
     inputs = {
         name: densify(tensor, field=f"{field}.loss_fn_inputs.{name}", budget=budget) for name, tensor in sent.items()
     }
-    return WireDatum(_read_tokens(datum.model_input, field=f"{field}.model_input"), inputs)
+    tokens, pictures = _read_tokens(
+        datum.model_input, field=f"{field}.model_input", picture_rules=picture_rules, budget=budget
+    )
+    return WireDatum(tokens, inputs, pictures)
 
 
 def _ones_like(targets: Array | Csr) -> Array | Csr:
@@ -262,21 +319,42 @@ def _ones_like(targets: Array | Csr) -> Array | Csr:
     return np.ones(targets.shape, dtype=np.float32)
 
 
-def _read_tokens(chunks: Sequence[pb.Message], *, field: str) -> Array:
-    pieces = []
+def _read_tokens(
+    chunks: Sequence[pb.Message], *, field: str, picture_rules: PictureRules | None, budget: CellBudget
+) -> tuple[Array, tuple[WirePicture, ...]]:
+    pieces: list[Array] = []
+    pictures: list[WirePicture] = []
+    position = 0
     for i, chunk in enumerate(chunks):
         kind = chunk.WhichOneof("chunk")
         if kind is None:
             raise InvalidInput(f"{field}[{i}]", "is an empty chunk")
-        if kind != "encoded_text":
-            raise InvalidInput(f"{field}[{i}]", f"is a chunk of kind {kind}, but this server is text only")
-        pieces.append(read_int32(chunk.encoded_text.tokens, field=f"{field}[{i}].tokens"))
+        if kind == "encoded_text":
+            pieces.append(read_int32(chunk.encoded_text.tokens, field=f"{field}[{i}].tokens"))
+        elif kind == "image":
+            sent = _sent_picture(chunk.image, f"{field}[{i}]")
+            num_tokens = sent.num_tokens(f"{field}[{i}]", picture_rules)
+            # A head of a few bytes can stand for thousands of tokens.
+            budget.spend(num_tokens, f"{field}[{i}]")
+            assert picture_rules is not None, "a picture was refused without rules"
+            pictures.append(WirePicture(position, num_tokens, sent.data))
+            pieces.append(np.full(num_tokens, picture_rules.token_id, dtype=np.int64))
+        else:
+            raise InvalidInput(f"{field}[{i}]", f"is a chunk of kind {kind}; this server takes text and pictures")
+        position += pieces[-1].size
     tokens = np.concatenate(pieces, dtype=np.int64) if pieces else np.empty(0, dtype=np.int64)
     if tokens.size == 0:
         raise InvalidInput(field, "has no tokens")
     if tokens.min() < 0:
         raise InvalidInput(field, "has a negative token id")
-    return tokens
+    return tokens, tuple(pictures)
+
+
+def _sent_picture(image: pb.Message, field: str) -> SentPicture:
+    if image.HasField("override_dimensions"):
+        raise InvalidInput(f"{field}.override_dimensions", "is not offered here; send the picture in the size you mean")
+    expected = image.expected_tokens if image.HasField("expected_tokens") else None
+    return SentPicture(image.data, image.format, expected)
 
 
 def _read_config(message: pb.Message) -> dict[str, float | str]:

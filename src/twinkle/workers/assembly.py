@@ -252,6 +252,7 @@ class WorkerParts(Generic[State]):
             singles=self._singles,
             rate=self._rate,
             transfers=self.transfers,
+            cache_groups=self._around.cache_groups,
             max_adapters=self._options.max_adapters,
             max_tokens=self._options.max_tokens,
         )

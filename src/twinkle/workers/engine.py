@@ -22,6 +22,8 @@ class Pass(Generic[State]):
 
     state: State
     body: ForwardBackwardBody
+    cache_group: str = ""
+    """What is computed of its pictures is used for passes and samples of the same group, and for no others."""
 
 
 @dataclass(frozen=True, kw_only=True)

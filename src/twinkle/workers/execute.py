@@ -21,6 +21,7 @@ from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.residents import Residents
+from twinkle.workers.sampling import CacheGroups
 from twinkle.workers.singles import Singles
 from twinkle.workers.steps import Job, Steps, Transfers, timed
 
@@ -66,6 +67,7 @@ class Executor(Generic[State]):
         singles: Singles[State],
         rate: PassRate,
         transfers: Transfers,
+        cache_groups: CacheGroups,
         max_adapters: int,
         max_tokens: int,
     ) -> None:
@@ -78,6 +80,7 @@ class Executor(Generic[State]):
         self._singles = singles
         self._rate = rate
         self._transfers = transfers
+        self._cache_groups = cache_groups
         self._max_adapters = max_adapters
         self._max_tokens = max_tokens
         self._operations: list[_Operation[State]] = []
@@ -222,9 +225,10 @@ class Executor(Generic[State]):
     def _prepare_pass(self, claim: Claim) -> Steps[Pass[State] | Payload]:
         refuse_rejected(claim)
         payload = yield from self._transfers.read(self._blobs, claim.payload)
-        body = self._loss_graphs.complete(claim.lane, decode_data(payload))
+        data = decode_data(payload, picture_rules=self._engine.capabilities.pictures)
+        body = self._loss_graphs.complete(claim.lane, data)
         state = yield from self._residents.state_before(claim.lane, claim.seq)
-        return Pass(state=state, body=body)
+        return Pass(state=state, body=body, cache_group=self._cache_groups.of(claim.tenant))
 
     def _finish_pass(self, claim: Claim, answer: ForwardBackwardResult | Exception) -> Steps[Pass[State] | Payload]:
         if isinstance(answer, Exception):

@@ -160,7 +160,7 @@ def _sample(request_id: str, request: SampleRequest) -> SampleOutput:
     sequence = WireSequence(tokens=np.zeros(length, dtype=np.int32), logprobs=zeros, stop_reason="length")
     prompt = None
     if request.prompt_logprobs:
-        prompt = np.zeros(len(request.prompt_tokens()), dtype=np.float32)
+        prompt = np.zeros(request.num_prompt_tokens, dtype=np.float32)
         prompt[0] = np.nan
     result = SampleResult(sequences=(sequence,) * request.num_samples, prompt_logprobs=prompt)
     return SampleOutput(

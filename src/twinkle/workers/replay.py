@@ -113,8 +113,12 @@ class Replay(Generic[State]):
         if state is None:
             raise TwinkleError(f"{adapter}: operation {operation.seq} precedes the adapter's creation")
         if kind is OperationKind.FORWARD_BACKWARD:
-            body = self._loss_graphs.complete(adapter, decode_data((yield from self._payload(adapter, operation))))
-            answer = self._engine.run_passes([Pass(state=state, body=body)])[0]
+            data = decode_data(
+                (yield from self._payload(adapter, operation)), picture_rules=self._engine.capabilities.pictures
+            )
+            body = self._loss_graphs.complete(adapter, data)
+            # Whose it is does not matter: an adapter's replays share what they compute with nobody else.
+            answer = self._engine.run_passes([Pass(state=state, body=body, cache_group=f"replay:{adapter}")])[0]
             if isinstance(answer, Exception):
                 raise answer
         elif kind is OperationKind.OPTIM_STEP:

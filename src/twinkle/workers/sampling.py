@@ -150,7 +150,7 @@ class SampleDesk(Generic[State]):
         entering.weights_charge = weights.charge
         group = self._cache_groups.of(claim.tenant)
         self._engine.add_sample(claim.request_id, weights.state, request, cache_group=group)
-        entering.num_prompt_tokens = len(request.prompt_tokens())
+        entering.num_prompt_tokens = request.num_prompt_tokens
         return request
 
     def _take_steps(self, execution: Execution) -> None:

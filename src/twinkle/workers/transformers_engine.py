@@ -25,6 +25,7 @@ from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.loading import decoder_of
+from twinkle.model.pictures import Picture
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.base import Sampler
@@ -36,6 +37,7 @@ from twinkle.sampler.torch_sampler import TorchSampler
 from twinkle.sampler.vllm.sampler import VLLMSampler
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
+from twinkle.wire.pictures import WirePicture
 from twinkle.wire.sample_result import (
     PromptAltTokens,
     SampleResult,
@@ -89,6 +91,7 @@ class TransformersEngine:
                 ranks=ranks,
                 shard=settings.shard == "fsdp",
                 prepare=lambda model: None if settings.threads else _choose_threads(model, ranks),
+                picture_cache_bytes=settings.picture_cache_bytes,
             )
             tokenizer = _load_tokenizer(settings.model)
         except Exception as error:
@@ -105,6 +108,7 @@ class TransformersEngine:
             device=settings.device,
             determinism=model.determinism,
             sampler=settings.sampler,
+            pictures=model.picture_rules,
             ranks=ranks.size,
             shard=settings.shard,
             threads=torch.get_num_threads(),
@@ -183,11 +187,13 @@ class TransformersEngine:
         params = request.sampling_params
         assert params.seed is not None, "the API makes every seed definite"
         targets = request.targets()
+        tokens, pictures = request.read_prompt(self.capabilities.pictures)
         self.sampler.add(
             SamplerRequest(
                 key=request_id,
                 adapter=state,
-                prompt=tuple(request.prompt_tokens()),
+                prompt=tuple(tokens),
+                pictures=_pictures(pictures, cache_group),
                 seed=params.seed,
                 num_samples=request.num_samples,
                 max_tokens=params.max_tokens,
@@ -361,12 +367,18 @@ def _train_job(item: Pass[LoraAdapter]) -> TrainJob:
     body = item.body
     return TrainJob(
         adapter=item.state,
-        data=tuple(Datum(tokens=datum.tokens, inputs=datum.inputs) for datum in body.data),
+        data=tuple(
+            Datum(datum.tokens, datum.inputs, _pictures(datum.pictures, item.cache_group)) for datum in body.data
+        ),
         loss=body.loss_fn,
         loss_config=body.loss_fn_config,
         backward=not body.forward_only,
         graph=body.loss_graph,
     )
+
+
+def _pictures(pictures: Sequence[WirePicture], group: str) -> tuple[Picture, ...]:
+    return tuple(Picture(picture.start, picture.num_tokens, picture.data, group) for picture in pictures)
 
 
 def _wire_result(outcome: TrainOutcome, body: ForwardBackwardBody) -> ForwardBackwardResult:

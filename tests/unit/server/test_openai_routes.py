@@ -116,7 +116,7 @@ def test_a_conversation_goes_through_the_models_template(
     assert choice.logprobs.content[0].top_logprobs[0].logprob == -2.0
     sample = last_sample(chat_api)
     tokenizer = Tokenizer.from_file(f"{chat_api[1]._capabilities.tokenizer_path}/tokenizer.json")
-    prompt = tokenizer.decode(sample.prompt_tokens(), skip_special_tokens=False)
+    prompt = tokenizer.decode(sample.read_prompt()[0], skip_special_tokens=False)
     assert prompt == "<s>system:be<e><s>user:hi<e><s>assistant:"
     params = sample.sampling_params
     assert (params.temperature, params.top_p, params.seed, params.stop) == (0.5, 0.9, 3, ["xyz", "<e>"])

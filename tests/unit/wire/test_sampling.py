@@ -57,7 +57,7 @@ def test_what_the_sdk_sends_arrives() -> None:
 
     body = parse_sample(json.dumps(model_dump(request, exclude_none=True, mode="json")).encode())
 
-    assert body.prompt_tokens() == [1, 2, 3]
+    assert body.read_prompt()[0] == [1, 2, 3]
     assert (body.num_samples, body.seq_id, body.prompt_logprobs_last_n, body.topk_prompt_logprobs) == (2, 4, 2, 5)
     params = body.sampling_params
     assert (params.max_tokens, params.seed, params.temperature, params.top_k, params.top_p) == (5, 3, 0.7, 10, 0.9)
@@ -65,7 +65,7 @@ def test_what_the_sdk_sends_arrives() -> None:
 
 
 def test_the_chunks_of_a_prompt_are_joined() -> None:
-    assert parse_sample(_body()).prompt_tokens() == [1, 2, 3, 4, 5]
+    assert parse_sample(_body()).read_prompt()[0] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_parameters_outside_their_range_are_refused_by_name(params: dict[str, An
         ({"prompt": {"chunks": []}}, "prompt"),
         ({"prompt": {"chunks": [{"tokens": [-1]}]}}, "prompt.chunks[0].tokens[0]"),
         ({"prompt": {"chunks": [{"tokens": [1.5]}]}}, "prompt.chunks[0].tokens[0]"),
-        ({"prompt": {"chunks": [{"type": "image", "data": "eA==", "format": "png"}]}}, "prompt.chunks[0]"),
+        ({"prompt": {"chunks": [{"type": "dmel", "dmel": "eA=="}]}}, "prompt.chunks[0]"),
         ({"prompt_logprobs_last_n": 1}, "prompt_logprobs_last_n"),
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 5}, "prompt_logprobs_last_n"),
         ({"topk_prompt_logprobs": 10_000}, "topk_prompt_logprobs"),

@@ -102,28 +102,52 @@ class CompletionRequest(DrawRequest):
 
 
 class TextPart(RequestBody):
-    """One part of a message's content; only text is understood."""
+    """A text within a message's content."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(RequestBody):
+    """Where a picture is: in the URL itself."""
+
+    url: str = Field(repr=False)
+
+
+class ImagePart(RequestBody):
+    """A picture within a message's content; the whole of it, in a ``data:`` URL."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class ChatMessage(RequestBody):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Off = None
 
     def for_template(self) -> dict[str, object]:
-        """The turn as chat templates expect it: its content as one text."""
-        parts = self.content if isinstance(self.content, list) else [TextPart(type="text", text=self.content or "")]
-        turn: dict[str, object] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": "".join(part.text for part in parts),
-        }
+        """The turn as chat templates expect it: its content as one text, or with pictures as a list of parts."""
+        parts: list[TextPart | ImagePart] = []
+        if isinstance(self.content, list):
+            parts += self.content
+        else:
+            parts.append(TextPart(type="text", text=self.content or ""))
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        content: object = "".join(texts)
+        if len(texts) < len(parts):
+            content = [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+                for part in parts
+            ]
+        turn: dict[str, object] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.reasoning_content is not None:
             turn["reasoning_content"] = self.reasoning_content
         return turn
@@ -141,6 +165,15 @@ class ChatRequest(DrawRequest):
     functions: Off = None
     response_format: Off = None
     audio: Off = None
+
+    def picture_urls(self) -> list[tuple[str, str]]:
+        """The URLs of all pictures in their order, each with its place."""
+        return [
+            (f"messages[{i}].content[{j}].image_url.url", part.image_url.url)
+            for i, message in enumerate(self.messages)
+            for j, part in enumerate(message.content if isinstance(message.content, list) else ())
+            if isinstance(part, ImagePart)
+        ]
 
     @model_validator(mode="after")
     def _scores_go_together(self) -> ChatRequest:

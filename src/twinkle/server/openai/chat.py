@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.pictures import PictureLimits
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import (
     Choice,
@@ -21,9 +22,11 @@ from twinkle.server.openai.callers import Caller
 from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
 from twinkle.server.openai.growing_choice import Part, Wanted
 from twinkle.server.openai.ordering import draw
+from twinkle.server.openai.pictures import place_pictures, read_pictures
 from twinkle.server.openai.shapes import ChatCompletion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
+from twinkle.server.pictures import picture_rules
 from twinkle.server.state import Server
 from twinkle.wire.bodies.base import parse_body
 
@@ -52,7 +55,8 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
                 "messages",
                 f"the server has no tokenizer of {model.base_model}; send token ids to /v1/completions",
             )
-        drawing = await server.common.object_io.run(_plan, body, model, text_model)
+        limits = server.common.settings.picture_limits
+        drawing = await server.common.object_io.run(_plan, body, model, text_model, limits)
     head: JsonObject = {"created": int(server.common.clock.now()), "model": body.model}
     if body.stream:
         wanted = Wanted(scores=bool(body.logprobs), token_ids=bool(body.return_token_ids))
@@ -71,11 +75,15 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
     )
 
 
-def _plan(body: ChatRequest, model: ServedModel, text_model: TextModel) -> Drawing:
+def _plan(body: ChatRequest, model: ServedModel, text_model: TextModel, limits: PictureLimits) -> Drawing:
+    urls = body.picture_urls()
+    sent = read_pictures(urls, picture_rules(model.capabilities, "messages"), limits) if urls else []
     turns = [message.for_template() for message in body.messages]
     tokens = text_model.encode_chat(turns, body.chat_template_kwargs or {})
+    tokens, pictures = place_pictures(tokens, sent, model.capabilities)
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return plan(body, model, text_model, tokens, topk=body.top_logprobs or 0, max_tokens=max_tokens)
+    topk = body.top_logprobs or 0
+    return plan(body, model, text_model, tokens, topk=topk, max_tokens=max_tokens, pictures=pictures)
 
 
 def _choice_json(choice: Choice, body: ChatRequest, text_model: TextModel) -> JsonObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind
@@ -12,6 +13,7 @@ from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.bodies import DrawRequest
 from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.wire.paths import SCHEME, parse_checkpoint_path
+from twinkle.wire.sampling import Prompt, PromptChunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +27,23 @@ class ServedModel:
     capabilities: MeshCapabilities
 
 
+@dataclass(frozen=True)
+class PlacedPicture:
+    """A picture whose tokens begin at ``start`` of a prompt."""
+
+    start: int
+    chunk: PromptChunk
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """What is drawn from one prompt. ``stops`` are texts; the model's own end always stops too."""
+    """What is drawn from one prompt. ``stops`` are texts; the model's own end always stops too.
+
+    ``pictures`` lie among the tokens, each as a chunk of a prompt at the place of its first token.
+    """
 
     tokens: list[int]
+    pictures: tuple[PlacedPicture, ...]
     num_samples: int
     max_tokens: int
     topk: int
@@ -37,6 +51,19 @@ class Drawing:
     temperature: float
     top_p: float
     seed: int | None
+
+    def prompt(self) -> Prompt:
+        """The prompt as the queue has it."""
+        chunks: list[PromptChunk] = []
+        position = 0
+        for picture in self.pictures:
+            if position < picture.start:
+                chunks.append(PromptChunk(tokens=self.tokens[position : picture.start]))
+            chunks.append(picture.chunk)
+            position = picture.start + picture.chunk.length
+        if position < len(self.tokens):
+            chunks.append(PromptChunk(tokens=self.tokens[position:]))
+        return Prompt(chunks=chunks)
 
 
 async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant: str, name: str) -> ServedModel:
@@ -72,6 +99,7 @@ def plan(
     *,
     topk: int,
     max_tokens: int | None,
+    pictures: Sequence[PlacedPicture] = (),
 ) -> Drawing:
     """A request's drawing from one prompt; without ``max_tokens`` it may fill the context.
 
@@ -89,6 +117,7 @@ def plan(
         raise InvalidInput("stop", f"the server has no tokenizer of {model.name} to find texts with; leave it out")
     return Drawing(
         tokens=tokens,
+        pictures=tuple(pictures),
         num_samples=body.n or 1,
         max_tokens=min(max_tokens or room, room),
         topk=topk,

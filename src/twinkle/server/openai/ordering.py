@@ -35,7 +35,7 @@ from twinkle.wire.bodies.base import invalid_input
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import SamplingSessionId
 from twinkle.wire.sample_result import SampleResult, decode_sample_response
-from twinkle.wire.sampling import Prompt, PromptChunk, SampleRequest, SamplingParams
+from twinkle.wire.sampling import SampleRequest, SamplingParams
 
 _SEED_BITS = 63
 # The client's own patience is ten minutes; between looks it may have hung up.
@@ -193,7 +193,7 @@ def _sample(drawing: Drawing, lane: str, seq: int, end_texts: Sequence[str]) -> 
     stop = [*drawing.stops, *end_texts] if drawing.stops else None
     try:
         return SampleRequest(
-            prompt=Prompt(chunks=[PromptChunk(tokens=drawing.tokens)]),
+            prompt=drawing.prompt(),
             sampling_params=SamplingParams(
                 max_tokens=drawing.max_tokens,
                 seed=drawing.seed,
@@ -215,7 +215,7 @@ async def _submit(server: Server, tenant: str, sample: SampleRequest, listener: 
     if params.seed is None:
         params = params.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
     kept = ListenedSample.model_validate({**dict(sample), "sampling_params": params, "listener": listener})
-    num_prompt_tokens = len(sample.prompt_tokens())
+    num_prompt_tokens = sample.num_prompt_tokens
     assert sample.sampling_session_id is not None and sample.seq_id is not None
     await server.accounts.quotas.take_sample(tenant)
     await server.queue.submitter.submit(

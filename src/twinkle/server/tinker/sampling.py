@@ -12,6 +12,7 @@ from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
+from twinkle.server.pictures import count_sample
 from twinkle.server.priority import priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, canonical_json
@@ -97,14 +98,18 @@ async def show_sampler(sampler_id: str, common: Common, artifacts: Artifacts, te
 
 
 @router.post("/asample", openapi_extra=described(FutureResponse, body=SampleRequest, refusals=[404]))
-async def asample(request: Request, common: Common, accounts: Accounts, queue: Queue, tenant: Tenant) -> Response:
+async def asample(
+    request: Request, common: Common, accounts: Accounts, queue: Queue, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """Draw samples of one prompt."""
     async with common.bodies.receive(request, budget=await accounts.quotas.bodies_of(tenant)) as body:
         raw = body.complete()
         if len(raw) <= common.settings.inline_payload_bytes:
-            sample = _read_sample(raw)
+            read = _parse(raw)
         else:
-            sample = await common.object_io.run(_read_sample, raw)
+            read = await common.object_io.run(_parse, raw)
+        counted = await count_sample(common, artifacts, queue, tenant, read)
+        sample = _ready(read, counted)
         await accounts.quotas.take_sample(tenant)
         submission = Submission(
             tenant=tenant,
@@ -122,20 +127,25 @@ async def asample(request: Request, common: Common, accounts: Accounts, queue: Q
     return answer(FutureResponse(request_id=accepted.request_id, sample_sequence_ids=sequence_ids))
 
 
-def _read_sample(raw: bytes) -> ReadSample:
-    """Reads and judges a body and makes its seed definite; the fingerprint is of what the client sent."""
+def _parse(raw: bytes) -> SampleRequest:
     body = parse_sample(raw)
-    if body.sampling_session_id is None or body.seq_id is None:
+    if body.sampling_session_id is None:
         raise InvalidInput("sampling_session_id", "is missing; create a sampling session first")
+    return body
+
+
+def _ready(sent: SampleRequest, body: SampleRequest) -> ReadSample:
+    """Makes the seed of a judged body definite; the fingerprint is of what the client sent."""
+    assert body.sampling_session_id is not None and body.seq_id is not None, "they belong together"
     params = body.sampling_params
-    num_prompt_tokens = len(body.prompt_tokens())
+    num_prompt_tokens = body.num_prompt_tokens
     return ReadSample(
         lane=body.sampling_session_id,
         seq=body.seq_id,
         num_samples=body.num_samples,
         num_tokens=num_prompt_tokens + body.num_samples * (params.max_tokens or 0),
         num_prompt_tokens=num_prompt_tokens,
-        digest=body_digest(body),
+        digest=body_digest(sent),
         payload=canonical_json(_with_seed(body)),
     )
 

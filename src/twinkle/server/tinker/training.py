@@ -15,8 +15,10 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput, NotFound, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
+from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.server.body import Body
 from twinkle.server.openapi import PROTOBUF, Raw, described
+from twinkle.server.pictures import capabilities_of_run
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import canonical_json, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
@@ -37,6 +39,7 @@ from twinkle.wire.training import (
     EnvelopeKey,
     ForwardBackwardEnvelope,
     canonical_digest,
+    judge_pictures,
     parse_envelope,
     peek_envelope,
 )
@@ -59,11 +62,12 @@ class Numbered:
     payload: bytes = b""
     num_tokens: int = 0
     rejection: str | None = None
+    has_pictures: bool = False
 
 
 @router.post("/forward_backward", openapi_extra=described(FutureResponse, body=_PASSES, refusals=[404]))
 async def forward_backward(
-    request: Request, common: Common, accounts: Accounts, queue: Queue, tenant: Tenant
+    request: Request, common: Common, accounts: Accounts, queue: Queue, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """A batch of datums, forward only or with gradients. The tensors are the worker's to judge."""
     async with common.bodies.receive(request, budget=await accounts.quotas.bodies_of(tenant)) as body:
@@ -71,6 +75,11 @@ async def forward_backward(
             operation = _read_forward_backward(body)
         else:
             operation = await common.object_io.run(_read_forward_backward, body)
+        if operation.has_pictures:
+            capabilities = await capabilities_of_run(common, artifacts, queue, tenant, operation.key.model_id)
+            if capabilities is not None:
+                limits = common.settings.picture_limits
+                operation = await common.object_io.run(_with_pictures, operation, capabilities.pictures, limits)
         return await _accept(queue, tenant, operation)
 
 
@@ -184,7 +193,17 @@ def _numbered(envelope: ForwardBackwardEnvelope, raw: bytes) -> Numbered:
         digest=canonical_digest(envelope.message),
         payload=raw,
         num_tokens=_count_tokens(envelope),
+        has_pictures=envelope.has_pictures,
     )
+
+
+def _with_pictures(operation: Numbered, rules: PictureRules | None, limits: PictureLimits) -> Numbered:
+    """The operation with the tokens of its pictures counted, or rejected for one of them."""
+    try:
+        num_tokens = judge_pictures(parse_envelope(operation.payload), rules, limits)
+    except InvalidInput as error:
+        return replace(operation, payload=b"", rejection=error.message)
+    return replace(operation, num_tokens=operation.num_tokens + num_tokens)
 
 
 def _count_tokens(envelope: ForwardBackwardEnvelope) -> int:

@@ -123,15 +123,18 @@ class Restore(Command):
 
 @dataclass(frozen=True)
 class RunPasses(Command):
-    """Passes of any adapters, each given by its handle and its body."""
+    """Passes of any adapters, each given by its handle, its body and its group."""
 
     must_succeed: ClassVar[bool] = True
-    passes: tuple[tuple[int, ForwardBackwardBody], ...]
+    passes: tuple[tuple[int, ForwardBackwardBody, str], ...]
 
     def run(self, member: Member) -> list[ForwardBackwardResult | Exception]:
         """See the engine's ``run_passes``."""
         return member.engine.run_passes(
-            [Pass(state=member.adapters[handle], body=body) for handle, body in self.passes]
+            [
+                Pass(state=member.adapters[handle], body=body, cache_group=cache_group)
+                for handle, body, cache_group in self.passes
+            ]
         )
 
 

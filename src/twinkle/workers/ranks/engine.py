@@ -110,7 +110,7 @@ class RankedEngine:
     def run_passes(self, passes: Sequence[Pass[RankedAdapter]]) -> list[ForwardBackwardResult | Exception]:
         """Share out all passes; see :class:`twinkle.workers.engine.Engine`."""
         answers: list[ForwardBackwardResult | Exception] = self._together(
-            RunPasses(tuple((item.state.handle, item.body) for item in passes))
+            RunPasses(tuple((item.state.handle, item.body, item.cache_group) for item in passes))
         )
         return answers
 

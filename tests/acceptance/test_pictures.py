@@ -1,0 +1,73 @@
+"""A vision-language model behind the whole stack, through the official SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tinker
+import torch
+
+from harness.picture_files import picture_file
+from harness.pictures import VISION_END, VISION_START, num_tokens, save_picture_model
+from harness.served import Served
+
+WIDTH = HEIGHT = 64
+LENGTH = num_tokens(WIDTH, HEIGHT)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model = save_picture_model(tmp_path_factory.mktemp("models") / "some" / "pictures")
+    with Served(tmp_path_factory.mktemp("pictures") / "home", model=str(model), model_name="pictures") as it:
+        yield it
+
+
+def prompt_of(*pictures: bytes, expected: int | None = LENGTH) -> tinker.ModelInput:
+    chunks: list[tinker.ModelInputChunk] = []
+    for picture in pictures:
+        chunks.append(tinker.EncodedTextChunk(tokens=[5, 6, VISION_START]))
+        chunks.append(tinker.types.ImageChunk(data=picture, format="png", expected_tokens=expected))
+        chunks.append(tinker.EncodedTextChunk(tokens=[VISION_END, 7, 8]))
+    return tinker.ModelInput(chunks=chunks)
+
+
+def datum_of(picture: bytes, target: int) -> tinker.Datum:
+    prompt = prompt_of(picture)
+    weights = np.zeros(prompt.length, np.float32)
+    weights[-1] = 1.0
+    return tinker.Datum(
+        model_input=prompt,
+        loss_fn_inputs={
+            "target_tokens": tinker.TensorData.from_torch(torch.full((prompt.length,), target)),
+            "weights": tinker.TensorData.from_numpy(weights),
+        },
+    )
+
+
+def test_a_run_learns_to_tell_two_pictures_apart_and_samples_what_it_learnt(served: Served) -> None:
+    red, blue = picture_file(1, width=WIDTH, height=HEIGHT), picture_file(2, width=WIDTH, height=HEIGHT)
+    run = served.client("pictures").create_lora_training_client(base_model="pictures", rank=8, seed=1).result()
+    data = [datum_of(red, 11), datum_of(blue, 22)]
+    for _ in range(12):
+        run.forward_backward(data, "cross_entropy")
+        run.optim_step(tinker.AdamParams(learning_rate=5e-3)).result()
+    outputs = run.forward(data, "cross_entropy").result().loss_fn_outputs
+    sampler = run.save_weights_and_get_sampling_client().result()
+    greedy = tinker.SamplingParams(max_tokens=1, temperature=0.0)
+    drawn = [sampler.sample(prompt_of(picture), 1, greedy).result().sequences[0] for picture in (red, blue)]
+
+    assert [sequence.tokens for sequence in drawn] == [[11], [22]]
+    for sequence, output in zip(drawn, outputs, strict=True):
+        assert sequence.logprobs == pytest.approx([output["logprobs"].data[-1]], abs=1e-4)
+
+
+def test_what_the_model_would_count_otherwise_fails_before_anything_is_computed(served: Served) -> None:
+    run = served.client("others").create_lora_training_client(base_model="pictures", rank=8).result()
+    wrong = tinker.Datum(
+        model_input=prompt_of(picture_file(3, width=WIDTH, height=HEIGHT), expected=LENGTH + 1),
+        loss_fn_inputs={"target_tokens": [0] * (LENGTH + 7), "weights": [0.0] * (LENGTH + 7)},
+    )
+    with pytest.raises(tinker.RequestFailedError, match=f"is {LENGTH + 1}, but this model makes {LENGTH}"):
+        run.forward([wrong], "cross_entropy").result()

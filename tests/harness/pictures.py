@@ -1,0 +1,119 @@
+"""Tiny vision-language models with their image processor, and prompts with tiny pictures for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from harness.picture_files import picture_file
+from twinkle.model.pictures import Picture
+
+VOCAB_SIZE = 307
+IMAGE_TOKEN, VIDEO_TOKEN, VISION_START, VISION_END = 300, 301, 302, 303
+TEXT_TOKENS = 300
+"""Ids below it mean text alone."""
+PATCH_SIZE, MERGE_SIZE = 4, 2
+
+
+def text_config(**sizes: object) -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "eos_token_id": 2,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True,
+        },
+        **sizes,
+    }
+
+
+TOWER = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": PATCH_SIZE,
+    "spatial_merge_size": MERGE_SIZE,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 64,
+    "initializer_range": 0.2,
+}
+TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": VIDEO_TOKEN,
+    "vision_start_token_id": VISION_START,
+    "vision_end_token_id": VISION_END,
+}
+DEEPSTACK = {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+PICTURE_FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "qwen3-vl": lambda: transformers.Qwen3VLConfig(
+        text_config=text_config(), vision_config=TOWER | DEEPSTACK, **TOKENS
+    ),
+    "qwen3-vl-moe": lambda: transformers.Qwen3VLMoeConfig(
+        text_config=text_config(**EXPERTS), vision_config=TOWER | DEEPSTACK, **TOKENS
+    ),
+    # No deepstack, windows in the tower, other sections of the rotary embedding.
+    "qwen2.5-vl": lambda: transformers.Qwen2_5_VLConfig(
+        text_config=text_config(),
+        vision_config=TOWER | {"window_size": 16, "fullatt_block_indexes": [1]},
+        **TOKENS,
+    ),
+}
+
+
+def image_processor() -> Qwen2VLImageProcessorPil:
+    return Qwen2VLImageProcessorPil(
+        patch_size=PATCH_SIZE,
+        merge_size=MERGE_SIZE,
+        temporal_patch_size=2,
+        size={"shortest_edge": 8 * 8, "longest_edge": 64 * 64},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+
+
+def save_picture_model(folder: Path, family: str = "qwen3-vl", *, seed: int = 7) -> Path:
+    """Weights, config and image processor, as a released checkpoint has them."""
+    torch.manual_seed(seed)
+    config = PICTURE_FAMILIES[family]()
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    image_processor().save_pretrained(folder)
+    return folder
+
+
+def num_tokens(width: int, height: int) -> int:
+    """As the image processor itself counts them."""
+    return image_processor().get_number_of_image_patches(height, width) // MERGE_SIZE**2
+
+
+def picture_prompt(
+    seed: int, *, before: int = 5, after: int = 9, sizes: tuple[tuple[int, int], ...] = ((24, 16),), group: str = ""
+) -> tuple[np.ndarray, tuple[Picture, ...]]:
+    """Text, a picture of each size with some text after it."""
+    rng = np.random.default_rng(seed)
+    tokens = [*rng.integers(3, TEXT_TOKENS, before).tolist()]
+    pictures = []
+    for number, (width, height) in enumerate(sizes):
+        length = num_tokens(width, height)
+        content = picture_file(100 * seed + number, width=width, height=height)
+        tokens.append(VISION_START)
+        pictures.append(Picture(len(tokens), length, content, group))
+        tokens += [IMAGE_TOKEN] * length + [VISION_END]
+        tokens += rng.integers(3, TEXT_TOKENS, after).tolist()
+    return np.array(tokens), tuple(pictures)
