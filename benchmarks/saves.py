@@ -33,13 +33,10 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import NewAdapter
 from twinkle.storage.schema import upgrade
-from twinkle.storage.tenants.directory import Directory, NewSession
+from twinkle.storage.stores import Stores
+from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.null_engine import NullEngine, NullState
@@ -88,24 +85,20 @@ class World:
     """A journal with adapters that exist, and the worker that serves them."""
 
     def __init__(self, folder: Path, call_s: float) -> None:
-        url, clock = f"sqlite:///{folder}/journal.db", SystemClock()
-        sql = sql_engine(url)
-        upgrade(sql)
-        database = Database(url)
+        clock = SystemClock()
+        stores = Stores.at(f"sqlite:///{folder}/journal.db", clock)
+        upgrade(stores.engine)
         settings = Settings(engine="null")
         self.clock, self.mesh, self.ends = clock, settings.mesh, Ends()
-        self.journal = Journal(database, clock)
-        directory = Directory(sql, clock)
-        key = directory.key(directory.create_key("tenant", "key"))
+        self.journal = stores.journal
+        key = stores.tenants.key(stores.tenants.create_key("tenant", "key"))
         assert key is not None
         self.tenant = key.tenant
-        self.session = directory.open_session(key.tenant, SESSION)
+        self.session = stores.sessions.open(key.tenant, SESSION)
         self.engine = NullEngine(base_model="null", max_rank=32)
         around = Surroundings(
-            database=database,
+            stores=stores,
             journal=self.journal,
-            meshes=Meshes(database, clock),
-            catalog=Catalog(database, sql, clock),
             blobs=SlowStore(folder / "objects", call_s),
             clock=clock,
             identity=ProcessIdentity.current(),

@@ -16,8 +16,8 @@ import tinker
 from harness.sdk_command_line import run_tinker
 from harness.served import Served
 from twinkle.core.clock import SystemClock
-from twinkle.storage.adapters.ephemeral import EphemeralStore, Patience
-from twinkle.storage.database import Database
+from twinkle.storage.sampling.sampling_sessions import Patience
+from twinkle.storage.stores import Stores
 
 HOUR = timedelta(hours=1)
 
@@ -50,9 +50,9 @@ class Nameless:
 
 def nameless_weights(served: Served) -> Nameless:
     """What was saved for a sampling client without a name, ended with the session that was finished."""
-    database = Database(f"sqlite:///{served.home}/journal.db")
-    EphemeralStore(database, SystemClock()).end_unreachable(Patience(idle_s=1e9, silent_s=1e9))
-    database.close()
+    stores = Stores.at(f"sqlite:///{served.home}/journal.db", SystemClock())
+    stores.sampling_sessions.end_unreachable(Patience(idle_s=1e9, silent_s=1e9))
+    stores.close()
     ((size_bytes, opened_at, ended_at),) = served.query(
         "SELECT e.size_bytes, e.opened_at, e.ended_at FROM ephemeral_weights e JOIN tenant t ON t.id = e.tenant"
         " WHERE t.name = 'accounted'"

@@ -93,7 +93,7 @@ def make_worker(bench: Bench, store: BreakableBlobs, clock: HandClock) -> Iterat
     def make(**options: Any) -> WorkerRig:
         clock.move(1000)
         name = f"worker{len(workers)}"
-        worker = WorkerRig(name, database=bench.database, catalog=bench.catalog, blobs=store, clock=clock, **options)
+        worker = WorkerRig(name, stores=bench.stores, blobs=store, clock=clock, **options)
         workers.append(worker)
         return worker
 

@@ -18,9 +18,8 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.storage.checkpoints import access_tokens
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
-from twinkle.storage.checkpoints.copies import Copies, NewCopy
+from twinkle.storage.checkpoints.checkpoints import NewCopy
 from twinkle.storage.journal.records import Records
-from twinkle.storage.tenants.audit import Audit
 
 HOUR_S = 3600.0
 PATH = "tinker://a/weights/x"
@@ -28,7 +27,7 @@ PATH = "tinker://a/weights/x"
 
 @pytest.fixture
 def tokens(bench: Bench, clock: HandClock) -> AccessTokens:
-    return AccessTokens(bench.database, clock)
+    return bench.stores.access_tokens
 
 
 def _checkpoint(path: str = PATH, *, seq: int = 1, listed: bool = True, expires_at: float | None = None) -> Checkpoint:
@@ -81,11 +80,11 @@ def test_a_token_of_a_checkpoint_opens_this_one_and_a_token_of_a_run_all_that_it
     assert not _opens(tokens, one.secret, reader="t0"), "owners need none"
     assert not _opens(tokens, one.token.id) and not _opens(tokens, "")
     granted = tokens.grant(one.secret, PATH, reader="t1", purpose="load")
-    meant = bench.catalog.checkpoint(PATH).content
+    meant = bench.checkpoints.find(PATH).content
     assert granted == Grant(token=one.token.id, owner="t0", run="a", content=meant)
-    assert bench.catalog.checkpoint(PATH, tenant="t1", grant=granted).path == PATH
+    assert bench.checkpoints.find(PATH, tenant="t1", grant=granted).path == PATH
     with pytest.raises(NotFound):
-        bench.catalog.checkpoint("tinker://a/weights/y", tenant="t1", grant=granted)
+        bench.checkpoints.find("tinker://a/weights/y", tenant="t1", grant=granted)
 
 
 def test_a_token_ends_with_its_time_and_when_it_is_revoked(
@@ -114,7 +113,7 @@ def test_a_token_of_a_checkpoint_opens_no_other_that_takes_its_name(
     unchanged = _opens(tokens, issued.secret)
     _publish(bench, owned, _checkpoint(seq=7))
     replaced = _opens(tokens, issued.secret), _opens(tokens, of_run.secret)
-    bench.catalog.delete_checkpoint("t0", PATH)
+    bench.checkpoints.delete("t0", PATH)
     deleted = _opens(tokens, issued.secret), _opens(tokens, of_run.secret)
     _publish(bench, owned, _checkpoint(seq=9))
 
@@ -128,7 +127,7 @@ def test_an_expired_checkpoint_is_opened_by_nobody(
     bench: Bench, owned: Lease, tokens: AccessTokens, clock: HandClock
 ) -> None:
     issued = tokens.issue_for_run("a", tenant="t0", name="", ttl_s=HOUR_S)
-    bench.catalog.set_expiry("t0", PATH, clock.now() + 10)
+    bench.checkpoints.set_expiry("t0", PATH, clock.now() + 10)
     before = _opens(tokens, issued.secret)
     clock.move(10)
 
@@ -177,7 +176,7 @@ def test_the_owner_reads_who_used_it_and_nowhere_is_the_token_itself(
     tokens.revoke(issued.token.id, tenant="t0")
     _opens(tokens, issued.secret)
 
-    entries = Audit(bench.database, clock).entries("t0", start=0, end=clock.now() + 1)
+    entries = bench.stores.accounting.entries("t0", start=0, end=clock.now() + 1)
 
     assert [entry.event for entry in entries] == [
         "checkpoint_token_create",
@@ -200,9 +199,9 @@ def test_the_owner_reads_who_used_it_and_nowhere_is_the_token_itself(
 def test_a_copy_needs_leave_and_then_belongs_to_who_made_it(
     bench: Bench, owned: Lease, tokens: AccessTokens, clock: HandClock
 ) -> None:
-    copies = Copies(bench.database, clock)
+    copies = bench.checkpoints
     new = NewCopy(source=PATH, tenant="t1", session="session-t1", adapter="c", expires_at=None)
-    elsewhere = Grant(token="x", owner="t0", run="b", content=bench.catalog.checkpoint("tinker://b/weights/x").content)
+    elsewhere = Grant(token="x", owner="t0", run="b", content=bench.checkpoints.find("tinker://b/weights/x").content)
     issued = tokens.issue_for_checkpoint(PATH, tenant="t0", name="", ttl_s=HOUR_S)
     grant = tokens.grant(issued.secret, PATH, reader="t1", purpose="copy")
 
@@ -212,7 +211,7 @@ def test_a_copy_needs_leave_and_then_belongs_to_who_made_it(
     path = copies.copy(replace(new, grant=grant))
     tokens.revoke(issued.token.id, tenant="t0")
 
-    assert bench.catalog.checkpoint(path, tenant="t1").files == bench.catalog.checkpoint(PATH).files
+    assert bench.checkpoints.find(path, tenant="t1").files == bench.checkpoints.find(PATH).files
     assert copies.copy(new) == path, "a resend needs no leave any more"
 
 
@@ -250,7 +249,7 @@ def test_an_accepted_load_outlives_its_token_also_when_its_worker_dies(
 
     second = make_worker()
     second.drain()
-    bench.catalog.delete_checkpoint("t0", PATH)
+    bench.checkpoints.delete("t0", PATH)
     third = make_worker()
     third.drain()
 
@@ -260,7 +259,7 @@ def test_an_accepted_load_outlives_its_token_also_when_its_worker_dies(
                 for failure in failures[1:] if failure is not None]  # fmt: skip
     assert len(messages) == 3 and len(set(messages)) == 1, "not granted is like not there"
     assert third.state_before("mine", 5).steps == 1
-    audit = Audit(bench.database, clock).entries("t1", start=0, end=clock.now() + 1)
+    audit = bench.stores.accounting.entries("t1", start=0, end=clock.now() + 1)
     assert [entry.details.get("token_id") for entry in audit] == [issued.token.id]
 
 
@@ -274,30 +273,30 @@ def _die() -> None:
 def test_saving_a_checkpoint_again_unchanged_leaves_its_copies_their_files(
     bench: Bench, owned: Lease, clock: HandClock
 ) -> None:
-    copies = Copies(bench.database, clock)
+    copies = bench.checkpoints
     copy = copies.copy(NewCopy(source=PATH, tenant="t0", session="session-t0", adapter="c", expires_at=None))
-    (key,) = (file.key for file in bench.catalog.checkpoint(PATH).files.values())
+    (key,) = (file.key for file in bench.checkpoints.find(PATH).files.values())
 
     _publish(bench, owned, _checkpoint())
-    given_up = bench.catalog.delete_checkpoint("t0", PATH)
-    last = bench.catalog.delete_checkpoint("t0", copy)
+    given_up = bench.checkpoints.delete("t0", PATH)
+    last = bench.checkpoints.delete("t0", copy)
 
     assert (given_up, last) == ([], [key])
 
 
 def test_a_name_whose_time_is_over_is_free_and_private_again(bench: Bench, owned: Lease, clock: HandClock) -> None:
-    bench.catalog.set_public("t0", PATH, public=True)
+    bench.checkpoints.set_public("t0", PATH, public=True)
     _publish(bench, owned, _checkpoint())
-    still_public = bench.catalog.checkpoint(PATH).public
-    bench.catalog.set_expiry("t0", PATH, clock.now() + 10)
+    still_public = bench.checkpoints.find(PATH).public
+    bench.checkpoints.set_expiry("t0", PATH, clock.now() + 10)
     clock.move(10)
 
     for attempt in (
-        lambda: bench.catalog.set_public("t0", PATH, public=False),
-        lambda: bench.catalog.set_expiry("t0", PATH, None),
+        lambda: bench.checkpoints.set_public("t0", PATH, public=False),
+        lambda: bench.checkpoints.set_expiry("t0", PATH, None),
     ):
         with pytest.raises(NotFound):
             attempt()
     _publish(bench, owned, _checkpoint())
 
-    assert (still_public, bench.catalog.checkpoint(PATH).public) == (True, False)
+    assert (still_public, bench.checkpoints.find(PATH).public) == (True, False)

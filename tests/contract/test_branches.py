@@ -87,7 +87,7 @@ def test_a_client_that_knows_nothing_of_a_rewind_goes_on_with_its_own_numbers(be
     ]  # fmt: skip
     assert [answer.is_new for answer in (first, resent, *later)] == [True, False, True, False, False]
     assert bench.run(lease) == [("a", 6), ("a", 7), ("a", 8)]
-    assert bench.catalog.next_seq("a") == 7
+    assert bench.adapters.next_seq("a") == 7
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,19 +14,19 @@ from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.journal.samples import SampleJournal
+from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 
 SAMPLER = "session-t0:sample:0"
 
 
 @pytest.fixture
-def samples(bench: Bench) -> SampleJournal:
-    return SampleJournal(bench.database, bench.clock)
+def samples(bench: Bench) -> SamplingSessions:
+    return bench.sampling_sessions
 
 
 @pytest.fixture
 def rig(bench: Bench, clock: HandClock, tmp_path: Path):  # type: ignore[no-untyped-def]
-    rig = WorkerRig("a", database=bench.database, catalog=bench.catalog, blobs=FolderStore(tmp_path), clock=clock)
+    rig = WorkerRig("a", stores=bench.stores, blobs=FolderStore(tmp_path), clock=clock)
     yield rig
     rig.bury()
 
@@ -46,7 +46,7 @@ def _never_finish(rig: WorkerRig) -> None:
 
 
 def test_a_running_sample_is_dropped_at_the_workers_next_look(
-    bench: Bench, rig: WorkerRig, samples: SampleJournal
+    bench: Bench, rig: WorkerRig, samples: SamplingSessions
 ) -> None:
     unwanted, wanted = _queue(bench, 2)
     finish = rig.engine.step_samples
@@ -100,7 +100,7 @@ def test_an_overdue_sample_is_dropped_like_a_cancelled_one_and_nothing_else_is_d
 
 @pytest.mark.parametrize("how", ["cancelled", "overdue"])
 def test_a_sample_that_ended_just_before_its_commit_costs_nobody_else_anything(
-    bench: Bench, rig: WorkerRig, samples: SampleJournal, how: str
+    bench: Bench, rig: WorkerRig, samples: SamplingSessions, how: str
 ) -> None:
     """Neither the adapters in memory nor the samples beside it: the lease holds."""
     bench.adapter("a")
@@ -129,7 +129,7 @@ def test_a_sample_that_ended_just_before_its_commit_costs_nobody_else_anything(
 
 
 def test_a_sample_cancelled_just_before_its_commit_stays_cancelled(
-    bench: Bench, rig: WorkerRig, samples: SampleJournal
+    bench: Bench, rig: WorkerRig, samples: SamplingSessions
 ) -> None:
     unwanted, wanted = _queue(bench, 2)
     rig.journal.before_commit = lambda: samples.cancel(unwanted, "t0")
@@ -148,7 +148,7 @@ def test_a_sample_cancelled_just_before_its_commit_stays_cancelled(
 
 
 def test_a_sample_whose_worker_died_is_not_handed_out_again_once_cancelled(
-    bench: Bench, rig: WorkerRig, samples: SampleJournal
+    bench: Bench, rig: WorkerRig, samples: SamplingSessions
 ) -> None:
     (unwanted,) = _queue(bench, 1)
     _never_finish(rig)
@@ -161,7 +161,7 @@ def test_a_sample_whose_worker_died_is_not_handed_out_again_once_cancelled(
     assert bench.journal.num_open_samples("t0") == 0
 
 
-def test_what_cannot_be_cancelled(bench: Bench, samples: SampleJournal) -> None:
+def test_what_cannot_be_cancelled(bench: Bench, samples: SamplingSessions) -> None:
     bench.adapter("a")
     (sample,) = _queue(bench, 1)
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_cancelled(bench: Bench, samples: SampleJournal) -> None:
     assert bench.status(SAMPLER, 0).state is OperationState.QUEUED
 
 
-def test_an_overdue_sample_is_among_those_that_ended(bench: Bench, samples: SampleJournal) -> None:
+def test_an_overdue_sample_is_among_those_that_ended(bench: Bench, samples: SamplingSessions) -> None:
     (overdue,) = _queue(bench, 1)
     bench.clock.move(100.0)
 

@@ -12,7 +12,6 @@ from harness.operations import forward_backward, optim_step, sample_body, save, 
 from harness.worker import MakeWorker, WorkerRig
 from twinkle.core.operation import OperationKind, OperationState
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.tenants.usage import Usage
 
 _TOKENS = tuple(range(1, 101))
 
@@ -54,7 +53,7 @@ def test_a_rewind_is_charged_the_tokens_it_replays_and_both_stand_in_the_account
     submit_run(bench, forward_backward(*_TOKENS), optim_step(), forward_backward(*_TOKENS), optim_step())
     worker = make_worker()
     worker.drain()
-    usage = Usage(bench.database, bench.clock)
+    usage = bench.stores.accounting
     before, share = usage.work("t0", start=0, end=2e9), _share(bench)
 
     bench.branches.rewind("a", "t0", at=2, request_key=None)

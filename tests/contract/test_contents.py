@@ -15,9 +15,8 @@ from twinkle.core.adapter import CheckpointKind
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.operation import FailureCategory, OperationKind, Payload, Submission
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.checkpoints.copies import Copies, NewCopy
+from twinkle.storage.checkpoints.checkpoints import NewCopy
 from twinkle.storage.journal.records import Records
-from twinkle.storage.tenants.audit import Audit
 from twinkle.workers.artifacts import Artifacts, CheckpointToSave
 from twinkle.workers.null_engine import NullState
 
@@ -34,7 +33,7 @@ class Owner:
         self._bench = bench
         self._transfers = worker.transfers
         self._artifacts = Artifacts(
-            engine=worker.engine, catalog=bench.catalog, blobs=store, clock=bench.clock, transfers=worker.transfers
+            engine=worker.engine, stores=bench.stores, blobs=store, clock=bench.clock, transfers=worker.transfers
         )
         self._seq = 2
         submit_run(bench, optim_step(), save("x"), adapter="a")
@@ -43,13 +42,13 @@ class Owner:
         self.publish()
 
     def publish(self) -> None:
-        self._bench.catalog.set_public("t0", PATH, public=True)
+        self._bench.checkpoints.set_public("t0", PATH, public=True)
 
     def unpublish(self) -> None:
-        self._bench.catalog.set_public("t0", PATH, public=False)
+        self._bench.checkpoints.set_public("t0", PATH, public=False)
 
     def delete(self) -> None:
-        self._bench.catalog.delete_checkpoint("t0", PATH)
+        self._bench.checkpoints.delete("t0", PATH)
 
     def save(self, *, changed: bool, overwrite: bool = False) -> None:
         self._seq += 1
@@ -85,7 +84,7 @@ class Owner:
         self.publish()
 
     def let_it_expire_and_save_again(self) -> None:
-        self._bench.catalog.set_expiry("t0", PATH, self._bench.clock.now() + 1)
+        self._bench.checkpoints.set_expiry("t0", PATH, self._bench.clock.now() + 1)
         self._bench.clock.move(1)
         self.save(changed=True)
         self.publish()
@@ -119,9 +118,7 @@ def owner(bench: Bench, worker: WorkerRig, store: BlobStore) -> Owner:
 
 
 def _open(bench: Bench, session: str, *, tenant: str) -> None:
-    bench.journal.open_lane(
-        new_sampler(session, tenant=tenant, checkpoint=bench.catalog.checkpoint(PATH, tenant=tenant))
-    )
+    bench.journal.open_lane(new_sampler(session, tenant=tenant, checkpoint=bench.checkpoints.find(PATH, tenant=tenant)))
 
 
 def _ask(bench: Bench, session: str, seq: int, *, tenant: str) -> None:
@@ -163,17 +160,17 @@ def test_a_strangers_session_goes_on_while_the_same_content_is_saved_again(
     bench: Bench, worker: WorkerRig, owner: Owner
 ) -> None:
     _open(bench, "s", tenant="t1")
-    before = bench.catalog.checkpoint(PATH)
+    before = bench.checkpoints.find(PATH)
 
     owner.save(changed=False)
     owner.save(changed=False, overwrite=True)
     _ask(bench, "s", 0, tenant="t1")
     worker.drain()
 
-    after = bench.catalog.checkpoint(PATH)
+    after = bench.checkpoints.find(PATH)
     assert _failure(bench, "s", 0) is None
     assert after.public and after.content == before.content
-    assert bench.catalog.content(before.content) == after
+    assert bench.checkpoints.content(before.content) == after
 
 
 @for_each_new_content
@@ -234,7 +231,7 @@ def test_an_ephemeral_session_reads_what_was_saved_for_it(bench: Bench, worker: 
     worker.drain()
 
     assert _failure(bench, session, 0) is None
-    bound = bench.catalog.sampling_session(session)
+    bound = bench.sampling_sessions.find(session)
     # It has no name that could come to mean something else: it is an adapter and one of its operations.
     assert bound.weights is not None
     assert (bound.weights.adapter, bound.weights.seq, bound.content, bound.checkpoint) == ("a", 3, None, None)
@@ -246,29 +243,29 @@ def test_an_ephemeral_session_reads_what_was_saved_for_it(bench: Bench, worker: 
 def test_overwriting_what_is_public_makes_a_new_content_that_is_private_and_notes_it(
     bench: Bench, owner: Owner, clock: HandClock
 ) -> None:
-    before = bench.catalog.checkpoint(PATH)
+    before = bench.checkpoints.find(PATH)
 
     owner.overwrite()
     owner.overwrite()
 
-    after = bench.catalog.checkpoint(PATH)
+    after = bench.checkpoints.find(PATH)
     assert (before.public, after.public) == (True, False)
     assert before.content != after.content
     with pytest.raises(NotFound):
-        bench.catalog.checkpoint(PATH, tenant="t1")
-    entries = Audit(bench.database, clock).entries("t0", start=0, end=clock.now() + 1)
+        bench.checkpoints.find(PATH, tenant="t1")
+    entries = bench.stores.accounting.entries("t0", start=0, end=clock.now() + 1)
     assert [entry.details for entry in entries if entry.event == "checkpoint_unpublish"] == [
         {"tinker_path": PATH, "training_run": "a", "reason": "overwritten"}
     ]
 
 
 def test_every_save_of_something_else_has_an_id_of_its_own_for_ever(bench: Bench, owner: Owner) -> None:
-    contents = [bench.catalog.checkpoint(PATH).content]
+    contents = [bench.checkpoints.find(PATH).content]
     for end in ENDS[2:]:
         if end is Owner.delete:
             continue
         end(owner)
-        contents.append(bench.catalog.checkpoint(PATH).content)
+        contents.append(bench.checkpoints.find(PATH).content)
 
     assert len(set(contents)) == len(contents)
 
@@ -290,7 +287,7 @@ def loading(bench: Bench, worker: WorkerRig, owner: Owner) -> None:
     """Tenant ``t1`` has a run ``mine`` whose load of what is public was accepted, and waits."""
     bench.adapter("mine", tenant="t1")
     worker.drain()
-    _load(bench, "mine", 1, bench.catalog.checkpoint(PATH, tenant="t1").content)
+    _load(bench, "mine", 1, bench.checkpoints.find(PATH, tenant="t1").content)
 
 
 @pytest.mark.usefixtures("loading")
@@ -343,16 +340,16 @@ def test_a_load_of_another_run_that_was_nothing_when_it_was_accepted_stays_nothi
 def test_a_copy_is_a_content_of_its_own_and_a_resend_finds_it_whatever_its_source_is_now(
     bench: Bench, worker: WorkerRig, owner: Owner, end: Callable[[Owner], None]
 ) -> None:
-    copies = Copies(bench.database, bench.clock)
+    copies = bench.checkpoints
     new = NewCopy(source=PATH, tenant="t1", session="session-t1", adapter="c", expires_at=None)
     path = copies.copy(new)
-    copied = bench.catalog.checkpoint(path, tenant="t1")
-    assert copied.content != bench.catalog.checkpoint(PATH).content
+    copied = bench.checkpoints.find(path, tenant="t1")
+    assert copied.content != bench.checkpoints.find(PATH).content
 
     end(owner)
 
     assert copies.copy(new) == path
-    assert bench.catalog.checkpoint(path, tenant="t1") == copied
+    assert bench.checkpoints.find(path, tenant="t1") == copied
     with pytest.raises(Conflict):
         copies.copy(NewCopy(source=f"{PATH}y", tenant="t1", session="session-t1", adapter="c", expires_at=None))
 

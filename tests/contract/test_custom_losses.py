@@ -15,7 +15,6 @@ from harness.traced_losses import encoded
 from harness.worker import Killed, MakeWorker
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.operation import OperationKind, Payload, Submission
-from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 
 SESSION = "session-t0"
@@ -59,40 +58,33 @@ def custom_pass(seq: int, loss_id: object, *, run: str = RUN) -> Submission:
     )
 
 
-@pytest.fixture
-def losses(bench: Bench) -> CustomLosses:
-    return CustomLosses(bench.database, bench.clock)
-
-
-def test_a_loss_is_complete_when_it_is_accepted_and_a_resend_changes_nothing(
-    bench: Bench, losses: CustomLosses
-) -> None:
-    first = losses.record(loss(0), result=RESULT)
-    again = losses.record(loss(0), result=b"other")
+def test_a_loss_is_complete_when_it_is_accepted_and_a_resend_changes_nothing(bench: Bench) -> None:
+    first = bench.journal.record_loss(loss(0), result=RESULT)
+    again = bench.journal.record_loss(loss(0), result=b"other")
 
     status = bench.journal.statuses([first.request_id])[first.request_id]
     assert (first.is_new, again.is_new, again.request_id) == (True, False, first.request_id)
     assert status.tenant == "t0"
     assert status.status.result is not None
     assert status.status.result.inline == RESULT
-    assert losses.definition(f"{SESSION}:loss", 0) == BODY
+    assert bench.journal.loss_definition(f"{SESSION}:loss", 0) == BODY
     with pytest.raises(Conflict):
-        losses.record(loss(0, body=b"another"), result=RESULT)
+        bench.journal.record_loss(loss(0, body=b"another"), result=RESULT)
     with pytest.raises(NotFound):
-        losses.record(loss(1, tenant="t1"), result=RESULT)
+        bench.journal.record_loss(loss(1, tenant="t1"), result=RESULT)
 
 
-def test_a_rejected_loss_is_no_loss(bench: Bench, losses: CustomLosses) -> None:
-    ticket = losses.record(loss(0, rejection="a reason"), result=RESULT)
+def test_a_rejected_loss_is_no_loss(bench: Bench) -> None:
+    ticket = bench.journal.record_loss(loss(0, rejection="a reason"), result=RESULT)
 
     failure = bench.journal.statuses([ticket.request_id])[ticket.request_id].status.failure
     assert failure is not None
     assert (failure.message, failure.category) == ("a reason", "user")
-    assert losses.definition(f"{SESSION}:loss", 0) is None
+    assert bench.journal.loss_definition(f"{SESSION}:loss", 0) is None
 
 
-def test_no_sweep_takes_a_loss_away_and_no_mesh_is_nudged_for_it(bench: Bench, losses: CustomLosses) -> None:
-    losses.record(loss(0), result=RESULT)
+def test_no_sweep_takes_a_loss_away_and_no_mesh_is_nudged_for_it(bench: Bench) -> None:
+    bench.journal.record_loss(loss(0), result=RESULT)
     bench.clock.move(10 * 365 * 24 * 3600)
 
     bench.upkeep.close_gaps(older_than_s=1)
@@ -100,13 +92,11 @@ def test_no_sweep_takes_a_loss_away_and_no_mesh_is_nudged_for_it(bench: Bench, l
     bench.upkeep.expire_results(older_than_s=1)
 
     assert bench.journal.ready_meshes() == []
-    assert losses.definition(f"{SESSION}:loss", 0) == BODY
+    assert bench.journal.loss_definition(f"{SESSION}:loss", 0) == BODY
 
 
-def test_workers_killed_between_passes_find_the_loss_again(
-    bench: Bench, losses: CustomLosses, make_worker: MakeWorker
-) -> None:
-    losses.record(loss(0), result=RESULT)
+def test_workers_killed_between_passes_find_the_loss_again(bench: Bench, make_worker: MakeWorker) -> None:
+    bench.journal.record_loss(loss(0), result=RESULT)
     bench.adapter(RUN)
     passes = [custom_pass(seq, f"{SESSION}:loss:0") for seq in (1, 2, 4)]
     steps = [optim_step().numbered(RUN, 3), optim_step().numbered(RUN, 5)]
@@ -138,9 +128,9 @@ def test_workers_killed_between_passes_find_the_loss_again(
     ],
 )
 def test_a_loss_of_another_session_and_one_that_was_never_made_answer_alike(
-    bench: Bench, losses: CustomLosses, make_worker: MakeWorker, loss_id: object, said: str
+    bench: Bench, make_worker: MakeWorker, loss_id: object, said: str
 ) -> None:
-    losses.record(loss(0), result=RESULT)
+    bench.journal.record_loss(loss(0), result=RESULT)
     theirs = Submission(
         tenant="t1",
         lane="session-t1:loss",
@@ -149,7 +139,7 @@ def test_a_loss_of_another_session_and_one_that_was_never_made_answer_alike(
         digest="d",
         payload=Payload(inline=BODY),
     )
-    losses.record(theirs, result=RESULT)
+    bench.journal.record_loss(theirs, result=RESULT)
     bench.adapter(RUN)
     bench.append(custom_pass(1, loss_id), optim_step().numbered(RUN, 2))
 

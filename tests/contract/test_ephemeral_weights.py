@@ -24,8 +24,8 @@ from harness.operations import (
 from harness.worker import KEEP_NOTHING, BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
-from twinkle.storage.adapters.ephemeral import EphemeralStore, NewEphemeralWeights, Patience
-from twinkle.storage.tenants.usage import Usage
+from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
+from twinkle.storage.sampling.sampling_sessions import Patience, SamplingSessions
 
 PATIENCE = Patience(idle_s=86_400.0, silent_s=3900.0)
 
@@ -82,8 +82,8 @@ def run(bench: Bench) -> Run:
 
 
 @pytest.fixture
-def ephemeral(bench: Bench, clock: HandClock) -> EphemeralStore:
-    return EphemeralStore(bench.database, clock)
+def ephemeral(bench: Bench, clock: HandClock) -> SamplingSessions:
+    return bench.sampling_sessions
 
 
 def heard_of(bench: Bench, session: str = "session-t0") -> None:
@@ -225,7 +225,7 @@ def test_an_adapter_that_was_parked_with_its_silent_session_is_sampled_from_all_
 
 
 def test_what_weights_are_made_of_is_kept_while_they_are_open_and_no_longer(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker
 ) -> None:
     worker = make_worker(retention=KEEP_NOTHING)
     run.train(2)
@@ -250,7 +250,7 @@ def test_what_weights_are_made_of_is_kept_while_they_are_open_and_no_longer(
 
 
 def test_weights_that_are_used_for_long_get_a_recovery_point_of_their_own_and_let_payloads_go(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     def prune() -> None:
         for name in bench.snapshots.runs_to_prune(older_than_s=0):
@@ -299,7 +299,7 @@ def test_a_session_that_exists_goes_on_with_what_it_had(bench: Bench, run: Run, 
     bench.journal.open_lane(new_sampler("taken"))
     bench.journal.open_lane(replace(new_sampler("taken"), weights=weights))
 
-    assert bench.catalog.sampling_session("taken").weights is None
+    assert bench.sampling_sessions.find("taken").weights is None
     assert still_open(bench) == []
 
 
@@ -307,7 +307,7 @@ def test_a_session_that_exists_goes_on_with_what_it_had(bench: Bench, run: Run, 
 
 
 def test_weights_end_with_their_clients_session(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker
 ) -> None:
     worker = make_worker()
     session = run.save()
@@ -325,7 +325,7 @@ def test_weights_end_with_their_clients_session(
 
 
 def test_weights_end_a_while_after_their_clients_session_has_lapsed(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     worker = make_worker()
     session = run.save()
@@ -344,7 +344,7 @@ def test_weights_end_a_while_after_their_clients_session_has_lapsed(
 
 
 def test_weights_end_when_nobody_samples_from_them_for_long_and_the_error_says_what_to_do(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     worker = make_worker()
     used, unused = run.save(), run.save()
@@ -367,7 +367,7 @@ def test_weights_end_when_nobody_samples_from_them_for_long_and_the_error_says_w
 
 
 def test_weights_with_a_time_to_live_end_when_it_is_over_though_they_are_used(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     worker = make_worker(lease_s=1e9)
     short, lasting = run.save(ttl_s=600), run.save()
@@ -409,7 +409,7 @@ def test_of_one_session_so_many_stay_open_and_the_longest_unused_end_first(
 
 
 def test_weights_for_which_a_sample_waits_do_not_end(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     worker = make_worker(max_ephemeral=1)
     session = run.save()
@@ -428,7 +428,7 @@ def test_weights_for_which_a_sample_waits_do_not_end(
 
 
 def test_copies_of_weights_that_have_ended_leave_memory(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker, clock: HandClock
 ) -> None:
     worker = make_worker(max_weights=8, max_ephemeral=8)
     for _ in range(3):
@@ -444,7 +444,12 @@ def test_copies_of_weights_that_have_ended_leave_memory(
 
 
 def test_weights_that_could_not_be_made_anew_and_have_ended_are_forgotten(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, store: BreakableBlobs, make_worker: MakeWorker, clock: HandClock
+    bench: Bench,
+    run: Run,
+    ephemeral: SamplingSessions,
+    store: BreakableBlobs,
+    make_worker: MakeWorker,
+    clock: HandClock,
 ) -> None:
     worker = make_worker(snapshot_every_ops=2)
     run.train(2)
@@ -476,9 +481,9 @@ def _sampled_by(worker: WorkerRig, run: Run, session: str) -> str:
 
 
 def test_weights_count_as_stored_until_they_end(
-    bench: Bench, run: Run, ephemeral: EphemeralStore, make_worker: MakeWorker, clock: HandClock
+    bench: Bench, run: Run, ephemeral: SamplingSessions, make_worker: MakeWorker, clock: HandClock
 ) -> None:
-    usage = Usage(bench.database, clock)
+    usage = bench.stores.accounting
     worker = make_worker()
     run.save()
     run.save()

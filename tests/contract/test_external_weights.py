@@ -21,7 +21,7 @@ HAS_AGE = importlib.util.find_spec("pyrage") is not None
 
 @pytest.fixture
 def rig(bench: Bench, clock: HandClock, tmp_path):  # type: ignore[no-untyped-def]
-    rig = WorkerRig("a", database=bench.database, catalog=bench.catalog, blobs=FolderStore(tmp_path / "o"), clock=clock)
+    rig = WorkerRig("a", stores=bench.stores, blobs=FolderStore(tmp_path / "o"), clock=clock)
     yield rig
     rig.bury()
 
@@ -44,7 +44,7 @@ def test_it_holds_the_weights_without_the_optimizer_and_says_how_large_it_is(ben
 
     rig.drain()
 
-    checkpoint = bench.catalog.checkpoint(f"tinker://{RUN}/external_weights/out")
+    checkpoint = bench.checkpoints.find(f"tinker://{RUN}/external_weights/out")
     first, again = bench.status(RUN, 1), bench.status(RUN, 2)
     assert first.result is not None and first.result.inline is not None
     assert again.result is not None and again.result.inline == first.result.inline

@@ -14,10 +14,9 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState, Outcome, Payload
 from twinkle.core.settings import Settings, environment_of, load_settings
 from twinkle.scheduler.channels import CompletionPublisher
-from twinkle.storage.adapters.ephemeral import EphemeralStore, NewEphemeralWeights
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.upkeep.waste import Waste
+from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 from twinkle.tasks.app import make_app
 from twinkle.tasks.housekeeping import Housekeeping
 from twinkle.tasks.nudge import Nudger
@@ -37,11 +36,7 @@ def housekeeping(bench: Bench, clock: HandClock, blobs: FolderStore, redis_url: 
     )
     return Housekeeping(
         settings=settings,
-        journal=bench.journal,
-        upkeep=bench.upkeep,
-        snapshots=bench.snapshots,
-        ephemeral=EphemeralStore(bench.database, clock),
-        waste=Waste(bench.database, clock),
+        stores=bench.stores,
         blobs=blobs,
         nudger=Nudger(make_app(settings), redis_url),
         publisher=CompletionPublisher(redis_url),
@@ -130,7 +125,7 @@ def test_weights_without_a_name_end_a_grace_after_their_clients_session_has_laps
         transaction.execute("UPDATE session SET heartbeat_at = ? WHERE id = 'session-t0'", (clock.now(),))
 
     def reason() -> str | None:
-        found = bench.catalog.sampling_session("nameless").weights
+        found = bench.sampling_sessions.find("nameless").weights
         assert found is not None
         return found.end_reason
 

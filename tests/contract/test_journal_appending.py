@@ -9,7 +9,7 @@ from harness.journal import Bench, done, failed, new_adapter, new_sampler, submi
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind, OperationState
-from twinkle.storage.journal.journal import MAX_NUMBERS_AHEAD
+from twinkle.storage.journal.lanes import MAX_NUMBERS_AHEAD
 
 
 def test_a_resend_gets_the_same_future_in_whatever_state_it_is(bench: Bench, lease: Lease) -> None:
@@ -175,7 +175,7 @@ def test_opening_another_tenants_adapter_is_refused(bench: Bench) -> None:
             new_adapter("a", tenant="t1"), submission("a", 0, OperationKind.CREATE_MODEL, tenant="t1")
         )
 
-    assert bench.catalog.adapter("a").tenant == "t0"
+    assert bench.adapters.find("a").tenant == "t0"
 
 
 def test_opening_another_tenants_sampling_session_is_refused_also_without_a_first_operation(bench: Bench) -> None:
@@ -185,7 +185,7 @@ def test_opening_another_tenants_sampling_session_is_refused_also_without_a_firs
         bench.journal.open_lane(new_sampler("s", tenant="t1"))
 
     assert bench.journal.open_lane(new_sampler("s")) is None
-    assert bench.catalog.sampling_session("s").tenant == "t0"
+    assert bench.sampling_sessions.find("s").tenant == "t0"
 
 
 def test_statuses_say_what_became_of_each_future_and_omit_the_unknown(bench: Bench, lease: Lease) -> None:

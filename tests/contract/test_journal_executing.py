@@ -12,7 +12,6 @@ from twinkle.core.operation import Claim, OperationKind, OperationState
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.storage.database import Transaction
 from twinkle.storage.journal.records import NewSamplingSession, Records
-from twinkle.storage.journal.samples import SampleJournal
 from twinkle.storage.journal.turns import Head
 
 
@@ -204,7 +203,7 @@ def test_what_is_not_to_be_recorded_any_more_harms_no_neighbour(
     assert late.seq == 0
     match how:
         case "cancelled":
-            SampleJournal(bench.database, clock).cancel("s:req:0", "t0")
+            bench.sampling_sessions.cancel("s:req:0", "t0")
         case "overdue":
             clock.move(20)
             assert bench.upkeep.expire_overdue(deadline_s=3600) == ["s:req:0"]

@@ -14,7 +14,7 @@ from twinkle.core.operation import OperationKind
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.threads import Threads
 from twinkle.storage.database import Database, Row
-from twinkle.storage.journal.samples import EndedSample, SampleJournal
+from twinkle.storage.sampling.sampling_sessions import EndedSample
 
 _NEVER_S = 3600.0
 
@@ -22,7 +22,7 @@ _NEVER_S = 3600.0
 @asynccontextmanager
 async def _polls(bench: Bench, *, sweep_s: float = _NEVER_S) -> AsyncIterator[LanePolls]:
     threads = Threads("sql", 1)
-    polls = LanePolls(SampleJournal(bench.database, bench.clock), threads, sweep_s=sweep_s)
+    polls = LanePolls(bench.sampling_sessions, threads, sweep_s=sweep_s)
     polls.start()
     yield polls
     polls.release()

@@ -26,7 +26,6 @@ from harness.operations import (
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.core.errors import OutOfMemory, StatementFailed, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
-from twinkle.storage.adapters.parking import Parking
 from twinkle.storage.journal.records import PastOperation
 from twinkle.workers.null_engine import NullState
 from twinkle.workers.residents import Resident
@@ -433,7 +432,7 @@ def test_the_adapter_needed_last_leaves_the_device_not_the_longest_unused(
 def test_a_pinned_adapter_stays_on_the_device_but_pins_never_take_more_than_half(
     bench: Bench, make_worker: MakeWorker, clock: HandClock
 ) -> None:
-    parking = Parking(bench.database, clock)
+    parking = bench.adapters
     for adapter in "abcd":
         submit_run(bench, adapter=adapter)
     for adapter in "ab":
@@ -473,7 +472,7 @@ def test_there_are_never_more_adapters_on_the_device_than_it_holds(
     }
     for adapter in adapters[:num_pinned]:
         clock.move(1)
-        Parking(bench.database, clock).pin(adapter, is_pinned=True)
+        bench.adapters.pin(adapter, is_pinned=True)
     worker = make_worker(max_resident=3, parked_bytes=1 << 20)
     watched = worker.residents._residents = _Watched()
 

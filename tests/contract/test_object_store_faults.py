@@ -46,8 +46,7 @@ def test_a_run_over_a_faulty_bucket_ends_as_one_by_one(
         # Each round a worker that knows nothing yet: what the last one left in the bucket is all there is.
         worker = WorkerRig(
             f"worker{rounds}",
-            database=bench.database,
-            catalog=bench.catalog,
+            stores=bench.stores,
             blobs=ObjectStore(s3_url),
             clock=clock,
             snapshot_every_ops=1,

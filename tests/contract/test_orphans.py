@@ -15,11 +15,9 @@ from harness.worker import WorkerRig
 from twinkle.core.lease import Lease
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import BlobStore, FolderStore, day_of
-from twinkle.storage.checkpoints.copies import Copies, NewCopy
+from twinkle.storage.checkpoints.checkpoints import NewCopy
 from twinkle.storage.payloads import write_payload, write_result
-from twinkle.storage.upkeep import orphans as orphans_module
-from twinkle.storage.upkeep.orphans import Orphans
-from twinkle.storage.upkeep.waste import Waste
+from twinkle.storage.upkeep import waste as waste_module
 
 DAY_S = 86_400.0
 KEEP = Retention(keep_s=1e9, every_ops=4, max_snapshots=8)
@@ -39,8 +37,7 @@ def objects(root: Path) -> FolderStore:
 def worker(bench: Bench, objects: FolderStore, clock: HandClock) -> Iterator[WorkerRig]:
     worker = WorkerRig(
         "w",
-        database=bench.database,
-        catalog=bench.catalog,
+        stores=bench.stores,
         blobs=objects,
         clock=clock,
         snapshot_every_ops=4,
@@ -52,15 +49,15 @@ def worker(bench: Bench, objects: FolderStore, clock: HandClock) -> Iterator[Wor
 
 
 def swept(bench: Bench, clock: HandClock, blobs: BlobStore) -> int:
-    orphans = Orphans(bench.database, clock)
-    found = [blob for page in orphans.pages(blobs, older_than_days=2) for blob in page]
-    orphans.give_up(found)
+    waste = bench.stores.waste
+    found = [blob for page in waste.orphans(blobs, older_than_days=2) for blob in page]
+    waste.give_up(found)
     return len(found)
 
 
 def delete_what_is_given_up(bench: Bench, clock: HandClock, blobs: BlobStore) -> None:
     clock.move(10.0)
-    Waste(bench.database, clock).delete(blobs, older_than_s=10.0)
+    bench.stores.waste.delete(blobs, older_than_s=10.0)
 
 
 def all_keys(blobs: BlobStore) -> list[str]:
@@ -100,8 +97,8 @@ def test_what_a_run_its_checkpoints_and_its_copies_are_made_of_stays(
     new = NewCopy(
         source="tinker://a/weights/x", tenant="t0", session="session-t0", adapter="session-t0:train:9", expires_at=None
     )
-    Copies(bench.database, clock).copy(new)
-    bench.catalog.delete_checkpoint("t0", "tinker://a/weights/x")
+    bench.checkpoints.copy(new)
+    bench.checkpoints.delete("t0", "tinker://a/weights/x")
     before = all_keys(objects)
     assert {key.split("/")[0] for key in before} == {"checkpoints", "snapshots"}
     clock.move(3 * DAY_S)
@@ -152,11 +149,11 @@ def test_what_is_not_ours_is_left_alone(bench: Bench, clock: HandClock, objects:
 def test_every_page_of_a_large_store_is_looked_at(
     bench: Bench, clock: HandClock, objects: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans_module, "_PAGE", 3)
+    monkeypatch.setattr(waste_module, "_PAGE", 3)
     for seq in range(7):
         write_result(objects, f"a:req:{seq}", b"xx", inline_bytes=1, now=clock.now())
     clock.move(3 * DAY_S)
 
-    pages = list(Orphans(bench.database, clock).pages(objects, older_than_days=2))
+    pages = list(bench.stores.waste.orphans(objects, older_than_days=2))
 
     assert [[blob.size_bytes for blob in page] for page in pages] == [[2, 2, 2], [2, 2, 2], [2]]

@@ -7,24 +7,24 @@ import pytest
 from harness.clock import HandClock
 from harness.journal import MESH, Bench, done, submission
 from twinkle.core.lease import Lease
-from twinkle.storage.journal.queues import Progress
+from twinkle.storage.journal.queues import Queues
 
 LIMIT_S = 600.0
 
 
 @pytest.fixture
-def progress(bench: Bench, clock: HandClock) -> Progress:
-    return Progress(bench.database, clock)
+def progress(bench: Bench, clock: HandClock) -> Queues:
+    return bench.stores.queues
 
 
-def test_nothing_to_do_is_no_stall(bench: Bench, lease: Lease, clock: HandClock, progress: Progress) -> None:
+def test_nothing_to_do_is_no_stall(bench: Bench, lease: Lease, clock: HandClock, progress: Queues) -> None:
     bench.created(lease, "a")
     clock.move(10 * LIMIT_S)
 
     assert progress.stalls(after_s=LIMIT_S) == []
 
 
-def test_work_that_waits_while_nobody_moves_is_a_stall(bench: Bench, clock: HandClock, progress: Progress) -> None:
+def test_work_that_waits_while_nobody_moves_is_a_stall(bench: Bench, clock: HandClock, progress: Queues) -> None:
     bench.adapter("a")
     clock.move(LIMIT_S - 1)
     assert progress.stalls(after_s=LIMIT_S) == []
@@ -35,7 +35,7 @@ def test_work_that_waits_while_nobody_moves_is_a_stall(bench: Bench, clock: Hand
     assert (stall.mesh, stall.waits_s) == (MESH, LIMIT_S)
 
 
-def test_a_long_queue_that_moves_is_no_stall(bench: Bench, lease: Lease, clock: HandClock, progress: Progress) -> None:
+def test_a_long_queue_that_moves_is_no_stall(bench: Bench, lease: Lease, clock: HandClock, progress: Queues) -> None:
     bench.created(lease, "a")
     bench.append(*(submission("a", seq) for seq in range(1, 5)))
     for _ in range(3):
@@ -45,7 +45,7 @@ def test_a_long_queue_that_moves_is_no_stall(bench: Bench, lease: Lease, clock: 
 
 
 def test_a_worker_that_hangs_in_an_operation_is_a_stall_although_it_renews_its_lease(
-    bench: Bench, lease: Lease, clock: HandClock, progress: Progress
+    bench: Bench, lease: Lease, clock: HandClock, progress: Queues
 ) -> None:
     bench.created(lease, "a")
     bench.append(submission("a", 1))
@@ -57,7 +57,7 @@ def test_a_worker_that_hangs_in_an_operation_is_a_stall_although_it_renews_its_l
 
 
 def test_waiting_for_a_missing_number_or_for_the_next_attempt_is_no_stall(
-    bench: Bench, lease: Lease, clock: HandClock, progress: Progress
+    bench: Bench, lease: Lease, clock: HandClock, progress: Queues
 ) -> None:
     bench.created(lease, "a", "b")
     bench.append(submission("a", 2), submission("b", 1))

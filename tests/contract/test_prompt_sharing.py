@@ -39,8 +39,7 @@ class Desk:
         self.engine = TransformersEngine.from_settings(Settings(model=str(model), threads=1))
         rig = WorkerRig(
             "a",
-            database=bench.database,
-            catalog=bench.catalog,
+            stores=bench.stores,
             blobs=FolderStore(folder),
             clock=bench.clock,
             sample_slots=8,

@@ -71,8 +71,7 @@ def test_no_crash_undoes_more_than_is_stated(
         blobs = SlowBlobs(tmp_path / "objects")
         worker = WorkerRig(
             f"worker{len(rebuilds)}",
-            database=bench.database,
-            catalog=bench.catalog,
+            stores=bench.stores,
             blobs=blobs,
             clock=clock,
             threads=ThreadPoolExecutor(4),
@@ -108,8 +107,7 @@ def test_a_worker_waits_for_a_slow_snapshot_before_more_is_at_stake(
     blobs = SlowBlobs(tmp_path / "objects", put_s=0.5)
     worker = WorkerRig(
         "w",
-        database=bench.database,
-        catalog=bench.catalog,
+        stores=bench.stores,
         blobs=blobs,
         clock=clock,
         snapshot_every_ops=every_ops,
@@ -128,7 +126,7 @@ def test_a_worker_waits_for_a_slow_snapshot_before_more_is_at_stake(
 def _rebuilt(bench: Bench, clock: HandClock, folder: Path, seq: int) -> Rebuilt:
     """What its heir would have to do."""
     store = FolderStore(folder / "objects")
-    heir = WorkerRig("heir", database=bench.database, catalog=bench.catalog, blobs=store, clock=clock)
+    heir = WorkerRig("heir", stores=bench.stores, blobs=store, clock=clock)
     return heir.transfers.at_once(heir.replay.state_after("a", seq))
 
 

@@ -257,8 +257,7 @@ class OneByOne(RuleBasedStateMachine):
         self._num_workers += 1
         return WorkerRig(
             f"worker{self._num_workers}",
-            database=self._bench.database,
-            catalog=self._bench.catalog,
+            stores=self._bench.stores,
             blobs=self._blobs,
             clock=self._clock,
             max_resident=2,

@@ -18,8 +18,6 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.server.session_trace import trace_of
 from twinkle.storage.database import Database
-from twinkle.storage.journal.samples import SampleJournal
-from twinkle.storage.journal.timeline import Timeline
 
 SESSION = "session-t0"
 
@@ -71,7 +69,7 @@ def read(pieces: Iterable[bytes]) -> list[Slice]:
 
 
 def trace(bench: Bench, session: str = SESSION) -> list[Slice]:
-    return read(trace_of(Timeline(bench.database), session, now=bench.clock.now()))
+    return read(trace_of(bench.stores.timeline, session, now=bench.clock.now()))
 
 
 def of(slices: list[Slice], lane: str, row: str, seq: int) -> list[Slice]:
@@ -177,7 +175,7 @@ def test_what_ended_without_running_and_what_never_came(bench: Bench, lease: Lea
     began = clock.now()
     bench.append(submission("a", 2), submission("s", 0, OperationKind.SAMPLE))
     clock.move(1)
-    assert SampleJournal(bench.database, clock).cancel(request_id_of("s", 0), "t0")
+    assert bench.sampling_sessions.cancel(request_id_of("s", 0), "t0")
     clock.move(600)
     assert bench.upkeep.close_gaps(older_than_s=600) == [request_id_of("a", 1)]
     clock.move(1)
@@ -197,7 +195,7 @@ def test_a_session_has_its_own_lanes_and_no_data(bench: Bench, lease: Lease) -> 
     bench.created(lease, "x", tenant="t1")
     bench.append(submission("a", 1, body=b"a secret prompt"), submission("a", 2, rejection="a secret token"))
     bench.run(lease)
-    pieces = b"".join(trace_of(Timeline(bench.database), SESSION, now=bench.clock.now()))
+    pieces = b"".join(trace_of(bench.stores.timeline, SESSION, now=bench.clock.now()))
 
     lanes = {one.lane for one in read([pieces])}
     assert lanes == {"session", "a"}
@@ -227,7 +225,7 @@ def test_a_long_session_is_read_page_by_page(bench: Bench, lease: Lease, monkeyp
         return rows
 
     monkeypatch.setattr(Database, "read", note)
-    pieces = trace_of(Timeline(bench.database), SESSION, now=bench.clock.now())
+    pieces = trace_of(bench.stores.timeline, SESSION, now=bench.clock.now())
     first = next(pieces)
 
     assert sum(page_sizes) < 1000

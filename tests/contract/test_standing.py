@@ -21,7 +21,7 @@ from twinkle.storage.journal.turns import Head
 
 @pytest.fixture
 def queues(bench: Bench) -> Queues:
-    return Queues(bench.database, bench.clock)
+    return bench.stores.queues
 
 
 def _standing(

@@ -18,12 +18,9 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.adapters.ephemeral import EphemeralStore, NewEphemeralWeights, Patience
-from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.database import Cursor, Database, Row, Transaction
-from twinkle.storage.journal.custom_losses import CustomLosses
-from twinkle.storage.journal.samples import SampleJournal, SamplePoll
-from twinkle.storage.journal.timeline import Timeline
+from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
+from twinkle.storage.sampling.sampling_sessions import Patience, SamplePoll, SamplingSessions
 
 Statement = tuple[str, tuple[object, ...]]
 Action = Callable[[Bench, Lease], object]
@@ -113,8 +110,8 @@ def _close_gap(bench: Bench, lease: Lease) -> None:
     assert bench.upkeep.close_gaps(older_than_s=600)
 
 
-def _ephemeral(bench: Bench) -> EphemeralStore:
-    return EphemeralStore(bench.database, bench.clock)
+def _ephemeral(bench: Bench) -> SamplingSessions:
+    return bench.sampling_sessions
 
 
 def _open_ephemeral(bench: Bench, lease: Lease) -> None:
@@ -133,13 +130,13 @@ def _expire_overdue(bench: Bench, lease: Lease) -> None:
 ACTIONS: dict[str, Action] = {
     "append": lambda bench, lease: bench.append(submission("1", 1), submission("2", 2), submission("s", 1)),
     "resend": lambda bench, lease: bench.append(submission("a", 2)),
-    "record_loss": lambda bench, lease: CustomLosses(bench.database, bench.clock).record(
+    "record_loss": lambda bench, lease: bench.journal.record_loss(
         submission("session-t0:loss", 0, OperationKind.CREATE_CUSTOM_LOSS), result=b"{}"
     ),
-    "find_loss": lambda bench, lease: CustomLosses(bench.database, bench.clock).definition("session-t0:loss", 0),
+    "find_loss": lambda bench, lease: bench.journal.loss_definition("session-t0:loss", 0),
     "statuses": lambda bench, lease: bench.journal.statuses([request_id_of("a", 1), request_id_of("1", 0)]),
     "failed_meanwhile": lambda bench, lease: bench.journal.failed_meanwhile([request_id_of("s", 0)]),
-    "held_polls": lambda bench, lease: SampleJournal(bench.database, bench.clock).having_ended(
+    "held_polls": lambda bench, lease: bench.sampling_sessions.having_ended(
         [SamplePoll(lane="s", client=0, after=0), SamplePoll(lane="1", client=0, after=0)]
     ),
     "num_open_samples": lambda bench, lease: bench.journal.num_open_samples("t0"),
@@ -159,9 +156,9 @@ ACTIONS: dict[str, Action] = {
     "to_pin": lambda bench, lease: _ephemeral(bench).to_pin(MESH, older_than_s=0.0),
     "end_unreachable": lambda bench, lease: _ephemeral(bench).end_unreachable(Patience(idle_s=DAY_S, silent_s=DAY_S)),
     "expire_overdue": _expire_overdue,
-    "timeline_lanes": lambda bench, lease: next(Timeline(bench.database).lanes("session-t1"), None),
-    "timeline_operations": lambda bench, lease: list(Timeline(bench.database).operations("a", until=bench.clock.now())),
-    "grant": lambda bench, lease: AccessTokens(bench.database, bench.clock).grant(
+    "timeline_lanes": lambda bench, lease: next(bench.stores.timeline.lanes("session-t1"), None),
+    "timeline_operations": lambda bench, lease: list(bench.stores.timeline.operations("a", until=bench.clock.now())),
+    "grant": lambda bench, lease: bench.stores.access_tokens.grant(
         "wat-nonsense", "tinker://1/weights/x", reader="t1", purpose="load"
     ),
     "expire_checkpoints": lambda bench, lease: bench.upkeep.expire_checkpoints(),

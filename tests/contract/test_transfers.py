@@ -171,7 +171,7 @@ def test_whatever_is_read_or_written_holds_up_nobody_else(
         bench.append(forward_backward(1).numbered("a", 2))
         make_threaded().drain()
         lane, seq = "session-t0:sample:0", 0
-        files = bench.catalog.checkpoint("tinker://a/weights/x")
+        files = bench.checkpoints.find("tinker://a/weights/x")
         bench.journal.open_lane(new_sampler(lane, checkpoint=files))
         bench.append(submission(lane, 0, OperationKind.SAMPLE, body=sample_body(lane, 0)))
     _runs(bench, optim_step(), optim_step(), names=["other"])
@@ -387,7 +387,7 @@ def test_weights_that_several_samples_wait_for_are_read_once(
     submit_run(bench, save("x"), adapter="a")
     make_threaded().drain()
     lane = "session-t0:sample:0"
-    bench.journal.open_lane(new_sampler(lane, checkpoint=bench.catalog.checkpoint("tinker://a/weights/x")))
+    bench.journal.open_lane(new_sampler(lane, checkpoint=bench.checkpoints.find("tinker://a/weights/x")))
     for seq in range(3):
         bench.append(submission(lane, seq, OperationKind.SAMPLE, body=sample_body(lane, seq)))
     store.hold("checkpoints")

@@ -18,9 +18,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind, OperationState
 from twinkle.core.settings import Settings
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.adapters.parking import Parking
 from twinkle.storage.journal.records import AdapterLimit
-from twinkle.storage.upkeep.waste import Waste
 
 KEEP_ALL = Retention(keep_s=1e12, every_ops=4, max_snapshots=100)
 SILENT_S = 300.0
@@ -46,10 +44,10 @@ def test_an_adapter_is_unloaded_once_behind_everything_that_was_accepted_before(
     bench.created(lease, "a")
     bench.append(submission("a", 2))
 
-    first, again = (bench.unloading.unload("a", "t0") for _ in range(2))
+    first, again = (bench.adapters.unload("a", "t0") for _ in range(2))
     bench.append(submission("a", 1))
     done = bench.run(lease)
-    later = bench.unloading.unload("a", "t0")
+    later = bench.adapters.unload("a", "t0")
 
     assert [first.request_id, again.request_id, later.request_id] == ["a:req:3"] * 3
     assert [first.is_new, again.is_new, later.is_new] == [True, False, False]
@@ -61,7 +59,7 @@ def test_nothing_new_is_accepted_behind_it_but_what_was_sent_before_is_found_aga
     bench.created(lease, "a")
     sent = submission("a", 1)
     bench.append(sent)
-    bench.unloading.unload("a", "t0")
+    bench.adapters.unload("a", "t0")
 
     new, resent = bench.append(submission("a", 2), sent)
     bench.run(lease)
@@ -77,7 +75,7 @@ def test_nothing_new_is_accepted_behind_it_but_what_was_sent_before_is_found_aga
     with pytest.raises(InvalidInput, match="a was unloaded"):
         bench.branches.fork(new_adapter("b"), source="a", at=0)
     with pytest.raises(InvalidInput, match="a was unloaded"):
-        bench.unloading.refuse_unloaded("a")
+        bench.adapters.refuse_unloaded("a")
 
 
 def test_an_unloaded_run_is_shown_as_unloaded_and_not_as_parked(
@@ -85,8 +83,8 @@ def test_an_unloaded_run_is_shown_as_unloaded_and_not_as_parked(
 ) -> None:
     for adapter in ("a", "b"):
         submit_run(bench, optim_step(), adapter=adapter)
-    Parking(bench.database, bench.clock).pin("a", is_pinned=True)
-    bench.unloading.unload("a", "t0")
+    bench.adapters.pin("a", is_pinned=True)
+    bench.adapters.unload("a", "t0")
     states = []
     for _ in range(2):
         list_runs(Settings(database_url=bench.url), limit=10, as_json=True)
@@ -102,8 +100,8 @@ def test_who_does_not_own_it_cannot_unload_it_nor_what_is_no_adapter(bench: Benc
 
     for adapter, tenant in (("a", "t1"), ("nothing", "t0")):
         with pytest.raises(NotFound):
-            bench.unloading.unload(adapter, tenant)
-    bench.unloading.refuse_unloaded("a")
+            bench.adapters.unload(adapter, tenant)
+    bench.adapters.refuse_unloaded("a")
 
 
 def test_an_unloaded_adapter_leaves_the_device_and_its_snapshots_and_payloads_go_but_its_checkpoints_stay(
@@ -116,7 +114,7 @@ def test_an_unloaded_adapter_leaves_the_device_and_its_snapshots_and_payloads_go
     stored = tmp_path / "objects" / "snapshots"
     assert list(stored.rglob("*.safetensors"))
     had = bench.snapshots.cost("a")
-    accepted = bench.unloading.unload("a", "t0")
+    accepted = bench.adapters.unload("a", "t0")
     worker.drain()
     worker.settle()
     was_in_memory = _is_in_memory(worker, "a")
@@ -131,10 +129,10 @@ def test_an_unloaded_adapter_leaves_the_device_and_its_snapshots_and_payloads_go
     assert not was_in_memory
     assert bench.snapshots.cost("a").num_snapshots == 0
     assert bench.rows("SELECT 1 FROM operation WHERE kind = 'forward_backward' AND payload IS NOT NULL") == []
-    assert bench.catalog.checkpoint("tinker://a/weights/kept", tenant="t0").size_bytes > 0
+    assert bench.checkpoints.find("tinker://a/weights/kept", tenant="t0").size_bytes > 0
     assert bench.snapshots.runs_to_prune(older_than_s=1e9) == []
     clock.move(1e6)
-    Waste(bench.database, clock).delete(store, older_than_s=0)
+    bench.stores.waste.delete(store, older_than_s=0)
     assert list(stored.rglob("*.safetensors")) == []
 
 
@@ -145,7 +143,7 @@ def test_a_worker_killed_while_it_unloads_leaves_it_to_the_next(
     submit_run(bench, *STEPS)
     worker = make_worker(lease_s=15.0)
     worker.drain()
-    bench.unloading.unload("a", "t0")
+    bench.adapters.unload("a", "t0")
 
     def die() -> None:
         raise Killed
@@ -165,7 +163,7 @@ def test_nobody_restores_or_stores_an_unloaded_adapter_of_a_session_that_ended(
 ) -> None:
     submit_run(bench, *STEPS)
     worker = make_worker(session_timeout_s=SILENT_S)
-    bench.unloading.unload("a", "t0")
+    bench.adapters.unload("a", "t0")
     worker.drain()
     _prune(bench)
 
@@ -184,7 +182,7 @@ def test_a_snapshot_that_comes_late_is_given_up(bench: Bench, make_worker: MakeW
     worker.drain()
     worker.settle()
     late = bench.snapshots.all("a")[-1]
-    bench.unloading.unload("a", "t0")
+    bench.adapters.unload("a", "t0")
     worker.drain()
     _prune(bench)
 
@@ -200,7 +198,7 @@ def test_an_adapter_about_to_be_unloaded_counts_no_longer_against_its_tenants_li
     with pytest.raises(LimitReached):
         limit_of_one(bench, "b", limit)
 
-    bench.unloading.unload("a", "t0")
+    bench.adapters.unload("a", "t0")
 
     limit_of_one(bench, "c", limit)
 

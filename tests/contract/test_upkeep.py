@@ -221,10 +221,10 @@ def test_checkpoints_expire_once_and_say_which_files_to_delete(bench: Bench, lea
     assert bench.upkeep.expire_checkpoints() == []
     clock.move(60)
     with pytest.raises(NotFound):
-        bench.catalog.checkpoint(brief.path)
+        bench.checkpoints.find(brief.path)
     assert bench.upkeep.expire_checkpoints() == ["k/brief"]
     assert bench.upkeep.expire_checkpoints() == []
-    assert bench.catalog.checkpoint(kept.path).files == kept.files
+    assert bench.checkpoints.find(kept.path).files == kept.files
 
 
 def test_a_gap_that_opened_after_the_sweep_had_looked_is_measured_by_its_own_age(

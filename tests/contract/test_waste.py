@@ -15,7 +15,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.checkpoints.copies import Copies, NewCopy
+from twinkle.storage.checkpoints.checkpoints import NewCopy
 from twinkle.storage.upkeep.waste import Waste
 
 GRACE_S = 3600.0
@@ -33,8 +33,7 @@ def worker(bench: Bench, root: Path, clock: HandClock) -> Iterator[WorkerRig]:
     clock.move(1000)
     worker = WorkerRig(
         "w",
-        database=bench.database,
-        catalog=bench.catalog,
+        stores=bench.stores,
         blobs=FolderStore(root),
         clock=clock,
         snapshot_every_ops=4,
@@ -47,7 +46,7 @@ def worker(bench: Bench, root: Path, clock: HandClock) -> Iterator[WorkerRig]:
 
 @pytest.fixture
 def waste(bench: Bench, clock: HandClock) -> Waste:
-    return Waste(bench.database, clock)
+    return bench.stores.waste
 
 
 def _files(root: Path, folder: str) -> list[str]:
@@ -81,7 +80,7 @@ def test_an_overwritten_checkpoints_files_go_once_nobody_can_be_reading_them(
 
     assert (at_once, later) == (0, [1, 0])
     assert _files(root, "checkpoints") == [key for key in both if "/x/4/" in key]
-    assert bench.catalog.checkpoint("tinker://a/weights/x").seq == 4
+    assert bench.checkpoints.find("tinker://a/weights/x").seq == 4
 
 
 def test_files_that_a_copy_has_stay_until_the_copy_goes(
@@ -93,12 +92,12 @@ def test_files_that_a_copy_has_stay_until_the_copy_goes(
     new = NewCopy(
         source="tinker://a/weights/x", tenant="t0", session="session-t0", adapter="session-t0:train:9", expires_at=None
     )
-    copy = Copies(bench.database, clock).copy(new)
+    copy = bench.checkpoints.copy(new)
     _save_over(bench, worker, 4)
     clock.move(GRACE_S)
 
     while_copied = waste.delete(FolderStore(root), older_than_s=GRACE_S)
-    bench.catalog.delete_checkpoint("t0", copy)
+    bench.checkpoints.delete("t0", copy)
     clock.move(GRACE_S)
     after = waste.delete(FolderStore(root), older_than_s=GRACE_S)
 

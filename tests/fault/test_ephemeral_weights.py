@@ -11,9 +11,8 @@ import tinker
 from harness.crashes import Crashes
 from harness.served import Served
 from twinkle.core.clock import SystemClock
-from twinkle.storage.adapters.ephemeral import EphemeralStore, Patience
-from twinkle.storage.database import Database
-from twinkle.storage.tenants.usage import Usage
+from twinkle.storage.sampling.sampling_sessions import Patience
+from twinkle.storage.stores import Stores
 
 NUM_STEPS = 50
 MAX_OPEN = 8
@@ -66,18 +65,17 @@ def test_fifty_steps_leave_a_bounded_number_of_weights_that_count_as_stored_and_
     tenant = served.query("SELECT id FROM tenant WHERE name = 'looping'")[0][0]
     samplers = [loop.step()[0] for _ in range(NUM_STEPS)]
 
-    clock = SystemClock()
-    database = Database(f"sqlite:///{served.home}/journal.db")
+    stores = Stores.at(f"sqlite:///{served.home}/journal.db", SystemClock())
     (size_bytes,) = served.query("SELECT DISTINCT size_bytes FROM ephemeral_weights")[0]
-    meanwhile = Usage(database, clock).stored(tenant)
+    meanwhile = stores.accounting.stored(tenant)
     files = [path for path in (served.home / "objects").glob("checkpoints/**/*") if path.is_file()]
     checkpoints = served.query("SELECT path FROM checkpoint WHERE tenant = ?", tenant)
     with pytest.raises(tinker.RequestFailedError, match="under a name keeps weights"):
         drawn(samplers[0])
     loop.service.close("success").result()
-    EphemeralStore(database, clock).end_unreachable(Patience(idle_s=1e9, silent_s=1e9))
-    after = Usage(database, clock).stored(tenant)
-    database.close()
+    stores.sampling_sessions.end_unreachable(Patience(idle_s=1e9, silent_s=1e9))
+    after = stores.accounting.stored(tenant)
+    stores.close()
 
     assert (files, checkpoints) == ([], [])
     assert [(one.num_ephemeral, one.ephemeral_bytes) for one in meanwhile] == [(MAX_OPEN, MAX_OPEN * size_bytes)]

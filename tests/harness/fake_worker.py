@@ -24,14 +24,11 @@ from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.charges import charge_of_tokens
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.token_stream import ListenedSample
-from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import day_of, open_blob_store
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.payloads import read_payload, write_result
+from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
+from twinkle.storage.stores import Stores
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import UnloadModelResponse
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs, WireSequence, encode_sample_response
@@ -71,11 +68,10 @@ class FakeWorker:
         self._settings = settings
         self._capabilities = capabilities
         clock = SystemClock()
-        database = Database(settings.resolved_database_url)
+        self.stores = stores = Stores.at(settings.resolved_database_url, clock)
         self._clock = clock
-        self.journal = Journal(database, clock)
-        self.catalog = Catalog(database, sql_engine(settings.resolved_database_url), clock)
-        self._meshes = Meshes(database, clock)
+        self.journal = stores.journal
+        self._meshes = stores.meshes
         self._blobs = open_blob_store(settings.resolved_object_store)
         self._publisher = CompletionPublisher(settings.redis_url.get_secret_value())
         self.executed: list[Claim] = []
@@ -184,7 +180,7 @@ class FakeWorker:
         """What a sample is told whose session may no longer read what it was opened on."""
         if claim.kind is OperationKind.SAMPLE:
             try:
-                self.catalog.sampled(self.catalog.sampling_session(claim.lane))
+                self.stores.checkpoints.sampled(self.stores.sampling_sessions.find(claim.lane))
             except NotFound as error:
                 return error.message
         return None
@@ -234,7 +230,7 @@ class FakeWorker:
         path = f"tinker://{claim.lane}/{kind.segment}/{name}"
         key = f"checkpoints/{day_of(self._clock.now())}/{claim.lane}/{kind.segment}/{name}/{claim.seq}/adapter"
         self._blobs.put(key, self.weights)
-        adapter = self.catalog.adapter(claim.lane)
+        adapter = self.stores.adapters.find(claim.lane)
         checkpoint = Checkpoint(
             path=path,
             tenant=claim.tenant,
@@ -252,7 +248,7 @@ class FakeWorker:
         return {"path": path}
 
     def _open_sampler(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:
-        adapter = self.catalog.adapter(claim.lane)
+        adapter = self.stores.adapters.find(claim.lane)
         session = NewSamplingSession(
             id=f"{adapter.session}:sample:{body['sampling_session_seq_id']}",
             tenant=claim.tenant,

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from sqlalchemy import Engine
 from sqlmodel import Session
 
 from harness.clock import HandClock
@@ -27,17 +26,10 @@ from twinkle.core.operation import (
 )
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_samples
-from twinkle.storage.adapters.parking import Unloading
-from twinkle.storage.adapters.snapshots import SnapshotStore
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal.branches import Branches
-from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import NewAdapter, NewSamplingSession
 from twinkle.storage.journal.turns import Head
+from twinkle.storage.stores import Stores
 from twinkle.storage.tables import SessionRow, TenantRow
-from twinkle.storage.upkeep.upkeep import Upkeep
 
 MESH = "mesh0"
 CONFIG = AdapterConfig(base_model="base", rank=4, seed=1)
@@ -140,15 +132,11 @@ class Bench:
     def __init__(self, database_url: str, clock: HandClock) -> None:
         self.url = database_url
         self.clock = clock
-        self.database = Database(database_url)
-        self.engine: Engine = sql_engine(database_url)
-        self.journal = Journal(self.database, clock)
-        self.meshes = Meshes(self.database, clock)
-        self.upkeep = Upkeep(self.database, clock)
-        self.catalog = Catalog(self.database, self.engine, clock)
-        self.snapshots = SnapshotStore(self.database, clock)
-        self.branches = Branches(self.database, self.journal, clock)
-        self.unloading = Unloading(self.database, self.journal)
+        self.stores = stores = Stores.at(database_url, clock)
+        self.database, self.engine = stores.database, stores.engine
+        self.journal, self.branches, self.meshes = stores.journal, stores.branches, stores.meshes
+        self.adapters, self.snapshots, self.upkeep = stores.adapters, stores.snapshots, stores.upkeep
+        self.checkpoints, self.sampling_sessions = stores.checkpoints, stores.sampling_sessions
         with Session(self.engine) as session:
             for tenant in ("t0", "t1"):
                 if session.get(TenantRow, tenant) is not None:
@@ -161,8 +149,7 @@ class Bench:
             session.commit()
 
     def close(self) -> None:
-        self.database.close()
-        self.engine.dispose()
+        self.stores.close()
 
     def lease(self, owner: str = "a", *, mesh: str = MESH, lease_s: float = 15.0) -> Lease:
         """The mesh, taken by force: whoever held it has run out of time."""

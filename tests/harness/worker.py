@@ -16,12 +16,12 @@ from twinkle.core.operation import Claim, Outcome
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.database import Database
-from twinkle.storage.journal.journal import Committed, Journal
-from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.executing import Committed
+from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import Records
 from twinkle.storage.journal.turns import Choose
+from twinkle.storage.stores import Stores
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.engine import Engine
 from twinkle.workers.null_engine import NullEngine, NullState
@@ -248,8 +248,7 @@ class WorkerRig:
         self,
         name: str,
         *,
-        database: Database,
-        catalog: Catalog,
+        stores: Stores,
         blobs: BlobStore,
         clock: HandClock,
         snapshot_every_ops: int = _OPTIONS.pace.every_ops,
@@ -260,16 +259,14 @@ class WorkerRig:
         **options: Any,
     ) -> None:
         self.engine: Any = BrokenEngine() if engine is None else engine
-        self.journal = BreakableJournal(database, clock)
+        self.journal = BreakableJournal(stores.database, clock)
         self.publisher = RecordingPublisher()
         self.token_publisher = RecordingTokenPublisher()
         self.reporter = RecordingReporter()
         self.clock = clock
         around = Surroundings(
-            database=database,
+            stores=stores,
             journal=self.journal,
-            meshes=Meshes(database, clock),
-            catalog=catalog,
             blobs=blobs,
             clock=clock,
             identity=identity(name),

@@ -1,14 +1,18 @@
-"""The folder of the embedded stack, and the secrets in it."""
+"""The folder of the embedded stack: one `twinkle serve` each, its logs, and the secrets in it."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from twinkle.core.errors import ConfigError
 
 _LOGS = "logs"
+_LOCK_FILE = "serve.lock"
 
 
 def make_home(home: Path) -> Path:
@@ -28,6 +32,28 @@ def make_home(home: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"the home folder {home} cannot be used: {error.strerror}") from error
     return home
+
+
+@contextmanager
+def sole_owner(home: Path) -> Iterator[None]:
+    """Hold the home for this process; the kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+    with (home / _LOCK_FILE).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise ConfigError(
+                f"another `twinkle serve` (pid {holder}) runs on {home}; stop it first, or choose another --home"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
 
 
 def logs_of(home: Path) -> Path:

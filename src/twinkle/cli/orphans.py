@@ -8,26 +8,24 @@ from collections import Counter
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
-from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.storage.blobs import open_blob_store
-from twinkle.storage.database import Database
-from twinkle.storage.upkeep.orphans import Orphans
 
 
 def show_orphans(settings: Settings, *, older_than_days: int, delete: bool, as_json: bool) -> None:
     """Count what nothing refers to, by kind; with ``delete``, hand it to housekeeping."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    with opened_journal(settings):
-        orphans = Orphans(Database(settings.resolved_database_url), SystemClock())
-        for page in orphans.pages(open_blob_store(settings.resolved_object_store), older_than_days=older_than_days):
+    with opened_journal(settings) as stores:
+        for page in stores.waste.orphans(
+            open_blob_store(settings.resolved_object_store), older_than_days=older_than_days
+        ):
             for blob in page:
                 kind = blob.key.partition("/")[0]
                 counts[kind] += 1
                 sizes[kind] += blob.size_bytes
             if delete:
-                orphans.give_up(page)
+                stores.waste.give_up(page)
     if as_json:
         say(json.dumps([{"kind": kind, "blobs": counts[kind], "bytes": sizes[kind]} for kind in sorted(counts)]))
     elif counts:

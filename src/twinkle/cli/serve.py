@@ -12,17 +12,14 @@ from pydantic import SecretStr
 
 from twinkle.cli.broker import Broker, free_port, prepare_broker
 from twinkle.cli.console import say
-from twinkle.cli.home import kept_password, logs_of, make_home, write_secret
+from twinkle.cli.home import kept_password, logs_of, make_home, sole_owner, write_secret
 from twinkle.cli.journal import opened_journal
-from twinkle.cli.lock import sole_owner
 from twinkle.cli.service import Service
 from twinkle.cli.stack import MeshPlan, parse_meshes, plan_stack
 from twinkle.cli.supervisor import Guard
-from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.hub.support import check_model
-from twinkle.storage.tenants.directory import Directory
 
 DEFAULT_TENANT = "default"
 FLOWER_PASSWORD_FILE = "flower-password"
@@ -96,9 +93,9 @@ def _listening_port(host: str, port: int, flag: str) -> int:
 
 def _first_key(settings: Settings) -> str | None:
     """Bring the journal up to date; an API key if this is the first time, else ``None``."""
-    with opened_journal(settings) as engine:
-        directory = Directory(engine, SystemClock())
-        return None if directory.has_keys() else directory.create_key(DEFAULT_TENANT, "made by twinkle serve")
+    with opened_journal(settings) as stores:
+        tenants = stores.tenants
+        return None if tenants.has_keys() else tenants.create_key(DEFAULT_TENANT, "made by twinkle serve")
 
 
 def _announce(

@@ -8,10 +8,8 @@ from dataclasses import asdict
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
-from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
-from twinkle.storage.database import Database
-from twinkle.storage.journal.meshes import MeshCensus, Meshes
+from twinkle.storage.journal.meshes import MeshCensus
 
 
 def show_status(settings: Settings, *, as_json: bool) -> None:
@@ -32,8 +30,8 @@ def is_alive(settings: Settings, mesh: str) -> bool:
 
 
 def _census(settings: Settings) -> list[MeshCensus]:
-    with opened_journal(settings):
-        return Meshes(Database(settings.resolved_database_url), SystemClock()).census()
+    with opened_journal(settings) as stores:
+        return stores.meshes.census()
 
 
 def _row(mesh: MeshCensus) -> tuple[str, ...]:

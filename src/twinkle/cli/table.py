@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -38,3 +39,8 @@ def print_whole(console: Console, content: RenderableType) -> None:
         options = console.options.update(max_width=_UNLIMITED)
         console.width = max(1, Measurement.get(console, options, content).maximum)
     console.print(content)
+
+
+def minute_of(unix_s: float) -> str:
+    """A point in time as tables show it, to the minute."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -9,12 +9,10 @@ from dataclasses import asdict
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
-from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.storage.database import Database
-from twinkle.storage.tenants.tenants import TenantAccount, Tenants
-from twinkle.storage.tenants.usage import BYTES_PER_GIGABYTE, Stored, Usage
+from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, Stored
+from twinkle.storage.tenants.tenants import TenantAccount
 
 _DEFAULT = "default"
 _NOTHING = Stored(num_checkpoints=0, size_bytes=0, num_ephemeral=0, ephemeral_bytes=0)
@@ -22,9 +20,9 @@ _NOTHING = Stored(num_checkpoints=0, size_bytes=0, num_ephemeral=0, ephemeral_by
 
 def list_tenants(settings: Settings, *, as_json: bool) -> None:
     """Show each tenant's weight and limits, and what its checkpoints and its nameless weights take up."""
-    with opened_journal(settings):
-        accounts = _tenants(settings).all()
-        stored_by_tenant = Usage(Database(settings.resolved_database_url), SystemClock()).stored_by_tenant()
+    with opened_journal(settings) as stores:
+        accounts = stores.tenants.all()
+        stored_by_tenant = stores.accounting.stored_by_tenant()
     rows = [(account, stored_by_tenant.get(account.id, _NOTHING)) for account in accounts]
     if as_json:
         say(json.dumps([{**asdict(account), "stored": _facts(stored)} for account, stored in rows]))
@@ -53,13 +51,9 @@ def set_tenant(settings: Settings, name: str, *, weight: float | None, limits: M
     if weight is not None and not 0 < weight <= 1000:
         raise ConfigError(f"--weight must be above 0 and at most 1000, not {weight:g}")
     given = {limit: _number(limit, text) for limit, text in limits.items() if text is not None}
-    with opened_journal(settings):
-        _tenants(settings).set(name, weight=weight, limits=given)
+    with opened_journal(settings) as stores:
+        stores.tenants.set(name, weight=weight, limits=given)
     say(f"{name}: the API and the workers know within a second")
-
-
-def _tenants(settings: Settings) -> Tenants:
-    return Tenants(Database(settings.resolved_database_url), settings.tenant_limits)
 
 
 def _number(limit: str, text: str) -> int | None:

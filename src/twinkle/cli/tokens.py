@@ -6,16 +6,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
-from twinkle.cli.table import print_table
-from twinkle.core.clock import SystemClock
+from twinkle.cli.table import minute_of, print_table
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.storage.checkpoints.access_tokens import AccessToken, AccessTokens
-from twinkle.storage.database import Database
 
 _SCHEME = "tinker://"
 _DAY_S = 86_400.0
@@ -35,7 +32,7 @@ def create_token(settings: Settings, target: str, *, name: str, days: float) -> 
         issued = issue(target, tenant=None, name=name, ttl_s=days * _DAY_S)
     token = issued.token
     what = token.path or f"every checkpoint of {token.run}"
-    say(f"{token.id}, until {_date(token.expires_at)}, opens {what}; shown this once and kept as a hash:")
+    say(f"{token.id}, until {minute_of(token.expires_at)}, opens {what}; shown this once and kept as a hash:")
     say(issued.secret)
 
 
@@ -62,12 +59,8 @@ def revoke_token(settings: Settings, token_id: str) -> None:
 
 @contextmanager
 def _opened(settings: Settings) -> Iterator[AccessTokens]:
-    with opened_journal(settings):
-        database = Database(settings.resolved_database_url)
-        try:
-            yield AccessTokens(database, SystemClock())
-        finally:
-            database.close()
+    with opened_journal(settings) as stores:
+        yield stores.access_tokens
 
 
 def _row(token: AccessToken) -> tuple[str, ...]:
@@ -77,9 +70,5 @@ def _row(token: AccessToken) -> tuple[str, ...]:
         token.owner,
         token.path or token.run,
         token.name,
-        *("" if moment is None else _date(moment) for moment in moments),
+        *("" if moment is None else minute_of(moment) for moment in moments),
     )
-
-
-def _date(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

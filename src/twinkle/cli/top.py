@@ -16,9 +16,7 @@ from twinkle.cli.table import new_table, plain_console, print_whole
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
 from twinkle.scheduler.overview import MeshOverview, TenantLine, overview_of
-from twinkle.storage.database import Database
-from twinkle.storage.journal.meshes import Meshes
-from twinkle.storage.journal.queues import Queues
+from twinkle.storage.stores import Stores
 
 _COLUMNS = ("tenant", "weight", "share", "adapters", "operations", "samples", "running", "tokens waiting", "state")
 
@@ -26,30 +24,28 @@ _COLUMNS = ("tenant", "weight", "share", "adapters", "operations", "samples", "r
 def show_top(settings: Settings, *, every_s: float, once: bool, as_json: bool) -> None:
     """Print the queues, again and again until Ctrl-C unless ``once`` or where the output is not a terminal."""
     console = plain_console()
-    with opened_journal(settings):
-        database = Database(settings.resolved_database_url)
+    with opened_journal(settings) as stores:
         if as_json:
-            say(json.dumps([asdict(mesh) for mesh in _overviews(database)]))
+            say(json.dumps([asdict(mesh) for mesh in _overviews(stores)]))
         elif once or not console.is_terminal:
-            print_whole(console, _screen(_overviews(database)))
+            print_whole(console, _screen(_overviews(stores)))
         else:
-            _refresh(console, database, every_s)
+            _refresh(console, stores, every_s)
 
 
-def _refresh(console: Console, database: Database, every_s: float) -> None:
+def _refresh(console: Console, stores: Stores, every_s: float) -> None:
     try:
-        with Live(_screen(_overviews(database)), console=console, auto_refresh=False) as live:
+        with Live(_screen(_overviews(stores)), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
-                live.update(_screen(_overviews(database)), refresh=True)
+                live.update(_screen(_overviews(stores)), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def _overviews(database: Database) -> list[MeshOverview]:
-    clock = SystemClock()
-    queues = Queues(database, clock)
-    return [overview_of(queues.look(mesh.name), now=clock.now()) for mesh in Meshes(database, clock).all()]
+def _overviews(stores: Stores) -> list[MeshOverview]:
+    now = SystemClock().now()
+    return [overview_of(stores.queues.look(mesh.name), now=now) for mesh in stores.meshes.all()]
 
 
 def _screen(meshes: list[MeshOverview]) -> RenderableType:

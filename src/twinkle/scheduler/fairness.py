@@ -6,7 +6,7 @@ that both have work differ by no more than one operation of each, whatever the s
 virtual time of the level above, so what it did not use is no credit.
 
 Tags are made of what the journal read, and what was served is added to it by the statement that records an outcome
-(``storage/journal/turns.py::charge``).
+(``storage/journal/executing.py::charge``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
 import structlog
 from fastapi import Depends, FastAPI, Request
@@ -17,20 +16,19 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import COMPLETIONS, ChannelListener
 from twinkle.scheduler.token_stream import token_channel
-from twinkle.server import archives, downloads, health, traces
-from twinkle.server.auth import Keys
+from twinkle.server import downloads, health
+from twinkle.server.auth import Keys, Tokens
+from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.futures import Futures
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
-from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
 from twinkle.server.native import router as native_router
 from twinkle.server.openai import router as openai_router
 from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
-from twinkle.server.queue_board import QueueBoard
 from twinkle.server.quota import Quotas
 from twinkle.server.signing import Cursors, Signer, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, QueueParts, ServerState
@@ -39,27 +37,10 @@ from twinkle.server.threads import Threads
 from twinkle.server.tinker import direct as tinker_direct
 from twinkle.server.tinker import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
-from twinkle.server.tokens import Tokens
 from twinkle.storage import schema
-from twinkle.storage.adapters.parking import Unloading
-from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore, open_blob_store
-from twinkle.storage.checkpoints.access_tokens import AccessTokens
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.checkpoints.copies import Copies
 from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal.branches import Branches
-from twinkle.storage.journal.custom_losses import CustomLosses
-from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.meshes import Meshes
-from twinkle.storage.journal.queues import Progress, Queues
-from twinkle.storage.journal.samples import SampleJournal
-from twinkle.storage.journal.timeline import Timeline
-from twinkle.storage.tenants.audit import Audit
-from twinkle.storage.tenants.directory import Directory
-from twinkle.storage.tenants.session_search import SessionSearch
-from twinkle.storage.tenants.tenants import Tenants
-from twinkle.storage.tenants.usage import Usage
+from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import Nudger
 
@@ -104,8 +85,6 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     install_error_answers(app)
     app.include_router(health.router)
     app.include_router(downloads.router)
-    app.include_router(archives.router)
-    app.include_router(traces.router)
     app.include_router(tinker_router, tags=["tinker"])
     app.include_router(native_router, tags=["native"])
     app.include_router(openai_router, tags=["openai"])
@@ -126,7 +105,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     object_io = _threads("objects", _OBJECT_THREADS, stack)
     engine = await sql.run(prepare_database, settings)
     stack.push_async_callback(asyncio.to_thread, engine.dispose)
-    stores = _Stores(engine=engine, database=database, journal=Journal(database, clock))
+    stores = Stores(database, engine, clock, limits=settings.tenant_limits)
     common = CommonParts(
         settings=settings,
         clock=clock,
@@ -146,10 +125,11 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         accounts=_accounts(common, stores, signer),
         queue=_queue(common, stores, blobs, stack),
         artifacts=ArtifactParts(
-            catalog=Catalog(database, engine, clock),
+            adapters=stores.adapters,
+            checkpoints=stores.checkpoints,
+            access_tokens=stores.access_tokens,
+            sampling_sessions=stores.sampling_sessions,
             blobs=blobs,
-            copies=Copies(database, clock),
-            access_tokens=AccessTokens(database, clock),
             links=DownloadLinks(
                 signer,
                 clock,
@@ -162,46 +142,34 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stores:
-    """What the parts keep their records in."""
-
-    engine: Engine
-    database: Database
-    journal: Journal
-
-
-def _accounts(common: CommonParts, stores: _Stores, signer: Signer) -> AccountParts:
+def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountParts:
     settings, clock, sql = common.settings, common.clock, common.sql
-    directory = Directory(stores.engine, clock)
     tokens = Tokens(signer, clock, lifetime_s=settings.jwt_ttl_s)
     return AccountParts(
-        directory=directory,
-        keys=Keys(directory, clock, sql, tokens),
+        tenants=stores.tenants,
+        sessions=stores.sessions,
+        accounting=stores.accounting,
+        keys=Keys(stores.tenants, clock, sql, tokens),
         tokens=tokens,
         cursors=Cursors(signer),
         quotas=Quotas(
             stores.journal,
-            Tenants(stores.database, settings.tenant_limits),
+            stores.tenants,
             clock,
             sql,
             max_body_bytes=settings.max_body_bytes,
             session_timeout_s=settings.session_timeout_s,
         ),
-        usage=Usage(stores.database, clock),
-        audit=Audit(stores.database, clock),
-        session_search=SessionSearch(stores.database, stores.engine),
     )
 
 
-def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncExitStack) -> QueueParts:
+def _queue(common: CommonParts, stores: Stores, blobs: BlobStore, stack: AsyncExitStack) -> QueueParts:
     settings, clock, sql = common.settings, common.clock, common.sql
-    database, journal = stores.database, stores.journal
-    futures = Futures(journal)
+    futures = Futures(stores.journal)
     futures.start()
     stack.push_async_callback(futures.stop)
     submitter = Submitter(
-        journal,
+        stores.journal,
         blobs,
         _start_nudger(settings, stack),
         futures,
@@ -213,28 +181,23 @@ def _queue(common: CommonParts, stores: _Stores, blobs: BlobStore, stack: AsyncE
     )
     submitter.start()
     stack.push_async_callback(submitter.stop)
-    sample_journal = SampleJournal(database, clock)
-    lane_polls = LanePolls(sample_journal, sql)
+    lane_polls = LanePolls(stores.sampling_sessions, sql)
     lane_polls.start()
     stack.push_async_callback(lane_polls.stop)
     _start_listener(settings, stack, futures.notify, lane_polls.notify)
-    meshes = MeshBoard(Meshes(database, clock), clock, sql, silent_s=settings.session_timeout_s)
-    queues = Queues(database, clock)
+    meshes = MeshBoard(stores.meshes, clock, sql, silent_s=settings.session_timeout_s)
     return QueueParts(
         submitter=submitter,
         futures=futures,
         lane_polls=lane_polls,
         token_feeds=_start_token_feeds(settings, stack),
         meshes=meshes,
-        queues=queues,
-        queue_board=QueueBoard(queues, meshes, clock, sql, max_attempts=settings.max_attempts),
-        sample_journal=sample_journal,
-        custom_losses=CustomLosses(database, clock),
-        branches=Branches(database, journal, clock),
-        unloading=Unloading(database, journal),
-        snapshots=SnapshotStore(database, clock),
-        progress=Progress(database, clock),
-        timeline=Timeline(database),
+        queues=stores.queues,
+        queue_board=QueueBoard(stores.queues, meshes, clock, sql, max_attempts=settings.max_attempts),
+        journal=stores.journal,
+        branches=stores.branches,
+        snapshots=stores.snapshots,
+        timeline=stores.timeline,
         trace_threads=_threads("traces", _TRACE_THREADS, stack),
     )
 

@@ -1,4 +1,7 @@
-"""Whose request it is: an API key or a token exchanged for one, looked up and remembered for a moment."""
+"""Who calls: API keys, and the tokens that stand for one of them for a short while.
+
+Tokens are JWTs (RFC 7519), which name the key and never hold it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,73 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import jwt
 import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticated
 from twinkle.core.ids import API_KEY_PREFIX
+from twinkle.server.signing import Signer
 from twinkle.server.threads import Threads
-from twinkle.server.tokens import Tokens, is_token
-from twinkle.storage.tenants.directory import Directory, ValidKey, digest_of_key
+from twinkle.storage.tenants.tenants import Tenants, ValidKey, digest_of_key
+
+_ALGORITHM = "HS256"
+_PURPOSE = "access tokens"
+_START = "eyJ"
+_SUBJECT = "tml:apikey:"
+_MAX_LENGTH = 8192
+
+
+def is_token(credential: str) -> bool:
+    """Whether this is a token rather than a key: every JWT begins with its header's brace, in base64."""
+    return credential.startswith(_START)
+
+
+class Tokens:
+    """Issues tokens and judges those that come back. Every API process with the same secret knows them."""
+
+    def __init__(self, signer: Signer, clock: Clock, *, lifetime_s: int) -> None:
+        """Prepare.
+
+        Args:
+            signer: Has a key for tokens alone: nothing else it signs is one.
+            clock: Ends them.
+            lifetime_s: How long one stands for its key.
+        """
+        self._key = signer.key_for(_PURPOSE)
+        self._clock = clock
+        self._lifetime_s = lifetime_s
+
+    def issue(self, key: ValidKey, *, organization: str) -> str:
+        """A token for a key. Whose it is, is told in the SDK's words; nobody has an address here."""
+        now = int(self._clock.now())
+        claims = {
+            "sub": _SUBJECT + key.id,
+            "org_id": organization,
+            "email": "",
+            "iat": now,
+            "exp": now + self._lifetime_s,
+        }
+        return jwt.encode(claims, self._key, _ALGORITHM)
+
+    def key_id_of(self, token: str) -> str:
+        """The id of the key it stands for, which may have been revoked since.
+
+        Raises:
+            InvalidToken: It was not issued here, or its time is over.
+        """
+        if len(token) > _MAX_LENGTH:
+            raise InvalidToken("not a token of this server")
+        # Time is the clock's, and that of another API process may be a little ahead.
+        options: jwt.types.Options = {"require": ["sub", "exp"], "verify_exp": False, "verify_iat": False}
+        try:
+            claims = jwt.decode(token, self._key, algorithms=[_ALGORITHM], options=options)
+        except jwt.InvalidTokenError:
+            raise InvalidToken("not a token of this server; exchange your API key for one") from None
+        if claims["exp"] <= self._clock.now():
+            raise InvalidToken("this token has expired; exchange your API key for a new one")
+        return str(claims["sub"]).removeprefix(_SUBJECT)
+
 
 _HIT_TTL_S = 30.0
 _MISS_TTL_S = 2.0
@@ -38,8 +100,8 @@ class _Remembered:
 class Keys:
     """Opens accounts. What it knows is at most half a minute old, so a revoked key ends by then, its tokens with it."""
 
-    def __init__(self, directory: Directory, clock: Clock, threads: Threads, tokens: Tokens) -> None:
-        self._directory = directory
+    def __init__(self, tenants: Tenants, clock: Clock, threads: Threads, tokens: Tokens) -> None:
+        self._tenants = tenants
         self._clock = clock
         self._threads = threads
         self._tokens = tokens
@@ -62,13 +124,13 @@ class Keys:
             raise Unauthenticated("send an API key in the X-API-Key header")
         if is_token(credential):
             key_id = self._tokens.key_id_of(credential)
-            key = await self._known(key_id, partial(self._directory.key_with_id, key_id))
+            key = await self._known(key_id, partial(self._tenants.key_with_id, key_id))
             if key is None:
                 raise InvalidToken("the API key that this token was exchanged for was revoked")
             return key
         if not credential.startswith(API_KEY_PREFIX) or len(credential) > _MAX_KEY_LENGTH:
             raise Unauthenticated(f"not an API key of this server: its keys start with {API_KEY_PREFIX}")
-        key = await self._known(digest_of_key(credential), partial(self._directory.key, credential))
+        key = await self._known(digest_of_key(credential), partial(self._tenants.key, credential))
         if key is None:
             raise Unauthenticated("unknown API key")
         return key

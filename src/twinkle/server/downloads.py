@@ -1,20 +1,29 @@
-"""Files for whoever holds a signed URL; no key is asked for. Whole or, with a ``Range`` header, in part."""
+"""What whoever holds a signed URL downloads: files, archives and traces; no key is asked for.
+
+A file is sent whole or, with a ``Range`` header, in part. Archives are tar files, which is how SDKs before 0.36
+download checkpoints. Neither they nor traces are ever stored: they are put together while they are sent.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+import tarfile
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from twinkle.core.errors import NotFound
+from twinkle.core.adapter import Checkpoint
+from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.server.errors import refusal
-from twinkle.server.links import DOWNLOADS, Given
+from twinkle.server.links import ARCHIVES, DOWNLOADS, TRACES, Given
 from twinkle.server.openapi import BYTES, Access, Raw, described
-from twinkle.server.state import Artifacts, Common
+from twinkle.server.session_trace import trace_of
+from twinkle.server.state import Artifacts, Common, Queue
+from twinkle.server.threads import Threads
+from twinkle.wire.paths import SCHEME
 
 Expires = Annotated[int, Query(ge=0, le=2**53)]
 """When a signed URL ends, in Unix seconds."""
@@ -30,9 +39,11 @@ FILE = described(
     headers=["Range"],
     access=Access.NONE,
 )
+COMPLETE = "checkpoint_complete"
+"""The empty last member of an archive: `tinker checkpoint push-hf` takes one without it for a broken one."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
-router = APIRouter(prefix=DOWNLOADS)
+router = APIRouter()
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,8 @@ class Stored:
 Stretch: TypeAlias = bytes | Stored
 
 
-@router.get("/{content}/{name:path}", openapi_extra=FILE)
-@router.head("/{content}/{name:path}", openapi_extra=FILE)
+@router.get(DOWNLOADS + "/{content}/{name:path}", openapi_extra=FILE)
+@router.head(DOWNLOADS + "/{content}/{name:path}", openapi_extra=FILE)
 async def download(
     content: str,
     name: str,
@@ -69,7 +80,7 @@ async def download(
     """One file of a checkpoint, streamed, for as long as its owner does not take back what was given out."""
     given = Given(content=content, generation=generation, expires_at=expires, signature=signature)
     artifacts.links.check_file(name, given)
-    checkpoint = await common.sql.run(artifacts.catalog.content, content)
+    checkpoint = await common.sql.run(artifacts.checkpoints.content, content)
     given.check_still(checkpoint)
     key = checkpoint.files[name].key
     try:
@@ -139,3 +150,87 @@ async def _pieces(
         for at in range(start, end, _PIECE_BYTES):
             length = min(_PIECE_BYTES, end - at)
             yield await common.object_io.run(artifacts.blobs.get_range, stretch.key, at, length)
+
+
+@router.get(ARCHIVES + "/{run_id}/{segment}/{name}.tar", openapi_extra=FILE)
+@router.head(ARCHIVES + "/{run_id}/{segment}/{name}.tar", openapi_extra=FILE)
+async def archive(
+    run_id: str,
+    segment: str,
+    name: str,
+    request: Request,
+    common: Common,
+    artifacts: Artifacts,
+    content: str,
+    generation: Generation,
+    expires: Expires,
+    signature: str,
+) -> Response:
+    """The weights of a checkpoint, for as long as its owner does not take back what was given out."""
+    path = f"{SCHEME}{run_id}/{segment}/{name}"
+    given = Given(content=content, generation=generation, expires_at=expires, signature=signature)
+    artifacts.links.check_archive(path, given)
+    checkpoint = await common.sql.run(artifacts.checkpoints.content, content)
+    given.check_still(checkpoint)
+    stretches = lay_out(checkpoint)
+    for stretch in stretches:
+        if isinstance(stretch, Stored):
+            await _check_stored(common, artifacts, stretch)
+    return send_stretches(common, artifacts, request, stretches)
+
+
+def lay_out(checkpoint: Checkpoint) -> list[Stretch]:
+    """What an archive consists of: the files for whoever uses the adapter, not those for who trains it."""
+    stretches: list[Stretch] = []
+    for name, file in sorted(checkpoint.weight_files.items()):
+        stretches += [_header(name, file.size_bytes), Stored(file.key, file.size_bytes), _padding(file.size_bytes)]
+    stretches.append(_header(COMPLETE, 0))
+    size_bytes = sum(size_of(stretch) for stretch in stretches) + 2 * tarfile.BLOCKSIZE
+    stretches.append(bytes(2 * tarfile.BLOCKSIZE + -size_bytes % tarfile.RECORDSIZE))
+    return stretches
+
+
+def _header(name: str, size_bytes: int) -> bytes:
+    # The time stays that of the epoch: a checkpoint that is saved again unchanged keeps its bytes.
+    member = tarfile.TarInfo(name)
+    member.size = size_bytes
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+def _padding(size_bytes: int) -> bytes:
+    return bytes(-size_bytes % tarfile.BLOCKSIZE)
+
+
+async def _check_stored(common: Common, artifacts: Artifacts, file: Stored) -> None:
+    """Before the first byte is sent: afterwards a fault could only be told by breaking off."""
+    try:
+        size_bytes = await common.object_io.run(artifacts.blobs.size_bytes, file.key)
+    except KeyError:
+        raise NotFound("this checkpoint was deleted") from None
+    if size_bytes != file.size_bytes:
+        raise StorageUnavailable(f"{file.key} is not what was written: {size_bytes} of {file.size_bytes} bytes")
+
+
+@router.get(
+    TRACES + "/{session_id}.pftrace",
+    openapi_extra=described(Raw(BYTES, "A Perfetto trace."), refusals=[403, 404], access=Access.NONE),
+)
+async def download_trace(
+    session_id: str, common: Common, queue: Queue, artifacts: Artifacts, expires: Expires, signature: str
+) -> Response:
+    """A session's timeline as of now, streamed: neither it nor the session is ever in memory as a whole."""
+    artifacts.links.check_trace(session_id, expires_at=expires, signature=signature)
+    pieces = trace_of(queue.timeline, session_id, now=common.clock.now())
+    # Before the first byte is sent: afterwards a fault could only be told by breaking off.
+    first = await queue.trace_threads.run(next, pieces, b"")
+    headers = {
+        "Cache-Control": "private, no-store",
+        "Content-Disposition": f'attachment; filename="{session_id}.pftrace"',
+    }
+    return StreamingResponse(_rest(queue.trace_threads, first, pieces), media_type=BYTES, headers=headers)
+
+
+async def _rest(threads: Threads, piece: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while piece:
+        yield piece
+        piece = await threads.run(next, pieces, b"")

@@ -38,8 +38,34 @@ from twinkle.core.errors import (
     UserError,
 )
 from twinkle.core.ids import new_id
-from twinkle.server import openai_refusals
 from twinkle.wire.bodies.base import complaint
+
+PREFIX = "/v1/"
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class OpenAIErrorInfo(TypedDict):
+    """What was wrong, and with which parameter."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIRefusal(TypedDict):
+    """Why a request was refused, as OpenAI says it."""
+
+    error: OpenAIErrorInfo
+
+
+def openai_error(status: int, message: str, code: str, param: str | None = None) -> bytes:
+    """The body of a refusal: ``{"error": {"message", "type", "param", "code"}}``."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error = OpenAIErrorInfo(message=message, type=kind, param=param, code=code)
+    return orjson.dumps(OpenAIRefusal(error=error))
+
 
 JSON = "application/json"
 
@@ -96,9 +122,9 @@ def _refuse(
     field: str | None = None,
 ) -> Response:
     """An error in the form that the clients of this path read."""
-    if not request.url.path.startswith(openai_refusals.PREFIX):
+    if not request.url.path.startswith(PREFIX):
         return refusal(status, detail, code, headers)
-    body = openai_refusals.openai_error(status, detail, code, field)
+    body = openai_error(status, detail, code, field)
     return Response(body, status_code=status, media_type=JSON, headers=dict(headers or {}))
 
 
@@ -137,12 +163,12 @@ async def _answer_ours(request: Request, error: Exception) -> Response:
 def openai_error_of(request: Request, error: Exception) -> bytes:
     """An error that comes when an answer has begun and its status is sent, as OpenAI's clients read it."""
     if not isinstance(error, TwinkleError) or isinstance(error, StatementFailed):
-        return openai_refusals.openai_error(500, _log_unexpected(request, error), "internal")
+        return openai_error(500, _log_unexpected(request, error), "internal")
     status = _nearest(_STATUS, error)
     if status >= 500:
         _log.warning("request.failed", path=request.url.path, code=error.code, error=error.message)
     field = error.field if isinstance(error, InvalidInput) else None
-    return openai_refusals.openai_error(status, _public_text(error), error.code, field)
+    return openai_error(status, _public_text(error), error.code, field)
 
 
 async def _answer_invalid_parameter(request: Request, error: Exception) -> Response:

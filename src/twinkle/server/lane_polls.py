@@ -8,7 +8,7 @@ import structlog
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.server.threads import Threads, say_if_it_ends
-from twinkle.storage.journal.samples import EndedSample, SampleJournal, SamplePoll
+from twinkle.storage.sampling.sampling_sessions import EndedSample, SamplePoll, SamplingSessions
 
 _SWEEP_S = 1.0
 _MAX_ANSWERED = 1000
@@ -28,7 +28,7 @@ class _Waiter:
 class LanePolls:
     """Everyone who waits for a lane. Lives on one event loop; only :meth:`notify` is for other threads."""
 
-    def __init__(self, samples: SampleJournal, threads: Threads, *, sweep_s: float = _SWEEP_S) -> None:
+    def __init__(self, samples: SamplingSessions, threads: Threads, *, sweep_s: float = _SWEEP_S) -> None:
         self._samples = samples
         self._threads = threads
         self._sweep_s = sweep_s

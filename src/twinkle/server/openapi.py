@@ -21,9 +21,8 @@ from pydantic.json_schema import JsonSchemaMode
 from starlette.types import Receive, Scope, Send
 
 from twinkle.server.direct import DirectRoutes
-from twinkle.server.errors import JSON, Refusal
-from twinkle.server.idempotency import MAX_KEY_LENGTH
-from twinkle.server.openai_refusals import OpenAIRefusal
+from twinkle.server.errors import JSON, OpenAIRefusal, Refusal
+from twinkle.server.request_metadata import MAX_KEY_LENGTH
 from twinkle.server.state import Common
 
 PATH = "/openapi.json"

@@ -14,7 +14,7 @@ async def capabilities_of_run(
 ) -> MeshCapabilities | None:
     """What the mesh of an adapter has said of itself; None without such an adapter or mesh."""
     try:
-        adapter = await common.sql.run(artifacts.catalog.adapter, adapter_id, tenant=tenant)
+        adapter = await common.sql.run(artifacts.adapters.find, adapter_id, tenant=tenant)
     except NotFound:
         return None
     mesh = await queue.meshes.find(adapter.mesh)
@@ -40,7 +40,7 @@ async def count_sample(
     if not sample.has_pictures:
         return sample
     assert sample.sampling_session_id is not None, "what is sampled from is known by now"
-    session = await common.sql.run(artifacts.catalog.sampling_session, sample.sampling_session_id, tenant=tenant)
+    session = await common.sql.run(artifacts.sampling_sessions.find, sample.sampling_session_id, tenant=tenant)
     known = [mesh.capabilities for mesh in await queue.meshes.all() if mesh.capabilities is not None]
     capabilities = next((one for one in known if one.base_model == session.base_model), None)
     rules = None if capabilities is None else picture_rules(capabilities, "prompt")

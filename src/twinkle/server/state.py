@@ -9,35 +9,33 @@ from fastapi import Depends, FastAPI, Request
 
 from twinkle.core.clock import Clock
 from twinkle.core.settings import Settings
-from twinkle.server.auth import Keys
+from twinkle.server.auth import Keys, Tokens
+from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies
 from twinkle.server.futures import Futures
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
-from twinkle.server.mesh_board import MeshBoard
 from twinkle.server.model_texts import Texts
-from twinkle.server.queue_board import QueueBoard
 from twinkle.server.quota import Quotas
 from twinkle.server.signing import Cursors
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.token_feeds import TokenFeeds
-from twinkle.server.tokens import Tokens
-from twinkle.storage.adapters.parking import Unloading
+from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.checkpoints.copies import Copies
+from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.journal.branches import Branches
-from twinkle.storage.journal.custom_losses import CustomLosses
-from twinkle.storage.journal.queues import Progress, Queues
-from twinkle.storage.journal.samples import SampleJournal
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.queues import Queues
 from twinkle.storage.journal.timeline import Timeline
-from twinkle.storage.tenants.audit import Audit
-from twinkle.storage.tenants.directory import Directory, ValidKey
-from twinkle.storage.tenants.session_search import SessionSearch
-from twinkle.storage.tenants.usage import Usage
+from twinkle.storage.sampling.sampling_sessions import SamplingSessions
+from twinkle.storage.tenants.accounting import Accounting
+from twinkle.storage.tenants.sessions import Sessions
+from twinkle.storage.tenants.tenants import Tenants, ValidKey
+
+_BEARER = "bearer "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +53,13 @@ class CommonParts:
 class AccountParts:
     """Who the callers are: their keys, sessions and limits, what they did and what they used."""
 
-    directory: Directory
+    tenants: Tenants
+    sessions: Sessions
+    accounting: Accounting
     keys: Keys
     tokens: Tokens
     cursors: Cursors
     quotas: Quotas
-    usage: Usage
-    audit: Audit
-    session_search: SessionSearch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +73,9 @@ class QueueParts:
     meshes: MeshBoard
     queues: Queues
     queue_board: QueueBoard
-    sample_journal: SampleJournal
-    custom_losses: CustomLosses
+    journal: Journal
     branches: Branches
-    unloading: Unloading
     snapshots: SnapshotStore
-    progress: Progress
     timeline: Timeline
     trace_threads: Threads
 
@@ -90,10 +84,11 @@ class QueueParts:
 class ArtifactParts:
     """What is kept: adapters and checkpoints with their files, who may read them, the models' tokenizers."""
 
-    catalog: Catalog
-    blobs: BlobStore
-    copies: Copies
+    adapters: Adapters
+    checkpoints: Checkpoints
     access_tokens: AccessTokens
+    sampling_sessions: SamplingSessions
+    blobs: BlobStore
     links: DownloadLinks
     texts: Texts
 
@@ -141,6 +136,12 @@ async def _tenant(request: Request) -> str:
     return (await _key(request)).tenant
 
 
+async def _caller(request: Request) -> str:
+    authorization = request.headers.get("authorization", "")
+    bearer = authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else None
+    return await state_of(request.app).accounts.keys.tenant_of(bearer or request.headers.get("x-api-key"))
+
+
 Common = Annotated[CommonParts, Depends(_common)]
 Accounts = Annotated[AccountParts, Depends(_accounts)]
 Queue = Annotated[QueueParts, Depends(_queue)]
@@ -150,3 +151,5 @@ Key = Annotated[ValidKey, Depends(_key)]
 """The key that came with the request, itself or as a token; 401 without one."""
 Tenant = Annotated[str, Depends(_tenant)]
 """The id of the tenant whose key that is."""
+Caller = Annotated[str, Depends(_caller)]
+"""The tenant whose key came as a bearer token, as OpenAI's clients send it, or in X-API-Key; 401 without one."""

@@ -21,6 +21,12 @@ from obstore.store import AzureStore, GCSStore, S3Store, from_url
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 
+CHECKPOINTS = "checkpoints/"
+PAYLOADS = "payloads/"
+RESULTS = "results/"
+SNAPSHOTS = "snapshots/"
+"""What every key of ours begins with, by what lies under it."""
+
 _TIMEOUT = "60s"
 _RETRY_TIMEOUT = timedelta(seconds=30)
 

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -211,6 +211,16 @@ class Database:
                 options=_postgres_options(self.url),
             )
         return self._open.postgres
+
+
+def raised(tag: str) -> str:
+    """A column's value, but no less than a floor, which is to be given twice: what was idle goes on from there."""
+    return f"CASE WHEN {tag} < ? THEN CAST(? AS DOUBLE PRECISION) ELSE {tag} END"
+
+
+def placeholders(values: Collection[object]) -> str:
+    """The inside of an ``IN (...)``; of nothing it is ``NULL``, which nothing equals, since ``IN ()`` is an error."""
+    return ", ".join("?" * len(values)) or "NULL"
 
 
 def sql_engine(url: str) -> Engine:

@@ -6,10 +6,7 @@ import hashlib
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
-from twinkle.storage.blobs import BlobStore, day_of
-
-PAYLOADS = "payloads/"
-RESULTS = "results/"
+from twinkle.storage.blobs import PAYLOADS, RESULTS, BlobStore, day_of
 
 
 def write_payload(blobs: BlobStore, request_id: str, data: bytes, *, inline_bytes: int, now: float) -> Payload:

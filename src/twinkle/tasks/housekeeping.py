@@ -16,14 +16,10 @@ from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.adapters.ephemeral import EphemeralStore, Patience
-from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore, open_blob_store
-from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal.journal import Journal
+from twinkle.storage.sampling.sampling_sessions import Patience
 from twinkle.storage.schema import upgrade
-from twinkle.storage.upkeep.upkeep import Upkeep
-from twinkle.storage.upkeep.waste import Waste
+from twinkle.storage.stores import Stores
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
 from twinkle.tasks.nudge import Nudger
 
@@ -42,21 +38,13 @@ class Housekeeping:
         self,
         *,
         settings: Settings,
-        journal: Journal,
-        upkeep: Upkeep,
-        snapshots: SnapshotStore,
-        ephemeral: EphemeralStore,
-        waste: Waste,
+        stores: Stores,
         blobs: BlobStore,
         nudger: Nudger,
         publisher: CompletionPublisher,
     ) -> None:
         self._settings = settings
-        self._journal = journal
-        self._upkeep = upkeep
-        self._snapshots = snapshots
-        self._ephemeral = ephemeral
-        self._waste = waste
+        self._stores = stores
         self._retention = Retention(
             keep_s=settings.retention_s,
             every_ops=settings.keep_snapshot_every_ops,
@@ -68,15 +56,15 @@ class Housekeeping:
 
     def nudge(self) -> None:
         """Wake every mesh that has work waiting: the safety net behind each request's own nudge."""
-        for mesh in self._journal.ready_meshes():
+        for mesh in self._stores.journal.ready_meshes():
             crash_point("housekeeping.nudging")
             self._nudger.ring(mesh)
 
     def sweep(self) -> None:
         """End what has waited too long: gaps in a sequence, operations past their deadline."""
-        ended = self._upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s)
+        ended = self._stores.upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s)
         crash_point("housekeeping.gaps_closed")
-        ended += self._upkeep.expire_overdue(
+        ended += self._stores.upkeep.expire_overdue(
             deadline_s=self._settings.operation_deadline_s, deadline_s_of=self._settings.operation_deadline_s_of
         )
         if ended:
@@ -88,10 +76,10 @@ class Housekeeping:
 
         Blobs are deleted a while after nothing refers to them any more: whoever was reading one has ended by then.
         """
-        self._upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
-        self._upkeep.expire_checkpoints()
-        self._upkeep.expire_access_tokens()
-        num_ended = self._ephemeral.end_unreachable(
+        self._stores.upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
+        self._stores.upkeep.expire_checkpoints()
+        self._stores.upkeep.expire_access_tokens()
+        num_ended = self._stores.sampling_sessions.end_unreachable(
             Patience(
                 idle_s=self._settings.ephemeral_idle_s,
                 silent_s=self._settings.session_timeout_s + self._settings.ephemeral_grace_s,
@@ -99,12 +87,12 @@ class Housekeeping:
         )
         if num_ended:
             _log.info("housekeeping.ephemeral_ended", count=num_ended)
-        for run in self._snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
-            self._snapshots.prune(run, self._retention.choose)
+        for run in self._stores.snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
+            self._stores.snapshots.prune(run, self._retention.choose)
         num_deleted = 0
         for _ in range(_MAX_BATCHES):
             crash_point("housekeeping.deleting")
-            deleted = self._waste.delete(self._blobs, older_than_s=self._settings.download_url_ttl_s)
+            deleted = self._stores.waste.delete(self._blobs, older_than_s=self._settings.download_url_ttl_s)
             num_deleted += deleted
             if deleted == 0:
                 break
@@ -137,20 +125,15 @@ def _plain(sweep: Callable[[], None]) -> Callable[[], None]:
 def run_housekeeping(settings: Settings) -> int:
     """Sweep until SIGTERM; the exit status."""
     configure_logging(settings.log_level, settings.log_json)
-    clock = SystemClock()
-    upgrade(sql_engine(settings.resolved_database_url))
-    database = Database(settings.resolved_database_url)
+    stores = Stores.at(settings.resolved_database_url, SystemClock())
+    upgrade(stores.engine)
     app = make_app(settings)
     redis_url = settings.redis_url.get_secret_value()
     nudger = Nudger(app, redis_url)
     nudger.start()
     housekeeping = Housekeeping(
         settings=settings,
-        journal=Journal(database, clock),
-        upkeep=Upkeep(database, clock),
-        snapshots=SnapshotStore(database, clock),
-        ephemeral=EphemeralStore(database, clock),
-        waste=Waste(database, clock),
+        stores=stores,
         blobs=open_blob_store(settings.resolved_object_store),
         nudger=nudger,
         publisher=CompletionPublisher(redis_url),

@@ -9,7 +9,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import StorageUnavailable, TwinkleError
-from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.adapters.adapters import Adapters
 from twinkle.workers.engine import State
 from twinkle.workers.residents import Residents
 from twinkle.workers.steps import Job, Steps
@@ -28,10 +28,10 @@ class Absences(Generic[State]):
     """
 
     def __init__(
-        self, *, mesh: str, parking: Parking, residents: Residents[State], clock: Clock, silent_s: float
+        self, *, mesh: str, adapters: Adapters, residents: Residents[State], clock: Clock, silent_s: float
     ) -> None:
         self._mesh = mesh
-        self._parking = parking
+        self._adapters = adapters
         self._residents = residents
         self._clock = clock
         self._silent_s = silent_s
@@ -68,7 +68,9 @@ class Absences(Generic[State]):
         self._next_look_at = now + _LOOK_EVERY_S
         others = [*self._residents.used(within_s=self._silent_s), *self._hopeless, *besides]
         try:
-            abandoned = self._parking.abandoned(self._mesh, silent_s=self._silent_s, besides=others, limit=_MAX_AT_ONCE)
+            abandoned = self._adapters.abandoned(
+                self._mesh, silent_s=self._silent_s, besides=others, limit=_MAX_AT_ONCE
+            )
         except StorageUnavailable as error:
             _log.warning("adapter.parking_failed", error=error.message, next="tried again soon")
             return
@@ -95,5 +97,5 @@ class Absences(Generic[State]):
             self._hopeless.add(adapter)
             _log.warning("adapter.not_parked", adapter=adapter, error=error.message, next="it is left as it is")
             return
-        if is_stored and self._parking.park(adapter, last_seq=last_seq):
+        if is_stored and self._adapters.park(adapter, last_seq=last_seq):
             _log.info("adapter.parked_for_session", adapter=adapter, seq=last_seq)

@@ -13,8 +13,8 @@ from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable
 from twinkle.core.ids import new_id
-from twinkle.storage.blobs import BlobStore, day_of
-from twinkle.storage.checkpoints.catalog import CHECKPOINTS, Catalog
+from twinkle.storage.blobs import CHECKPOINTS, BlobStore, day_of
+from twinkle.storage.stores import Stores
 from twinkle.wire.paths import CheckpointPath, parse_checkpoint_path, validate_name
 from twinkle.workers.age import encrypt_files
 from twinkle.workers.engine import Engine, State
@@ -37,10 +37,11 @@ class Artifacts(Generic[State]):
     """Saves adapters as checkpoints and loads checkpoints as adapters."""
 
     def __init__(
-        self, *, engine: Engine[State], catalog: Catalog, blobs: BlobStore, clock: Clock, transfers: Transfers
+        self, *, engine: Engine[State], stores: Stores, blobs: BlobStore, clock: Clock, transfers: Transfers
     ) -> None:
         self._engine = engine
-        self._catalog = catalog
+        self._adapters = stores.adapters
+        self._checkpoints = stores.checkpoints
         self._blobs = blobs
         self._clock = clock
         self._transfers = transfers
@@ -58,7 +59,7 @@ class Artifacts(Generic[State]):
             InvalidInput: The name is unusable, or taken by other content and not to be overwritten; or the files cannot
                 be encrypted to the recipients.
         """
-        owner = self._catalog.adapter(adapter)
+        owner = self._adapters.find(adapter)
         validate_name(save.name, field="path")
         path = str(CheckpointPath(adapter, save.kind.segment, save.name))
         existing = None if save.overwrite else self._existing(path)
@@ -153,9 +154,9 @@ class Artifacts(Generic[State]):
     def _find(self, path: str, *, adapter: str, content: str | None) -> Checkpoint:
         try:
             if content is not None:
-                return self._catalog.content(content)
+                return self._checkpoints.content(content)
             if parse_checkpoint_path(path).run_id == adapter:
-                return self._catalog.checkpoint(path)
+                return self._checkpoints.find(path)
         except NotFound:
             pass
         raise InvalidInput(
@@ -164,7 +165,7 @@ class Artifacts(Generic[State]):
 
     def _existing(self, path: str) -> Checkpoint | None:
         try:
-            return self._catalog.checkpoint(path)
+            return self._checkpoints.find(path)
         except NotFound:
             return None
 

@@ -15,15 +15,9 @@ from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.charges import PassRate
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher
-from twinkle.storage.adapters.ephemeral import EphemeralStore
-from twinkle.storage.adapters.parking import Parking
-from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.database import Database
-from twinkle.storage.journal.custom_losses import CustomLosses
 from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.stores import Stores
 from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.endings import Endings, Recorder
@@ -107,10 +101,8 @@ class WorkerOptions:
 class Surroundings:
     """What a worker finds where it is: where things are stored, whom it tells, and what runs its transfers."""
 
-    database: Database
+    stores: Stores
     journal: Journal
-    meshes: Meshes
-    catalog: Catalog
     blobs: BlobStore
     clock: Clock
     identity: ProcessIdentity
@@ -130,9 +122,7 @@ class WorkerParts(Generic[State]):
         self._around = around
         self._options = options
         self._rate = PassRate()
-        self._parking = Parking(around.database, around.clock)
-        self._snapshot_store = SnapshotStore(around.database, around.clock)
-        self._loss_graphs = LossGraphs(CustomLosses(around.database, around.clock))
+        self._loss_graphs = LossGraphs(around.journal)
 
     @cached_property
     def worker(self) -> MeshWorker[State]:
@@ -160,7 +150,7 @@ class WorkerParts(Generic[State]):
     def keeper(self) -> LeaseKeeper:
         """Holds the mesh."""
         return LeaseKeeper(
-            meshes=self._around.meshes,
+            meshes=self._around.stores.meshes,
             mesh=self._options.mesh,
             identity=self._around.identity,
             capabilities=self._around.capabilities,
@@ -176,7 +166,7 @@ class WorkerParts(Generic[State]):
     def snapshots(self) -> Snapshots:
         """Recovery points."""
         return Snapshots(
-            store=self._snapshot_store,
+            store=self._around.stores.snapshots,
             blobs=self._around.blobs,
             clock=self._around.clock,
             pace=self._options.pace,
@@ -190,7 +180,7 @@ class WorkerParts(Generic[State]):
         return Replay(
             engine=self._engine,
             journal=self._around.journal,
-            snapshots=self._snapshot_store,
+            snapshots=self._around.stores.snapshots,
             blobs=self._around.blobs,
             loss_graphs=self._loss_graphs,
             transfers=self.transfers,
@@ -203,7 +193,7 @@ class WorkerParts(Generic[State]):
             engine=self._engine,
             replay=self.replay,
             snapshots=self.snapshots,
-            parking=self._parking,
+            adapters=self._around.stores.adapters,
             clock=self._around.clock,
             limit=self._options.max_resident,
             parked_bytes=self._options.parked_bytes,
@@ -215,8 +205,7 @@ class WorkerParts(Generic[State]):
         return SamplerWeights(
             engine=self._engine,
             artifacts=self._artifacts,
-            catalog=self._around.catalog,
-            ephemeral=EphemeralStore(self._around.database, self._around.clock),
+            stores=self._around.stores,
             residents=self.residents,
             clock=self._around.clock,
             limit=self._options.max_weights,
@@ -263,7 +252,7 @@ class WorkerParts(Generic[State]):
             engine=self._engine,
             residents=self.residents,
             artifacts=self._artifacts,
-            catalog=self._around.catalog,
+            stores=self._around.stores,
             clock=self._around.clock,
             replay=self.replay,
             snapshots=self.snapshots,
@@ -276,7 +265,7 @@ class WorkerParts(Generic[State]):
     def _artifacts(self) -> Artifacts[State]:
         return Artifacts(
             engine=self._engine,
-            catalog=self._around.catalog,
+            stores=self._around.stores,
             blobs=self._around.blobs,
             clock=self._around.clock,
             transfers=self.transfers,
@@ -307,7 +296,7 @@ class WorkerParts(Generic[State]):
     def _absences(self) -> Absences[State]:
         return Absences(
             mesh=self._options.mesh,
-            parking=self._parking,
+            adapters=self._around.stores.adapters,
             residents=self.residents,
             clock=self._around.clock,
             silent_s=self._options.session_timeout_s,

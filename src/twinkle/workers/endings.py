@@ -25,7 +25,8 @@ from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome, Pay
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.journal.journal import Committed, Journal
+from twinkle.storage.journal.executing import Committed
+from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import Records
 from twinkle.storage.payloads import write_result
 from twinkle.workers.engine import State

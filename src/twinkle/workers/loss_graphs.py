@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
-from twinkle.storage.journal.custom_losses import CustomLosses
+from twinkle.storage.journal.journal import Journal
 from twinkle.wire.loss_graph import parse_loss_graph
 from twinkle.wire.paths import CustomLossId, parse_custom_loss_id, parse_model_id
 from twinkle.wire.training import ForwardBackwardBody
@@ -21,7 +21,7 @@ _MAX_KEPT = 64
 class LossGraphs:
     """Looks up the losses that requests name. A loss never changes, so those used last are kept."""
 
-    losses: CustomLosses
+    journal: Journal
     _kept: OrderedDict[str, LossGraph] = field(init=False, default_factory=OrderedDict)
 
     def complete(self, adapter: str, body: ForwardBackwardBody) -> ForwardBackwardBody:
@@ -52,7 +52,7 @@ class LossGraphs:
         return graph
 
     def _read(self, found: CustomLossId) -> LossGraph:
-        definition = self.losses.definition(found.lane, found.custom_loss_seq_id)
+        definition = self.journal.loss_definition(found.lane, found.custom_loss_seq_id)
         if definition is None:
             raise _unknown(str(found))
         return parse_loss_graph(definition)

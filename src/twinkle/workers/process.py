@@ -22,12 +22,8 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import open_blob_store
-from twinkle.storage.checkpoints.catalog import Catalog
-from twinkle.storage.database import Database, sql_engine
-from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.schema import upgrade
-from twinkle.storage.tenants.directory import Directory
+from twinkle.storage.stores import Stores
 from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.engine import Engine
@@ -58,22 +54,17 @@ class MeshProcess:
     def __post_init__(self) -> None:
         settings = self.settings
         clock = SystemClock()
-        database = Database(settings.resolved_database_url)
-        sql = sql_engine(settings.resolved_database_url)
-        _upgrade_patiently(sql, clock)
-        meshes = Meshes(database, clock)
-        thread_record = self._thread_record = ThreadRecord(meshes, settings)
+        stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
+        _upgrade_patiently(stores.engine, clock)
+        thread_record = self._thread_record = ThreadRecord(stores.meshes, settings)
         engine = self._engine = build_engine(thread_record.settings(limit=thread_limit(settings.ranks)))
         redis_url = settings.redis_url.get_secret_value()
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
-        directory = Directory(sql, clock)
         self._tokens = TokenPublisher(redis_url)
-        self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=directory.tenant_name)
+        self._reporter = OperationReporter(self.app, self.hostname, name_of_tenant=stores.tenants.name_of)
         around = Surroundings(
-            database=database,
-            journal=Journal(database, clock, limits=settings.tenant_limits),
-            meshes=meshes,
-            catalog=Catalog(database, sql, clock),
+            stores=stores,
+            journal=stores.journal,
             blobs=open_blob_store(settings.resolved_object_store),
             clock=clock,
             identity=ProcessIdentity.current(),
@@ -81,7 +72,7 @@ class MeshProcess:
             publisher=CompletionPublisher(redis_url),
             token_publisher=self._tokens,
             reporter=self._reporter,
-            cache_groups=CacheGroups(settings.prompt_cache_groups, directory.tenant_name),
+            cache_groups=CacheGroups(settings.prompt_cache_groups, stores.tenants.name_of),
             threads=ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfers"),
         )
         parts = WorkerParts(engine, around, WorkerOptions.of(settings))

@@ -15,7 +15,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.scheduler.residency import leaving_first
-from twinkle.storage.adapters.parking import Parking
+from twinkle.storage.adapters.adapters import Adapters
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.parked import Coverage, Parked, ParkedAdapter
 from twinkle.workers.replay import Replay
@@ -45,7 +45,7 @@ class Residents(Generic[State]):
         engine: Engine[State],
         replay: Replay[State],
         snapshots: Snapshots,
-        parking: Parking,
+        adapters: Adapters,
         clock: Clock,
         limit: int,
         parked_bytes: int,
@@ -53,7 +53,7 @@ class Residents(Generic[State]):
         self._engine = engine
         self._replay = replay
         self._snapshots = snapshots
-        self._parking = parking
+        self._adapters = adapters
         self._clock = clock
         self._limit = limit
         self._residents: OrderedDict[str, Resident[State]] = OrderedDict()
@@ -175,7 +175,7 @@ class Residents(Generic[State]):
         now = self._clock.now()
         if now >= self._asked_at + _PINS_KNOWN_S or not self._residents.keys() <= self._asked_for:
             self._asked_for, self._asked_at = set(self._residents), now
-            self._pinned = self._parking.pinned(list(self._residents))[: self._limit // 2]
+            self._pinned = self._adapters.pinned(list(self._residents))[: self._limit // 2]
         return min(at_most, self._limit - len({*self._pinned, *self._in_use}))
 
     def make_room(self, adapters: Collection[str], places: Callable[[], Mapping[str, int]]) -> None:
@@ -284,7 +284,7 @@ class Residents(Generic[State]):
     def _restore(self, adapter: str, seq: int) -> Steps[Resident[State]]:
         yield from self._snapshots.settled(adapter)
         rebuilt = yield from self._replay.state_after(adapter, seq - 1)
-        self._parking.resume(adapter)
+        self._adapters.resume(adapter)
         now = self._clock.now()
         coverage = Coverage(
             applied_seq=seq - 1,

@@ -17,8 +17,9 @@ from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable, TwinkleError
 from twinkle.scheduler.charges import PassRate, charge_of_time
-from twinkle.storage.adapters.ephemeral import EphemeralStore, EphemeralWeights
-from twinkle.storage.checkpoints.catalog import Catalog, SamplingSession
+from twinkle.storage.sampling.ephemeral import EphemeralWeights
+from twinkle.storage.sampling.sampling_sessions import SamplingSession
+from twinkle.storage.stores import Stores
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.residents import Residents
@@ -50,8 +51,7 @@ class SamplerWeights(Generic[State]):
         *,
         engine: Engine[State],
         artifacts: Artifacts[State],
-        catalog: Catalog,
-        ephemeral: EphemeralStore,
+        stores: Stores,
         residents: Residents[State],
         clock: Clock,
         limit: int,
@@ -61,8 +61,8 @@ class SamplerWeights(Generic[State]):
     ) -> None:
         self._engine = engine
         self._artifacts = artifacts
-        self._catalog = catalog
-        self._ephemeral = ephemeral
+        self._sampling_sessions = stores.sampling_sessions
+        self._checkpoints = stores.checkpoints
         self._residents = residents
         self._clock = clock
         self._limit = limit
@@ -108,11 +108,11 @@ class SamplerWeights(Generic[State]):
             InvalidInput: It may not: the content is gone or was taken back, or had no name and was ended.
             StorageUnavailable: They could not be read; worth another attempt.
         """
-        session = self._catalog.sampling_session(sampling_session)
+        session = self._sampling_sessions.find(sampling_session)
         if session.weights is not None:
             return (yield from self._nameless_of(session, session.weights))
         try:
-            checkpoint = self._catalog.sampled(session)
+            checkpoint = self._checkpoints.sampled(session)
         except NotFound as error:
             raise InvalidInput("model_path", error.message) from None
         if checkpoint is None:
@@ -136,7 +136,7 @@ class SamplerWeights(Generic[State]):
                 self._look()
             if now >= self._next_pin_at and self._pinning is None:
                 self._next_pin_at = now + _PIN_EVERY_S
-                to_pin = self._ephemeral.to_pin(self._mesh, older_than_s=self._pin_after_s)
+                to_pin = self._sampling_sessions.to_pin(self._mesh, older_than_s=self._pin_after_s)
                 self._pinning = Job(self._pin(to_pin)) if to_pin else None
         except StorageUnavailable as error:
             _log.warning("sampler_weights.not_tended", error=error.message, next="tried again soon")
@@ -151,9 +151,9 @@ class SamplerWeights(Generic[State]):
             raise job.error
 
     def _look(self) -> None:
-        self._ephemeral.note_use(self._used)
+        self._sampling_sessions.note_use(self._used)
         self._used.clear()
-        for key in set(self._nameless.values()) - self._ephemeral.open_among(self._nameless):
+        for key in set(self._nameless.values()) - self._sampling_sessions.open_among(self._nameless):
             self._drop(key)
 
     def _pin(self, candidates: list[tuple[str, int]]) -> Steps[None]:

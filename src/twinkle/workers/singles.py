@@ -11,9 +11,9 @@ from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Gran
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound, WindowFailed
 from twinkle.core.operation import Claim, OperationKind
-from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
-from twinkle.storage.checkpoints.catalog import Catalog
 from twinkle.storage.journal.records import NewSamplingSession, Records
+from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
+from twinkle.storage.stores import Stores
 from twinkle.wire.bodies.base import ResponseBody, parse_body
 from twinkle.wire.bodies.runs import BranchResponse
 from twinkle.wire.bodies.training import (
@@ -73,7 +73,7 @@ class Singles(Generic[State]):
     engine: Engine[State]
     residents: Residents[State]
     artifacts: Artifacts[State]
-    catalog: Catalog
+    stores: Stores
     clock: Clock
     replay: Replay[State]
     snapshots: Snapshots
@@ -170,7 +170,7 @@ class Singles(Generic[State]):
     ) -> Steps[SaveWeightsForSamplerResponse]:
         """A sampling session on weights without a name: a copy in memory, and a promise to make it anew."""
         assert request.sampling_session_seq_id is not None, "the body names one of the two"
-        owner = self.catalog.adapter(claim.lane)
+        owner = self.stores.adapters.find(claim.lane)
         session_id = str(SamplingSessionId(owner.session, request.sampling_session_seq_id))
         self._refuse_taken(session_id)
         state = yield from self.residents.state_before(claim.lane, claim.seq)
@@ -198,14 +198,14 @@ class Singles(Generic[State]):
 
     def _refuse_taken(self, sampling_session: str) -> None:
         try:
-            self.catalog.sampling_session(sampling_session)
+            self.stores.sampling_sessions.find(sampling_session)
         except NotFound:
             return
         raise Conflict(f"sampling session {sampling_session} already samples from something else; use the next number")
 
     def _load(self, claim: Claim, payload: bytes, records: Records) -> Steps[LoadWeightsResponse]:
         request = LoadRequest.model_validate_json(payload)
-        config = self.catalog.adapter(claim.lane).config
+        config = self.stores.adapters.find(claim.lane).config
         state = yield from self.artifacts.load(
             config,
             request.path,

@@ -13,8 +13,8 @@ from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 from twinkle.scheduler.retention import Pace, Retention
-from twinkle.storage.adapters.snapshots import SNAPSHOTS, Snapshot, SnapshotStore
-from twinkle.storage.blobs import BlobStore, day_of
+from twinkle.storage.adapters.snapshots import Snapshot, SnapshotStore
+from twinkle.storage.blobs import SNAPSHOTS, BlobStore, day_of
 from twinkle.workers.steps import Steps, Transfers
 
 Writing: TypeAlias = Future[bool]

@@ -23,14 +23,12 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
-from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.checkpoints.access_tokens import AccessTokens
-from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.records import Records
-from twinkle.storage.tenants.directory import Directory
-from twinkle.storage.upkeep.waste import Waste
+from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
+from twinkle.storage.stores import Stores
 
 COMMANDS = [
     "serve",
@@ -119,10 +117,10 @@ def test_a_new_key_stands_alone_on_the_last_line_opens_its_tenant_and_is_stored_
     )
     key = done.stdout.splitlines()[-1]
     assert re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", key)
-    directory = Directory(sql_engine(f"sqlite:///{tmp_path}/journal.db"), SystemClock())
-    found = directory.key(key)
+    tenants = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock()).tenants
+    found = tenants.key(key)
     assert found is not None
-    assert directory.tenant_name(found.tenant) == "alice"
+    assert tenants.name_of(found.tenant) == "alice"
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert key.encode() not in stored
 
@@ -201,7 +199,7 @@ def test_orphans_are_counted_and_given_to_housekeeping_if_asked(twinkle: Twinkle
     assert "housekeeping deletes them" in deleted.stdout
     assert "nothing" in after.stdout
     settings = Settings(home=tmp_path)
-    assert Waste(Database(settings.resolved_database_url), SystemClock()).delete(objects, older_than_s=0) == 2
+    assert Stores.at(settings.resolved_database_url, SystemClock()).waste.delete(objects, older_than_s=0) == 2
 
 
 def _save(bench: Bench, run: str, name: str, *, size_bytes: int, tenant: str = "t0") -> None:
@@ -259,7 +257,7 @@ def test_a_weights_access_token_is_shown_once_listed_and_revoked(
     of_run = twinkle("tokens", "create", "a", *home)
     (second, first) = json.loads(twinkle("tokens", "list", "--json", *home).stdout)
     table = twinkle("tokens", "list", "--run", "a", *home).stdout
-    tokens = AccessTokens(bench.database, SystemClock())
+    tokens = bench.stores.access_tokens
     grants = [tokens.grant(secret, "tinker://a/weights/one", reader="t1", purpose="load")]
     revoked = twinkle("tokens", "revoke", first["id"], *home)
     grants.append(tokens.grant(secret, "tinker://a/weights/one", reader="t1", purpose="load"))

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from twinkle.cli.home import kept_password, make_home, write_secret
-from twinkle.cli.lock import sole_owner
+from twinkle.cli.home import kept_password, make_home, sole_owner, write_secret
 from twinkle.core.errors import ConfigError
 
 

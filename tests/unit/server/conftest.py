@@ -24,8 +24,7 @@ from twinkle.server.app import create_app
 from twinkle.server.run import ApiServer
 from twinkle.server.state import ServerState, state_of
 from twinkle.storage import schema
-from twinkle.storage.database import sql_engine
-from twinkle.storage.tenants.directory import Directory
+from twinkle.storage.stores import Stores
 
 _START_TIMEOUT_S = 20.0
 
@@ -39,11 +38,11 @@ class Api:
     server: ApiServer
     app: FastAPI
     worker: FakeWorker
-    directory: Directory
+    stores: Stores
 
     def new_key(self) -> str:
         """The key of a tenant of its own."""
-        return self.directory.create_key(f"tenant-{secrets.token_hex(8)}", "test")
+        return self.stores.tenants.create_key(f"tenant-{secrets.token_hex(8)}", "test")
 
     def state(self) -> ServerState:
         """The app's insides."""
@@ -82,8 +81,8 @@ def serve_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Serve
             "max_outstanding_samples": 5,
         }
         settings = Settings.model_validate(values | overrides)
-        engine = sql_engine(settings.resolved_database_url)
-        schema.upgrade(engine)
+        stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
+        schema.upgrade(stores.engine)
         app = create_app(settings, clock=clock)
         server = ApiServer(app, settings)
         thread = threading.Thread(target=server.run, daemon=True)
@@ -97,7 +96,7 @@ def serve_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Serve
         port = server.servers[0].sockets[0].getsockname()[1]
         worker = FakeWorker(settings)
         try:
-            yield Api(f"http://127.0.0.1:{port}", settings, server, app, worker, Directory(engine, SystemClock()))
+            yield Api(f"http://127.0.0.1:{port}", settings, server, app, worker, stores)
         finally:
             server.should_exit = True
             thread.join(timeout=15)

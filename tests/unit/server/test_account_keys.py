@@ -11,11 +11,10 @@ import pytest
 
 from harness.clock import HandClock
 from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticated
-from twinkle.server.auth import Keys
+from twinkle.server.auth import Keys, Tokens
 from twinkle.server.signing import Signer
 from twinkle.server.threads import Threads
-from twinkle.server.tokens import Tokens
-from twinkle.storage.tenants.directory import Directory, ValidKey
+from twinkle.storage.tenants.tenants import Tenants, ValidKey
 
 SECRET = b"of this deployment"
 LIFETIME_S = 600
@@ -45,7 +44,7 @@ def make_tokens(clock: HandClock, *, secret: bytes = SECRET) -> Tokens:
 
 
 def make_keys(directory: MemoryDirectory, clock: HandClock, threads: Threads) -> Keys:
-    return Keys(cast(Directory, directory), clock, threads, make_tokens(clock))
+    return Keys(cast(Tenants, directory), clock, threads, make_tokens(clock))
 
 
 async def exchange(keys: Keys, clock: HandClock) -> str:

@@ -82,7 +82,7 @@ def test_the_sdk_gives_up_its_samples(api: Api, key: str) -> None:
         with api.worker.paused():
             sampling = service.create_sampling_client(base_model="tiny/one")
             futures = [sampling.sample(PROMPT, 1, types.SamplingParams(max_tokens=2)) for _ in range(3)]
-            found = api.directory.key(key)
+            found = api.stores.tenants.key(key)
             assert found is not None
             # Not earlier: a client that has no answer to its request yet has nothing to cancel.
             wait_until(lambda: api.state().queue.futures.num_waiting >= 3, what="the SDK polls for three samples")
@@ -99,7 +99,7 @@ def test_a_future_collected_later_tells_that_it_was_cancelled(api: Api, key: str
     with api.sdk(key) as service, api.worker.paused():
         sampling = service.create_sampling_client(base_model="tiny/one")
         future = sampling.sample(PROMPT, 1, types.SamplingParams(max_tokens=2))
-        found = api.directory.key(key)
+        found = api.stores.tenants.key(key)
         assert found is not None
         wait_until(lambda: api.worker.journal.num_open_samples(found.tenant) == 1, what="the sample is queued")
         with api.http(key) as http:

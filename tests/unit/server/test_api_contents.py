@@ -181,7 +181,7 @@ def test_a_load_is_bound_to_what_was_there_when_it_was_accepted(
 ) -> None:
     begin = {"session_id": session_id, "model_seq_id": 5, "path": owner.path}
     into = {"model_id": model_id, "seq_id": 1, "path": owner.path}
-    before = api.worker.catalog.checkpoint(owner.path).content
+    before = api.worker.stores.checkpoints.find(owner.path).content
 
     first = [http.post("/load_weights", json=body).json()["request_id"] for body in (begin, into)]
     end(owner)

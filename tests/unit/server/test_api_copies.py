@@ -29,7 +29,7 @@ def source(service: tinker.ServiceClient) -> str:
 
 
 def _files(api: Api, path: str) -> bytes:
-    checkpoint = api.worker.catalog.checkpoint(path)
+    checkpoint = api.worker.stores.checkpoints.find(path)
     return api.state().artifacts.blobs.get(checkpoint.files["adapter"].key)
 
 
@@ -40,7 +40,7 @@ def test_a_copy_is_a_run_of_its_own_on_the_same_files(api: Api, service: tinker.
 
     assert copy != source
     assert copy.endswith("/weights/a")
-    first, second = (api.worker.catalog.checkpoint(path) for path in (source, copy))
+    first, second = (api.worker.stores.checkpoints.find(path) for path in (source, copy))
     assert first.files == second.files
     assert second.expires_at is not None and first.expires_at is None
     run = rest.get_training_run(copy.split("/")[2]).result()
@@ -52,7 +52,7 @@ def test_a_copy_is_a_run_of_its_own_on_the_same_files(api: Api, service: tinker.
 def test_files_live_as_long_as_one_of_them(api: Api, service: tinker.ServiceClient, source: str) -> None:
     rest = service.create_rest_client()
     copy, second = (rest.copy_weights(source, project).result() for project in ("p", "q"))
-    key = api.worker.catalog.checkpoint(copy).files["adapter"].key
+    key = api.worker.stores.checkpoints.find(copy).files["adapter"].key
 
     rest.delete_checkpoint_from_tinker_path(source).result()
     rest.delete_checkpoint_from_tinker_path(second).result()

@@ -63,11 +63,11 @@ def test_a_run_begins_again_from_its_checkpoint(api: Api, service: tinker.Servic
     info = again.get_info()
     assert info.lora_rank == 16
     assert info.model_data.model_name == "tiny/one"
-    adapter = api.worker.catalog.adapter(info.model_id)
+    adapter = api.worker.stores.adapters.find(info.model_id)
     assert not adapter.config.train_unembed
     first, second = api.worker.executed_of(info.model_id)
     assert (first.kind, first.seq, second.seq) == ("load_weights", 0, 1)
-    content = api.worker.catalog.checkpoint(path).content
+    content = api.worker.stores.checkpoints.find(path).content
     expected = {"path": path, "optimizer": True, "content": content}
     assert json.loads(api.worker.payload(first)) == expected
 

@@ -92,7 +92,7 @@ def test_a_create_model_with_a_drawn_seed_can_be_resent(api: Api, http: httpx.Cl
         "train_unembed": True,
         "alpha": 32.0,
     }
-    assert api.worker.catalog.adapter(first["model_id"]).config.seed == payload["seed"]
+    assert api.worker.stores.adapters.find(first["model_id"]).config.seed == payload["seed"]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_tampered_or_old_url_opens_nothing(api: Api, http: httpx.Client, path:
     query = parse_qs(urlsplit(url).query)
     (signature,), (expires,), (content,) = query["signature"], query["expires"], query["content"]
     links = api.state().artifacts.links
-    checkpoint = api.worker.catalog.checkpoint(path)
+    checkpoint = api.worker.stores.checkpoints.find(path)
     old = links.archive_url_of(checkpoint, base_url=api.url, expires_at=int(api.state().common.clock.now()) - 1)
     of_file = links.file_url_of(checkpoint, path, base_url=api.url, expires_at=int(expires))
 
@@ -167,7 +167,7 @@ def test_a_file_that_is_gone_or_cut_short_is_told_before_the_first_byte(
     api: Api, http: httpx.Client, path: str
 ) -> None:
     url = _url(http, path)
-    key = api.worker.catalog.checkpoint(path).files["adapter_model.safetensors"].key
+    key = api.worker.stores.checkpoints.find(path).files["adapter_model.safetensors"].key
 
     api.state().artifacts.blobs.put(key, b"short")
     cut = httpx.get(url)

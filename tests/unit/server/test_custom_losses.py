@@ -56,7 +56,7 @@ def test_a_loss_of_the_sdk_is_kept_and_has_an_id(api: Api) -> None:
 
     assert handle.loss_id == f"{handle.session_id}:loss:0"
     assert other.loss_id == f"{handle.session_id}:loss:1"
-    definition = api.state().queue.custom_losses.definition(f"{handle.session_id}:loss", 1)
+    definition = api.state().queue.journal.loss_definition(f"{handle.session_id}:loss", 1)
     assert definition is not None
     assert parse_loss_graph(definition).name == "ranked"
 
@@ -111,7 +111,7 @@ def test_another_tenants_session_is_one_that_does_not_exist(api: Api, session_id
         nobodys = create(stranger, body_of("11111111-2222-3333-4444-555555555555"))
 
     assert (theirs.status_code, nobodys.status_code) == (404, 404)
-    assert api.state().queue.custom_losses.definition(f"{session_id}:loss", 0) is None
+    assert api.state().queue.journal.loss_definition(f"{session_id}:loss", 0) is None
 
 
 def test_nothing_but_losses_goes_where_losses_are_numbered(http: httpx.Client, session_id: str) -> None:

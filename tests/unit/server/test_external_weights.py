@@ -109,7 +109,7 @@ def test_a_tampered_url_opens_nothing(service: tinker.ServiceClient) -> None:
 def test_a_url_ends_with_its_time(api: Api, service: tinker.ServiceClient) -> None:
     links = api.state().artifacts.links
     past = int(api.state().common.clock.now()) - 1
-    checkpoint = api.worker.catalog.checkpoint(_save(service))
+    checkpoint = api.worker.stores.checkpoints.find(_save(service))
 
     refused = httpx.get(links.file_url_of(checkpoint, "adapter", base_url=api.url, expires_at=past))
 

@@ -91,10 +91,10 @@ def test_the_sdk_trains_samples_and_knows_whose_it_is(served: Api) -> None:
         identity = rest.whoami().result()
         (listed,) = rest.list_user_checkpoints().result().checkpoints
 
-    owner = served.directory.key(key)
+    owner = served.stores.tenants.key(key)
     assert owner is not None
     assert identity.user_urn == f"tml:apikey:{owner.id}"
-    assert identity.org_urn == f"tml:organization:{served.directory.tenant_name(owner.tenant)}"
+    assert identity.org_urn == f"tml:organization:{served.stores.tenants.name_of(owner.tenant)}"
     assert identity.email is None
     assert "/a" in listed.tinker_path
 
@@ -138,7 +138,7 @@ def test_the_command_line_knows_whose_it_is(served: Api, tmp_path: Path) -> None
     # Not in this process, which would keep the credential for the tests of the command line.
     told = run_tinker("--format", "json", "auth", "whoami", base_url=served.url, api_key=key, home=tmp_path)
 
-    owner = served.directory.key(key)
+    owner = served.stores.tenants.key(key)
     assert owner is not None
     assert json.loads(told)["user_urn"] == f"tml:apikey:{owner.id}"
 

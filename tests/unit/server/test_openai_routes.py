@@ -157,7 +157,7 @@ def test_ones_own_sampler_checkpoints_are_models_and_others_are_not_there(
     assert [model.id for model in client.models.list()] == [BASE_MODEL, path]
     assert client.models.retrieve(path).id == path
     assert client.completions.create(model=path, prompt="a", max_tokens=2).model == path
-    session = api.state().artifacts.catalog.sampling_session(chat_api[1].executed[-1].lane)
+    session = api.state().artifacts.sampling_sessions.find(chat_api[1].executed[-1].lane)
     assert session.checkpoint == path
     assert [model.id for model in stranger.models.list()] == [BASE_MODEL]
     for use in (
@@ -188,7 +188,7 @@ def test_samples_of_a_client_that_hung_up_are_cancelled_unless_it_can_ask_again(
     chat_api: tuple[Api, FakeWorker], chat_key: str, client: openai.OpenAI
 ) -> None:
     api, worker = chat_api
-    found = api.state().accounts.directory.key(chat_key)
+    found = api.state().accounts.tenants.key(chat_key)
     assert found is not None
     hasty = client.with_options(timeout=0.5)
     with worker.paused():

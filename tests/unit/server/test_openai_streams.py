@@ -378,7 +378,7 @@ def test_an_error_before_the_first_text_is_a_refusal_and_one_after_it_an_event(s
         stream = complete(stage, stream=True)
         assert text_of(next(stream))
         claim = sampler.claims[0]
-        stage.api.state().queue.sample_journal.cancel(claim.request_id, claim.tenant)
+        stage.api.state().artifacts.sampling_sessions.cancel(claim.request_id, claim.tenant)
         with pytest.raises(openai.APIError, match="cancelled by its client") as ended:
             list(stream)
     assert ended.value.type == "invalid_request_error"

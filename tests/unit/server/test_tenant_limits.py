@@ -38,11 +38,11 @@ def limited(serve_api: ServeApi, make_database_url: Callable[[str], str]) -> Ite
 
 
 def _tenants(api: Api) -> Tenants:
-    return Tenants(Database(api.settings.resolved_database_url), api.settings.tenant_limits)
+    return api.stores.tenants
 
 
 def _named(api: Api, name: str) -> str:
-    return api.directory.create_key(name, "test")
+    return api.stores.tenants.create_key(name, "test")
 
 
 def test_one_adapter_too_many_is_an_error_that_says_what_to_do_and_room_comes_back(limited: Api) -> None:

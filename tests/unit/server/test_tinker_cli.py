@@ -104,13 +104,13 @@ def test_a_checkpoint_is_published_timed_and_deleted(served: Api, cli: Cli, path
         assert done.exit_code == 0, done.output
 
     run("publish", path)
-    assert served.worker.catalog.checkpoint(path).public
+    assert served.worker.stores.checkpoints.find(path).public
     run("unpublish", path)
-    assert not served.worker.catalog.checkpoint(path).public
+    assert not served.worker.stores.checkpoints.find(path).public
     run("set-ttl", path, "--ttl", "3600")
-    assert served.worker.catalog.checkpoint(path).expires_at is not None
+    assert served.worker.stores.checkpoints.find(path).expires_at is not None
     run("set-ttl", path, "--remove")
-    assert served.worker.catalog.checkpoint(path).expires_at is None
+    assert served.worker.stores.checkpoints.find(path).expires_at is None
     run("delete", path, "--yes")
     assert path not in json.dumps(cli.json("checkpoint", "list"))
 

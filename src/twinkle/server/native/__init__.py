@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from twinkle.server.native import access_tokens, futures, history, queues, runs
+from twinkle.server.native import access_tokens, queues, runs
 
 router = APIRouter(prefix="/api/native/v1")
-for part in (futures, runs, history, queues, access_tokens):
+for part in (queues, runs, access_tokens):
     router.include_router(part.router)

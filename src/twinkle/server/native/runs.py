@@ -1,13 +1,32 @@
-"""What a client must know to go on with a training run that another process began."""
+"""A training run to one who comes back to it: how to go on, how far it can be taken back, and taking it there."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from dataclasses import replace
+from functools import partial
 
+from fastapi import APIRouter, Request, Response
+
+from twinkle.core.errors import InvalidInput
 from twinkle.server.openapi import described
-from twinkle.server.state import Artifacts, Common, Tenant
-from twinkle.server.tinker.answers import answer
+from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
+from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
+from twinkle.server.tinker.answers import answer, moment
+from twinkle.storage.journal.branches import Branch, fork_of
+from twinkle.storage.tenants.sessions import NewSession
+from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.native import RunResponse
+from twinkle.wire.bodies.runs import (
+    BranchInfo,
+    BranchTicket,
+    ForkRequest,
+    HistoryResponse,
+    PastState,
+    RewindRequest,
+    SnapshotInfo,
+    StepInfo,
+)
+from twinkle.wire.paths import ModelId
 
 router = APIRouter()
 
@@ -15,13 +34,125 @@ router = APIRouter()
 @router.get("/runs/{run_id}", openapi_extra=described(RunResponse, refusals=[404]))
 async def show_run(run_id: str, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """A run, and the number of its next operation."""
-    run = await common.sql.run(artifacts.catalog.adapter, run_id, tenant=tenant)
+    run = await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
     return answer(
         RunResponse(
             run_id=run.id,
             session_id=run.session,
             base_model=run.config.base_model,
             rank=run.config.rank,
-            next_seq=await common.sql.run(artifacts.catalog.next_seq, run.id),
+            next_seq=await common.sql.run(artifacts.adapters.next_seq, run.id),
         )
+    )
+
+
+_KEY_PREFIX = "fork:"
+_MAX_STEPS_SHOWN = 1000
+
+
+@router.get("/runs/{run_id}/history", openapi_extra=described(HistoryResponse, refusals=[404]))
+async def show_history(run_id: str, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
+    """Where a run comes from, its latest steps, what of it is kept and what that takes up."""
+    return answer(await common.sql.run(_describe, queue, artifacts, run_id, tenant))
+
+
+@router.post(
+    "/runs/{run_id}/rewind",
+    openapi_extra=described(BranchTicket, body=RewindRequest, refusals=[404], headers=[HEADER]),
+)
+async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """Let a run go on from a past state, behind all that was accepted. The same idempotency key: the same rewind."""
+    body = parse_body(RewindRequest, await server.common.bodies.read(request))
+    await server.common.sql.run(server.artifacts.adapters.find, run_id, tenant=tenant)
+    operation = await _operation_of(server.common, server.queue, run_id, body)
+    key = idempotency_key(request)
+    accepted = await server.queue.submitter.write(
+        partial(server.queue.branches.rewind, run_id, tenant, at=operation, request_key=key)
+    )
+    await server.common.sql.run(
+        server.accounts.accounting.note, tenant, "run_rewind", training_run=run_id, operation=str(operation)
+    )
+    return answer(BranchTicket(request_id=accepted.request_id, run_id=run_id, source=run_id, operation=operation))
+
+
+@router.post(
+    "/runs/{run_id}/fork",
+    openapi_extra=described(BranchTicket, body=ForkRequest, refusals=[404], headers=[HEADER]),
+)
+async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) -> Response:
+    """Begin a new run from a past state. The same idempotency key, or number in a session: the same run."""
+    body = parse_body(ForkRequest, await server.common.bodies.read(request))
+    source = await server.common.sql.run(server.artifacts.adapters.find, run_id, tenant=tenant)
+    operation = await _operation_of(server.common, server.queue, run_id, body)
+    if body.session_id is None:
+        session_id = await _open_session(server.common, server.accounts, tenant, run_id, idempotency_key(request))
+    else:
+        session_id = (await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)).id
+    adapter = replace(
+        fork_of(source, str(ModelId(session_id, body.model_seq_id)), session_id, now=server.common.clock.now()),
+        priority=priority_of(source.user_metadata),
+        limit=await server.accounts.quotas.adapters_of(tenant),
+    )
+    accepted = await server.queue.submitter.write(
+        partial(server.queue.branches.fork, adapter, source=run_id, at=operation)
+    )
+    await server.common.sql.run(
+        server.accounts.accounting.note,
+        tenant,
+        "run_fork",
+        training_run=adapter.id,
+        source=run_id,
+        operation=str(operation),
+    )
+    return answer(BranchTicket(request_id=accepted.request_id, run_id=adapter.id, source=run_id, operation=operation))
+
+
+async def _operation_of(common: Common, queue: Queue, run_id: str, state: PastState) -> int:
+    if (state.step is None) == (state.operation is None):
+        raise InvalidInput("step", "give either a step of the optimizer or the number of an operation")
+    if state.operation is not None:
+        return state.operation
+    assert state.step is not None, "one of the two is given"
+    return await common.sql.run(partial(queue.branches.seq_of, run_id, step=state.step))
+
+
+async def _open_session(common: Common, accounts: Accounts, tenant: str, run_id: str, key: str | None) -> str:
+    new = NewSession(
+        display_name=f"fork of {run_id}",
+        idempotency_key=f"{_KEY_PREFIX}{key}" if key else None,
+    )
+    return await common.sql.run(accounts.sessions.open, tenant, new)
+
+
+def _describe(queue: Queue, artifacts: Artifacts, run_id: str, tenant: str) -> HistoryResponse:
+    run = artifacts.adapters.find(run_id, tenant=tenant)
+    steps = queue.branches.steps(run_id, limit=_MAX_STEPS_SHOWN)
+    origin = queue.branches.origin(run_id)
+    cost = queue.snapshots.cost(run_id)
+    return HistoryResponse(
+        run_id=run.id,
+        parked_at=None if run.parked_at is None else moment(run.parked_at),
+        earliest_operation=max(cost.floor_seq, 0),
+        num_steps=queue.branches.num_steps(run_id),
+        steps=[StepInfo(step=step.number, operation=step.seq, time=moment(step.finished_at)) for step in steps],
+        origin=None if origin is None else _branch(origin),
+        rewinds=[_branch(branch) for branch in queue.branches.rewinds(run_id)],
+        forks=[_branch(branch) for branch in queue.branches.forks(run_id)],
+        snapshots=[
+            SnapshotInfo(operation=one.seq, size_bytes=one.size_bytes, time=moment(one.created_at))
+            for one in queue.snapshots.all(run_id)
+        ],
+        snapshot_bytes=cost.snapshot_bytes,
+        num_payloads=cost.num_payloads,
+        payload_bytes=cost.payload_bytes,
+    )
+
+
+def _branch(branch: Branch) -> BranchInfo:
+    return BranchInfo(
+        run_id=branch.adapter,
+        operation=branch.seq,
+        source=branch.source,
+        source_operation=branch.at,
+        time=moment(branch.created_at),
     )

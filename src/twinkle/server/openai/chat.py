@@ -18,7 +18,6 @@ from twinkle.server.openai.answers import (
     usage_of,
 )
 from twinkle.server.openai.bodies import ChatRequest
-from twinkle.server.openai.callers import Caller
 from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
 from twinkle.server.openai.growing_choice import Part, Wanted
 from twinkle.server.openai.ordering import draw
@@ -27,7 +26,7 @@ from twinkle.server.openai.shapes import ChatCompletion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.pictures import picture_rules
-from twinkle.server.state import Server
+from twinkle.server.state import Caller, Server
 from twinkle.wire.bodies.base import parse_body
 
 router = APIRouter(prefix="/chat")

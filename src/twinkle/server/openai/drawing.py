@@ -76,7 +76,7 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
     base_model, checkpoint = name, None
     if name.startswith(SCHEME):
         found = await common.sql.run(
-            artifacts.catalog.checkpoint, str(parse_checkpoint_path(name, field="model")), tenant=tenant
+            artifacts.checkpoints.find, str(parse_checkpoint_path(name, field="model")), tenant=tenant
         )
         if found.kind is CheckpointKind.EXTERNAL:
             raise InvalidInput("model", f"{name} is an export to take away; sample from a sampler checkpoint")

@@ -6,11 +6,10 @@ from fastapi import APIRouter, Response
 
 from twinkle.core.adapter import CheckpointKind
 from twinkle.server.openai.answers import json_answer
-from twinkle.server.openai.callers import Caller
 from twinkle.server.openai.drawing import find_model
 from twinkle.server.openai.shapes import ModelInfo, ModelList
 from twinkle.server.openapi import Access, described
-from twinkle.server.state import Artifacts, Common, Queue
+from twinkle.server.state import Artifacts, Caller, Common, Queue
 
 _MAX_CHECKPOINTS = 1000
 
@@ -22,7 +21,7 @@ async def list_models(common: Common, queue: Queue, artifacts: Artifacts, tenant
     """What may stand in ``model``; of the checkpoints the newest."""
     meshes = await queue.meshes.all()
     names = sorted({mesh.capabilities.base_model for mesh in meshes if mesh.capabilities is not None})
-    found, _ = await common.sql.run(artifacts.catalog.checkpoints, tenant, limit=_MAX_CHECKPOINTS, offset=0)
+    found, _ = await common.sql.run(artifacts.checkpoints.page, tenant, limit=_MAX_CHECKPOINTS, offset=0)
     checkpoints = [checkpoint for checkpoint in found if checkpoint.kind is CheckpointKind.SAMPLER]
     data = [_model(name) for name in names]
     data += [_model(checkpoint.path, created_at=checkpoint.created_at) for checkpoint in checkpoints]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,14 +24,14 @@ from twinkle.core.errors import (
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind, Payload, Submission
 from twinkle.scheduler.token_stream import ListenedSample, Listener
-from twinkle.server.idempotency import idempotency_key
 from twinkle.server.model_texts import TextModel
-from twinkle.server.openai.callers import new_openai_session, number_of
 from twinkle.server.openai.drawing import Drawing, ServedModel
+from twinkle.server.request_metadata import idempotency_key
 from twinkle.server.state import Server
 from twinkle.server.tinker.answers import canonical_json
 from twinkle.storage.journal.records import NewSamplingSession
 from twinkle.storage.payloads import read_payload
+from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.bodies.base import invalid_input
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import SamplingSessionId
@@ -38,6 +39,7 @@ from twinkle.wire.sample_result import SampleResult, decode_sample_response
 from twinkle.wire.sampling import SampleRequest, SamplingParams
 
 _SEED_BITS = 63
+_SESSION_KEY = "openai"
 # The client's own patience is ten minutes; between looks it may have hung up.
 _LONGEST_WAIT_S = 600.0
 _LOOK_S = 2.0
@@ -111,7 +113,7 @@ async def prepare(
 ) -> Order:
     """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
     key = idempotency_key(request, "Idempotency-Key")
-    seqs = [number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(drawings))]
+    seqs = [_number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(drawings))]
     lane = await _lane(server, tenant, model, repeated_seq=seqs[0] if key else None)
     end_texts = () if text_model is None else text_model.end_texts
     return Order(
@@ -132,7 +134,7 @@ async def give_up(server: Server, order: Order) -> None:
     """Cancel what will not be delivered, unless somebody can ask for it again."""
     for request_id in () if order.is_repeatable else order.request_ids:
         with suppress(StorageUnavailable, NotFound):
-            await server.common.sql.run(server.queue.sample_journal.cancel, request_id, order.tenant)
+            await server.common.sql.run(server.artifacts.sampling_sessions.cancel, request_id, order.tenant)
 
 
 async def outcome(server: Server, request: Request, tenant: str, request_id: str, patience: Patience) -> SampleResult:
@@ -160,17 +162,18 @@ async def outcome(server: Server, request: Request, tenant: str, request_id: str
 
 async def _lane(server: Server, tenant: str, model: ServedModel, *, repeated_seq: int | None) -> str:
     """The sampling session of what the model's name means now, or of what it meant when this was asked before."""
-    session = await server.common.sql.run(server.accounts.directory.open_session, tenant, new_openai_session())
+    session = await server.common.sql.run(server.accounts.sessions.open, tenant, _new_session())
     meant = model.checkpoint
     if meant is not None and repeated_seq is not None:
-        catalog = server.artifacts.catalog
-        before = await server.common.sql.run(catalog.sampled_before, session, checkpoint=meant.path, seq=repeated_seq)
+        before = await server.common.sql.run(
+            server.artifacts.sampling_sessions.sampled_before, session, checkpoint=meant.path, seq=repeated_seq
+        )
         if before is not None:
             return before
     bound_to = () if meant is None else (meant.content, str(meant.generation))
-    lane = str(SamplingSessionId(session, number_of(model.mesh, model.name, *bound_to)))
+    lane = str(SamplingSessionId(session, _number_of(model.mesh, model.name, *bound_to)))
     try:
-        await server.common.sql.run(server.artifacts.catalog.sampling_session, lane, tenant=tenant)
+        await server.common.sql.run(server.artifacts.sampling_sessions.find, lane, tenant=tenant)
     except NotFound:
         await server.queue.submitter.open_lane(
             NewSamplingSession(
@@ -245,3 +248,14 @@ async def _result(server: Server, status: FutureStatus) -> SampleResult:
     if data is None:
         data = await server.common.object_io.run(read_payload, server.artifacts.blobs, status.result)
     return decode_sample_response(data)
+
+
+def _new_session() -> NewSession:
+    """The one session of a tenant's OpenAI requests: its idempotency key makes it the same every time."""
+    return NewSession(tags=["openai"], sdk_version="openai", idempotency_key=_SESSION_KEY)
+
+
+def _number_of(*parts: str) -> int:
+    """A number of 62 bits drawn from texts: the same texts give the same number in every process."""
+    digest = hashlib.sha256("\0".join(parts).encode()).digest()
+    return int.from_bytes(digest[:8]) >> 2

@@ -8,14 +8,14 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
+from twinkle.server.auth import is_token
 from twinkle.server.openapi import described
 from twinkle.server.signing import Part
 from twinkle.server.state import Accounts, Common, Key, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
-from twinkle.server.tokens import is_token
-from twinkle.storage.checkpoints.catalog import NO_PROJECT
-from twinkle.storage.tenants.audit import AuditRecord
-from twinkle.storage.tenants.session_search import FoundSession, Place
+from twinkle.storage.adapters.adapters import NO_PROJECT
+from twinkle.storage.tenants.accounting import AuditRecord
+from twinkle.storage.tenants.sessions import FoundSession, Place
 from twinkle.wire.bodies.account import (
     ActiveStatus,
     ApiKeyDetails,
@@ -46,7 +46,7 @@ router = APIRouter()
 @router.get("/auth/apikey/me", openapi_extra=described(ApiKeyResponse))
 async def show_key(common: Common, accounts: Accounts, key: Key) -> Response:
     """What may be told of the key that came with the request."""
-    owner = await common.sql.run(accounts.directory.tenant_name, key.tenant)
+    owner = await common.sql.run(accounts.tenants.name_of, key.tenant)
     details = ApiKeyDetails(org_details=OrganizationDetails(name=owner), user_details=UserDetails(email=owner))
     return answer(ApiKeyResponse(key_id=key.number, name=key.name, details=details))
 
@@ -57,16 +57,16 @@ async def exchange_key(request: Request, common: Common, accounts: Accounts, key
     credential = request.headers["x-api-key"]
     if is_token(credential):
         return answer(AuthTokenResponse(jwt=credential))
-    organization = await common.sql.run(accounts.directory.tenant_name, key.tenant)
+    organization = await common.sql.run(accounts.tenants.name_of, key.tenant)
     return answer(AuthTokenResponse(jwt=accounts.tokens.issue(key, organization=organization)))
 
 
 @router.delete("/auth/apikey/me", openapi_extra=described(None))
 async def revoke_key(common: Common, accounts: Accounts, key: Key) -> Response:
     """Revoke the key that came with the request, and no other; tokens that were exchanged for it end with it."""
-    await common.sql.run(accounts.directory.revoke_key, key.id)
+    await common.sql.run(accounts.tenants.revoke_key, key.id)
     accounts.keys.forget(key)
-    await common.sql.run(accounts.audit.note, key.tenant, "apikey_delete", name=key.name)
+    await common.sql.run(accounts.accounting.note, key.tenant, "apikey_delete", name=key.name)
     return Response(status_code=NO_CONTENT)
 
 
@@ -82,7 +82,7 @@ async def audit(
     of_day = day or moment(common.clock.now()).date()
     start = datetime(of_day.year, of_day.month, of_day.day, tzinfo=UTC).timestamp()
     end = start + _DAY.total_seconds()
-    records = await common.sql.run(accounts.audit.entries, tenant, start=start, end=end)
+    records = await common.sql.run(accounts.accounting.entries, tenant, start=start, end=end)
     prefix = "" if event_type == "all" else f"{event_type.removesuffix('s')}_"
     return answer(AuditResponse(entries=[_entry(record) for record in records if record.event.startswith(prefix)]))
 
@@ -92,11 +92,11 @@ async def search_sessions(request: Request, common: Common, accounts: Accounts, 
     """The tenant's sessions that match, newest first."""
     body = parse_body(SearchRequest, await common.bodies.read(request))
     after = None if body.cursor is None else _place(accounts.cursors.read(tenant, _SEARCH, body.cursor.last_session_id))
-    owner = await common.sql.run(accounts.directory.tenant_name, tenant)
+    owner = await common.sql.run(accounts.tenants.name_of, tenant)
     if body.owner.type == "user" and owner not in (body.owner.owner_urns or ()):
         return answer(SearchResponse(sessions=[]))
     found = await common.sql.run(
-        accounts.session_search.find,
+        accounts.sessions.search,
         tenant,
         lambda session: _matches(session, body, _status_of(common, session)),
         limit=body.limit + 1,

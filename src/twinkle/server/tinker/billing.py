@@ -14,7 +14,7 @@ from twinkle.server.openapi import described
 from twinkle.server.state import Accounts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.tables import SessionRow
-from twinkle.storage.tenants.usage import BYTES_PER_GIGABYTE, HOUR_S, Place, Work
+from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, HOUR_S, Place, Work
 from twinkle.wire.bodies.billing import (
     CheckpointUsage,
     PrefillUsage,
@@ -48,8 +48,8 @@ async def stored_now(
     common: Common, accounts: Accounts, tenant: Tenant, project_id: Annotated[str | None, Query(max_length=4096)] = None
 ) -> Response:
     """What checkpoints take up now, project by project; nameless weights that can be sampled from are among them."""
-    owner = await common.sql.run(accounts.directory.tenant_name, tenant)
-    stored = await common.sql.run(accounts.usage.stored, tenant, project_id=project_id)
+    owner = await common.sql.run(accounts.tenants.name_of, tenant)
+    stored = await common.sql.run(accounts.accounting.stored, tenant, project_id=project_id)
     return answer(
         StoredResponse(
             data=[
@@ -76,11 +76,11 @@ def _window(starting_on: datetime, ending_before: datetime) -> tuple[int, int]:
 
 
 def _usage(accounts: Accounts, tenant: str, start: int, end: int) -> UsageResponse:
-    owner = accounts.directory.tenant_name(tenant)
-    work = accounts.usage.work(tenant, start=start, end=end)
-    storage = accounts.usage.gigabyte_hours(tenant, start=start, end=end)
+    owner = accounts.tenants.name_of(tenant)
+    work = accounts.accounting.work(tenant, start=start, end=end)
+    storage = accounts.accounting.gigabyte_hours(tenant, start=start, end=end)
     places = sorted({*work, *storage}, key=lambda place: (place.hour, place.session, place.base_model))
-    sessions = {place.session: accounts.directory.session(tenant, place.session) for place in places}
+    sessions = {place.session: accounts.sessions.find(tenant, place.session) for place in places}
     events = []
     for place in places:
         kinds = [*_kinds_of(work.get(place, Work()))]

@@ -52,7 +52,7 @@ async def list_checkpoints(
     common: Common, artifacts: Artifacts, tenant: Tenant, limit: Limit = 100, offset: Offset = 0
 ) -> Response:
     """All of the tenant's checkpoints, newest first."""
-    page, total = await common.sql.run(artifacts.catalog.checkpoints, tenant, limit=limit, offset=offset)
+    page, total = await common.sql.run(artifacts.checkpoints.page, tenant, limit=limit, offset=offset)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
 
@@ -62,9 +62,9 @@ async def list_checkpoints_of_run(
     run_id: str, common: Common, artifacts: Artifacts, tenant: Tenant, limit: Limit = MAX_PAGE, offset: Offset = 0
 ) -> Response:
     """A training run's checkpoints, newest first."""
-    await common.sql.run(artifacts.catalog.adapter, run_id, tenant=tenant)
+    await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
     page, total = await common.sql.run(
-        artifacts.catalog.checkpoints, tenant, limit=limit, offset=offset, adapter_id=run_id
+        artifacts.checkpoints.page, tenant, limit=limit, offset=offset, adapter_id=run_id
     )
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
@@ -74,7 +74,7 @@ async def list_checkpoints_of_run(
 async def weights_info(request: Request, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """What a client must know to load a checkpoint."""
     body = parse_body(WeightsInfoRequest, await common.bodies.read(request))
-    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, body.tinker_path, tenant=tenant)
+    checkpoint = await common.sql.run(artifacts.checkpoints.find, body.tinker_path, tenant=tenant)
     config = checkpoint.config
     return answer(
         WeightsInfoResponse(
@@ -94,7 +94,7 @@ async def delete_checkpoint(
 ) -> Response:
     """Unlist a checkpoint for ever, then remove its files."""
     path = _path(run_id, segment, name)
-    keys = await common.sql.run(artifacts.catalog.delete_checkpoint, tenant, path)
+    keys = await common.sql.run(artifacts.checkpoints.delete, tenant, path)
     await _note(common, accounts, tenant, "checkpoint_delete", path)
     await _remove_files(common, artifacts, path, keys)
     return Response(status_code=NO_CONTENT)
@@ -105,10 +105,7 @@ async def publish(
     run_id: str, segment: str, name: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """Let every tenant read a checkpoint. Twice is harmless: the 409 of the original makes its client hang."""
-    path = _path(run_id, segment, name)
-    await common.sql.run(artifacts.catalog.set_public, tenant, path, public=True)
-    await _note(common, accounts, tenant, "checkpoint_publish", path)
-    return Response(status_code=NO_CONTENT)
+    return await _set_public(common, accounts, artifacts, tenant, _path(run_id, segment, name), public=True)
 
 
 @router.delete(_CHECKPOINT + "/publish", openapi_extra=described(None, refusals=[404]))
@@ -116,9 +113,14 @@ async def unpublish(
     run_id: str, segment: str, name: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """Keep a checkpoint to its owner again, at once: URLs that were given out and the sessions of strangers end."""
-    path = _path(run_id, segment, name)
-    await common.sql.run(artifacts.catalog.set_public, tenant, path, public=False)
-    await _note(common, accounts, tenant, "checkpoint_unpublish", path)
+    return await _set_public(common, accounts, artifacts, tenant, _path(run_id, segment, name), public=False)
+
+
+async def _set_public(
+    common: Common, accounts: Accounts, artifacts: Artifacts, tenant: str, path: str, *, public: bool
+) -> Response:
+    await common.sql.run(artifacts.checkpoints.set_public, tenant, path, public=public)
+    await _note(common, accounts, tenant, "checkpoint_publish" if public else "checkpoint_unpublish", path)
     return Response(status_code=NO_CONTENT)
 
 
@@ -137,7 +139,7 @@ async def set_ttl(
     body = parse_body(SetTtlRequest, await common.bodies.read(request))
     expires_at = None if body.ttl_seconds is None else common.clock.now() + body.ttl_seconds
     path = _path(run_id, segment, name)
-    await common.sql.run(artifacts.catalog.set_expiry, tenant, path, expires_at)
+    await common.sql.run(artifacts.checkpoints.set_expiry, tenant, path, expires_at)
     await _note(common, accounts, tenant, "checkpoint_ttl_set", path, ttl_seconds=str(body.ttl_seconds))
     return Response(status_code=NO_CONTENT)
 
@@ -151,7 +153,7 @@ async def external_weights_urls(
 ) -> Response:
     """A URL for each file of an external checkpoint, good for a while without a key."""
     path = _path(run_id, CheckpointKind.EXTERNAL.segment, name)
-    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path, tenant=tenant)
+    checkpoint = await common.sql.run(artifacts.checkpoints.find, path, tenant=tenant)
     urls, expires_at = await common.object_io.run(
         artifacts.links.file_urls_of, checkpoint, reader=tenant, base_url=_base_url(common, request)
     )
@@ -172,7 +174,7 @@ async def checkpoint_archive(
 ) -> Response:
     """Where a checkpoint's weights can be read as one tar file for a while without a key: for SDKs before 0.36."""
     path = _path(run_id, segment, name)
-    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, path, tenant=tenant)
+    checkpoint = await common.sql.run(artifacts.checkpoints.find, path, tenant=tenant)
     expires_at = artifacts.links.expires_at
     url = artifacts.links.archive_url_of(checkpoint, base_url=_base_url(common, request), expires_at=expires_at)
     await _note(common, accounts, tenant, "checkpoint_read", path, purpose="download")
@@ -190,7 +192,7 @@ def _path(run_id: str, segment: str, name: str) -> str:
 
 
 async def _note(common: Common, accounts: Accounts, tenant: str, event: str, path: str, **details: str) -> None:
-    await common.sql.run(accounts.audit.note, tenant, event, tinker_path=path, **details)
+    await common.sql.run(accounts.accounting.note, tenant, event, tinker_path=path, **details)
 
 
 async def _remove_files(common: Common, artifacts: Artifacts, path: str, keys: list[str]) -> None:

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Grant
 from twinkle.core.errors import NotFound
-from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
+from twinkle.server.request_metadata import HEADER, idempotency_key
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.grants import TOKEN_HEADER, grant_of
-from twinkle.storage.checkpoints.copies import NewCopy
-from twinkle.storage.tenants.directory import NewSession
+from twinkle.storage.checkpoints.checkpoints import NewCopy
+from twinkle.storage.tenants.sessions import NewSession
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.checkpoints import CopyWeightsRequest, CopyWeightsResponse
 from twinkle.wire.paths import ModelId, parse_checkpoint_path
@@ -39,7 +39,7 @@ async def copy_weights(
     if body.session_id is None:
         session_id = await _find_session(common, accounts, artifacts, tenant, body, grant, key=_key_of(request))
     else:
-        session_id = (await common.sql.run(accounts.directory.session, tenant, body.session_id)).id
+        session_id = (await common.sql.run(accounts.sessions.find, tenant, body.session_id)).id
     new = NewCopy(
         source=source,
         tenant=tenant,
@@ -48,9 +48,11 @@ async def copy_weights(
         expires_at=None if body.ttl_seconds is None else common.clock.now() + body.ttl_seconds,
         grant=grant,
     )
-    path = await common.sql.run(artifacts.copies.copy, new)
+    path = await common.sql.run(artifacts.checkpoints.copy, new)
     granted_by = {} if grant is None else {"token_id": grant.token}
-    await common.sql.run(accounts.audit.note, tenant, "checkpoint_copy", tinker_path=path, source=source, **granted_by)
+    await common.sql.run(
+        accounts.accounting.note, tenant, "checkpoint_copy", tinker_path=path, source=source, **granted_by
+    )
     return answer(CopyWeightsResponse(tinker_path=path))
 
 
@@ -75,20 +77,17 @@ async def _find_session(
         NotFound: There is no such checkpoint for this tenant, nor was it copied under this key.
     """
     try:
-        await common.sql.run(artifacts.catalog.checkpoint, body.source_path, tenant=tenant, grant=grant)
+        await common.sql.run(artifacts.checkpoints.find, body.source_path, tenant=tenant, grant=grant)
     except NotFound:
-        made = await common.sql.run(accounts.directory.session_under, tenant, key)
+        made = await common.sql.run(accounts.sessions.opened_under, tenant, key)
         if made is None:
             raise
         return made
     new = NewSession(
-        tags=[],
-        user_metadata=None,
         project_id=body.destination_project_id,
         display_name=f"copy of {body.source_path}",
-        sdk_version="",
         idempotency_key=key,
     )
-    session_id = await common.sql.run(accounts.directory.open_session, tenant, new)
-    await common.sql.run(accounts.directory.finish_session, tenant, session_id, reason="success", detail=None)
+    session_id = await common.sql.run(accounts.sessions.open, tenant, new)
+    await common.sql.run(accounts.sessions.finish, tenant, session_id, reason="success", detail=None)
     return session_id

@@ -13,8 +13,8 @@ from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.state import Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.storage.journal.samples import EndedSample
 from twinkle.storage.payloads import read_payload
+from twinkle.storage.sampling.sampling_sessions import EndedSample
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import (
     CancelFutureRequest,
@@ -102,7 +102,7 @@ async def retrieve_futures(
     """What of a sampling client's samples ended after the cursor; waits until there is something. Outcomes are kept."""
     body = parse_body(RetrieveFuturesRequest, await common.bodies.read(request))
     lane = body.target.sampling_session_id
-    await common.sql.run(artifacts.catalog.sampling_session, lane, tenant=tenant)
+    await common.sql.run(artifacts.sampling_sessions.find, lane, tenant=tenant)
     longest_s = common.settings.long_poll_s
     ended = await queue.lane_polls.wait(
         lane,
@@ -115,10 +115,12 @@ async def retrieve_futures(
 
 
 @router.post("/cancel_future", openapi_extra=described(None, body=CancelFutureRequest, refusals=[404]))
-async def cancel_future(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
+async def cancel_future(
+    request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """End a sample nobody wants any more. One that has ended keeps its outcome."""
     body = parse_body(CancelFutureRequest, await common.bodies.read(request))
-    if await common.sql.run(queue.sample_journal.cancel, body.request_id, tenant):
+    if await common.sql.run(artifacts.sampling_sessions.cancel, body.request_id, tenant):
         queue.futures.notify([body.request_id])
         queue.lane_polls.notify([body.request_id])
     return Response(status_code=NO_CONTENT)

@@ -40,9 +40,9 @@ async def create_custom_loss(
             " loss_id, to forward_backward_custom",
         )
     loss_id, submission = _read(raw, tenant)
-    await common.sql.run(accounts.directory.session, tenant, loss_id.session_id)
+    await common.sql.run(accounts.sessions.find, tenant, loss_id.session_id)
     result = CreateCustomLossResponse(loss_id=str(loss_id)).to_json()
-    return ticket(await common.sql.run(queue.custom_losses.record, submission, result=result))
+    return ticket(await common.sql.run(queue.journal.record_loss, submission, result=result))
 
 
 def _read(raw: bytes, tenant: str) -> tuple[CustomLossId, Submission]:

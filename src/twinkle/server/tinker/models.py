@@ -13,13 +13,13 @@ from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
-from twinkle.server.priority import priority_of
+from twinkle.server.request_metadata import priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.storage.journal.records import NewAdapter
-from twinkle.storage.tenants.directory import metadata_of
+from twinkle.storage.tenants.sessions import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.training import (
@@ -45,7 +45,7 @@ router = APIRouter()
 async def create_model(request: Request, common: Common, accounts: Accounts, queue: Queue, tenant: Tenant) -> Response:
     """A new adapter on a base model. A resend gets the same one, also when its seed was drawn here."""
     body = parse_body(CreateModelRequest, await common.bodies.read(request))
-    session = await common.sql.run(accounts.directory.session, tenant, body.session_id)
+    session = await common.sql.run(accounts.sessions.find, tenant, body.session_id)
     _check_optimizer(body.optimizer_config)
     _check_targets(body.lora_config)
     mesh = choose_mesh(await queue.meshes.all(fresh=True), body.base_model)
@@ -82,7 +82,7 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
     A resend finds its future, whatever has become of the checkpoint, or of the leave to read it, since then.
     """
     assert body.session_id is not None and body.model_seq_id is not None, "the address of a create-via-load"
-    session = await server.common.sql.run(server.accounts.directory.session, tenant, body.session_id)
+    session = await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)
     optimizer = body.optimizer_config or OptimizerConfig()
     _check_optimizer(optimizer)
     adapter_id = str(ModelId(body.session_id, body.model_seq_id))
@@ -92,7 +92,7 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
     first = _first(tenant, adapter_id, OperationKind.LOAD_WEIGHTS, load_payload(body), body_digest(body))
     try:
         checkpoint = await server.common.sql.run(
-            server.artifacts.catalog.checkpoint, body.path, tenant=tenant, grant=grant
+            server.artifacts.checkpoints.find, body.path, tenant=tenant, grant=grant
         )
     except NotFound as error:
         return ticket(await _accepted_before(server.queue, first, error), model_id=adapter_id)
@@ -116,10 +116,12 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
 
 
 @router.post("/unload_model", openapi_extra=described(FutureResponse, body=UnloadModelRequest, refusals=[404]))
-async def unload_model(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
+async def unload_model(
+    request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """End an adapter, behind everything that was sent for it. Again: the same future. Its checkpoints stay."""
     body = parse_body(UnloadModelRequest, await common.bodies.read(request))
-    accepted = await queue.submitter.write(partial(queue.unloading.unload, body.model_id, tenant))
+    accepted = await queue.submitter.write(partial(artifacts.adapters.unload, body.model_id, tenant))
     return ticket(accepted, model_id=body.model_id)
 
 
@@ -127,8 +129,8 @@ async def unload_model(request: Request, common: Common, queue: Queue, tenant: T
 async def get_info(request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
     """What an adapter is, at once and without a future."""
     body = parse_body(GetInfoRequest, await common.bodies.read(request))
-    adapter = await common.sql.run(artifacts.catalog.adapter, body.model_id, tenant=tenant)
-    await common.sql.run(queue.unloading.refuse_unloaded, adapter.id)
+    adapter = await common.sql.run(artifacts.adapters.find, body.model_id, tenant=tenant)
+    await common.sql.run(artifacts.adapters.refuse_unloaded, adapter.id)
     mesh = await queue.meshes.find(adapter.mesh)
     capabilities = None if mesh is None else mesh.capabilities
     model = ModelData(

@@ -12,7 +12,7 @@ from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.checkpoints import describe
 from twinkle.server.tinker.sessions import Limit, Offset
-from twinkle.storage.checkpoints.catalog import Adapter
+from twinkle.storage.adapters.adapters import Adapter
 from twinkle.wire.bodies.checkpoints import Cursor, TrainingRun, TrainingRunsResponse
 
 router = APIRouter()
@@ -30,7 +30,7 @@ async def list_runs(
 ) -> Response:
     """The tenant's training runs, the one with the latest request first."""
     page, total = await common.sql.run(
-        artifacts.catalog.adapters, tenant, limit=limit, offset=offset, project_id=project_id
+        artifacts.adapters.page, tenant, limit=limit, offset=offset, project_id=project_id
     )
     runs = await common.sql.run(_describe_all, accounts, artifacts, tenant, page)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
@@ -40,26 +40,25 @@ async def list_runs(
 @router.get("/training_runs/{run_id}", openapi_extra=described(TrainingRun, refusals=[404]))
 async def show_run(run_id: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant) -> Response:
     """One training run."""
-    run = await common.sql.run(artifacts.catalog.adapter, run_id, tenant=tenant)
+    run = await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
     return answer((await common.sql.run(_describe_all, accounts, artifacts, tenant, [run]))[0])
 
 
 def _describe_all(accounts: Accounts, artifacts: Artifacts, tenant: str, runs: list[Adapter]) -> list[TrainingRun]:
-    owner = accounts.directory.tenant_name(tenant)
+    owner = accounts.tenants.name_of(tenant)
     return [_describe(artifacts, owner, run) for run in runs]
 
 
 def _describe(artifacts: Artifacts, owner: str, run: Adapter) -> TrainingRun:
-    catalog = artifacts.catalog
-    training = catalog.latest_checkpoint(run.id, CheckpointKind.TRAINING)
-    sampler = catalog.latest_checkpoint(run.id, CheckpointKind.SAMPLER)
+    training = artifacts.checkpoints.latest(run.id, CheckpointKind.TRAINING)
+    sampler = artifacts.checkpoints.latest(run.id, CheckpointKind.SAMPLER)
     return TrainingRun(
         training_run_id=run.id,
         base_model=run.config.base_model,
         model_owner=owner,
         is_lora=True,
         lora_rank=run.config.rank,
-        last_request_time=moment(catalog.last_request_at(run.id) or run.created_at),
+        last_request_time=moment(artifacts.adapters.last_request_at(run.id) or run.created_at),
         last_checkpoint=None if training is None else describe(training),
         last_sampler_checkpoint=None if sampler is None else describe(sampler),
         user_metadata=run.user_metadata,

@@ -13,12 +13,12 @@ from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
 from twinkle.server.pictures import count_sample
-from twinkle.server.priority import priority_of
+from twinkle.server.request_metadata import priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
 from twinkle.server.tinker.answers import answer, canonical_json
-from twinkle.storage.checkpoints.catalog import SamplingSession
 from twinkle.storage.journal.records import NewSamplingSession
-from twinkle.storage.tenants.directory import metadata_of
+from twinkle.storage.sampling.sampling_sessions import SamplingSession
+from twinkle.storage.tenants.sessions import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.sampling import (
@@ -57,7 +57,7 @@ class ReadSample:
 async def create_sampling_session(request: Request, server: Server, tenant: Tenant) -> Response:
     """A place to sample from: a base model, or a checkpoint of either kind."""
     body = parse_body(CreateSamplingSessionRequest, await server.common.bodies.read(request))
-    owner = await server.common.sql.run(server.accounts.directory.session, tenant, body.session_id)
+    owner = await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)
     base_model, checkpoint = await _find(server.common, server.artifacts, tenant, body)
     mesh = choose_mesh(await server.queue.meshes.all(), base_model)
     session = NewSamplingSession(
@@ -74,7 +74,7 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     )
     await server.queue.submitter.open_lane(session)
     _check_same(
-        await server.common.sql.run(server.artifacts.catalog.sampling_session, session.id, tenant=tenant), session
+        await server.common.sql.run(server.artifacts.sampling_sessions.find, session.id, tenant=tenant), session
     )
     return answer(CreateSamplingSessionResponse(sampling_session_id=session.id))
 
@@ -83,17 +83,17 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     "/join_sampling_session",
     openapi_extra=described(JoinSamplingSessionResponse, body=JoinSamplingSessionRequest, refusals=[404]),
 )
-async def join_sampling_session(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
+async def join_sampling_session(request: Request, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """A number for one more client of a sampling session, no other's."""
     body = parse_body(JoinSamplingSessionRequest, await common.bodies.read(request))
-    number = await common.sql.run(queue.sample_journal.join, body.sampling_session_id, tenant)
+    number = await common.sql.run(artifacts.sampling_sessions.join, body.sampling_session_id, tenant)
     return answer(JoinSamplingSessionResponse(client_counter=number))
 
 
 @router.get("/samplers/{sampler_id}", openapi_extra=described(SamplerResponse, refusals=[404]))
 async def show_sampler(sampler_id: str, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
     """What a sampling session samples from."""
-    session = await common.sql.run(artifacts.catalog.sampling_session, sampler_id, tenant=tenant)
+    session = await common.sql.run(artifacts.sampling_sessions.find, sampler_id, tenant=tenant)
     return answer(SamplerResponse(sampler_id=session.id, base_model=session.base_model, model_path=session.model_path))
 
 
@@ -164,7 +164,7 @@ async def _find(
     if body.model_path is None:
         assert body.base_model is not None, "the body names one of the two"
         return body.base_model, None
-    checkpoint = await common.sql.run(artifacts.catalog.checkpoint, body.model_path, tenant=tenant)
+    checkpoint = await common.sql.run(artifacts.checkpoints.find, body.model_path, tenant=tenant)
     base_model = checkpoint.config.base_model
     if body.base_model is not None and body.base_model != base_model:
         raise InvalidInput("base_model", f"{body.model_path} belongs to {base_model!r}, not to {body.base_model!r}")

@@ -7,12 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import Expired
-from twinkle.server.idempotency import HEADER, idempotency_key
 from twinkle.server.openapi import described
-from twinkle.server.priority import priority_of
+from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.storage.tenants.directory import NewSession, metadata_of
+from twinkle.storage.tenants.sessions import NewSession, metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.session import (
     CreateSessionRequest,
@@ -51,7 +50,7 @@ async def create_session(request: Request, common: Common, accounts: Accounts, t
         sdk_version=body.sdk_version,
         idempotency_key=idempotency_key(request),
     )
-    session_id = await common.sql.run(accounts.directory.open_session, tenant, new)
+    session_id = await common.sql.run(accounts.sessions.open, tenant, new)
     return answer(CreateSessionResponse(session_id=session_id))
 
 
@@ -62,7 +61,7 @@ async def create_session(request: Request, common: Common, accounts: Accounts, t
 async def session_heartbeat(request: Request, common: Common, accounts: Accounts, tenant: Tenant) -> Response:
     """A sign of life; 410 ends the client's heartbeats."""
     body = parse_body(SessionHeartbeatRequest, await common.bodies.read(request))
-    if not await common.sql.run(accounts.directory.heartbeat, tenant, body.session_id):
+    if not await common.sql.run(accounts.sessions.heartbeat, tenant, body.session_id):
         raise Expired(f"session {body.session_id} was finished")
     return answer(SessionHeartbeatResponse())
 
@@ -73,9 +72,7 @@ async def finish_session(
 ) -> Response:
     """How a client ended; the first report wins."""
     body = parse_body(FinishSessionRequest, await common.bodies.read(request))
-    await common.sql.run(
-        accounts.directory.finish_session, tenant, session_id, reason=body.reason.type, detail=body.detail
-    )
+    await common.sql.run(accounts.sessions.finish, tenant, session_id, reason=body.reason.type, detail=body.detail)
     return Response(status_code=NO_CONTENT)
 
 
@@ -85,7 +82,7 @@ async def set_project(
 ) -> Response:
     """Put a session into a project."""
     body = parse_body(SessionProjectRequest, await common.bodies.read(request))
-    await common.sql.run(accounts.directory.set_project, tenant, session_id, body.project_id)
+    await common.sql.run(accounts.sessions.set_project, tenant, session_id, body.project_id)
     return Response(status_code=NO_CONTENT)
 
 
@@ -94,7 +91,7 @@ async def list_sessions(
     common: Common, accounts: Accounts, tenant: Tenant, limit: Limit = 20, offset: Offset = 0
 ) -> Response:
     """The tenant's sessions, newest first."""
-    ids = await common.sql.run(accounts.directory.sessions, tenant, limit=limit, offset=offset)
+    ids = await common.sql.run(accounts.sessions.page, tenant, limit=limit, offset=offset)
     return answer(SessionsResponse(sessions=ids))
 
 
@@ -103,11 +100,11 @@ async def show_session(
     session_id: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """One session and what came of it."""
-    row = await common.sql.run(accounts.directory.session, tenant, session_id)
+    row = await common.sql.run(accounts.sessions.find, tenant, session_id)
     runs, _ = await common.sql.run(
-        artifacts.catalog.adapters, tenant, limit=_MAX_RUNS_SHOWN, offset=0, session_id=session_id
+        artifacts.adapters.page, tenant, limit=_MAX_RUNS_SHOWN, offset=0, session_id=session_id
     )
-    samplers = await common.sql.run(artifacts.catalog.sampling_sessions_of, session_id)
+    samplers = await common.sql.run(artifacts.sampling_sessions.all_of, session_id)
     return answer(
         SessionResponse(
             training_run_ids=[run.id for run in runs],
@@ -123,7 +120,7 @@ async def export_trace(
     session_id: str, request: Request, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """A URL, good for a while without a key, under which the session's timeline can be read as a Perfetto trace."""
-    session = await common.sql.run(accounts.directory.session, tenant, session_id)
+    session = await common.sql.run(accounts.sessions.find, tenant, session_id)
     base_url = common.settings.public_url or str(request.base_url)
     url = artifacts.links.trace_url_of(session.id, base_url=base_url)
     return answer(TraceExportResponse(url=url))

@@ -146,7 +146,7 @@ async def _bound_load(
         return load_payload(body)
     grant = await grant_of(common, artifacts, tenant, body.path, body.weights_access_token, purpose="load")
     try:
-        checkpoint = await common.sql.run(artifacts.catalog.checkpoint, body.path, tenant=tenant, grant=grant)
+        checkpoint = await common.sql.run(artifacts.checkpoints.find, body.path, tenant=tenant, grant=grant)
     except NotFound:
         # It has used up its number: it fails in its turn.
         return load_payload(body)

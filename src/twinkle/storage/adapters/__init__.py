@@ -1,1 +1,1 @@
-"""Where the states of adapters are kept: recovery points, and parking."""
+"""The training runs there are, and their recovery points."""

@@ -8,14 +8,13 @@ from typing import TypeAlias
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
-from twinkle.storage.adapters.ephemeral import pin, sampled_seqs, unpin
-from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.journal.lanes import lock_lanes, placeholders
-from twinkle.storage.payloads import PAYLOADS
+from twinkle.storage.blobs import PAYLOADS
+from twinkle.storage.database import Database, Row, Transaction, placeholders
+from twinkle.storage.journal.lanes import lock_lanes
+from twinkle.storage.sampling.ephemeral import pin, sampled_seqs, unpin
 from twinkle.storage.upkeep.waste import doom
 
 _COLUMNS = "adapter, seq, blob, size_bytes, created_at, is_start"
-SNAPSHOTS = "snapshots/"
 
 _BATCH = 1000
 _MAX_RUNS = 200

@@ -1,1 +1,1 @@
-"""Checkpoints, sampling sessions on them, copies, and the tokens that open them."""
+"""Checkpoints: what their names mean, copies of them, and the tokens that open them."""

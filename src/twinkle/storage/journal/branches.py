@@ -15,10 +15,10 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
-from twinkle.storage.checkpoints.catalog import Adapter
+from twinkle.storage.adapters.adapters import Adapter
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.lanes import LockedLane, lock_lanes, unloaded_error
+from twinkle.storage.journal.lanes import LockedLane, accept_own, lock_lanes, unloaded_error
 from twinkle.storage.journal.records import NewAdapter
 
 _STATE_KINDS = "('create_model', 'load_weights', 'fork', 'rewind', 'optim_step')"
@@ -124,7 +124,7 @@ class Branches:
             _insert_branch(transaction, adapter, seq, adapter, at, request_key, self._clock.now())
             transaction.execute("UPDATE lane SET num_rewinds = num_rewinds + 1 WHERE id = ?", (adapter,))
             submission = _submission(tenant, adapter, seq, OperationKind.REWIND, adapter, at)
-            return self._journal.append_within(transaction, lane, submission)
+            return accept_own(transaction, lane, submission, now=self._clock.now())
 
     # -- asking -------------------------------------------------------------------------------------------------------
 

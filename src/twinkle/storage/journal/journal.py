@@ -8,12 +8,12 @@ two batches could lock each other out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import Conflict, InvalidInput, LeaseLost, NotFound, UserError
+from twinkle.core.errors import NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.limits import NO_LIMITS, TenantLimits
@@ -29,27 +29,24 @@ from twinkle.core.operation import (
     Payload,
     Submission,
 )
-from twinkle.storage.database import Database, Row, Transaction
+from twinkle.storage.database import Database, Row, Transaction, placeholders
+from twinkle.storage.journal.executing import Committed, charge, check_lease, record_outcome, start_operations
 from twinkle.storage.journal.lanes import (
     NO_MESH,
-    LockedLane,
+    accept,
+    accept_complete,
     advance_lane,
     end_sample,
-    journal_seq,
+    in_journal_numbers,
     lock_lanes,
-    placeholders,
-    unloaded_error,
 )
 from twinkle.storage.journal.records import NewLane, PastOperation, Records
-from twinkle.storage.journal.turns import Choose, Moment, charge, ready_heads, served_of, waiting_samples
+from twinkle.storage.journal.turns import Choose, Moment, move_virtual_time, ready_heads, waiting_samples
 
 _STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
     " error, error_category, error_code, expired, mesh, result_bytes"
 )
-
-MAX_NUMBERS_AHEAD = 10_000
-"""How far a number may run ahead of its lane: a hole is filled number by number when nobody comes to fill it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,26 +56,6 @@ class OwnedStatus:
     tenant: str
     mesh: str
     status: FutureStatus
-
-
-@dataclass(kw_only=True)
-class Committed:
-    """What a commit made of the outcomes it was given.
-
-    ``ended_before`` had an outcome already, which stands: they were cancelled or overdue, or an earlier commit did
-    arrive though its answer did not. ``not_held`` have none, but are not in the caller's hands any more.
-    """
-
-    recorded: list[Outcome] = field(default_factory=list)
-    ended_before: list[Outcome] = field(default_factory=list)
-    not_held: list[Outcome] = field(default_factory=list)
-
-    def note(self, outcome: Outcome, state: OperationState | None) -> None:
-        """Put an outcome where it belongs; ``state`` is the one that kept it out."""
-        if state is None:
-            self.recorded.append(outcome)
-        else:
-            (self.ended_before if state.is_final else self.not_held).append(outcome)
 
 
 class Journal:
@@ -107,8 +84,8 @@ class Journal:
         """
         with self.database.transaction() as transaction:
             lanes = lock_lanes(transaction, (submission.lane for submission in submissions))
-            submissions = [_in_journal_numbers(transaction, lanes, submission) for submission in submissions]
-            answers = [self._append_one(transaction, lanes, submission) for submission in submissions]
+            submissions = [in_journal_numbers(transaction, lanes, submission) for submission in submissions]
+            answers = [accept(transaction, lanes, submission, now=self._clock.now()) for submission in submissions]
             crash_point("journal.append")
         return answers
 
@@ -128,62 +105,34 @@ class Journal:
                 raise NotFound(f"no adapter or sampling session {lane.id!r}")
             if submission is None:
                 return None
-            answer = self._append_one(transaction, lanes, submission)
+            answer = accept(transaction, lanes, submission, now=self._clock.now())
         if isinstance(answer, UserError):
             raise answer
         return answer
 
-    def append_within(self, transaction: Transaction, lane: LockedLane, submission: Submission) -> Accepted:
-        """Accept an operation of the service's own, whose number is the journal's, in the caller's transaction."""
-        answer = self._append_one(transaction, {lane.id: lane}, submission)
-        if isinstance(answer, UserError):
-            raise answer
-        return answer
+    def record_loss(self, submission: Submission, *, result: bytes) -> Accepted:
+        """Accept a custom loss, or its rejection, and complete its future; doing it again answers the same.
 
-    def _append_one(
-        self, transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission
-    ) -> Accepted | UserError:
-        lane = lanes.get(submission.lane)
-        is_theirs = lane is not None and lane.tenant == submission.tenant and lane.mesh != NO_MESH
-        if lane is None or not is_theirs or bool(lane.ordered) != submission.kind.is_ordered:
-            return NotFound(f"no adapter or sampling session {submission.lane!r}")
-        if lane.unload_seq is not None and submission.seq >= lane.unload_seq:
-            return unloaded_error(lane.id)
-        if lane.ordered and submission.seq > max(lane.max_seq, lane.head_seq) + MAX_NUMBERS_AHEAD:
-            return InvalidInput(
-                "seq_id", f"{submission.seq} is more than {MAX_NUMBERS_AHEAD} ahead of the last number, {lane.max_seq}"
+        A loss is numbered within its session, and what defines it is its payload, which is kept as long as the journal
+        itself: any ``forward_backward`` that names it may be replayed, also when the session has long lapsed.
+
+        Raises:
+            Conflict: The number was used for another loss.
+            NotFound: The lane is another tenant's.
+        """
+        with self.database.transaction() as transaction:
+            transaction.execute(
+                "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
+                " VALUES (?, ?, ?, FALSE, 0, -1, 0, 0) ON CONFLICT (id) DO NOTHING",
+                (submission.lane, submission.tenant, NO_MESH),
             )
-        now = self._clock.now()
-        request_id = request_id_of(submission.lane, submission.seq)
-        inserted = transaction.execute(
-            "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
-            " payload, payload_blob, payload_bytes, rejection, num_tokens, num_prompt_tokens, num_sequences,"
-            " device_s, expired, not_before, accepted_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
-            " ON CONFLICT (lane, seq) DO NOTHING",
-            (
-                request_id,
-                submission.tenant,
-                submission.lane,
-                lane.mesh,
-                submission.seq,
-                submission.kind.value,
-                submission.digest,
-                submission.payload.inline,
-                submission.payload.blob,
-                submission.payload.size_bytes,
-                submission.rejection,
-                submission.num_tokens,
-                submission.num_prompt_tokens,
-                submission.num_sequences,
-                now,
-            ),
-        )
-        if inserted.rowcount == 0:
-            return answer_resend(transaction, lane, submission, request_id)
-        if lane.ordered:
-            lane.note_arrival(transaction, submission, now)
-        return Accepted(request_id=request_id, mesh=lane.mesh, is_new=True)
+            lane = lock_lanes(transaction, [submission.lane])[submission.lane]
+            if lane.tenant != submission.tenant:
+                raise NotFound(f"no session of lane {submission.lane!r}")
+            answer = accept_complete(transaction, lane, submission, result=result, now=self._clock.now())
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
 
     # -- executing ----------------------------------------------------------------------------------------------------
 
@@ -211,8 +160,8 @@ class Journal:
             moment = self._moment(transaction, lease)
             heads = ready_heads(transaction, moment, limit=limit, held=held)
             choice = choose(heads)
-            _move_virtual_time(transaction, moment, choice.vtime)
-            return self._start(transaction, lease, [head.request_id for head in choice.heads])
+            move_virtual_time(transaction, moment, choice.vtime)
+            return start_operations(transaction, lease, [head.request_id for head in choice.heads], now=moment.now)
 
     def claim_samples(self, lease: Lease, choose: Choose, limit: int, *, under_way: Collection[str]) -> list[Claim]:
         """Hand the chosen samples to the lease holder; one that nobody works on counts as waiting.
@@ -233,30 +182,14 @@ class Journal:
             if not samples:
                 return []
             choice = choose(samples)
-            _move_virtual_time(transaction, moment, choice.vtime)
-            return self._start(transaction, lease, [sample.request_id for sample in choice.heads])
+            move_virtual_time(transaction, moment, choice.vtime)
+            return start_operations(transaction, lease, [sample.request_id for sample in choice.heads], now=moment.now)
 
     def _moment(self, transaction: Transaction, lease: Lease) -> Moment:
-        vtime = _check_lease(transaction, lease)
+        vtime = check_lease(transaction, lease)
         return Moment(
             mesh=lease.mesh, epoch=lease.epoch, vtime=vtime, now=self._clock.now(), max_running=self._limits.max_running
         )
-
-    def _start(self, transaction: Transaction, lease: Lease, request_ids: list[str]) -> list[Claim]:
-        if not request_ids:
-            return []
-        rows = transaction.execute(
-            "UPDATE operation SET suspicions = suspicions"
-            " + CASE WHEN state = 'running' AND claim_epoch <> ? THEN 1 ELSE 0 END,"
-            " state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
-            f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
-            " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, payload_bytes, attempts,"
-            " suspicions, num_tokens, accepted_at, rejection, num_sequences,"
-            " (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane) AS failed_window_seq",
-            (lease.epoch, lease.epoch, self._clock.now(), *request_ids),
-        ).fetchall()
-        claims = {row.request_id: _claim_of(row) for row in rows}
-        return [claims[request_id] for request_id in request_ids if request_id in claims]
 
     def commit(
         self, lease: Lease, outcomes: Sequence[Outcome], records: Mapping[str, Records] = MappingProxyType({})
@@ -273,15 +206,16 @@ class Journal:
         """
         committed = Committed()
         with self.database.transaction() as transaction:
-            mesh_vtime = _check_lease(transaction, lease)
+            mesh_vtime = check_lease(transaction, lease)
             lanes = lock_lanes(transaction, (outcome.lane for outcome in outcomes))
             now = self._clock.now()
             for outcome in outcomes:
-                committed.note(outcome, _record_outcome(transaction, lease, outcome, now))
+                committed.note(outcome, record_outcome(transaction, lease, outcome, now))
             least = charge(
                 transaction,
                 lease.mesh,
-                served_of(committed.recorded, lanes),
+                committed.recorded,
+                lanes,
                 mesh_vtime=mesh_vtime,
                 now=now,
                 tokens_per_minute=self._limits.tokens_per_minute,
@@ -325,7 +259,7 @@ class Journal:
         not_before = self._clock.now() + delay_s
         marks = placeholders(request_ids)
         with self.database.transaction() as transaction:
-            _check_lease(transaction, lease)
+            check_lease(transaction, lease)
             lanes = transaction.execute(f"SELECT lane FROM operation WHERE request_id IN ({marks})", request_ids)
             lock_lanes(transaction, (row.lane for row in lanes.fetchall()))
             rows = transaction.execute(
@@ -393,92 +327,13 @@ class Journal:
             for row in rows
         ]
 
-
-def _in_journal_numbers(transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission) -> Submission:
-    """A client counts its own operations; the rewinds between them have numbers of the journal too."""
-    lane = lanes.get(submission.lane)
-    if lane is None or lane.num_rewinds == 0:
-        return submission
-    return replace(submission, seq=journal_seq(transaction, lane.id, submission.seq))
-
-
-def answer_resend(
-    transaction: Transaction, lane: LockedLane, submission: Submission, request_id: str
-) -> Accepted | UserError:
-    """The answer to a submission whose number was used before: its own future, or that it is another request's."""
-    row = transaction.execute(
-        "SELECT digest, kind FROM operation WHERE lane = ? AND seq = ?", (submission.lane, submission.seq)
-    ).fetchone()
-    assert row is not None
-    if row.digest == submission.digest or row.kind == OperationKind.GAP:
-        return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
-    return Conflict(
-        f"seq_id {submission.seq} of {submission.lane} was already used for a different {row.kind} request; "
-        "a resend must carry the same body, a new request the next number",
-        request_id=request_id,
-    )
-
-
-def _check_lease(transaction: Transaction, lease: Lease) -> float:
-    """The mesh's virtual time, if the lease still holds."""
-    row = transaction.execute("SELECT epoch, owner, vtime FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
-    if row is None or row.epoch != lease.epoch or row.owner != lease.owner:
-        held = "nobody" if row is None or row.owner is None else f"epoch {row.epoch}"
-        raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
-    return float(row.vtime)
-
-
-def _move_virtual_time(transaction: Transaction, moment: Moment, vtime: float) -> None:
-    if vtime > moment.vtime:
-        transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ?", (vtime, moment.mesh))
-
-
-def _record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> OperationState | None:
-    """Record it, or say in which state the operation is that takes no outcome from this holder."""
-    failure = outcome.failure
-    result = outcome.result
-    changed = transaction.execute(
-        "UPDATE operation SET state = ?, result = ?, result_blob = ?, result_bytes = ?, error = ?, error_category = ?,"
-        " error_code = ?, device_s = ?, num_tokens = ?, finished_at = ?"
-        " WHERE request_id = ? AND state = 'running' AND claim_epoch = ?",
-        (
-            OperationState.FAILED.value if failure else OperationState.DONE.value,
-            result.inline if result else None,
-            result.blob if result else None,
-            result.size_bytes if result else None,
-            failure.message if failure else None,
-            failure.category.value if failure else None,
-            failure.code if failure else None,
-            outcome.device_s,
-            outcome.num_tokens,
-            now,
-            outcome.request_id,
-            lease.epoch,
-        ),
-    ).rowcount
-    if changed == 1:
-        return None
-    row = transaction.execute("SELECT state FROM operation WHERE request_id = ?", (outcome.request_id,)).fetchone()
-    assert row is not None, "operations are never deleted"
-    return OperationState(row.state)
-
-
-def _claim_of(row: Row) -> Claim:
-    return Claim(
-        request_id=row.request_id,
-        tenant=row.tenant,
-        lane=row.lane,
-        seq=row.seq,
-        kind=OperationKind(row.kind),
-        payload=_payload_of(row),
-        attempt=row.attempts,
-        suspicions=row.suspicions,
-        num_tokens=row.num_tokens,
-        accepted_at=row.accepted_at,
-        rejection=row.rejection,
-        failed_window_seq=row.failed_window_seq,
-        num_sequences=row.num_sequences,
-    )
+    def loss_definition(self, lane: str, number: int) -> bytes | None:
+        """What defines loss ``number`` of a session's lane; ``None`` when there is no such loss."""
+        rows = self.database.read(
+            "SELECT payload FROM operation WHERE request_id = ? AND kind = ? AND state = ?",
+            (request_id_of(lane, number), OperationKind.CREATE_CUSTOM_LOSS.value, OperationState.DONE.value),
+        )
+        return None if not rows else bytes(rows[0].payload)
 
 
 def _payload_of(row: Row) -> Payload:

@@ -1,16 +1,24 @@
-"""Lanes: the order of one adapter's operations. Their rows are locked before anything about them is decided."""
+"""Lanes: the order of one adapter's operations, how they get into it, and how its head moves on.
+
+Rows of lanes are locked before anything about them is decided. ``journal.py`` opens the transactions; so does whoever
+brings operations of the service's own, which are numbered by the journal: rewinds, unloadings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from twinkle.core.errors import InvalidInput
-from twinkle.core.operation import OperationKind, Outcome, Submission
-from twinkle.storage.database import Transaction
+from twinkle.core.errors import Conflict, InvalidInput, NotFound, UserError
+from twinkle.core.ids import request_id_of
+from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Outcome, Submission
+from twinkle.storage.database import Transaction, placeholders, raised
 
 NO_MESH = ""
 """The mesh of a lane that nobody executes: its operations are complete when they are accepted."""
+
+MAX_NUMBERS_AHEAD = 10_000
+"""How far a number may run ahead of its lane: a hole is filled number by number when nobody comes to fill it."""
 
 
 @dataclass(kw_only=True)
@@ -83,6 +91,121 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
     }
 
 
+def accept(
+    transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission, *, now: float
+) -> Accepted | UserError:
+    """Insert an operation into its lane, one of those that are locked; or say why not."""
+    lane = lanes.get(submission.lane)
+    is_theirs = lane is not None and lane.tenant == submission.tenant and lane.mesh != NO_MESH
+    if lane is None or not is_theirs or bool(lane.ordered) != submission.kind.is_ordered:
+        return NotFound(f"no adapter or sampling session {submission.lane!r}")
+    if lane.unload_seq is not None and submission.seq >= lane.unload_seq:
+        return unloaded_error(lane.id)
+    if lane.ordered and submission.seq > max(lane.max_seq, lane.head_seq) + MAX_NUMBERS_AHEAD:
+        return InvalidInput(
+            "seq_id", f"{submission.seq} is more than {MAX_NUMBERS_AHEAD} ahead of the last number, {lane.max_seq}"
+        )
+    request_id = request_id_of(submission.lane, submission.seq)
+    inserted = transaction.execute(
+        "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
+        " payload, payload_blob, payload_bytes, rejection, num_tokens, num_prompt_tokens, num_sequences,"
+        " device_s, expired, not_before, accepted_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
+        " ON CONFLICT (lane, seq) DO NOTHING",
+        (
+            request_id,
+            submission.tenant,
+            submission.lane,
+            lane.mesh,
+            submission.seq,
+            submission.kind.value,
+            submission.digest,
+            submission.payload.inline,
+            submission.payload.blob,
+            submission.payload.size_bytes,
+            submission.rejection,
+            submission.num_tokens,
+            submission.num_prompt_tokens,
+            submission.num_sequences,
+            now,
+        ),
+    )
+    if inserted.rowcount == 0:
+        return answer_resend(transaction, lane, submission, request_id)
+    if lane.ordered:
+        lane.note_arrival(transaction, submission, now)
+    return Accepted(request_id=request_id, mesh=lane.mesh, is_new=True)
+
+
+def accept_own(transaction: Transaction, lane: LockedLane, submission: Submission, *, now: float) -> Accepted:
+    """Insert an operation of the service's own, whose number is the journal's."""
+    answer = accept(transaction, {lane.id: lane}, submission, now=now)
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
+
+
+def accept_complete(
+    transaction: Transaction, lane: LockedLane, submission: Submission, *, result: bytes, now: float
+) -> Accepted | UserError:
+    """Insert an operation that nobody executes, together with its outcome: the result, or its rejection."""
+    failure = submission.rejection
+    request_id = request_id_of(submission.lane, submission.seq)
+    inserted = transaction.execute(
+        "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts,"
+        " claim_epoch, payload, payload_bytes, result, error, error_category, error_code, num_tokens,"
+        " num_prompt_tokens, device_s, expired, not_before, accepted_at, finished_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?, ?, 0, 0, 0, FALSE, 0, ?, ?)"
+        " ON CONFLICT (lane, seq) DO NOTHING",
+        (
+            request_id,
+            submission.tenant,
+            submission.lane,
+            lane.mesh,
+            submission.seq,
+            submission.kind.value,
+            submission.digest,
+            (OperationState.DONE if failure is None else OperationState.FAILED).value,
+            submission.payload.inline,
+            submission.payload.size_bytes,
+            result if failure is None else None,
+            failure,
+            None if failure is None else FailureCategory.USER.value,
+            None if failure is None else UserError.code,
+            now,
+            now,
+        ),
+    )
+    if inserted.rowcount == 1:
+        return Accepted(request_id=request_id, mesh=lane.mesh, is_new=True)
+    return answer_resend(transaction, lane, submission, request_id)
+
+
+def in_journal_numbers(transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission) -> Submission:
+    """A client counts its own operations; the rewinds between them have numbers of the journal too."""
+    lane = lanes.get(submission.lane)
+    if lane is None or lane.num_rewinds == 0:
+        return submission
+    return replace(submission, seq=journal_seq(transaction, lane.id, submission.seq))
+
+
+def answer_resend(
+    transaction: Transaction, lane: LockedLane, submission: Submission, request_id: str
+) -> Accepted | UserError:
+    """The answer to a submission whose number was used before: its own future, or that it is another request's."""
+    row = transaction.execute(
+        "SELECT digest, kind FROM operation WHERE lane = ? AND seq = ?", (submission.lane, submission.seq)
+    ).fetchone()
+    assert row is not None
+    if row.digest == submission.digest or row.kind == OperationKind.GAP:
+        return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
+    return Conflict(
+        f"seq_id {submission.seq} of {submission.lane} was already used for a different {row.kind} request; "
+        "a resend must carry the same body, a new request the next number",
+        request_id=request_id,
+    )
+
+
 def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, least_vtime: float = 0.0) -> None:
     """Move the head on, and the lane's virtual time from ``least_vtime`` on by what was served.
 
@@ -102,7 +225,7 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, leas
         " gap_since = CASE WHEN max_seq >= ? AND NOT EXISTS"
         " (SELECT 1 FROM operation o WHERE o.lane = lane.id AND o.seq = ?) THEN CAST(? AS DOUBLE PRECISION) END,"
         f" failed_window_seq = {window}, not_before = 0,"
-        " vtime = CASE WHEN vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE vtime END + ?"
+        f" vtime = {raised('vtime')} + ?"
         " WHERE id = ? AND head_seq = ?",
         (
             next_seq,
@@ -124,7 +247,7 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, leas
 def end_sample(transaction: Transaction, outcome: Outcome, *, least_vtime: float) -> None:
     """Number a sample that has ended, and move its lane's virtual time from ``least_vtime`` on by what was served."""
     transaction.execute(
-        "UPDATE lane SET vtime = CASE WHEN vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE vtime END + ? WHERE id = ?",
+        f"UPDATE lane SET vtime = {raised('vtime')} + ? WHERE id = ?",
         (least_vtime, least_vtime, float(outcome.charge), outcome.lane),
     )
     number_ended_sample(transaction, outcome.lane, outcome.request_id)
@@ -160,8 +283,3 @@ def journal_seq(transaction: Transaction, lane: str, client_seq: int) -> int:
             break
         seq += 1
     return seq
-
-
-def placeholders(values: Collection[object]) -> str:
-    """The inside of an ``IN (...)``; of nothing it is ``NULL``, which nothing equals, since ``IN ()`` is an error."""
-    return ", ".join("?" * len(values)) or "NULL"

@@ -13,8 +13,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
-from twinkle.storage.database import Database, Row
-from twinkle.storage.journal.lanes import placeholders
+from twinkle.storage.database import Database, Row, placeholders
 from twinkle.storage.journal.turns import RATE_BURST_S, Head, Turn
 
 MAX_LANES = 1000
@@ -114,6 +113,14 @@ class OperationPlace:
     is_head_missing: bool
     gap_since: float | None
     paused_until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A mesh on which an operation could run and nothing has begun or ended for too long."""
+
+    mesh: str
+    waits_s: float
 
 
 class Queues:
@@ -220,29 +227,11 @@ class Queues:
         )
         return {row.tenant: row for row in rows}
 
-
-@dataclass(frozen=True, kw_only=True)
-class Stall:
-    """A mesh on which an operation could run and nothing has begun or ended for too long."""
-
-    mesh: str
-    waits_s: float
-
-
-class Progress:
-    """Does work move? The question behind a liveness check: a worker that renews its lease may still be stuck.
-
-    Reads the unfinished operations and the newest of the finished ones.
-    """
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
-
     def stalls(self, *, after_s: float) -> list[Stall]:
         """The meshes where the oldest operation that could run or is running has seen nothing move for so long.
 
-        A lane that waits for a missing number, or for its next attempt, waits for no worker.
+        A worker that renews its lease may still be stuck. A lane that waits for a missing number, or for its next
+        attempt, waits for no worker.
         """
         now = self._clock.now()
         waiting = self._database.read(

@@ -9,10 +9,10 @@ from typing import Protocol
 from twinkle.core.adapter import AdapterConfig, Checkpoint
 from twinkle.core.errors import LimitReached
 from twinkle.core.operation import OperationKind, Payload
-from twinkle.storage.adapters.ephemeral import NewEphemeralWeights
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.checkpoints.contents import publish_checkpoint
 from twinkle.storage.database import Transaction
+from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 
 
 class NewLane(Protocol):

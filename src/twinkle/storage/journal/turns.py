@@ -7,13 +7,12 @@ moved on when it is read and when it is charged, never when an operation arrives
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from twinkle.core.ids import request_id_of
-from twinkle.core.operation import OperationKind, OperationState, Outcome
+from twinkle.core.operation import OperationKind, OperationState
 from twinkle.storage.database import Row, Transaction
-from twinkle.storage.journal.lanes import LockedLane
 
 RATE_BURST_S = 10.0
 """A tenant with a rate may use this many seconds' worth of it at once."""
@@ -129,6 +128,12 @@ class Moment:
     max_running: int
 
 
+def move_virtual_time(transaction: Transaction, moment: Moment, vtime: float) -> None:
+    """Let the mesh's virtual time go on with what is on offer; it never goes back."""
+    if vtime > moment.vtime:
+        transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ?", (vtime, moment.mesh))
+
+
 def ready_heads(transaction: Transaction, moment: Moment, *, limit: int, held: Collection[str] = ()) -> list[Head]:
     """The heads of ready lanes, tenant by tenant in the order of their turns; of each tenant its first ones.
 
@@ -212,67 +217,6 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
     }
     waiting.sort(key=lambda row: (row.accepted_at, row.seq))
     return [_sample_head(turns, lane_rows[row.lane], row, tokens_of_lane[row.lane], moment) for row in waiting]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """What a tenant is charged for at a commit. ``lane_vtime`` is the lowest one among the lanes that were served."""
-
-    num_tokens: int
-    lane_vtime: float
-
-
-def served_of(outcomes: Iterable[Outcome], lanes: dict[str, LockedLane]) -> dict[str, Served]:
-    """What each tenant was served: the sum of its operations' charges, which the scheduler has set."""
-    served: dict[str, Served] = {}
-    for outcome in outcomes:
-        lane = lanes[outcome.lane]
-        before = served.get(lane.tenant, Served(num_tokens=0, lane_vtime=lane.vtime))
-        served[lane.tenant] = Served(
-            num_tokens=before.num_tokens + outcome.charge, lane_vtime=min(before.lane_vtime, lane.vtime)
-        )
-    return served
-
-
-def charge(
-    transaction: Transaction,
-    mesh: str,
-    served: dict[str, Served],
-    *,
-    mesh_vtime: float,
-    now: float,
-    tokens_per_minute: int,
-) -> dict[str, float]:
-    """Move the tenants' virtual times on, and what their rates leave them; where each one's idle lanes begin.
-
-    Args:
-        transaction: The commit's, which holds the lanes' locks. Tenants come in the order of their ids.
-        mesh: On which mesh.
-        served: By tenant.
-        mesh_vtime: The mesh's virtual time.
-        now: Unix seconds.
-        tokens_per_minute: The rate of tenants that have none of their own; 0 is no limit.
-    """
-    floors = {}
-    for tenant, work in sorted(served.items()):
-        row = transaction.execute(
-            "UPDATE share SET vtime = CASE WHEN vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE vtime END"
-            " + ? / (SELECT weight FROM tenant WHERE id = share.tenant),"
-            " lane_vtime = CASE WHEN lane_vtime < ? THEN CAST(? AS DOUBLE PRECISION) ELSE lane_vtime END"
-            " WHERE mesh = ? AND tenant = ?"
-            " RETURNING lane_vtime, (SELECT tokens_per_minute FROM tenant WHERE id = share.tenant) AS rate",
-            (mesh_vtime, mesh_vtime, float(work.num_tokens), work.lane_vtime, work.lane_vtime, mesh, tenant),
-        ).fetchone()
-        assert row is not None, "a lane comes with its tenant's share"
-        floors[tenant] = row.lane_vtime
-        rate = tokens_per_minute if row.rate is None else row.rate
-        if rate:
-            transaction.execute(
-                "UPDATE tenant SET paid_until = CASE WHEN paid_until < ? THEN CAST(? AS DOUBLE PRECISION)"
-                " ELSE paid_until END + ? WHERE id = ?",
-                (now, now, work.num_tokens * 60.0 / rate, tenant),
-            )
-    return floors
 
 
 def _turn(share: Row, moment: Moment, *, num_running: int, num_running_tokens: int) -> Turn:

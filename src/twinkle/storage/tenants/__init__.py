@@ -1,1 +1,1 @@
-"""Who uses the service: tenants, keys, sessions, usage, audit."""
+"""Who uses the service: tenants with their keys and limits, sessions, what was used and done."""

@@ -1,16 +1,52 @@
-"""Tenants' weights, limits and rates, as an administrator sets them and the API asks for them."""
+"""Tenants: their keys, and their weights, limits and rates, as an administrator sets them and the API asks for them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from sqlalchemy import ColumnElement, Engine
+from sqlmodel import Session, col, select
+
+from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
-from twinkle.core.limits import TenantLimits
+from twinkle.core.ids import new_api_key, new_id
+from twinkle.core.limits import NO_LIMITS, TenantLimits
 from twinkle.storage.database import Database
 from twinkle.storage.journal.turns import RATE_BURST_S
+from twinkle.storage.tables import ApiKeyRow, TenantRow
 
 _LIMITS = tuple(field.name for field in fields(TenantLimits))
+
+
+def digest_of_key(key: str) -> str:
+    """What is stored of an API key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyInfo:
+    """What may be told of a key: everything but itself."""
+
+    tenant: str
+    name: str
+    created_at: float
+    revoked_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidKey:
+    """A key that was not revoked: everything but itself."""
+
+    id: str
+    tenant: str
+    name: str
+
+    @property
+    def number(self) -> int:
+        """Its id as the SDK wants it."""
+        return int(self.id[:12], 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +62,14 @@ class TenantAccount:
 
 
 class Tenants:
-    """What each tenant may use."""
+    """Who may use the service, by which keys, and how much of it."""
 
-    def __init__(self, database: Database, defaults: TenantLimits) -> None:
+    def __init__(self, database: Database, engine: Engine, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
+        """Take the stores; ``limits`` are those of tenants that have none of their own."""
         self._database = database
-        self._defaults = defaults
+        self._engine = engine
+        self._clock = clock
+        self._defaults = limits
 
     def all(self) -> list[TenantAccount]:
         """Every tenant, by name."""
@@ -63,6 +102,66 @@ class Tenants:
             ).rowcount
         if changed != 1:
             raise NotFound(f"no tenant {name!r}; `twinkle tenants list` shows who there is")
+
+    def create_key(self, tenant_name: str, key_name: str) -> str:
+        """Make an API key for a tenant, creating the tenant if need be. The key is shown once and kept hashed."""
+        key = new_api_key()
+        now = self._clock.now()
+        with Session(self._engine) as session:
+            tenant = session.exec(select(TenantRow).where(TenantRow.name == tenant_name)).first()
+            if tenant is None:
+                tenant = TenantRow(id=new_id(), name=tenant_name, created_at=now)
+                session.add(tenant)
+                session.flush()
+            session.add(
+                ApiKeyRow(id=new_id(), digest=digest_of_key(key), tenant=tenant.id, name=key_name, created_at=now)
+            )
+            session.commit()
+        return key
+
+    def has_keys(self) -> bool:
+        """Whether any key was ever made."""
+        with Session(self._engine) as session:
+            return session.exec(select(ApiKeyRow)).first() is not None
+
+    def keys(self) -> list[KeyInfo]:
+        """Every key that was made, the oldest first."""
+        with Session(self._engine) as session:
+            statement = select(ApiKeyRow, TenantRow.name).join(TenantRow).order_by(col(ApiKeyRow.created_at))
+            return [
+                KeyInfo(tenant=tenant, name=row.name, created_at=row.created_at, revoked_at=row.revoked_at)
+                for row, tenant in session.exec(statement)
+            ]
+
+    def key(self, key: str) -> ValidKey | None:
+        """A key by itself; ``None`` if it is unknown or was revoked."""
+        return self._valid_key(ApiKeyRow.digest == digest_of_key(key))
+
+    def key_with_id(self, key_id: str) -> ValidKey | None:
+        """A key by its id; ``None`` if it is unknown or was revoked."""
+        return self._valid_key(ApiKeyRow.id == key_id)
+
+    def _valid_key(self, condition: ColumnElement[bool] | bool) -> ValidKey | None:
+        with Session(self._engine) as session:
+            row = session.exec(select(ApiKeyRow).where(condition, col(ApiKeyRow.revoked_at).is_(None))).first()
+            return None if row is None else ValidKey(id=row.id, tenant=row.tenant, name=row.name)
+
+    def revoke_key(self, key_id: str) -> None:
+        """Let a key, and what was exchanged for it, open nothing any more."""
+        with Session(self._engine) as session:
+            row = session.get(ApiKeyRow, key_id)
+            if row is not None and row.revoked_at is None:
+                row.revoked_at = self._clock.now()
+                session.add(row)
+                session.commit()
+
+    def name_of(self, tenant: str) -> str:
+        """A tenant's name, by its id."""
+        with Session(self._engine) as session:
+            row = session.get(TenantRow, tenant)
+            if row is None:
+                raise NotFound(f"no tenant {tenant!r}")
+            return row.name
 
     def _read(self, where: str, parameters: tuple[str, ...]) -> list[TenantAccount]:
         rows = self._database.read(

@@ -11,8 +11,8 @@ from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Failure, FailureCategory, OperationKind, OperationState, Outcome
 from twinkle.storage.checkpoints.contents import remove_checkpoints
-from twinkle.storage.database import Database, Transaction
-from twinkle.storage.journal.lanes import advance_lane, lock_lanes, number_ended_sample, placeholders
+from twinkle.storage.database import Database, Transaction, placeholders
+from twinkle.storage.journal.lanes import advance_lane, lock_lanes, number_ended_sample
 from twinkle.storage.upkeep.waste import doom
 
 _BATCH = 500

@@ -1,13 +1,29 @@
-"""In which order a tenant wants its own adapters served: a whole number in the metadata of a run or of its session."""
+"""What a request says of itself beside its fields: the header that makes a repeated one the same, and its priority."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fastapi import Request
+
 from twinkle.core.errors import InvalidInput
 
+HEADER = "X-Idempotency-Key"
+MAX_KEY_LENGTH = 256
 PRIORITY_KEY = "twinkle_priority"
 MAX_PRIORITY = 100
+
+
+def idempotency_key(request: Request, header: str = HEADER) -> str | None:
+    """The key that a request came with, if any.
+
+    Raises:
+        InvalidInput: It is too long. Cut off it could be another request's.
+    """
+    key = request.headers.get(header)
+    if key and len(key) > MAX_KEY_LENGTH:
+        raise InvalidInput(header, f"has {len(key)} characters, at most {MAX_KEY_LENGTH} are kept; send a shorter one")
+    return key or None
 
 
 def priority_of(*metadata: Mapping[str, str] | None) -> int:

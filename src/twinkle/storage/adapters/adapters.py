@@ -1,25 +1,103 @@
-"""Adapters that leave the device: parked while their client is away, or unloaded for ever. And those that stay."""
+"""Adapters: the training runs there are, and which of them lie parked, stay on their device, or were unloaded."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 
+from sqlalchemy import Engine
+from sqlmodel import Session, and_, col, func, select
+
+from twinkle.core.adapter import AdapterConfig
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
-from twinkle.storage.database import Database
-from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.lanes import lock_lanes, placeholders, unloaded_error
+from twinkle.storage.database import Database, placeholders
+from twinkle.storage.journal.lanes import accept_own, lock_lanes, unloaded_error
+from twinkle.storage.tables import AdapterRow, LaneRow, OperationRow, SessionRow
+
+NO_PROJECT = "default"
+"""The project of sessions that were put into none: the SDK wants a name."""
 
 
-class Parking:
-    """Which adapters lie parked, and which are about to."""
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A training run."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    id: str
+    tenant: str
+    session: str
+    mesh: str
+    config: AdapterConfig
+    optimizer: dict[str, object]
+    user_metadata: dict[str, str] | None
+    created_at: float
+    parked_at: float | None
+    pinned_at: float | None
+
+
+class Adapters:
+    """Training runs: what there is, and the ways in which one leaves its device."""
+
+    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
         self._database = database
+        self._engine = engine
         self._clock = clock
+
+    def find(self, adapter_id: str, *, tenant: str | None = None) -> Adapter:
+        """One training run; ``tenant=None`` is for workers, who serve all.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = session.get(AdapterRow, adapter_id)
+            if row is None or (tenant is not None and row.tenant != tenant):
+                raise NotFound(f"no training run {adapter_id!r}")
+            return _adapter_of(row)
+
+    def page(
+        self, tenant: str, *, limit: int, offset: int, session_id: str | None = None, project_id: str | None = None
+    ) -> tuple[list[Adapter], int]:
+        """A page of the tenant's training runs, the one with the latest request first, and how many there are."""
+        with Session(self._engine) as session:
+            mine = select(AdapterRow).where(AdapterRow.tenant == tenant)
+            if session_id is not None:
+                mine = mine.where(AdapterRow.session == session_id)
+            if project_id is not None:
+                project = func.coalesce(SessionRow.project_id, NO_PROJECT)
+                mine = mine.join(SessionRow, col(SessionRow.id) == AdapterRow.session).where(project == project_id)
+            total = session.exec(select(func.count()).select_from(mine.subquery())).one()
+            latest = and_(col(OperationRow.lane) == LaneRow.id, col(OperationRow.seq) == LaneRow.max_seq)
+            requested_at = func.coalesce(OperationRow.accepted_at, AdapterRow.created_at)
+            page = (
+                mine.join(LaneRow, col(LaneRow.id) == AdapterRow.id)
+                .outerjoin(OperationRow, latest)
+                .order_by(requested_at.desc(), col(AdapterRow.id).desc())
+            )
+            return [_adapter_of(row) for row in session.exec(page.limit(limit).offset(offset)).all()], total
+
+    def newest(self, *, limit: int) -> list[Adapter]:
+        """The newest training runs of every tenant."""
+        with Session(self._engine) as session:
+            newest = select(AdapterRow).order_by(col(AdapterRow.created_at).desc(), col(AdapterRow.id))
+            return [_adapter_of(row) for row in session.exec(newest.limit(limit)).all()]
+
+    def last_request_at(self, adapter_id: str) -> float | None:
+        """When the adapter's latest operation was accepted."""
+        rows = self._database.read(
+            "SELECT o.accepted_at FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.max_seq WHERE l.id = ?",
+            (adapter_id,),
+        )
+        return rows[0].accepted_at if rows else None
+
+    def next_seq(self, adapter_id: str) -> int:
+        """The number after the highest one that the adapter has seen."""
+        rows = self._database.read("SELECT max_seq + 1 - num_rewinds AS seq FROM lane WHERE id = ?", (adapter_id,))
+        return int(rows[0].seq)
 
     def abandoned(self, mesh: str, *, silent_s: float, besides: Sequence[str], limit: int) -> list[tuple[str, int]]:
         """Adapters that are not parked though nothing waits for them and their session has ended or is silent so long.
@@ -82,20 +160,12 @@ class Parking:
         )
         return [row.id for row in rows]
 
-
-class Unloading:
-    """Adapters that their clients end.
-
-    The operation is numbered behind everything its lane has seen, so what was accepted before is executed before it.
-    Checkpoints and the sampling sessions on them stay; what the adapter would be rebuilt from goes once it is done.
-    """
-
-    def __init__(self, database: Database, journal: Journal) -> None:
-        self._database = database
-        self._journal = journal
-
     def unload(self, adapter: str, tenant: str) -> Accepted:
         """End an adapter in its turn. Doing it again answers the same.
+
+        The operation is numbered behind everything its lane has seen, so what was accepted before is executed before
+        it. Checkpoints and the sampling sessions on them stay; what the adapter would be rebuilt from goes once it is
+        done.
 
         Raises:
             NotFound: There is no such adapter, or it is another tenant's.
@@ -115,7 +185,7 @@ class Unloading:
                 digest=sha256(b"").hexdigest(),
                 payload=Payload(inline=b""),
             )
-            accepted = self._journal.append_within(transaction, lane, submission)
+            accepted = accept_own(transaction, lane, submission, now=self._clock.now())
             transaction.execute("UPDATE lane SET unload_seq = ? WHERE id = ?", (submission.seq, adapter))
             return accepted
 
@@ -131,3 +201,18 @@ class Unloading:
         """
         if self.is_unloaded(adapter):
             raise unloaded_error(adapter)
+
+
+def _adapter_of(row: AdapterRow) -> Adapter:
+    return Adapter(
+        id=row.id,
+        tenant=row.tenant,
+        session=row.session,
+        mesh=row.mesh,
+        config=AdapterConfig.model_validate_json(row.config),
+        optimizer=json.loads(row.optimizer),
+        user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
+        created_at=row.created_at,
+        parked_at=row.parked_at,
+        pinned_at=row.pinned_at,
+    )

@@ -1,0 +1,174 @@
+"""What a worker does to the journal: what it claims is put into its hands, what it commits ends and is charged for.
+
+``journal.py`` opens the transactions. Whatever is done here stands behind the fence of the worker's lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from twinkle.core.errors import LeaseLost
+from twinkle.core.lease import Lease
+from twinkle.core.operation import Claim, OperationKind, OperationState, Outcome, Payload
+from twinkle.storage.database import Row, Transaction, placeholders, raised
+from twinkle.storage.journal.lanes import LockedLane
+
+
+@dataclass(kw_only=True)
+class Committed:
+    """What a commit made of the outcomes it was given.
+
+    ``ended_before`` had an outcome already, which stands: they were cancelled or overdue, or an earlier commit did
+    arrive though its answer did not. ``not_held`` have none, but are not in the caller's hands any more.
+    """
+
+    recorded: list[Outcome] = field(default_factory=list)
+    ended_before: list[Outcome] = field(default_factory=list)
+    not_held: list[Outcome] = field(default_factory=list)
+
+    def note(self, outcome: Outcome, state: OperationState | None) -> None:
+        """Put an outcome where it belongs; ``state`` is the one that kept it out."""
+        if state is None:
+            self.recorded.append(outcome)
+        else:
+            (self.ended_before if state.is_final else self.not_held).append(outcome)
+
+
+def check_lease(transaction: Transaction, lease: Lease) -> float:
+    """The mesh's virtual time, if the lease still holds."""
+    row = transaction.execute("SELECT epoch, owner, vtime FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
+    if row is None or row.epoch != lease.epoch or row.owner != lease.owner:
+        held = "nobody" if row is None or row.owner is None else f"epoch {row.epoch}"
+        raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
+    return float(row.vtime)
+
+
+def start_operations(transaction: Transaction, lease: Lease, request_ids: list[str], *, now: float) -> list[Claim]:
+    """Put the chosen operations into the lease holder's hands."""
+    if not request_ids:
+        return []
+    rows = transaction.execute(
+        "UPDATE operation SET suspicions = suspicions"
+        " + CASE WHEN state = 'running' AND claim_epoch <> ? THEN 1 ELSE 0 END,"
+        " state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
+        f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
+        " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, payload_bytes, attempts,"
+        " suspicions, num_tokens, accepted_at, rejection, num_sequences,"
+        " (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane) AS failed_window_seq",
+        (lease.epoch, lease.epoch, now, *request_ids),
+    ).fetchall()
+    claims = {row.request_id: _claim_of(row) for row in rows}
+    return [claims[request_id] for request_id in request_ids if request_id in claims]
+
+
+def record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> OperationState | None:
+    """Record it, or say in which state the operation is that takes no outcome from this holder."""
+    failure = outcome.failure
+    result = outcome.result
+    changed = transaction.execute(
+        "UPDATE operation SET state = ?, result = ?, result_blob = ?, result_bytes = ?, error = ?, error_category = ?,"
+        " error_code = ?, device_s = ?, num_tokens = ?, finished_at = ?"
+        " WHERE request_id = ? AND state = 'running' AND claim_epoch = ?",
+        (
+            OperationState.FAILED.value if failure else OperationState.DONE.value,
+            result.inline if result else None,
+            result.blob if result else None,
+            result.size_bytes if result else None,
+            failure.message if failure else None,
+            failure.category.value if failure else None,
+            failure.code if failure else None,
+            outcome.device_s,
+            outcome.num_tokens,
+            now,
+            outcome.request_id,
+            lease.epoch,
+        ),
+    ).rowcount
+    if changed == 1:
+        return None
+    row = transaction.execute("SELECT state FROM operation WHERE request_id = ?", (outcome.request_id,)).fetchone()
+    assert row is not None, "operations are never deleted"
+    return OperationState(row.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Served:
+    """What a tenant is charged for at a commit. ``lane_vtime`` is the lowest one among the lanes that were served."""
+
+    num_tokens: int
+    lane_vtime: float
+
+
+def charge(
+    transaction: Transaction,
+    mesh: str,
+    outcomes: Iterable[Outcome],
+    lanes: Mapping[str, LockedLane],
+    *,
+    mesh_vtime: float,
+    now: float,
+    tokens_per_minute: int,
+) -> dict[str, float]:
+    """Move the tenants' virtual times on, and what their rates leave them; where each one's idle lanes begin.
+
+    What an operation is charged was decided by the scheduler, whose tags these are. The database adds it up, because it
+    alone can without waiting: between a read and a write of ours an administrator sets a weight, and the worker of
+    another mesh charges the same tenant's rate. To lock those rows first would make the meshes wait for each other.
+
+    Args:
+        transaction: The commit's, which holds the lanes' locks. Tenants come in the order of their ids.
+        mesh: On which mesh.
+        outcomes: Those that were recorded.
+        lanes: Theirs.
+        mesh_vtime: The mesh's virtual time.
+        now: Unix seconds.
+        tokens_per_minute: The rate of tenants that have none of their own; 0 is no limit.
+    """
+    floors = {}
+    for tenant, served in sorted(_served_of(outcomes, lanes).items()):
+        row = transaction.execute(
+            f"UPDATE share SET vtime = {raised('vtime')} + ? / (SELECT weight FROM tenant WHERE id = share.tenant),"
+            f" lane_vtime = {raised('lane_vtime')} WHERE mesh = ? AND tenant = ?"
+            " RETURNING lane_vtime, (SELECT tokens_per_minute FROM tenant WHERE id = share.tenant) AS rate",
+            (mesh_vtime, mesh_vtime, float(served.num_tokens), served.lane_vtime, served.lane_vtime, mesh, tenant),
+        ).fetchone()
+        assert row is not None, "a lane comes with its tenant's share"
+        floors[tenant] = row.lane_vtime
+        rate = tokens_per_minute if row.rate is None else row.rate
+        if rate:
+            transaction.execute(
+                f"UPDATE tenant SET paid_until = {raised('paid_until')} + ? WHERE id = ?",
+                (now, now, served.num_tokens * 60.0 / rate, tenant),
+            )
+    return floors
+
+
+def _served_of(outcomes: Iterable[Outcome], lanes: Mapping[str, LockedLane]) -> dict[str, _Served]:
+    """The sum of each tenant's charges."""
+    served: dict[str, _Served] = {}
+    for outcome in outcomes:
+        lane = lanes[outcome.lane]
+        before = served.get(lane.tenant, _Served(num_tokens=0, lane_vtime=lane.vtime))
+        served[lane.tenant] = _Served(
+            num_tokens=before.num_tokens + outcome.charge, lane_vtime=min(before.lane_vtime, lane.vtime)
+        )
+    return served
+
+
+def _claim_of(row: Row) -> Claim:
+    return Claim(
+        request_id=row.request_id,
+        tenant=row.tenant,
+        lane=row.lane,
+        seq=row.seq,
+        kind=OperationKind(row.kind),
+        payload=Payload(inline=row.payload, blob=row.payload_blob, blob_bytes=row.payload_bytes),
+        attempt=row.attempts,
+        suspicions=row.suspicions,
+        num_tokens=row.num_tokens,
+        accepted_at=row.accepted_at,
+        rejection=row.rejection,
+        failed_window_seq=row.failed_window_seq,
+        num_sequences=row.num_sequences,
+    )

@@ -1,0 +1,75 @@
+"""All that is kept in one database, by what it is about."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from twinkle.core.clock import Clock
+from twinkle.core.limits import NO_LIMITS, TenantLimits
+from twinkle.storage.adapters.adapters import Adapters
+from twinkle.storage.adapters.snapshots import SnapshotStore
+from twinkle.storage.checkpoints.access_tokens import AccessTokens
+from twinkle.storage.checkpoints.checkpoints import Checkpoints
+from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.journal.branches import Branches
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.queues import Queues
+from twinkle.storage.journal.timeline import Timeline
+from twinkle.storage.sampling.sampling_sessions import SamplingSessions
+from twinkle.storage.tenants.accounting import Accounting
+from twinkle.storage.tenants.sessions import Sessions
+from twinkle.storage.tenants.tenants import Tenants
+from twinkle.storage.upkeep.upkeep import Upkeep
+from twinkle.storage.upkeep.waste import Waste
+
+
+class Stores:
+    """One database's stores. Each has no state but its connections, so whoever needs one alone is handed that one.
+
+    - ``journal`` accepts operations, hands them out and records what came of them; ``branches`` are the forks and
+      rewinds in it; ``queues`` and ``timeline`` look at what waits and at what was; ``meshes`` are their leases.
+    - ``adapters`` are the training runs, ``snapshots`` their recovery points.
+    - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
+      from them, from base models or from weights without a name.
+    - ``tenants`` have keys and limits, ``sessions`` are their clients' presence, and ``accounting`` knows what they
+      used and did.
+    - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for.
+    """
+
+    def __init__(self, database: Database, engine: Engine, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
+        """Open nothing: both the database and the engine connect when they are first asked.
+
+        Args:
+            database: For all that is hot or in SQL.
+            engine: On the same database, for the rest.
+            clock: What time it is.
+            limits: Those of tenants that have none of their own.
+        """
+        self.database = database
+        self.engine = engine
+        self.journal = Journal(database, clock, limits=limits)
+        self.branches = Branches(database, self.journal, clock)
+        self.queues = Queues(database, clock)
+        self.timeline = Timeline(database)
+        self.meshes = Meshes(database, clock)
+        self.adapters = Adapters(database, engine, clock)
+        self.snapshots = SnapshotStore(database, clock)
+        self.checkpoints = Checkpoints(database, engine, clock)
+        self.access_tokens = AccessTokens(database, clock)
+        self.sampling_sessions = SamplingSessions(database, engine, clock)
+        self.tenants = Tenants(database, engine, clock, limits=limits)
+        self.sessions = Sessions(database, engine, clock)
+        self.accounting = Accounting(database, clock)
+        self.upkeep = Upkeep(database, clock)
+        self.waste = Waste(database, clock)
+
+    @classmethod
+    def at(cls, url: str, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> Stores:
+        """The stores of the database at a URL, whose schema is current."""
+        return cls(Database(url), sql_engine(url), clock, limits=limits)
+
+    def close(self) -> None:
+        """Give the connections of this thread back."""
+        self.database.close()
+        self.engine.dispose()

@@ -1,0 +1,39 @@
+"""The schema. SQLModel owns it, Alembic changes it; the hot tables are spoken to in plain SQL.
+
+Times are Unix seconds (float). Structured columns are JSON text, written and read through pydantic models.
+"""
+
+from __future__ import annotations
+
+from twinkle.storage.tables.artifacts import (
+    AccessTokenRow,
+    AdapterRow,
+    CheckpointRow,
+    DoomedBlobRow,
+    EphemeralWeightsRow,
+    PastCheckpointRow,
+    SamplingSessionRow,
+    SnapshotRow,
+)
+from twinkle.storage.tables.queue import BranchRow, LaneRow, MeshRow, OperationRow, ShareRow
+from twinkle.storage.tables.tenants import ApiKeyRow, AuditRow, SessionRow, TenantRow
+
+__all__ = [
+    "AccessTokenRow",
+    "AdapterRow",
+    "ApiKeyRow",
+    "AuditRow",
+    "BranchRow",
+    "CheckpointRow",
+    "DoomedBlobRow",
+    "EphemeralWeightsRow",
+    "LaneRow",
+    "MeshRow",
+    "OperationRow",
+    "PastCheckpointRow",
+    "SamplingSessionRow",
+    "SessionRow",
+    "ShareRow",
+    "SnapshotRow",
+    "TenantRow",
+]

@@ -1,0 +1,195 @@
+"""The tables of the queue: meshes and their shares, lanes, operations, and the branches of runs."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Float, Index, LargeBinary, Text, UniqueConstraint, text
+from sqlmodel import Field, SQLModel
+
+
+class MeshRow(SQLModel, table=True):
+    """A mesh and its lease."""
+
+    __tablename__ = "mesh"
+    name: str = Field(primary_key=True)
+    capabilities: str | None = Field(default=None, sa_type=Text)
+    owner: str | None = None
+    epoch: int = 0
+    expires_at: float = Field(default=0.0, sa_type=Float)
+    vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+
+
+class ShareRow(SQLModel, table=True):
+    """What a tenant was served on a mesh, in virtual time; ``lane_vtime`` is where its idle lanes begin."""
+
+    __tablename__ = "share"
+    mesh: str = Field(primary_key=True)
+    tenant: str = Field(primary_key=True, foreign_key="tenant.id")
+    vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+    lane_vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+
+
+class LaneRow(SQLModel, table=True):
+    """The order of one adapter's operations (or the numbering of one sampling session's samples, or of custom losses).
+
+    ``head_seq`` is the next number to execute; ``head_kind`` is set exactly while that operation is in the journal,
+    so the partial index below holds the lanes that can run and nothing else. ``num_ended`` counts the samples of an
+    unordered lane that have ended, and numbers them. ``nice`` orders a tenant's lanes, the lowest first.
+    """
+
+    __tablename__ = "lane"
+    __table_args__ = (
+        Index(
+            "lane_ready",
+            "mesh",
+            "tenant",
+            "nice",
+            "vtime",
+            "id",
+            sqlite_where=text("head_kind IS NOT NULL"),
+            postgresql_where=text("head_kind IS NOT NULL"),
+        ),
+        Index(
+            "lane_gap",
+            "gap_since",
+            sqlite_where=text("gap_since IS NOT NULL"),
+            postgresql_where=text("gap_since IS NOT NULL"),
+        ),
+        Index(
+            "lane_prunable",
+            "id",
+            sqlite_where=text("pruned_seq < floor_seq"),
+            postgresql_where=text("pruned_seq < floor_seq"),
+        ),
+        Index(
+            "lane_unloaded",
+            "id",
+            sqlite_where=text("unload_seq > floor_seq"),
+            postgresql_where=text("unload_seq > floor_seq"),
+        ),
+    )
+    id: str = Field(primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    mesh: str
+    ordered: bool
+    head_seq: int = 0
+    head_kind: str | None = None
+    max_seq: int = -1
+    gap_since: float | None = Field(default=None, sa_type=Float)
+    failed_window_seq: int | None = None
+    not_before: float = Field(default=0.0, sa_type=Float)
+    vtime: float = Field(default=0.0, sa_type=Float)
+    nice: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    num_ended: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
+    floor_seq: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
+    """Nothing before this operation can be rebuilt any more."""
+    pruned_seq: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
+    """Up to this operation the payloads of passes are gone; never above ``floor_seq``."""
+    num_rewinds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    unload_seq: int | None = Field(default=None, sa_type=BigInteger)
+    """The operation that ends the adapter, accepted or done; nothing comes after it."""
+
+
+class BranchRow(SQLModel, table=True):
+    """A past state taken up: operation ``seq`` of ``adapter`` goes on as ``source`` was after operation ``at``.
+
+    ``source`` is the run itself for a rewind, another one for a fork. ``request_key`` tells a resend.
+    """
+
+    __tablename__ = "branch"
+    __table_args__ = (UniqueConstraint("source", "request_key"),)
+    adapter: str = Field(primary_key=True, foreign_key="adapter.id")
+    seq: int = Field(primary_key=True, sa_type=BigInteger)
+    source: str = Field(foreign_key="adapter.id")
+    at: int = Field(sa_type=BigInteger)
+    request_key: str | None = None
+    created_at: float = Field(sa_type=Float)
+
+
+class OperationRow(SQLModel, table=True):
+    """One operation and its outcome."""
+
+    __tablename__ = "operation"
+    __table_args__ = (
+        UniqueConstraint("lane", "seq"),
+        Index(
+            "sample_waiting",
+            "mesh",
+            "lane",
+            "accepted_at",
+            sqlite_where=text("kind = 'sample' AND state IN ('queued', 'running')"),
+            postgresql_where=text("kind = 'sample' AND state IN ('queued', 'running')"),
+        ),
+        Index(
+            "operation_open",
+            "accepted_at",
+            sqlite_where=text("state IN ('queued', 'running')"),
+            postgresql_where=text("state IN ('queued', 'running')"),
+        ),
+        Index(
+            "operation_kept",
+            "finished_at",
+            sqlite_where=text("finished_at IS NOT NULL AND NOT expired"),
+            postgresql_where=text("finished_at IS NOT NULL AND NOT expired"),
+        ),
+        Index(
+            "sample_ended",
+            "lane",
+            "ended_no",
+            sqlite_where=text("ended_no IS NOT NULL"),
+            postgresql_where=text("ended_no IS NOT NULL"),
+        ),
+        Index(
+            "operation_used",
+            "tenant",
+            "finished_at",
+            sqlite_where=text("state = 'done'"),
+            postgresql_where=text("state = 'done'"),
+        ),
+        Index(
+            "operation_payload_blob",
+            "payload_blob",
+            sqlite_where=text("payload_blob IS NOT NULL"),
+            postgresql_where=text("payload_blob IS NOT NULL"),
+        ),
+        Index(
+            "operation_result_blob",
+            "result_blob",
+            sqlite_where=text("result_blob IS NOT NULL"),
+            postgresql_where=text("result_blob IS NOT NULL"),
+        ),
+    )
+    request_id: str = Field(primary_key=True)
+    tenant: str
+    lane: str = Field(foreign_key="lane.id")
+    mesh: str
+    seq: int = Field(sa_type=BigInteger)
+    kind: str
+    digest: str
+    state: str
+    attempts: int = 0
+    suspicions: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    """At how many of them its worker died or the device failed, so that the operation may be to blame."""
+    claim_epoch: int = 0
+    not_before: float = Field(default=0.0, sa_type=Float)
+    payload: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    payload_blob: str | None = None
+    payload_bytes: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
+    result: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    result_blob: str | None = None
+    result_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    """Absent for results from before it was kept."""
+    error: str | None = Field(default=None, sa_type=Text)
+    error_category: str | None = None
+    error_code: str | None = None
+    rejection: str | None = Field(default=None, sa_type=Text)
+    num_tokens: int = Field(default=0, sa_type=BigInteger)
+    num_prompt_tokens: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
+    num_sequences: int = Field(default=1, sa_column_kwargs={"server_default": text("1")})
+    """How many a sample draws at once."""
+    device_s: float = Field(default=0.0, sa_type=Float)
+    expired: bool = False
+    accepted_at: float = Field(sa_type=Float)
+    started_at: float | None = Field(default=None, sa_type=Float)
+    finished_at: float | None = Field(default=None, sa_type=Float)
+    ended_no: int | None = Field(default=None, sa_type=BigInteger)
+    """A sample's place among those of its lane that have ended: given under the lane's lock, so none is seen late."""

@@ -1,0 +1,69 @@
+"""The tables of who uses the service: tenants, keys, sessions, the audit log."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Float, Index, Text, UniqueConstraint, text
+from sqlmodel import Field, SQLModel
+
+
+class TenantRow(SQLModel, table=True):
+    """Who is accountable. A limit that is NULL is the settings'.
+
+    ``paid_until`` is the time up to which the tenant's rate covers the tokens it was served.
+    """
+
+    __tablename__ = "tenant"
+    id: str = Field(primary_key=True)
+    name: str = Field(unique=True)
+    weight: float = 1.0
+    created_at: float = Field(sa_type=Float)
+    max_adapters: int | None = None
+    max_running: int | None = None
+    max_samples: int | None = None
+    max_body_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    tokens_per_minute: int | None = Field(default=None, sa_type=BigInteger)
+    paid_until: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+
+
+class ApiKeyRow(SQLModel, table=True):
+    """A key, kept as its SHA-256: 256 random bits need no salt nor stretching."""
+
+    __tablename__ = "api_key"
+    id: str = Field(primary_key=True)
+    digest: str = Field(unique=True)
+    tenant: str = Field(foreign_key="tenant.id", index=True)
+    name: str
+    created_at: float = Field(sa_type=Float)
+    revoked_at: float | None = Field(default=None, sa_type=Float)
+
+
+class SessionRow(SQLModel, table=True):
+    """One client's presence."""
+
+    __tablename__ = "session"
+    __table_args__ = (UniqueConstraint("tenant", "idempotency_key"),)
+    id: str = Field(primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id", index=True)
+    idempotency_key: str | None = None
+    tags: str = Field(sa_type=Text)
+    user_metadata: str | None = Field(default=None, sa_type=Text)
+    project_id: str | None = None
+    display_name: str | None = None
+    sdk_version: str = ""
+    created_at: float = Field(sa_type=Float)
+    heartbeat_at: float = Field(sa_type=Float)
+    finished_at: float | None = Field(default=None, sa_type=Float)
+    finish_reason: str | None = None
+    finish_detail: str | None = None
+
+
+class AuditRow(SQLModel, table=True):
+    """Something a tenant did that others may have to answer for. Details are JSON, never data nor keys."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index("audit_of_tenant", "tenant", "at"),)
+    id: int | None = Field(default=None, primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    at: float = Field(sa_type=Float)
+    event: str
+    details: str = Field(sa_type=Text)

@@ -1,0 +1,242 @@
+"""Sessions: the presence of clients, opened, kept alive by heartbeats, finished, and searched page by page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import ColumnElement, Engine
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, and_, col, or_, select
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import NotFound
+from twinkle.core.ids import new_session_id
+from twinkle.storage.database import Database, placeholders
+from twinkle.storage.tables import SessionRow
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSession:
+    """What ``create_session`` says; the service itself, which opens some for what has no client, says less."""
+
+    tags: list[str] = field(default_factory=list)
+    user_metadata: dict[str, str] | None = None
+    project_id: str | None = None
+    display_name: str | None = None
+    sdk_version: str = ""
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundSession:
+    """A session as the search shows it."""
+
+    id: str
+    created_at: float
+    heartbeat_at: float
+    finished_at: float | None
+    finish_reason: str | None
+    finish_detail: str | None
+    project_id: str | None
+    display_name: str | None
+    user_metadata: dict[str, str] | None
+    num_checkpoints: int = 0
+    checkpoint_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place among a tenant's sessions: behind this one, which need not be there."""
+
+    created_at: float
+    id: str
+
+
+def metadata_of(session: SessionRow) -> dict[str, str] | None:
+    """What the client has told of its session."""
+    return None if session.user_metadata is None else dict(json.loads(session.user_metadata))
+
+
+class Sessions:
+    """Clients' sessions, tenant by tenant."""
+
+    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+        self._database = database
+        self._engine = engine
+        self._clock = clock
+
+    def open(self, tenant: str, new: NewSession) -> str:
+        """Create a session; the same idempotency key gets the same session."""
+        existing = self.opened_under(tenant, new.idempotency_key)
+        if existing is not None:
+            return existing
+        now = self._clock.now()
+        row = SessionRow(
+            id=new_session_id(),
+            tenant=tenant,
+            idempotency_key=new.idempotency_key,
+            tags=json.dumps(new.tags),
+            user_metadata=None if new.user_metadata is None else json.dumps(new.user_metadata),
+            project_id=new.project_id,
+            display_name=new.display_name,
+            sdk_version=new.sdk_version,
+            created_at=now,
+            heartbeat_at=now,
+        )
+        session_id = row.id
+        try:
+            with Session(self._engine) as session:
+                session.add(row)
+                session.commit()
+        except IntegrityError:
+            winner = self.opened_under(tenant, new.idempotency_key)
+            if winner is None:
+                raise
+            return winner
+        return session_id
+
+    def opened_under(self, tenant: str, idempotency_key: str | None) -> str | None:
+        """The session that was opened under a key, if there is one."""
+        if idempotency_key is None:
+            return None
+        with Session(self._engine) as session:
+            statement = select(SessionRow.id).where(
+                SessionRow.tenant == tenant, SessionRow.idempotency_key == idempotency_key
+            )
+            return session.exec(statement).first()
+
+    def find(self, tenant: str, session_id: str) -> SessionRow:
+        """One of the tenant's sessions.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine, expire_on_commit=False) as session:
+            return _session_of(session, tenant, session_id)
+
+    def page(self, tenant: str, *, limit: int, offset: int) -> list[str]:
+        """A page of the ids of the tenant's sessions, newest first."""
+        with Session(self._engine) as session:
+            statement = (
+                select(SessionRow.id)
+                .where(SessionRow.tenant == tenant)
+                .order_by(col(SessionRow.created_at).desc(), col(SessionRow.id))
+            )
+            return list(session.exec(statement.limit(limit).offset(offset)).all())
+
+    def set_project(self, tenant: str, session_id: str, project_id: str) -> None:
+        """Put a session into a project.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = _session_of(session, tenant, session_id)
+            row.project_id = project_id
+            session.add(row)
+            session.commit()
+
+    def heartbeat(self, tenant: str, session_id: str) -> bool:
+        """Note a sign of life; false when the session was finished and its client may stop.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = _session_of(session, tenant, session_id)
+            if row.finished_at is not None:
+                return False
+            row.heartbeat_at = self._clock.now()
+            session.add(row)
+            session.commit()
+            return True
+
+    def finish(self, tenant: str, session_id: str, *, reason: str, detail: str | None) -> None:
+        """Note how a client ended; the first report wins.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        with Session(self._engine) as session:
+            row = _session_of(session, tenant, session_id)
+            if row.finished_at is None:
+                row.finished_at, row.finish_reason, row.finish_detail = self._clock.now(), reason, detail
+                session.add(row)
+                session.commit()
+
+    def search(
+        self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: Place | None
+    ) -> list[FoundSession]:
+        """At most ``limit`` of the tenant's sessions that match, those behind ``after`` if that is given."""
+        found = []
+        for session in self._newest_first(tenant, after):
+            if matches(session):
+                found.append(session)
+                if len(found) == limit:
+                    break
+        return self._with_checkpoints(found)
+
+    def _newest_first(self, tenant: str, after: Place | None) -> Iterator[FoundSession]:
+        with Session(self._engine) as session:
+            statement = select(SessionRow).where(SessionRow.tenant == tenant)
+            last = after
+            order = (col(SessionRow.created_at).desc(), col(SessionRow.id).desc())
+            while True:
+                page = statement if last is None else statement.where(_is_older(last))
+                rows = session.exec(page.order_by(*order).limit(_BATCH)).all()
+                yield from (_found(row) for row in rows)
+                if len(rows) < _BATCH:
+                    return
+                last = Place(created_at=rows[-1].created_at, id=rows[-1].id)
+
+    def _with_checkpoints(self, sessions: list[FoundSession]) -> list[FoundSession]:
+        ids = [session.id for session in sessions]
+        rows = self._database.read(
+            "SELECT a.session, COUNT(*) AS num, SUM(c.size_bytes) AS size_bytes FROM checkpoint c"
+            f" JOIN adapter a ON a.id = c.adapter WHERE a.session IN ({placeholders(ids)}) AND c.listed"
+            " GROUP BY a.session",
+            ids,
+        )
+        counts = {row.session: row for row in rows}
+        return [
+            replace(
+                session,
+                num_checkpoints=int(counts[session.id].num),
+                checkpoint_bytes=int(counts[session.id].size_bytes),
+            )
+            if session.id in counts
+            else session
+            for session in sessions
+        ]
+
+
+def _session_of(session: Session, tenant: str, session_id: str) -> SessionRow:
+    row = session.get(SessionRow, session_id)
+    if row is None or row.tenant != tenant:
+        raise NotFound(f"no session {session_id!r}")
+    return row
+
+
+def _is_older(last: Place) -> ColumnElement[bool]:
+    return or_(
+        col(SessionRow.created_at) < last.created_at,
+        and_(col(SessionRow.created_at) == last.created_at, col(SessionRow.id) < last.id),
+    )
+
+
+def _found(row: SessionRow) -> FoundSession:
+    return FoundSession(
+        id=row.id,
+        created_at=row.created_at,
+        heartbeat_at=row.heartbeat_at,
+        finished_at=row.finished_at,
+        finish_reason=row.finish_reason,
+        finish_detail=row.finish_detail,
+        project_id=row.project_id,
+        display_name=row.display_name,
+        user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
+    )
