@@ -17,6 +17,9 @@ SIZES = {
     "eos_token_id": 2,
     "initializer_range": 0.2,
 }
+# Where rounding is carried on by a state and decides between experts, large weights would make much of it.
+HYBRID_SIZES = {**SIZES, "initializer_range": 0.1}
+WITHOUT_MLP = {name: size for name, size in HYBRID_SIZES.items() if name != "intermediate_size"}
 WINDOW = 7
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 GROUPED_EXPERTS = {**EXPERTS, "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
@@ -29,6 +32,17 @@ LATENT_SIZES = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+HYBRID = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+HYBRID_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+MROPE = {**ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False),
     "qwen3-tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
@@ -61,6 +75,13 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "olmo2": lambda: transformers.Olmo2Config(**SIZES),
     "olmo3": lambda: transformers.Olmo3Config(
         **SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**SIZES, **HYBRID, rope_parameters=MROPE),
+    "qwen3_5-moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **WITHOUT_MLP, **HYBRID, **HYBRID_EXPERTS, shared_expert_intermediate_size=40, rope_parameters=MROPE
+    ),
+    "qwen3-next": lambda: transformers.Qwen3NextConfig(
+        **HYBRID_SIZES, **HYBRID, **HYBRID_EXPERTS, shared_expert_intermediate_size=40, rope_parameters=ROPE
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, pad_token_id=0),
     "ministral": lambda: transformers.MinistralConfig(**SIZES, head_dim=16, sliding_window=WINDOW),
@@ -181,6 +202,9 @@ MODELS = {
     "phi3": ("Phi-3 with 4k tokens of context", "packed projections"),
     "olmo2": ("OLMo 2", "norms after"),
     "olmo3": ("OLMo 3", "sliding windows in some layers"),
+    "qwen3_5": ("Qwen3.5 (text; of the published class without its tower for pictures)", "gated delta nets"),
+    "qwen3_5-moe": ("Qwen3.5 with experts (text)", "gated delta nets, experts, one of them shared"),
+    "qwen3-next": ("Qwen3-Next", "gated delta nets, experts, one of them shared"),
     "smollm3": ("SmolLM3", "layers without positions"),
     "glm": ("GLM-4-9B, GLM-Edge; glm-4-9b-chat under its old names (`chatglm`)", "interleaved rotary on half a head"),
     "glm4": ("GLM-4-0414", "the same, norms after"),
@@ -197,3 +221,24 @@ MODELS = {
     "minimax-m2": ("MiniMax-M2", "norms over all heads, experts by sigmoid"),
 }
 """By family the models that it is, as their makers call them, and what is peculiar about them."""
+
+
+def released_qwen3_5() -> transformers.PretrainedConfig:
+    """The class that is published: the language model of ``qwen3_5`` beneath a tower for pictures."""
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    return transformers.Qwen3_5Config(
+        text_config={**HYBRID_SIZES, **HYBRID, "rope_parameters": MROPE, "tie_word_embeddings": False},
+        vision_config={**vision, "num_position_embeddings": 16},
+        tie_word_embeddings=False,
+    )
+
+
+def released_qwen3_5_moe() -> transformers.PretrainedConfig:
+    """The same with experts."""
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    experts = {**HYBRID_EXPERTS, "shared_expert_intermediate_size": 40}
+    return transformers.Qwen3_5MoeConfig(
+        text_config={**WITHOUT_MLP, **HYBRID, **experts, "rope_parameters": MROPE, "tie_word_embeddings": False},
+        vision_config={**vision, "num_position_embeddings": 16},
+        tie_word_embeddings=False,
+    )

@@ -18,11 +18,8 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
         lambda: transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]),
         r"Gemma3ForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
     ),
-    "qwen3.5": (
-        lambda: transformers.AutoConfig.for_model("qwen3_5"),
-        r"it takes images .* it has layers other than full .* attention \(linear_attention\)",
-    ),
-    "qwen3-next": (lambda: transformers.Qwen3NextConfig(**SIZES), "linear_attention"),
+    "another linear attention": (lambda: transformers.MiniMaxConfig(**SIZES), r"gated delta nets \(linear_attention\)"),
+    "lfm2": (lambda: transformers.Lfm2Config(), "other than attention and gated delta nets"),
     "mamba": (lambda: transformers.MambaConfig(), "model_type mamba"),
     "bloom": (lambda: transformers.BloomConfig(), r"an older form \(bloom\)"),
     "mpt": (lambda: transformers.MptConfig(), r"an older form \(mpt\)"),

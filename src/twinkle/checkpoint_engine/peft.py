@@ -21,10 +21,11 @@ from twinkle.checkpoint_engine.peft_settings import (
     scaling_settings,
     write_settings,
 )
-from twinkle.checkpoint_engine.peft_tensors import fill_buffer, stored_tensors, trained_paths
+from twinkle.checkpoint_engine.peft_tensors import fill_buffer, published_key, stored_tensors, trained_paths
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
 from twinkle.core.file_names import OPTIMIZER_FILE
+from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 from twinkle.module.targets import Target, beside_experts
 
@@ -57,22 +58,27 @@ def export_adapter(adapter: LoraAdapter, base_model_name: str, *, with_optimizer
     return files
 
 
-def read_config(files: Mapping[str, bytes], targets: Sequence[Target]) -> LoraConfig:
+def read_config(
+    files: Mapping[str, bytes],
+    targets: Sequence[Target],
+    paths: StoredPaths = AS_LOADED,
+) -> LoraConfig:
     """The config of exported files; for files PEFT wrote, what trains is read off the tensors' names.
 
-    ``targets`` are those of the base model.
+    ``targets`` are those of the base model, ``paths`` says what it calls them in files.
     """
     settings = read_settings(_file(files, CONFIG_FILE))
     weights = _file(files, WEIGHTS_FILE)
     stored = read_metadata(WEIGHTS_FILE, weights).get(CONFIG_METADATA)
     if stored is None:
-        paths = trained_paths(WEIGHTS_FILE, _read_weights(weights), targets, settings["target_parameters"])
-        if not paths:
+        tensors = _read_weights(weights, paths)
+        trained = trained_paths(WEIGHTS_FILE, tensors, targets, settings["target_parameters"], paths)
+        if not trained:
             raise InvalidInput(WEIGHTS_FILE, "holds no LoRA weights")
-        return config_of(settings, paths, targets)
+        return config_of(settings, trained, targets, paths)
     try:
         config = LoraConfig.from_json(json.loads(stored))
-        expected = scaling_settings(config, beside_experts(targets))
+        expected = scaling_settings(config, beside_experts(targets), paths)
     except (TypeError, ValueError) as error:
         raise InvalidInput(WEIGHTS_FILE, "its metadata does not hold a LoRA config") from error
     for name, value in expected.items():
@@ -85,8 +91,8 @@ def import_adapter(
     pool: LoraPool, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True
 ) -> LoraAdapter:
     """An adapter from its files; without the optimizer training starts with fresh moments at step 0."""
-    adapter = pool.create_empty(read_config(files, pool.targets), trainable=trainable)
-    fill_buffer(WEIGHTS_FILE, _read_weights(_file(files, WEIGHTS_FILE)), adapter.layout, adapter.params)
+    adapter = pool.create_empty(read_config(files, pool.targets, pool.paths), trainable=trainable)
+    fill_buffer(WEIGHTS_FILE, _read_weights(_file(files, WEIGHTS_FILE), pool.paths), adapter.layout, adapter.params)
     adapter.publish()
     if with_optimizer:
         if not trainable:
@@ -118,10 +124,12 @@ def _file(files: Mapping[str, bytes], name: str) -> bytes:
     return files[name]
 
 
-def _read_weights(content: bytes) -> dict[str, torch.Tensor]:
+def _read_weights(content: bytes, paths: StoredPaths) -> dict[str, torch.Tensor]:
     tensors = read_tensors(WEIGHTS_FILE, content)
     # PEFT stores the base model's own weight beside the adapter when the output projection is a target.
-    return {key: tensor for key, tensor in tensors.items() if not key.endswith(".base_layer.weight")}
+    return {
+        published_key(key, paths): tensor for key, tensor in tensors.items() if not key.endswith(".base_layer.weight")
+    }
 
 
 def _read_step(content: bytes) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from twinkle.checkpoint_engine.peft_tensors import is_named
 from twinkle.core.errors import InvalidInput
-from twinkle.module.adapter import LoraConfig, TrainedModule
+from twinkle.module.adapter import AS_LOADED, LoraConfig, StoredPaths, TrainedModule
 from twinkle.module.lora import LoraAdapter
 from twinkle.module.targets import Target, TargetKind
 
@@ -56,15 +56,15 @@ def write_settings(adapter: LoraAdapter, base_model_name: str) -> bytes:
         "inference_mode": True,
         "init_lora_weights": True,
         **{name: REFUSED_SETTINGS[name][0] for name in WRITTEN_SETTINGS},
-        **scaling_settings(config, adapter.layout.beside_experts),
+        **scaling_settings(config, adapter.layout.beside_experts, adapter.layout.paths),
     }
     return json.dumps(settings, indent=2, sort_keys=True).encode()
 
 
-def scaling_settings(config: LoraConfig, beside_experts: frozenset[str]) -> dict[str, Any]:
+def scaling_settings(config: LoraConfig, beside_experts: frozenset[str], paths: StoredPaths) -> dict[str, Any]:
     """The settings that say how large each module's update is."""
     modules = config.modules or ()
-    names = {module: re.escape(weight_name(module.path, beside_experts)) for module in modules}
+    names = {module: re.escape(paths.stored(weight_name(module.path, beside_experts))) for module in modules}
     return {
         "r": config.rank,
         "lora_alpha": config.alpha,
@@ -80,7 +80,7 @@ def _targets(adapter: LoraAdapter) -> tuple[list[str], list[str]]:
     modules: set[str] = set()
     parameters: set[str] = set()
     for shape in layout.shapes:
-        name = weight_name(shape.path, layout.beside_experts)
+        name = layout.paths.stored(weight_name(shape.path, layout.beside_experts))
         is_parameter = shape.num_experts is not None or shape.path in layout.beside_experts
         # Beside a language model there is a tower, whose layers may be called alike.
         is_alone = LANGUAGE_MODEL not in shape.path.split(".")
@@ -119,25 +119,32 @@ def read_settings(content: bytes) -> dict[str, Any]:
     return settings
 
 
-def config_of(settings: Mapping[str, Any], paths: Sequence[str], targets: Sequence[Target]) -> LoraConfig:
+def config_of(
+    settings: Mapping[str, Any],
+    trained_paths: Sequence[str],
+    targets: Sequence[Target],
+    paths: StoredPaths = AS_LOADED,
+) -> LoraConfig:
     """The config of an adapter that was made elsewhere.
 
     Args:
         settings: As ``read_settings`` returns them.
-        paths: Of the targets it trains.
+        trained_paths: Of the targets it trains.
         targets: Of the base model.
+        paths: What modules are called in files.
     """
     parameters = settings["target_parameters"]
     rank, alpha = settings["r"], float(settings["lora_alpha"])
     modules: list[TrainedModule] = []
-    for path in paths:
-        name = f"{path}.weight" if is_named(f"{path}.weight", parameters) else path
+    for path in trained_paths:
+        stored = paths.stored(path)
+        name = f"{stored}.weight" if is_named(f"{stored}.weight", parameters) else stored
         own_rank = next((value for key, value in settings["rank_pattern"].items() if _matches(key, name)), rank)
         own_alpha = next((value for key, value in settings["alpha_pattern"].items() if _matches(key, name)), alpha)
         modules.append(TrainedModule(path, own_rank, float(own_alpha)))
     kinds: dict[str, TargetKind] = {target.path: target.kind for target in targets}
-    trained = {kinds[path] for path in paths}
-    is_plain = all((module.rank, module.alpha) == (rank, alpha) for module in modules) and set(paths) == {
+    trained = {kinds[path] for path in trained_paths}
+    is_plain = all((module.rank, module.alpha) == (rank, alpha) for module in modules) and set(trained_paths) == {
         target.path for target in targets if target.kind in trained
     }
     return LoraConfig(

@@ -20,7 +20,7 @@ import torch
 
 from twinkle.checkpoint_engine.tensor_file import copy_checked
 from twinkle.core.errors import InvalidInput
-from twinkle.module.adapter import AdapterLayout, LoraPair, LoraShape
+from twinkle.module.adapter import AdapterLayout, LoraPair, LoraShape, StoredPaths
 from twinkle.module.targets import Target
 
 KEY_PREFIX = "base_model.model."
@@ -60,7 +60,11 @@ def fill_buffer(file: str, source: Mapping[str, torch.Tensor], layout: AdapterLa
 
 
 def trained_paths(
-    file: str, tensors: Mapping[str, torch.Tensor], targets: Sequence[Target], wrapped_parameters: Iterable[str]
+    file: str,
+    tensors: Mapping[str, torch.Tensor],
+    targets: Sequence[Target],
+    wrapped_parameters: Iterable[str],
+    paths: StoredPaths,
 ) -> list[str]:
     """The paths of the targets that the stored tensors train, in the order of ``targets``.
 
@@ -69,6 +73,7 @@ def trained_paths(
         tensors: By their keys.
         targets: Of the base model.
         wrapped_parameters: PEFT's ``target_parameters``: which weights of a module of experts are meant.
+        paths: What modules are called in files.
 
     Raises:
         InvalidInput: A tensor belongs to none of them.
@@ -82,11 +87,11 @@ def trained_paths(
     wanted = tuple(wrapped_parameters)
     by_module: dict[str, list[Target]] = {}
     for target in targets:
-        if target.num_experts is None or is_named(target.path, wanted):
+        if target.num_experts is None or is_named(paths.stored(target.path), wanted):
             by_module.setdefault(target.module_path, []).append(target)
     found: list[str] = []
     for module, module_targets in by_module.items():
-        names = [module + WRAPPED * depth for depth in reversed(range(len(module_targets)))]
+        names = [paths.stored(module) + WRAPPED * depth for depth in reversed(range(len(module_targets)))]
         for target, name in zip(module_targets, names, strict=True):
             if name in stored:
                 found.append(target.path)
@@ -105,14 +110,19 @@ def is_named(path: str, names: Sequence[str]) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
+def published_key(key: str, paths: StoredPaths) -> str:
+    """The key of a tensor that may have been stored from the language model alone, as it is stored here."""
+    return KEY_PREFIX + paths.stored(key.removeprefix(KEY_PREFIX)) if key.startswith(KEY_PREFIX) else key
+
+
 def _names(layout: AdapterLayout) -> dict[str, str]:
     names: dict[str, str] = {}
     depths: dict[str, int] = {}
     for shape in reversed(layout.shapes):
         if shape.num_experts is None:
-            names[shape.path] = KEY_PREFIX + shape.path
+            names[shape.path] = KEY_PREFIX + layout.paths.stored(shape.path)
             continue
         module = shape.path.rpartition(".")[0]
-        names[shape.path] = KEY_PREFIX + module + WRAPPED * depths.get(module, 0)
+        names[shape.path] = KEY_PREFIX + layout.paths.stored(module) + WRAPPED * depths.get(module, 0)
         depths[module] = depths.get(module, 0) + 1
     return {shape.path: names[shape.path] for shape in layout.shapes}

@@ -16,6 +16,10 @@ from twinkle.core.events import event_log
 
 CONFIG_FILE = "config.json"
 SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+DELTA_NETS = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+"""Types whose layers of linear attention are gated delta nets, which are served."""
+TOWER_LEFT_OUT = frozenset({"qwen3_5", "qwen3_5_moe"})
+"""Types for pictures too, whose language model is served without the tower."""
 MOVING_ROPES = frozenset({"dynamic", "longrope", "su"})
 """Kinds of rotary embedding whose angles depend on more than the position: on how long the longest sequence is."""
 READ_AS_ANOTHER = frozenset({"chatglm", "internlm2", "kimi_k2"})
@@ -38,7 +42,7 @@ WITH_PICTURES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 WRITES_ON = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 STATEFUL = """
     bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
-    qwen3_5_text qwen3_5_moe_text qwen3_next recurrent_gemma rwkv xlstm zamba zamba2
+    recurrent_gemma rwkv xlstm zamba zamba2
 """.split()  # noqa: SIM905 - a line for each would take a screen
 """Types that carry a state along the sequence; a config of theirs need not list its layers."""
 OLDER = """
@@ -114,7 +118,7 @@ def _reasons(config: Config) -> Iterator[str]:
 
 
 def _other_inputs(config: Config) -> str | None:
-    if config.get("model_type") in WITH_PICTURES:
+    if config.get("model_type") in WITH_PICTURES | TOWER_LEFT_OUT:
         return None
     taken = [f"{what} ({key})" for key, what in OTHER_INPUTS.items() if config.get(key)]
     return taken[0] if taken else None
@@ -143,6 +147,8 @@ def _other_layers(config: Config) -> str | None:
     kinds: set[str] = set()
     for key in ("layer_types", "layers_block_type"):
         kinds |= set(config.get(key) or ()) - SERVED_LAYERS - {"attention"}
+    if model_type in DELTA_NETS:
+        kinds -= {"linear_attention"}
     if kinds:
         return ", ".join(sorted(kinds))
     return f"model_type {model_type}" if model_type in STATEFUL else None
@@ -197,7 +203,7 @@ OF_THE_WHOLE = (
 )
 OF_THE_TEXT = (
     Refusal("{}", _peculiar),
-    Refusal("it has layers other than full and sliding-window attention ({})", _other_layers),
+    Refusal("it has layers other than attention and gated delta nets ({})", _other_layers),
     # The probe at start would not see it: an index of the best 2048 keys leaves none of a few tokens out.
     Refusal("its attention picks the keys it sees by an index ({})", _indexed),
     Refusal("its attention looks ahead ({})", _both_ways),

@@ -26,7 +26,7 @@ from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused_step import FusedStep
 from twinkle.model.independence import Independence
 from twinkle.model.job_run import JobRun, settle, start_runs
-from twinkle.model.loading import decoder_of, load_base_model
+from twinkle.model.loading import decoder_of, load_base_model, stored_paths
 from twinkle.model.logit_form import LogitForm
 from twinkle.model.loss_head import LossHead
 from twinkle.model.pictures import PackedPictures, PictureEncoder
@@ -34,6 +34,8 @@ from twinkle.model.probe import PackedPath, Probe
 from twinkle.model.sharding import shard_decoder
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.validation import validate_job
+from twinkle.module.adapter import AS_LOADED, StoredPaths
+from twinkle.module.delta_net import DeltaFunctions, pack_delta_nets
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
 from twinkle.module.packed_attention import (
@@ -41,7 +43,7 @@ from twinkle.module.packed_attention import (
     PackedAttention,
     register_packed_attention,
 )
-from twinkle.module.rowwise import make_rowwise
+from twinkle.module.rowwise import make_rowwise, rowwise_delta_functions
 from twinkle.module.targets import find_targets
 from twinkle.module.token_inputs import TokenInputs
 
@@ -83,6 +85,7 @@ class FusedLoraModel:
         shard: Spread the layers' weights over the ranks instead of keeping them whole on each.
         image_processor: Of a model that takes pictures; without one it is served for text alone.
         picture_cache_bytes: Of the device's memory, for what its vision tower has made of pictures.
+        paths: What its modules are called in the files of adapters.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class FusedLoraModel:
         shard: bool = False,
         image_processor: Any = None,
         picture_cache_bytes: int = PICTURE_CACHE_BYTES,
+        paths: StoredPaths = AS_LOADED,
     ) -> None:
         config = model.config.get_text_config()
         check_config(name, model.config.to_dict())
@@ -118,9 +122,13 @@ class FusedLoraModel:
         # What is no tower.
         served = self._decoder if takes_pictures else model
         served.set_attn_implementation(ATTENTION_NAME)
-        if self.device.type == "cpu":
+        is_cpu = self.device.type == "cpu"
+        self.remembers = pack_delta_nets(served, rowwise_delta_functions() if is_cpu else DeltaFunctions())
+        """Whether some layers carry a state along the sequence."""
+        if is_cpu:
             make_rowwise(served, product, config.max_position_embeddings)
-        self.pool = LoraPool(model, find_targets(model, unembedding, served), product=product, max_rank=MAX_RANK)
+        targets = find_targets(model, unembedding, served)
+        self.pool = LoraPool(model, targets, product=product, max_rank=MAX_RANK, paths=paths)
         vocab_size = unembedding.weight.shape[0]
         self._head = LossHead(
             unembedding.weight,
@@ -202,6 +210,7 @@ class FusedLoraModel:
             shard=shard,
             image_processor=load_image_processor(path) if model.config.model_type in WITH_PICTURES else None,
             picture_cache_bytes=picture_cache_bytes,
+            paths=stored_paths(path),
         )
 
     @property

@@ -20,12 +20,15 @@ from safetensors.torch import load_file
 from transformers.utils.quantization_config import Mxfp4Config
 
 from twinkle.core.errors import ConfigError
-from twinkle.hub.support import CONFIG_FILE, WITH_PICTURES, check_config
+from twinkle.hub.support import CONFIG_FILE, TOWER_LEFT_OUT, WITH_PICTURES, check_config
+from twinkle.module.adapter import AS_LOADED, StoredPaths
 
 SCALE_SUFFIX = "_scale_inv"
 """Of the name of the scales by which the blocks of a weight in 8 bits are multiplied."""
 DEFAULT_KV_CHANNELS = 128
 ROPE_BASE = 10000.0
+LANGUAGE_MODEL_ALONE = StoredPaths(loaded="model.", published="model.language_model.")
+"""Out of a class for pictures too, in which the language model lies a level deeper."""
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -50,8 +53,7 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
         ConfigError: It cannot be served, or its weights do not fit its config.
     """
     is_local = os.path.exists(path)
-    folder = Path(path) if is_local else Path(snapshot_download(path, allow_patterns=[CONFIG_FILE]))
-    written: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+    written = _written_config(path)
     check_config(name, written)
     foreign = FOREIGN.get(str(written.get("model_type")))
     if foreign is None:
@@ -82,6 +84,17 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
         model, info = loader.from_pretrained(path, local_files_only=is_local, **options)
     _check_whole(name, model, info["missing_keys"])
     return model
+
+
+def stored_paths(path: str) -> StoredPaths:
+    """What the modules of the model that ``load_base_model`` makes are called in the files of adapters."""
+    return LANGUAGE_MODEL_ALONE if _written_config(path).get("model_type") in TOWER_LEFT_OUT else AS_LOADED
+
+
+def _written_config(path: str) -> dict[str, Any]:
+    folder = Path(path if os.path.exists(path) else snapshot_download(path, allow_patterns=[CONFIG_FILE]))
+    written: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+    return written
 
 
 def _check_whole(name: str, model: Any, missing_keys: Collection[str]) -> None:

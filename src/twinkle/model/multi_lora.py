@@ -31,7 +31,7 @@ from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.fused_rows import job_of, linear_weights, open_pass, set_outputs, weights_of, with_teacher_indices
 from twinkle.model.gradient_sync import sync_of
-from twinkle.model.loading import load_base_model
+from twinkle.model.loading import load_base_model, stored_paths
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
@@ -97,6 +97,7 @@ class MultiLoraTransformersModel(TwinkleModel):
             name=self.model_id,
             tokens_per_pass=tokens_per_pass,
             image_processor=load_image_processor(self.model_id) if model.config.model_type in WITH_PICTURES else None,
+            paths=stored_paths(self.model_id),
         )
         self._sync = sync_of(device_mesh, device)
         self._adapters: dict[str, LoraAdapter] = {}

@@ -118,14 +118,43 @@ class LoraShape:
         return (self.num_experts or 1) * self.rank * self.out_features
 
 
+@dataclass(frozen=True)
+class StoredPaths:
+    """What the modules of a model are called in files: by the names of the class that is published.
+
+    Where that class holds more than the language model, which alone is loaded, paths below ``loaded`` are stored below
+    ``published``. A wrong name would be no error elsewhere: other tools serve the bare model with a warning.
+    """
+
+    loaded: str = ""
+    published: str = ""
+
+    def stored(self, path: str) -> str:
+        """The name in files of a path in the loaded model; what has it already keeps it."""
+        if self.loaded == self.published or path.startswith(self.published) or not path.startswith(self.loaded):
+            return path
+        return self.published + path.removeprefix(self.loaded)
+
+
+AS_LOADED = StoredPaths()
+
+
 class AdapterLayout:
     """Where each module's pair lies in the flat buffers of an adapter: A then B, module after module.
 
-    ``beside_experts`` are the paths of Linears in the MLPs of a model that has fused experts too.
+    ``beside_experts`` are the paths of Linears in the MLPs of a model that has fused experts too, ``paths`` says what
+    modules are called in files.
     """
 
-    def __init__(self, shapes: tuple[LoraShape, ...], *, beside_experts: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        shapes: tuple[LoraShape, ...],
+        *,
+        beside_experts: frozenset[str] = frozenset(),
+        paths: StoredPaths = AS_LOADED,
+    ) -> None:
         self.shapes = shapes
+        self.paths = paths
         self.beside_experts = beside_experts
         self.numel = sum(shape.numel_a + shape.numel_b for shape in shapes)
 

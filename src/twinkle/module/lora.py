@@ -14,7 +14,15 @@ from dataclasses import replace
 import torch
 
 from twinkle.core.errors import InvalidInput
-from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig, LoraShape, TrainedModule
+from twinkle.module.adapter import (
+    AS_LOADED,
+    AdapterLayout,
+    LoraAdapter,
+    LoraConfig,
+    LoraShape,
+    StoredPaths,
+    TrainedModule,
+)
 from twinkle.module.experts import LoraExperts
 from twinkle.module.grouped_products import GroupedProducts, supports_grouped_products
 from twinkle.module.packed_products import LoopedProducts, PackedProducts
@@ -59,10 +67,18 @@ class LoraPool:
     """
 
     def __init__(
-        self, model: torch.nn.Module, targets: Sequence[Target], *, product: RowProduct, max_rank: int
+        self,
+        model: torch.nn.Module,
+        targets: Sequence[Target],
+        *,
+        product: RowProduct,
+        max_rank: int,
+        paths: StoredPaths = AS_LOADED,
     ) -> None:
         self.max_rank = max_rank
         self.product = product
+        self.paths = paths
+        """What modules are called in files."""
         self._route = Route()
         self._targets = tuple(targets)
         self._device = targets[0].weight.device
@@ -102,7 +118,9 @@ class LoraPool:
     def layout(self, config: LoraConfig) -> AdapterLayout:
         """Which modules an adapter of this config trains, and where their weights lie."""
         config.check(self.max_rank)
-        return AdapterLayout(tuple(_shapes(self._targets, config)), beside_experts=beside_experts(self._targets))
+        return AdapterLayout(
+            tuple(_shapes(self._targets, config)), beside_experts=beside_experts(self._targets), paths=self.paths
+        )
 
     def create(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """A fresh adapter whose weights depend on nothing but its config."""

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from twinkle.module.packed_states import PackedStates
 from twinkle.module.scaled_attention import AttentionForm, attend
 
 ATTENTION_NAME = "twinkle_packed"
@@ -25,7 +26,12 @@ QUERY_SCALE = "twinkle_query_scale"
 
 
 class PackedAttention(Protocol):
-    """Attends within each packed sequence."""
+    """Attends within each packed sequence, and knows what layers with a memory go on from."""
+
+    @property
+    def states(self) -> PackedStates:
+        """Where the packed sequences lie, and what layers remember of them."""
+        ...
 
     def __call__(
         self,
@@ -49,6 +55,7 @@ class CausalSpans:
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
         self.spans = tuple(spans)
+        self.states = PackedStates(spans)
 
     def __call__(
         self,

@@ -9,14 +9,19 @@ Shapes: T tokens, N features, D head size; A axes of positions, B batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
+from twinkle.module.delta_net import DeltaFunctions
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import SegmentedLinear
@@ -36,6 +41,8 @@ OWN_GATE = "_apply_gate"
 """What stands between the projections of experts; one without an activation module of its own calls sigmoids."""
 POSITIONS_PER_BLOCK = 64
 SIGMOIDS = (torch.sigmoid, functional.sigmoid, torch.Tensor.sigmoid)
+GATED_ATTENTION = (Qwen3NextAttention, Qwen3_5Attention, Qwen3_5MoeAttention)
+"""Attention that squashes a gate by a function in its forward."""
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 
 
@@ -54,6 +61,8 @@ def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int
             setattr(model.get_submodule(parent), name, RotaryTable(module, max_positions))
         elif isinstance(module, NORMS_BY_POWER):
             _replace_calls(module, "forward", {torch.pow: _power})
+        elif isinstance(module, GATED_ATTENTION):
+            _replace_calls(module, "forward", sigmoids)
         elif is_router(path):
             _replace_calls(module, "forward", {functional.linear: frozen, **sigmoids})
             if name == SHARED_GATE_NAME:
@@ -63,6 +72,16 @@ def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int
             _replace_calls(module, "forward", {functional.linear: frozen})
         elif hasattr(module, OWN_GATE) and not ACTIVATION_NAMES.intersection(dict(module.named_children())):
             _replace_calls(module, OWN_GATE, sigmoids)
+
+
+def rowwise_delta_functions() -> DeltaFunctions:
+    """The elementwise functions of gated delta-net layers, rowwise."""
+    return DeltaFunctions(
+        exp=RowwiseActivation(torch.exp),
+        sigmoid=RowwiseActivation(torch.sigmoid),
+        silu=RowwiseActivation(functional.silu),
+        softplus=RowwiseActivation(functional.softplus),
+    )
 
 
 class _ReplacedCalls(TorchFunctionMode):
@@ -112,7 +131,7 @@ def _has_static_rope(rotary: torch.nn.Module) -> bool:
 class RowwiseActivation(torch.nn.Module):
     """An elementwise activation, called on whole vectors only."""
 
-    def __init__(self, activation: torch.nn.Module) -> None:
+    def __init__(self, activation: TorchFunction) -> None:
         super().__init__()
         self.activation = activation
 
@@ -150,13 +169,15 @@ class RotaryTable(torch.nn.Module):
     """The angles of a rotary embedding, computed once per position (and kind of layer) and looked up.
 
     Most models have them as cosines and sines, some as complex numbers.
+
+    Positions are computed in blocks when they first occur: a context may be a quarter of a million tokens long.
     """
 
     def __init__(self, rotary: torch.nn.Module, max_positions: int) -> None:
         super().__init__()
         self.rotary = rotary
         self.max_positions = max_positions
-        self._tables: dict[str | None, tuple[torch.Tensor, ...]] = {}
+        self._tables: dict[str | None, _Table] = {}
         self._axis_D: torch.Tensor | None = None
 
     @torch.inference_mode(False)
@@ -166,8 +187,16 @@ class RotaryTable(torch.nn.Module):
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """The angles of the given positions as the rotary embedding gives them, in the dtype of ``x``."""
         if layer_type not in self._tables:
-            self._tables[layer_type] = self._compute(x, layer_type)
-        looked_up = tuple(self._look_up(table_TD, position_ids) for table_TD in self._tables[layer_type])
+            self._tables[layer_type] = _Table(math.ceil(self.max_positions / POSITIONS_PER_BLOCK))
+        table = self._tables[layer_type]
+        for block in table.missing(position_ids):
+            kind = {} if layer_type is None else {"layer_type": layer_type}
+            start = block * POSITIONS_PER_BLOCK
+            # Blocks of one size below the grain: no thread boundary, no remainder.
+            positions = torch.arange(start, start + POSITIONS_PER_BLOCK, device=x.device)
+            angles = self.rotary(x.detach(), positions[None], **kind)
+            table.fill(block, [part[0] for part in (angles if isinstance(angles, tuple) else (angles,))])
+        looked_up = tuple(self._look_up(part_TD, position_ids) for part_TD in table.parts_TD)
         return looked_up if len(looked_up) > 1 else looked_up[0]
 
     def _look_up(self, table_TD: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
@@ -189,12 +218,27 @@ class RotaryTable(torch.nn.Module):
         turned = [self.rotary(table_TD, positions)[1][0, 0] != 0 for positions in position_A11]
         return torch.stack(turned).int().argmax(dim=0)
 
-    def _compute(self, x: torch.Tensor, layer_type: str | None) -> tuple[torch.Tensor, ...]:
-        kind = {} if layer_type is None else {"layer_type": layer_type}
-        blocks: list[tuple[torch.Tensor, ...]] = []
-        # Blocks of one size below the grain: no thread boundary, no remainder.
-        for start in range(0, self.max_positions, POSITIONS_PER_BLOCK):
-            positions = torch.arange(start, start + POSITIONS_PER_BLOCK, device=x.device)
-            angles = self.rotary(x.detach(), positions[None], **kind)
-            blocks.append(tuple(part[0] for part in (angles if isinstance(angles, tuple) else (angles,))))
-        return tuple(torch.cat(parts) for parts in zip(*blocks, strict=True))
+
+class _Table:
+    """Angles by position, in blocks; what is not filled takes no memory."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._is_filled = torch.zeros(num_blocks, dtype=torch.bool)
+        self.parts_TD: list[torch.Tensor] = []
+        """Cosines and sines, say, [T, D] each."""
+
+    def missing(self, position_ids: torch.Tensor) -> list[int]:
+        """The blocks of these positions that are not there."""
+        blocks = position_ids.flatten() // POSITIONS_PER_BLOCK
+        missing = blocks[~self._is_filled[blocks]]
+        return missing.unique().tolist() if len(missing) else []
+
+    def fill(self, block: int, parts_TD: Sequence[torch.Tensor]) -> None:
+        """Take the values of one block."""
+        if not self.parts_TD:
+            num_positions = len(self._is_filled) * POSITIONS_PER_BLOCK
+            self.parts_TD = [part_TD.new_empty(num_positions, *part_TD.shape[1:]) for part_TD in parts_TD]
+        rows = slice(block * POSITIONS_PER_BLOCK, (block + 1) * POSITIONS_PER_BLOCK)
+        for kept_TD, part_TD in zip(self.parts_TD, parts_TD, strict=True):
+            kept_TD[rows] = part_TD
+        self._is_filled[block] = True

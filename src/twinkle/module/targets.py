@@ -13,7 +13,7 @@ from twinkle.module.expert_forms import ExpertForm
 
 TargetKind = Literal["attn", "mlp", "unembed"]
 
-ATTENTION_PARENTS = frozenset({"self_attn", "attn", "attention", "self_attention"})
+ATTENTION_PARENTS = frozenset({"self_attn", "attn", "attention", "self_attention", "linear_attn"})
 MLP_PARENTS = frozenset({"mlp", "feed_forward", "ffn", "shared_expert", "shared_experts", "block_sparse_moe"})
 ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate"})
 

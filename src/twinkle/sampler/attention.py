@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
+from twinkle.module.packed_states import LayerState, PackedStates
 from twinkle.module.scaled_attention import AttentionForm, attend
 from twinkle.sampler.kv_cache import SequenceCache
 
@@ -24,6 +26,36 @@ class Piece:
     num_tokens: int
 
 
+class CachedStates(PackedStates):
+    """Layers with a memory go on from what the cache of each piece remembers; what they then remember waits here.
+
+    A sequence may have one piece only: the next one would need what this one leaves behind.
+    """
+
+    keeps = True
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        ends = list(accumulate(piece.num_tokens for piece in pieces))
+        super().__init__(list(zip([0, *ends[:-1]], ends, strict=True)))
+        self._pieces = pieces
+        self._kept: list[dict[int, LayerState]] = [{} for _ in pieces]
+
+    def before(self, layer_index: int) -> Sequence[LayerState | None]:
+        """See :class:`PackedStates`."""
+        return [piece.cache.states.get(layer_index) for piece in self._pieces]
+
+    def keep(self, layer_index: int, states: Sequence[LayerState]) -> None:
+        """See :class:`PackedStates`."""
+        for kept, state in zip(self._kept, states, strict=True):
+            kept[layer_index] = state
+
+    def commit(self) -> None:
+        """Let the caches remember the pass. Until then it can be made again."""
+        for piece, kept in zip(self._pieces, self._kept, strict=True):
+            if kept:
+                piece.cache.states = kept
+
+
 class CachedAttention:
     """Writes each piece's keys and values into its cache, then attends causally to all the cache holds.
 
@@ -31,6 +63,7 @@ class CachedAttention:
     """
 
     def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
+        self.states = CachedStates(pieces)
         self._pieces = pieces
         self._device = device
         self._masks: dict[tuple[int | None, int | None], list[torch.Tensor | None]] = {}

@@ -1,8 +1,11 @@
-"""Keys and values of one sequence.
+"""Keys and values of one sequence, and what layers with a memory remember of it.
 
 Each sequence owns contiguous buffers that grow block by block, so memory follows the tokens that exist (contexts may be
 32k) and attention over them is the same arithmetic whoever else is in the batch. Copying a buffer once per block costs
 1/64 of what attention reads in the meantime.
+
+A layer's memory (see ``twinkle.module.packed_states``) is of one size however long the sequence, and belongs to its
+last token: it is taken over only when all of a pass has gone well, so that a pass may be made again.
 
 Shape suffixes: G key-value heads, C capacity in tokens, N new tokens, S tokens so far, D head size; 2 is keys, values,
 and 1 the batch of one that attention wants.
@@ -10,7 +13,11 @@ and 1 the batch of one that attention wants.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+
+from twinkle.module.packed_states import LayerState
 
 BLOCK_TOKENS = 64
 
@@ -27,6 +34,8 @@ class SequenceCache:
 
     def __init__(self) -> None:
         self.blocks = 0
+        self.states: Mapping[int, LayerState] = {}
+        """What each layer with a memory remembers of the tokens so far; empty before the first."""
         self._layers_21GCD: dict[int, torch.Tensor] = {}
 
     def reserve(self, num_tokens: int) -> None:
@@ -54,10 +63,15 @@ class SequenceCache:
         """Returns copies of the keys and values of some positions, [2, 1, G, N, D] by layer."""
         return {layer: kv_21GCD[:, :, :, start:end].clone() for layer, kv_21GCD in self._layers_21GCD.items()}
 
+    def copied_states(self) -> dict[int, LayerState]:
+        """Returns copies of what is remembered: what is kept for long must not hold on to all of a pass."""
+        return {layer: LayerState(*(tensor.clone() for tensor in state)) for layer, state in self.states.items()}
+
     def fork(self) -> SequenceCache:
         """Returns a copy for another continuation of the same tokens."""
         copy = SequenceCache()
         copy.blocks = self.blocks
+        copy.states = self.states
         copy._layers_21GCD = {layer: kv_21GCD.clone() for layer, kv_21GCD in self._layers_21GCD.items()}
         return copy
 

@@ -80,7 +80,12 @@ class CacheBudget:
 
 
 def plan_pass(
-    active: list[RequestProgress], budget: CacheBudget, *, prefill_tokens: int, keeps_prompts: bool
+    active: list[RequestProgress],
+    budget: CacheBudget,
+    *,
+    prefill_tokens: int,
+    keeps_prompts: bool,
+    one_chunk_each: bool = False,
 ) -> list[Work]:
     """Returns the work of one pass, neighbouring rows sharing an adapter.
 
@@ -91,6 +96,7 @@ def plan_pass(
         budget: Of cache memory.
         prefill_tokens: No further chunk once a pass holds so many prompt tokens.
         keeps_prompts: Whether what this pass computes of prompts will be there for others.
+        one_chunk_each: Whether a chunk of a prompt needs what the one before it leaves behind (layers with a memory).
     """
     works: list[Work] = []
     prefill_left = prefill_tokens
@@ -98,7 +104,7 @@ def plan_pass(
     for progress in active:
         works += _decodes(progress, budget, active)
         if progress.is_prefilling and prefill_left > 0:
-            chunks = _chunks(progress, prefill_left, begun)
+            chunks = _chunks(progress, prefill_left, begun)[: 1 if one_chunk_each else None]
             prefill_left -= sum(work.piece.num_tokens for work in chunks)
             works += chunks
             if keeps_prompts:

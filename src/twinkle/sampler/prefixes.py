@@ -1,8 +1,11 @@
-"""Keys and values of computed prompts, kept for requests that begin alike: groups of samples, examples, system prompts.
+"""Keys, values and states of computed prompts, kept for requests that begin alike: groups of samples, system prompts.
 
 A prompt is cut at fixed positions, so what a chunk leaves behind depends on the weights and on the tokens up to its end
 alone, bit by bit. A request that has the same tokens there may therefore take it instead of computing it. But whoever
 finds a prompt computed already learns that somebody has sent it, so requests share within their group alone.
+
+A chunk also holds what layers with a memory remember at its end, the only place where one can go on from it: a prompt
+is taken over up to the last chunk that it shares, and only the state of that one is needed.
 
 Shapes: G key-value heads, N tokens of a chunk, D head size, V vocabulary; 2 is keys, values, and 1 attention's batch.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +22,7 @@ import torch
 
 from twinkle.model.pictures import Picture
 from twinkle.module.lora import LoraAdapter
+from twinkle.module.packed_states import LayerState
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,16 @@ class ComputedChunk:
 
     layers: dict[int, torch.Tensor]
     """Keys and values by layer, [2, 1, G, N, D]."""
+    states: Mapping[int, LayerState]
+    """What layers with a memory remember after its last token; empty for models without."""
     next_logits: torch.Tensor | None
     """[V], where a prompt ended there."""
 
     @property
     def size_bytes(self) -> int:
         """Memory it holds."""
-        kept = [*self.layers.values()] + ([] if self.next_logits is None else [self.next_logits])
+        remembered = [tensor for state in self.states.values() for tensor in state]
+        kept = [*self.layers.values(), *remembered] + ([] if self.next_logits is None else [self.next_logits])
         return sum(tensor.nbytes for tensor in kept)
 
 

@@ -138,6 +138,7 @@ class RequestProgress:
         assert self.prompt_cache is not None
         for layer, kv_21GND in computed.layers.items():
             self.prompt_cache.write(layer, chunk.start, kv_21GND)
+        self.prompt_cache.states = computed.states
         if self.num_chunks_done == self._num_chunks_seen:
             self._num_cached_tokens += chunk.end - chunk.start
         self.count_chunk()

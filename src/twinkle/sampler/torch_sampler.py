@@ -18,9 +18,10 @@ from itertools import accumulate
 import torch
 
 from twinkle.checkpoint_engine.peft import import_adapter
-from twinkle.core.errors import Conflict, InvalidInput, OutOfMemory
+from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.pictures import PictureLayout, TokenRange, pack
+from twinkle.module.delta_rule import CHUNK_TOKENS
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.base import Outcome, Sampler
@@ -74,6 +75,10 @@ class TorchSampler(Sampler):
         self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length)
         self._prefill_tokens = prefill_tokens_per_step
         self._chunk_tokens = chunk_tokens
+        if model.remembers and chunk_tokens % CHUNK_TOKENS:
+            raise ConfigError(
+                f"chunk_tokens is {chunk_tokens}; for layers that carry a state it must be a multiple of {CHUNK_TOKENS}"
+            )
         self._keeps_prompts = kept_bytes > 0
         self._prefixes = PrefixCache(kept_bytes)
         self._waiting: deque[RequestProgress] = deque()
@@ -147,7 +152,11 @@ class TorchSampler(Sampler):
             if progress.is_prefilling:
                 self._take_known(progress)
         works = plan_pass(
-            self._active, self._budget, prefill_tokens=self._prefill_tokens, keeps_prompts=self._keeps_prompts
+            self._active,
+            self._budget,
+            prefill_tokens=self._prefill_tokens,
+            keeps_prompts=self._keeps_prompts,
+            one_chunk_each=self._model.remembers,
         )
         if works:
             try:
@@ -193,7 +202,9 @@ class TorchSampler(Sampler):
         is_last = chunk.end == len(progress.request.prompt)
         if known is None or (known.next_logits is None and is_last):
             layers = progress.prompt_cache.read(chunk.start, chunk.end)
-            self._prefixes.keep(chunk, ComputedChunk(layers, progress.next_logits_V if is_last else None))
+            next_logits_V = progress.next_logits_V if is_last else None
+            states = progress.prompt_cache.copied_states()
+            self._prefixes.keep(chunk, ComputedChunk(layers, states, next_logits_V))
         if is_last:
             self._prefixes.touch(progress.chunks)
 
@@ -223,11 +234,14 @@ class TorchSampler(Sampler):
                 segments_of([(work.progress.adapter, 1) for work, _ in choosing]),
             )
             self._take_logits([work for work, _ in choosing], logits_NV, failures)
-        for work in works:
-            if work.chunk is not None:
-                work.progress.count_chunk()
-                if self._keeps_prompts:
-                    self._keep(work.progress, work.chunk)
+        # Nothing that could fail lies between a token that is appended and a state that is taken over.
+        attention.states.commit()
+        chunks = [(work.progress, work.chunk) for work in works if work.chunk is not None]
+        for progress, _ in chunks:
+            progress.count_chunk()
+        if self._keeps_prompts:
+            for progress, chunk in chunks:
+                self._keep(progress, chunk)
 
     def _score_prompt(self, work: Work, hidden_TH: torch.Tensor, failures: dict[str, Exception]) -> None:
         request = work.progress.request
@@ -240,6 +254,9 @@ class TorchSampler(Sampler):
             failures[request.key] = not_finite(request)
 
     def _take_logits(self, works: list[Work], logits_NV: torch.Tensor, failures: dict[str, Exception]) -> None:
+        next_logits = [
+            (work.progress, logits_NV[row].clone()) for row, work in enumerate(works) if work.continuation is None
+        ]
         running = [(row, work) for row, work in enumerate(works) if work.continuation is not None]
         if running:
             rows_NV = logits_NV if len(running) == len(works) else logits_NV[[row for row, _ in running]]
@@ -248,9 +265,8 @@ class TorchSampler(Sampler):
                 rows_NV,
                 failures,
             )
-        for row, work in enumerate(works):
-            if work.continuation is None:
-                work.progress.next_logits_V = logits_NV[row].clone()
+        for progress, logits_V in next_logits:
+            progress.next_logits_V = logits_V
 
     def _start_continuations(self, failures: dict[str, Exception]) -> None:
         """Starts samples whose prompt is computed, as far as slots and memory go, and chooses their first tokens."""

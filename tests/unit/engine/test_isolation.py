@@ -15,8 +15,6 @@ from twinkle.model.determinism import UNPADDED
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.independence import Independence
 from twinkle.model.probe import Probe
-from twinkle.module import targets
-from twinkle.module.rowwise import RotaryTable
 from twinkle.module.segmented import Route
 from twinkle.workers.ranks.engine import RankedEngine
 from twinkle.workers.transformers_engine import TransformersEngine
@@ -98,21 +96,9 @@ def long_rope(tokens):
 
 
 @pytest.fixture
-def let_hybrids_through(monkeypatch):
-    """All that keeps layers with a state out, taken away."""
-    monkeypatch.setattr(fused_lora, "check_config", lambda name, config: None)
-    monkeypatch.setattr(targets, "ATTENTION_PARENTS", targets.ATTENTION_PARENTS | {"linear_attn"})
-    expert_targets, look_up = targets._expert_targets, RotaryTable.forward
-    monkeypatch.setattr(
-        targets,
-        "_expert_targets",
-        lambda path, module: [] if isinstance(module, torch.nn.Conv1d) else expert_targets(path, module),
-    )
-    monkeypatch.setattr(
-        RotaryTable,
-        "forward",
-        lambda self, x, positions, *more: look_up(self, x, positions[0] if positions.dim() == 3 else positions, *more),
-    )
+def unpacked_delta_nets(monkeypatch):
+    """What lets their convolution and their state start anew with every sequence, taken away."""
+    monkeypatch.setattr(fused_lora, "pack_delta_nets", lambda model, functions: False)
 
 
 def leave_only(monkeypatch, check):
@@ -123,7 +109,9 @@ def leave_only(monkeypatch, check):
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_layers_that_carry_a_state_are_refused_by_each_check_alone(family, check, let_hybrids_through, monkeypatch):
+def test_layers_that_carry_a_state_over_are_refused_by_each_check_alone(
+    family, check, unpacked_delta_nets, monkeypatch
+):
     leave_only(monkeypatch, CHECKS[check])
     with pytest.raises(ConfigError, match="not supported"):
         FusedLoraModel(make(HYBRIDS[family]()), name="hybrid")

@@ -42,6 +42,15 @@ def test_the_families_that_are_served_pass(family: str, tmp_path: Path) -> None:
     check_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
+def test_a_hybrid_with_a_tower_for_pictures_passes_since_its_language_model_is_served(
+    model_type: str, tmp_path: Path
+) -> None:
+    transformers.AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+
+    check_model(str(tmp_path))
+
+
 def test_the_config_of_a_model_of_today_passes_as_its_maker_wrote_it(tmp_path: Path) -> None:
     written = {
         "architectures": ["Qwen3ForCausalLM"],
