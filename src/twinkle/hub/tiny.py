@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from twinkle.core.errors import ConfigError
 
-Family = Literal["qwen3", "qwen2", "llama", "qwen3_moe"]
+Family = Literal["qwen3", "qwen2", "llama", "qwen3_moe", "qwen3_5_text"]
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -112,7 +112,8 @@ def make_tiny_model(
     Args:
         path: The folder to make; its parents are made too.
         texts: What the tokenizer is trained on.
-        family: The architecture; ``qwen3_moe`` has 8 experts in each layer, 2 of them for each token.
+        family: The architecture; ``qwen3_moe`` has 8 experts in each layer, 2 of them for each token; every other layer
+            of ``qwen3_5_text`` is a gated delta net.
         vocab_size: Upper limit; a small text may give a smaller vocabulary.
         hidden_size: A multiple of 32, the size of an attention head.
         layers: Number of transformer layers.
@@ -224,6 +225,7 @@ def build_model(recipe: TinyModelRecipe, tokenizer: PreTrainedTokenizerFast) -> 
         eos_token_id=eos,
         pad_token_id=pad,
         **_expert_sizes(recipe),
+        **_delta_net_sizes(recipe),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -246,4 +248,19 @@ def _expert_sizes(recipe: TinyModelRecipe) -> dict[str, int | bool]:
         "num_experts_per_tok": EXPERTS_PER_TOKEN,
         "moe_intermediate_size": 3 * recipe.hidden_size // EXPERTS_PER_TOKEN,
         "norm_topk_prob": True,
+    }
+
+
+def _delta_net_sizes(recipe: TinyModelRecipe) -> dict[str, int | list[str]]:
+    """As many heads as attention has, of the same size, so that a layer is about as large as one of attention."""
+    if recipe.family != "qwen3_5_text":
+        return {}
+    heads = recipe.hidden_size // HEAD_SIZE
+    kinds = ("linear_attention", "full_attention")
+    return {
+        "linear_num_key_heads": max(1, heads // 2),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": HEAD_SIZE,
+        "linear_value_head_dim": HEAD_SIZE,
+        "layer_types": [kinds[layer % 2] for layer in range(recipe.layers)],
     }

@@ -85,7 +85,7 @@ plans = st.lists(
 )
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen2-moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen2-moe", "qwen3_5"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans=plans, budget=st.sampled_from([1, 37, 90, 4096]))
 def test_any_mix_fused_equals_each_job_alone_bit_by_bit(family, plans, budget, load_model, make_datum):
@@ -160,14 +160,15 @@ def train(model, make_datum, tenants, steps, *, start=0):
             model.optim_step(adapter, AdamParams(learning_rate=1e-3, grad_clip_norm=1.0, weight_decay=0.01))
 
 
-def test_a_restored_tenant_alone_ends_with_the_bits_of_the_undisturbed_fused_run(load_model, make_datum):
-    model = load_model()
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_a_restored_tenant_alone_ends_with_the_bits_of_the_undisturbed_fused_run(family, load_model, make_datum):
+    model = load_model(family)
     tenants = [(number, model.create_adapter(config)) for number, config in enumerate(CONFIGS)]
     train(model, make_datum, tenants, 4)
     saved = [(number, snapshot(adapter, model.determinism)) for number, adapter in tenants]
     train(model, make_datum, tenants, 5, start=4)
 
-    other_model = load_model("qwen3", 50)
+    other_model = load_model(family, 50)
     for (number, content), (_, expected) in zip(saved, tenants, strict=True):
         restored = restore(other_model.pool, content, other_model.determinism)
         train(other_model, make_datum, [(number, restored)], 5, start=4)
@@ -186,7 +187,7 @@ def test_a_snapshot_keeps_an_open_window(load_model, make_datum):
     assert torch.equal(restored.grad, adapter.grad)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "qwen3_5"])
 def test_bits_do_not_depend_on_the_number_of_threads(family, load_model, make_datum):
     model = load_model(family)
     if model.determinism != "mkl-strict":

@@ -1,0 +1,67 @@
+"""A run on a model whose layers carry a state: killed in the middle, it ends and samples as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import tinker
+
+from harness.crashes import Crashes
+from harness.models import make_text_model
+from harness.served import Served
+
+NUM_STEPS = 6
+KILL_AFTER = {1: "worker.executed", 3: "worker.committed"}
+LENGTHS = (100, 3)
+"""Longer than a chunk of the recurrence, and shorter than the convolution."""
+PROMPT = tinker.ModelInput.from_ints([11 + step % 40 for step in range(70)])
+PARAMS = tinker.SamplingParams(max_tokens=8, temperature=1.0, seed=5)
+
+
+def data(step: int) -> list[tinker.Datum]:
+    rows = [[(7 * step + 3 * position) % 50 + 10 for position in range(length + 1)] for length in LENGTHS]
+    return [
+        tinker.Datum(
+            model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+            loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+        )
+        for tokens in rows
+    ]
+
+
+def train_and_sample(served: Served, tenant: str, kills: dict[int, partial[None]]) -> tuple[object, ...]:
+    """Pipelined steps; the losses, where the state was saved, and what two samples of the end are."""
+    client = served.client(tenant).create_lora_training_client(base_model="hybrid", rank=4, seed=7).result()
+    pending = []
+    for step in range(NUM_STEPS):
+        passed = client.forward_backward(data(step), "cross_entropy")
+        client.optim_step(tinker.AdamParams(learning_rate=1e-2))
+        pending.append(passed)
+        if step in kills:
+            passed.result()
+            kills[step]()
+    losses = [passed.result().metrics["loss:sum"] for passed in pending]
+    path = client.save_state("end").result().path
+    drawn = client.save_weights_and_get_sampling_client().sample(PROMPT, 2, PARAMS).result().sequences
+    return losses, path, [(list(sequence.tokens), list(sequence.logprobs)) for sequence in drawn]
+
+
+def test_a_killed_run_on_a_hybrid_ends_with_the_same_bits_and_samples_the_same_tokens(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("hybrid")
+    model = make_text_model(folder / "model", "qwen3_5_text")
+    crashes = Crashes(folder / "crashes")
+    with Served(folder / "home", model=str(model), model_name="hybrid", **crashes.variables) as served:
+        losses, path, drawn = train_and_sample(served, "calm", {})
+        kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}
+        struck_losses, struck_path, struck_drawn = train_and_sample(served, "struck", kills)
+        stored = dict(served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'"))
+
+    assert all(crashes.has_fired(point) for point in KILL_AFTER.values())
+    assert struck_losses == losses
+    assert struck_drawn == drawn
+    hashes = [{name: entry["sha256"] for name, entry in json.loads(stored[at]).items()} for at in (path, struck_path)]
+    assert hashes[0] == hashes[1]
