@@ -76,7 +76,7 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "olmo3": lambda: transformers.Olmo3Config(
         **SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
     ),
-    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**SIZES, **HYBRID, rope_parameters=MROPE),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**HYBRID_SIZES, **HYBRID, rope_parameters=MROPE),
     "qwen3_5-moe": lambda: transformers.Qwen3_5MoeTextConfig(
         **WITHOUT_MLP, **HYBRID, **HYBRID_EXPERTS, shared_expert_intermediate_size=40, rope_parameters=MROPE
     ),

@@ -21,7 +21,7 @@ from typing import Literal
 
 import torch
 
-from twinkle.module.row_product import DEFAULT_TILE_ROWS, MIN_ROWS_CHOICES, MIN_SIDE, RowProduct
+from twinkle.module.row_product import DEFAULT_TILE_ROWS, MIN_ROWS_CHOICES, RowProduct
 
 Determinism = Literal["mkl-strict", "tiled", "none"]
 
@@ -119,14 +119,10 @@ def rows_are_independent(product: RowProduct, dtype: torch.dtype) -> bool:
         for matrix in (weight, torch.randn(num_inputs, num_outputs, generator=generator).to(dtype).t()):
             together = product(x, matrix)
             added = torch.ones_like(together)
-            # The pool adds updates to wide outputs only: a sum over few inputs, never into few outputs.
-            is_wide = num_outputs >= MIN_SIDE
-            if is_wide:
-                product.add_(added, x, matrix, 0.5)
+            product.add_(added, x, matrix, 0.5)
             for start, end in SELF_TEST_SLICES:
                 alone = torch.ones_like(together[start:end])
-                if is_wide:
-                    product.add_(alone, x[start:end], matrix, 0.5)
+                product.add_(alone, x[start:end], matrix, 0.5)
                 if not torch.equal(product(x[start:end], matrix), together[start:end]):
                     return False
                 if not torch.equal(alone, added[start:end]):

@@ -21,6 +21,9 @@ MIN_ROWS_THREADED = 16
 takes 2 to 3.3 times as long padded to four, 3 to 4.5 times padded to eight); with 2 to 4 threads, where the columns are
 few for the threads, only when there are at least as many rows."""
 FEW_COLUMNS_PER_THREAD = 16
+MIN_SUM_ROWS = 32
+MIN_SUM_COLUMNS = 64
+"""Measured likewise: threads share out the sum over tokens itself where what it adds up to is smaller on both sides."""
 ALIGNMENT_BYTES = 64
 
 
@@ -49,7 +52,8 @@ class RowProduct:
 
     def add_(self, y_TN: torch.Tensor, x_TK: torch.Tensor, weight_NK: torch.Tensor, scale: float) -> None:
         """Add ``scale * x_TK @ weight_NK^T`` to ``y_TN`` in place."""
-        if self.tile_rows is not None:
+        is_narrow = weight_NK.shape[0] < MIN_SIDE and self.min_rows > 1
+        if self.tile_rows is not None or is_narrow:
             # Scale and sum apart: done in one operation, the ends of a tensor may round otherwise than its middle.
             y_TN.add_(self(x_TK, weight_NK).mul_(scale))
             return
@@ -65,7 +69,12 @@ class RowProduct:
         """Add ``scale * left^T @ right`` to ``total_MN`` in place: a sum over tokens, the same wherever they lie."""
         if self.tile_rows is not None:
             left_TM, right_TN = _aligned(left_TM), _aligned(right_TN)
-        if left_TM.dtype == total_MN.dtype:
+        num_outputs = left_TM.shape[1]
+        is_small = num_outputs < MIN_SUM_ROWS and right_TN.shape[1] < MIN_SUM_COLUMNS and self.min_rows > 1
+        if is_small and left_TM.dtype == total_MN.dtype:
+            padded_TM = functional.pad(left_TM, (0, MIN_SUM_ROWS - num_outputs))
+            total_MN.add_((padded_TM.t() @ right_TN)[:num_outputs], alpha=scale)
+        elif left_TM.dtype == total_MN.dtype:
             total_MN.addmm_(left_TM.t(), right_TN, alpha=scale)
         else:
             total_MN.add_(left_TM.t() @ right_TN, alpha=scale)
