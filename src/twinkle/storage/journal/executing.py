@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind, OperationState, Outcome, Payload
-from twinkle.storage.database import Row, Transaction, placeholders, raised
+from twinkle.storage.database import Database, Row, Transaction, placeholders, raised
 from twinkle.storage.journal.lanes import LockedLane
 
 
@@ -35,13 +35,29 @@ class Committed:
             (self.ended_before if state.is_final else self.not_held).append(outcome)
 
 
+def is_waiting(database: Database, lease: Lease, condition: str) -> bool:
+    """Whether there may be something to claim, asked without a writer's transaction: others wait for those.
+
+    Raises:
+        LeaseLost: Another epoch holds the mesh.
+    """
+    rows = database.read(
+        f"SELECT epoch, owner, EXISTS ({condition}) AS waits FROM mesh WHERE name = ?", (lease.mesh, lease.mesh)
+    )
+    return bool(_held(rows[0] if rows else None, lease).waits)
+
+
 def check_lease(transaction: Transaction, lease: Lease) -> float:
     """The mesh's virtual time, if the lease still holds."""
     row = transaction.execute("SELECT epoch, owner, vtime FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
-    if row is None or row.epoch != lease.epoch or row.owner != lease.owner:
-        held = "nobody" if row is None or row.owner is None else f"epoch {row.epoch}"
+    return float(_held(row, lease).vtime)
+
+
+def _held(mesh: Row | None, lease: Lease) -> Row:
+    if mesh is None or mesh.epoch != lease.epoch or mesh.owner != lease.owner:
+        held = "nobody" if mesh is None or mesh.owner is None else f"epoch {mesh.epoch}"
         raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended, {held} holds it now", mesh=lease.mesh)
-    return float(row.vtime)
+    return mesh
 
 
 def start_operations(transaction: Transaction, lease: Lease, request_ids: list[str], *, now: float) -> list[Claim]:

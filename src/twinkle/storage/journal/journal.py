@@ -30,7 +30,14 @@ from twinkle.core.operation import (
     Submission,
 )
 from twinkle.storage.database import Database, Row, Transaction, placeholders
-from twinkle.storage.journal.executing import Committed, charge, check_lease, record_outcome, start_operations
+from twinkle.storage.journal.executing import (
+    Committed,
+    charge,
+    check_lease,
+    is_waiting,
+    record_outcome,
+    start_operations,
+)
 from twinkle.storage.journal.lanes import (
     NO_MESH,
     accept,
@@ -41,7 +48,15 @@ from twinkle.storage.journal.lanes import (
     lock_lanes,
 )
 from twinkle.storage.journal.records import NewLane, PastOperation, Records
-from twinkle.storage.journal.turns import Choose, Moment, move_virtual_time, ready_heads, waiting_samples
+from twinkle.storage.journal.turns import (
+    READY_LANE,
+    WAITING_SAMPLE,
+    Choose,
+    Moment,
+    move_virtual_time,
+    ready_heads,
+    waiting_samples,
+)
 
 _STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
@@ -156,6 +171,8 @@ class Journal:
         Raises:
             LeaseLost: Another epoch holds the mesh.
         """
+        if not is_waiting(self.database, lease, READY_LANE):
+            return []
         with self.database.transaction() as transaction:
             moment = self._moment(transaction, lease)
             heads = ready_heads(transaction, moment, limit=limit, held=held)
@@ -176,6 +193,8 @@ class Journal:
         Raises:
             LeaseLost: Another epoch holds the mesh.
         """
+        if not is_waiting(self.database, lease, WAITING_SAMPLE):
+            return []
         with self.database.transaction() as transaction:
             moment = self._moment(transaction, lease)
             samples = waiting_samples(transaction, moment, limit=limit, under_way=under_way)

@@ -29,6 +29,8 @@ READY_TENANTS = (
     " JOIN share s ON s.mesh = ? AND s.tenant = ready.tenant JOIN tenant t ON t.id = s.tenant"
     " WHERE t.paid_until <= ? ORDER BY s.vtime, s.tenant LIMIT ?"
 )
+READY_LANE = "SELECT 1 FROM lane WHERE mesh = ? AND head_kind IS NOT NULL"
+WAITING_SAMPLE = "SELECT 1 FROM operation WHERE mesh = ? AND kind = 'sample' AND state IN ('queued', 'running')"
 HEADS_OF_TENANT = (
     "SELECT l.tenant, l.id, l.head_seq, l.head_kind, o.suspicions, o.num_tokens, l.nice, l.vtime, l.max_seq,"
     " o.state, o.claim_epoch"
