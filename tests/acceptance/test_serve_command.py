@@ -172,13 +172,13 @@ def test_a_mesh_whose_worker_refuses_later_falls_out_and_the_rest_goes_on(tmp_pa
         stack = Stack(service)
         wait_for(lambda: "ready in" in stack.console(), deadline_s=BACK_WITHIN_S * busyness(), what="the word ready")
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "logit_scale": 0.5}))
+        (model / "config.json").write_text(json.dumps({**config, "use_bidirectional_attention": True}))
         stack.served.part("the worker").kill()
 
         wait_for(
             lambda: "start serve anew" in stack.console(), deadline_s=BACK_WITHIN_S * busyness(), what="the refusal"
         )
-        assert "it scales its logits (logit_scale)" in stack.console()
+        assert "(use_bidirectional_attention)" in stack.console()
         assert "default is a mesh without a worker now" in stack.console()
         assert stack.is_healthy()
         assert stack.served.processes(PARTS["the worker"]) == []
