@@ -118,10 +118,12 @@ class _Arrivals:
             journal,
             FolderStore(folder / "objects"),
             nudger,
+            Futures(journal),
             blob_threads=threads,
             inline_bytes=settings.inline_payload_bytes,
             max_pending=settings.max_pending_submissions,
             timeout_s=settings.submit_timeout_s,
+            clock=SystemClock(),
         )
         nudger.start()
         submitter.start()
