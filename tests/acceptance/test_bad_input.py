@@ -155,8 +155,11 @@ def test_a_prompt_that_cannot_be_served_fails_the_sample(client: tinker.ServiceC
 
 
 CHUNKS = {
-    "image": tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3),
-    "dmel": tinker.types.DmelChunk(dmel=b"sound"),
+    "image": (
+        tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3),
+        "is a picture, but this model takes text alone",
+    ),
+    "dmel": (tinker.types.DmelChunk(dmel=b"sound"), "is a chunk of kind dmel"),
 }
 
 
@@ -165,13 +168,14 @@ CHUNKS = {
 def test_what_is_no_text_is_refused_by_its_kind(
     client: tinker.ServiceClient, run: tinker.TrainingClient, kind: str
 ) -> None:
-    prompt = tinker.ModelInput(chunks=[tinker.types.EncodedTextChunk(tokens=[10, 11]), CHUNKS[kind]])
+    chunk, words = CHUNKS[kind]
+    prompt = tinker.ModelInput(chunks=[tinker.types.EncodedTextChunk(tokens=[10, 11]), chunk])
     sampler = client.create_sampling_client(base_model="tiny").result()
     example = tinker.Datum(model_input=prompt, loss_fn_inputs=GOOD)
 
-    with pytest.raises(tinker.RequestFailedError, match=rf"model_input\[1\]: is a chunk of kind {kind}"):
+    with pytest.raises(tinker.RequestFailedError, match=rf"model_input\[1\]: {words}"):
         run.forward_backward([example], "cross_entropy").result(timeout=60)
-    with pytest.raises(tinker.BadRequestError, match=rf"prompt\.chunks\[1\]: is a chunk of kind {kind}"):
+    with pytest.raises(tinker.BadRequestError, match=rf"prompt\.chunks\[1\]: {words}"):
         sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=1)).result(timeout=60)
 
 
