@@ -356,33 +356,33 @@ def test_a_wrong_flag_gets_one_clear_line(twinkle: Twinkle, arguments: list[str]
 
 
 @pytest.fixture
-def capped_model(tmp_path: Path) -> Path:
+def refused_model(tmp_path: Path) -> Path:
     """A folder whose config tells that its model cannot be served."""
-    folder = tmp_path / "capped"
+    folder = tmp_path / "bloom"
     folder.mkdir()
-    config = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "final_logit_softcapping": 30.0}
+    config = {"architectures": ["BloomForCausalLM"], "model_type": "bloom"}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 @pytest.mark.parametrize("flags", [["serve"], ["serve", "--mesh", "a=cpu"], ["worker"]])
 def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(
-    twinkle: Twinkle, capped_model: Path, tmp_path: Path, flags: list[str]
+    twinkle: Twinkle, refused_model: Path, tmp_path: Path, flags: list[str]
 ) -> None:
-    done = twinkle(*flags, "--model", str(capped_model), "--home", str(tmp_path / "home"))
+    done = twinkle(*flags, "--model", str(refused_model), "--home", str(tmp_path / "home"))
 
-    reason = "it caps its logits (final_logit_softcapping); docs/engine.md says which models can"
-    assert done.stderr == f"twinkle: {capped_model} (Gemma2ForCausalLM) cannot be served: {reason}\n"
+    reason = "its attention or its projections have an older form (bloom); docs/models.md says which models can"
+    assert done.stderr == f"twinkle: {refused_model} (BloomForCausalLM) cannot be served: {reason}\n"
     assert (done.returncode, done.stdout) == (2, "")
     assert not (tmp_path / "home").exists()
 
 
-def test_a_refused_worker_that_would_be_started_again_waits_to_be_stopped(capped_model: Path) -> None:
-    command = [sys.executable, "-m", "twinkle.cli", "worker", "--model", str(capped_model), "--stay-refused"]
+def test_a_refused_worker_that_would_be_started_again_waits_to_be_stopped(refused_model: Path) -> None:
+    command = [sys.executable, "-m", "twinkle.cli", "worker", "--model", str(refused_model), "--stay-refused"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker:
         assert worker.stdout is not None
         said = next(line for line in worker.stdout if "worker.refused" in line)
-        assert "it caps its logits" in said
+        assert "an older form (bloom)" in said
         assert worker.poll() is None
         worker.terminate()
         rest = worker.stdout.read()
