@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import BaseModel
-
 from twinkle.core.errors import InvalidInput
 
 MAX_ASPECT_RATIO = 200
 
 
-class PictureRules(BaseModel, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class PictureRules:
     """How one model counts the tokens of a picture, as its image processor's settings say."""
 
     token_id: int

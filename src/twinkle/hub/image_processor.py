@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
 from twinkle.core.events import event_log
 from twinkle.core.pictures import PictureRules
 
@@ -22,6 +20,11 @@ def load_image_processor(model: str) -> Any:
     """
     is_local = Path(model).exists()
     if not is_local or (Path(model) / PROCESSOR_FILE).exists():
+        # It imports Pillow, which nobody needs who serves text alone.
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (  # noqa: PLC0415
+            Qwen2VLImageProcessorPil,
+        )
+
         try:
             return Qwen2VLImageProcessorPil.from_pretrained(model, local_files_only=is_local)
         except OSError as error:

@@ -9,7 +9,6 @@ Shapes: T packed tokens, N tokens of a sequence, P tokens of pictures, H hidden 
 from __future__ import annotations
 
 import hashlib
-import io
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +16,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import PIL.Image
-import PIL.ImageOps
 import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.pictures import PictureRules
 from twinkle.module.mrope import NUM_AXES, PictureSpan, Positions, mrope_positions
-
-FILE_FORMATS = ("PNG", "JPEG")
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +235,9 @@ class PictureEncoder:
     def _patches(self, content: bytes | Patches) -> Patches:
         if isinstance(content, Patches):
             return content
+        # It imports Pillow, which nobody needs who serves text alone.
+        from twinkle.model.picture_files import decoded  # noqa: PLC0415
+
         with decoded(content) as image:
             made = self._processor(images=[image], return_tensors="np")
         time, rows, columns = made["image_grid_thw"][0].tolist()
@@ -268,17 +266,3 @@ class PictureEncoder:
         while self._num_bytes > self._max_bytes:
             _, oldest = self._known.popitem(last=False)
             self._num_bytes -= oldest.size_bytes
-
-
-def decoded(data: bytes) -> PIL.Image.Image:
-    """A file's picture, upright as its camera meant it.
-
-    Raises:
-        InvalidInput: It cannot be decoded.
-    """
-    try:
-        with PIL.Image.open(io.BytesIO(data), formats=FILE_FORMATS) as image:
-            image.load()
-            return PIL.ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
-        raise InvalidInput("picture", f"cannot be decoded: {error}") from None

@@ -1,4 +1,4 @@
-"""What the engine needs to run: torch and transformers, and none of the queue's packages."""
+"""What the engine needs to run: torch and transformers, none of the queue's packages, and Pillow for pictures alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import sys
 
-queue = "pydantic pydantic_settings structlog sqlalchemy sqlmodel fastapi celery redis obstore httpx"
+queue = "pydantic pydantic_settings structlog sqlalchemy sqlmodel fastapi celery redis obstore httpx PIL"
 sys.modules.update(dict.fromkeys(queue.split()))
 import twinkle.checkpoint_engine.snapshot
 import twinkle.model.fused_lora

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import httpx
@@ -155,7 +156,7 @@ def chat_api(serve_api, make_database_url, tmp_path_factory):
     tokenizer.add_special_tokens(["<p>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "chat_template": TEMPLATE}))
-    rules = CAPABILITIES.pictures.model_copy(update={"token_id": tokenizer.token_to_id("<p>")})
+    rules = replace(CAPABILITIES.pictures, token_id=tokenizer.token_to_id("<p>"))
     with serve_api(make_database_url("sqlite")) as served:
         update = {"tokenizer_path": str(folder), "pictures": rules}
         worker = FakeWorker(served.settings, capabilities=CAPABILITIES.model_copy(update=update))

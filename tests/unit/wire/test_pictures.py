@@ -7,6 +7,7 @@ import json
 import struct
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def test_a_chunk_of_text_is_kept_as_it_was_before_there_were_pictures() -> None:
 
 
 def test_a_request_of_heads_alone_does_not_grow_beyond_its_budget() -> None:
-    rules = RULES.model_copy(update={"max_pixels": 2**40})
+    rules = replace(RULES, max_pixels=2**40)
     raw = sent(image(bomb(20_000, 20_000), expected=None))
     with pytest.raises(InvalidInput, match=r"data\[0\]\.model_input\[0\]: expands to 6250000 cells"):
         decode_data(raw, max_cells=100_000, picture_rules=rules)
