@@ -53,7 +53,15 @@ def test_a_text_ends_before_what_stopped_it_and_its_scores_too(tmp_path: Path, d
     tokens = np.array(text_model.encode(drawn), dtype=np.int32)
     sequence = WireSequence(tokens, np.full(len(tokens), -np.inf, dtype=np.float32), "stop")
     drawing = Drawing(
-        tokens=[1], num_samples=1, max_tokens=9, topk=0, stops=("STOP",), temperature=1, top_p=1, seed=None
+        tokens=[1],
+        pictures=(),
+        num_samples=1,
+        max_tokens=9,
+        topk=0,
+        stops=("STOP",),
+        temperature=1,
+        top_p=1,
+        seed=None,
     )
 
     (choice,) = choices_of([Drawn("id", SampleResult((sequence,)))], [drawing], text_model)

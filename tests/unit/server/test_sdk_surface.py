@@ -20,8 +20,8 @@ NO_MODELS_OF_OURS = {
 }
 
 NOT_READ = {
-    # Image and audio chunks are refused.
-    *(f"SampleRequest.prompt.chunks.{name}" for name in ("data", "dmel", "expected_tokens", "format", "location")),
+    # Sound and pictures by their address are refused.
+    *(f"SampleRequest.prompt.chunks.{name}" for name in ("dmel", "location")),
     # A cursor is opaque and signed: its other half says all.
     "SessionSearchRequest.cursor.last_created_at",
     # Telemetry is dropped.
