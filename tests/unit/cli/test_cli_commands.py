@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -377,15 +378,28 @@ def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(
     assert not (tmp_path / "home").exists()
 
 
+@contextmanager
+def killed(process: subprocess.Popen[str]) -> Iterator[None]:
+    """A block behind which a process has ended: one that was not refused would work for ever."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_a_refused_worker_that_would_be_started_again_waits_to_be_stopped(refused_model: Path) -> None:
     command = [sys.executable, "-m", "twinkle.cli", "worker", "--model", str(refused_model), "--stay-refused"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker,
+        killed(worker),
+    ):
         assert worker.stdout is not None
         said = next(line for line in worker.stdout if "worker.refused" in line)
         assert "an older form (bloom)" in said
         assert worker.poll() is None
         worker.terminate()
         rest = worker.stdout.read()
+        worker.wait()
     assert worker.returncode == 2
     assert "Traceback" not in rest
 
