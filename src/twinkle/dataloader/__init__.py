@@ -1,0 +1,1 @@
+"""Batches of rows, by rank, resumable to the row."""

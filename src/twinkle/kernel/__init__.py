@@ -1,0 +1,1 @@
+"""Faster products for a model, where a library that has them is installed."""

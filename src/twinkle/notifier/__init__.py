@@ -1,0 +1,1 @@
+"""Where a script sends its figures and its failures."""

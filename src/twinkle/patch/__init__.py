@@ -1,0 +1,1 @@
+"""Changes to a model's modules that can be taken back."""

@@ -1,0 +1,1 @@
+"""What a data set's columns become before a template sees them."""

@@ -1,0 +1,1 @@
+"""Agents' loops over the training library: rollouts of several turns, tools, environments."""
