@@ -57,6 +57,7 @@ class Passes:
         pytest.param(lambda threads: 0.01 / threads, 8, id="one that gains from each"),
         pytest.param(lambda threads: 0.01 / min(threads, 4), 4, id="one that gains up to four"),
         pytest.param(lambda threads: 0.01 - 0.0001 * (threads == 2), 1, id="two that gain next to nothing"),
+        pytest.param(lambda threads: 0.01 / threads**0.25, 4, id="one whose last doubling gains a sixth"),
     ],
 )
 def test_the_quickest_number_wins_and_more_threads_must_be_worth_it(
