@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from twinkle.data_format.batch import InputFeature, LossOutput, ModelOutput
+    from twinkle.data_format.answers import Answer, MetricResults, ModelOutput, SavedCheckpoint
+    from twinkle.data_format.batch import InputFeature, LossOutput
     from twinkle.data_format.conversation import Message, Tool, ToolCall, Trajectory
     from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams
 
 __all__ = [
+    "Answer",
     "InputFeature",
     "LossOutput",
     "Message",
+    "MetricResults",
     "ModelOutput",
     "SampleResponse",
     "SampledSequence",
     "SamplingParams",
+    "SavedCheckpoint",
     "Tool",
     "ToolCall",
     "Trajectory",
@@ -27,13 +31,16 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "Answer": "twinkle.data_format.answers",
         "InputFeature": "twinkle.data_format.batch",
         "LossOutput": "twinkle.data_format.batch",
         "Message": "twinkle.data_format.conversation",
-        "ModelOutput": "twinkle.data_format.batch",
+        "MetricResults": "twinkle.data_format.answers",
+        "ModelOutput": "twinkle.data_format.answers",
         "SampleResponse": "twinkle.data_format.sampling",
         "SampledSequence": "twinkle.data_format.sampling",
         "SamplingParams": "twinkle.data_format.sampling",
+        "SavedCheckpoint": "twinkle.data_format.answers",
         "Tool": "twinkle.data_format.conversation",
         "ToolCall": "twinkle.data_format.conversation",
         "Trajectory": "twinkle.data_format.conversation",

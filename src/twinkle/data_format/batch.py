@@ -1,7 +1,4 @@
-"""What goes into a model, what comes out, and what a loss makes of it.
-
-Shapes: B rows, T positions (padded), V vocabulary, H hidden size.
-"""
+"""What goes into a model, and what a loss makes of what comes out."""
 
 from __future__ import annotations
 
@@ -22,23 +19,6 @@ class InputFeature(TypedDict, total=False):
     labels: TokenValues
     completion_mask: TokenValues
     length: int
-    routed_experts: Any
-
-
-class ModelOutput(TypedDict, total=False):
-    """What a pass over a batch of rows gave.
-
-    ``logps`` (B, T) are the logprobs of ``labels``; where these are ignored, the logprob of token 0 stands.
-    ``loss`` is a float once it has been calculated. ``num_tokens`` is the divisor of its gradient.
-    """
-
-    logits: torch.Tensor | None
-    loss: float
-    logps: torch.Tensor
-    topk_logps: torch.Tensor
-    entropies: torch.Tensor
-    num_tokens: int
-    embeddings: torch.Tensor
     routed_experts: Any
 
 

@@ -14,10 +14,16 @@ Part = TypeVar("Part")
 
 
 class Metric(ABC):
-    """Base of metrics; ``calculate`` is called on every rank of ``process_group`` or on none."""
+    """Base of metrics; ``calculate`` is called on every rank of ``process_group`` or on none.
+
+    ``settings`` are those of a subclass that hands on whatever it was given.
+    """
 
     def __init__(
-        self, device_mesh: object | None = None, process_group: distributed.ProcessGroup | None = None
+        self,
+        device_mesh: object | None = None,
+        process_group: distributed.ProcessGroup | None = None,
+        **settings: object,
     ) -> None:
         self.device_mesh = device_mesh
         self.process_group = process_group

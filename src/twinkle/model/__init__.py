@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from twinkle.model.base import TwinkleModel
     from twinkle.model.multi_lora import MultiLoraTransformersModel
     from twinkle.model.transformers_model import TransformersModel
+    from twinkle.model.twinkle_model import TwinkleModel
 
 __all__ = ["MultiLoraTransformersModel", "TransformersModel", "TwinkleModel"]
 
@@ -18,6 +18,6 @@ __getattr__ = lazy_attributes(
     {
         "MultiLoraTransformersModel": "twinkle.model.multi_lora",
         "TransformersModel": "twinkle.model.transformers_model",
-        "TwinkleModel": "twinkle.model.base",
+        "TwinkleModel": "twinkle.model.twinkle_model",
     },
 )

@@ -1,4 +1,4 @@
-"""What every model offers to a training script, by adapter.
+"""What our own models offer to a training script, by adapter.
 
 A batch is a list of rows (dicts with ``input_ids`` and shifted ``labels``), or conversations where a template is set.
 """
@@ -6,33 +6,24 @@ A batch is a list of rows (dicts with ``input_ids`` and shifted ``labels``), or 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
-
 from twinkle.core.errors import InvalidInput
-from twinkle.data_format.batch import ModelOutput
-from twinkle.loss import LOSSES, Loss
-from twinkle.loss.base import PlainLoss
-from twinkle.metric import METRICS, Metric
-from twinkle.metric.base import Results
+from twinkle.data_format.answers import MetricResults, ModelOutput
 from twinkle.model.checkpoint import TrainingCheckpoints
 from twinkle.model.forward_pass import ForwardPass, PassOptions
-from twinkle.model.optimizer_group import OptimizerGroup, Template
-from twinkle.model.optimizers import DEFAULT_LR, DEFAULT_WEIGHT_DECAY, OptimizerArg, create_optimizer
-from twinkle.module.scheduler import SCHEDULERS
-from twinkle.plugin.construct import construct_class
-from twinkle.processor import InputProcessor
+from twinkle.model.optimizer_group import OptimizerGroup
+from twinkle.model.script_settings import ScriptSettings, rows_of
+from twinkle.model.twinkle_model import Rows, TwinkleModel
 
-Rows = Sequence[Mapping[str, Any]] | Mapping[str, Any]
-
-_LOSSES = {**{kind.__name__: kind for kind in LOSSES.values()}, **LOSSES}
-PROCESSORS = {"InputProcessor": InputProcessor}
+__all__ = ["ComponentModel", "Rows"]
 
 
-class TwinkleModel(TrainingCheckpoints):
-    """Base of models. Every method takes ``adapter_name``; without it, the only adapter, else the group ``""``.
+class ComponentModel(ScriptSettings, TrainingCheckpoints, TwinkleModel):
+    """Base of models made of components.
+
+    Every method takes ``adapter_name``; without it, the only adapter, else the group ``""``.
 
     Between two calls for one adapter, others may be called for another: adapters have nothing in common but the base
     model.
@@ -74,84 +65,6 @@ class TwinkleModel(TrainingCheckpoints):
     ) -> None:
         """Add an adapter by its PEFT config, or from a directory that holds one."""
 
-    # What a script sets.
-
-    def set_loss(
-        self, loss_cls: str | Loss | type[Loss] | Callable[..., Any], *, adapter_name: str = "", **settings: Any
-    ) -> None:
-        """Set the loss: by class name or short name, class, object, or a function of inputs and outputs."""
-        loss = construct_class("loss_cls", loss_cls, Loss, _LOSSES, wrap=PlainLoss, **settings)  # type: ignore[type-abstract]
-        self._check_loss(loss)
-        self.group(adapter_name).loss = loss
-
-    def _check_loss(self, loss: Loss) -> None:
-        """Raise ``InvalidInput`` for a loss this kind of model cannot feed."""
-
-    def set_optimizer(
-        self,
-        optimizer_cls: OptimizerArg = "AdamW",
-        *,
-        lr: float = DEFAULT_LR,
-        weight_decay: float = DEFAULT_WEIGHT_DECAY,
-        adapter_name: str = "",
-        **settings: Any,
-    ) -> None:
-        """Set the optimizer, one of ``torch.optim``. Decay is for matrices only; the schedule must be set again."""
-        group = self.group(adapter_name)
-        group.optimizer = create_optimizer(
-            optimizer_cls, group.parameters, lr=lr, weight_decay=weight_decay, **settings
-        )
-        group.scheduler = None
-
-    def set_lr_scheduler(
-        self, scheduler_cls: str | LRScheduler | Callable[..., LRScheduler], *, adapter_name: str = "", **settings: Any
-    ) -> None:
-        """Set the schedule of the learning rate, ours or torch's; the optimizer must be set."""
-        group = self.group(adapter_name)
-        optimizer = group.require_optimizer()
-        group.scheduler = construct_class(
-            "scheduler_cls",
-            scheduler_cls,
-            LRScheduler,
-            SCHEDULERS,
-            optimizer,
-            wrap=lambda factory: factory(optimizer, **settings),
-            **settings,
-        )
-
-    def set_template(self, template: Template, *, adapter_name: str = "") -> None:
-        """Set what turns conversations into rows: an object with ``encode``."""
-        if isinstance(template, (str, type)) or not isinstance(template, Template):
-            raise InvalidInput("template", f"is {template!r}; send an object with an encode method")
-        self.group(adapter_name).template = template
-
-    def set_processor(
-        self,
-        processor_cls: str | InputProcessor | type[InputProcessor] = "InputProcessor",
-        *,
-        adapter_name: str = "",
-        **settings: Any,
-    ) -> None:
-        """Set what makes batches of rows."""
-        processor = construct_class("processor_cls", processor_cls, InputProcessor, PROCESSORS, **settings)
-        self.group(adapter_name).processor = processor
-
-    def add_metric(
-        self,
-        metric_cls: str | Metric | type[Metric],
-        is_training: bool | None = None,
-        *,
-        adapter_name: str = "",
-        **settings: Any,
-    ) -> None:
-        """Add a metric of training passes, of evaluation passes, or (None) one of each."""
-        board = self.group(adapter_name).metrics
-        if not isinstance(metric_cls, Metric):
-            settings.setdefault("process_group", board.process_group)
-        for kind in (True, False) if is_training is None and not isinstance(metric_cls, Metric) else (is_training,):
-            metric = construct_class("metric_cls", metric_cls, Metric, METRICS, **settings)  # type: ignore[type-abstract]
-            board.add(metric, kind)
-
     # A step, piece by piece and in one call.
 
     def forward(
@@ -162,12 +75,13 @@ class TwinkleModel(TrainingCheckpoints):
         temperature: float = 1.0,
         return_logits: bool = False,
         task: str = "causal_lm",
+        micro_batch_size: int | None = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
         """Run rows through the model in training mode; ``loss_kwargs`` are kept for the loss."""
         group = self.group(adapter_name)
-        options = PassOptions(temperature, return_logits, task)
-        return self._keep(group, self._forward(group, self._rows(group, inputs), options, loss_kwargs))
+        options = PassOptions(temperature, return_logits, task, micro_batch_size)
+        return self._keep(group, self._forward(group, rows_of(group, inputs), options, loss_kwargs))
 
     def forward_only(
         self,
@@ -178,12 +92,13 @@ class TwinkleModel(TrainingCheckpoints):
         temperature: float = 1.0,
         return_logits: bool = False,
         task: str = "causal_lm",
+        micro_batch_size: int | None = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
         """Run rows in evaluation mode, without gradients; with ``disable_lora`` through the base model alone."""
         group = self.group(adapter_name)
-        options = PassOptions(temperature, return_logits, task)
-        rows = self._rows(group, inputs)
+        options = PassOptions(temperature, return_logits, task, micro_batch_size)
+        rows = rows_of(group, inputs)
         return self._keep(group, self._forward_only(group, rows, options, loss_kwargs, disable_lora))
 
     def calculate_loss(self, *, adapter_name: str = "", **loss_kwargs: Any) -> float:
@@ -212,6 +127,7 @@ class TwinkleModel(TrainingCheckpoints):
         temperature: float = 1.0,
         return_logits: bool = False,
         task: str = "causal_lm",
+        micro_batch_size: int | None = None,
         gradient_accumulation_steps: int | None = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
@@ -219,8 +135,8 @@ class TwinkleModel(TrainingCheckpoints):
         group = self.group(adapter_name)
         if gradient_accumulation_steps is not None:
             group.set_accumulation(gradient_accumulation_steps)
-        options = PassOptions(temperature, return_logits, task)
-        self._keep(group, self._forward(group, self._rows(group, inputs), options, loss_kwargs))
+        options = PassOptions(temperature, return_logits, task, micro_batch_size)
+        self._keep(group, self._forward(group, rows_of(group, inputs), options, loss_kwargs))
         self.calculate_loss(adapter_name=group.name)
         self.backward(adapter_name=group.name)
         return group.require_last("forward_backward").output()
@@ -258,11 +174,11 @@ class TwinkleModel(TrainingCheckpoints):
         self.lr_step(adapter_name=adapter_name)
         return norm
 
-    def calculate_metric(self, is_training: bool = True, *, adapter_name: str = "") -> Results:
+    def calculate_metric(self, is_training: bool = True, *, adapter_name: str = "") -> MetricResults:
         """The metrics since the last call, mostly as text."""
         group = self.group(adapter_name)
         group.show_metrics()
-        return group.metrics.calculate(is_training)
+        return MetricResults(group.metrics.calculate(is_training))
 
     def get_train_configs(self, *, adapter_name: str = "") -> str:
         """What is set for an adapter, for people to read."""
@@ -295,15 +211,6 @@ class TwinkleModel(TrainingCheckpoints):
         there = ", ".join(sorted(adapters)) or "none"
         problem = f"{adapter_name!r} is not known" if adapter_name else "is missing"
         raise InvalidInput("adapter_name", f"{problem}; add it with add_adapter_to_model, or name one of: {there}")
-
-    @staticmethod
-    def _rows(group: OptimizerGroup, inputs: Rows) -> list[Mapping[str, Any]]:
-        rows = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-        if all("input_ids" in row for row in rows):
-            return rows
-        if group.template is None:
-            raise InvalidInput("inputs", "hold rows without input_ids; encode them, or call set_template")
-        return [row if "input_ids" in row else group.template.encode(row) for row in rows]
 
     @staticmethod
     def _keep(group: OptimizerGroup, last: ForwardPass) -> ModelOutput:

@@ -24,6 +24,7 @@ from twinkle.checkpoint_engine.training_state import (
     scheduler_files,
 )
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.answers import SavedCheckpoint
 from twinkle.hub.tokenizer_files import tokenizer_files
 from twinkle.model.optimizer_group import OptimizerGroup
 
@@ -74,7 +75,7 @@ class TrainingCheckpoints(ABC):
         consumed_train_samples: int | None = None,
         *,
         adapter_name: str = "",
-    ) -> str | None:
+    ) -> SavedCheckpoint | None:
         """Write a checkpoint to ``output_dir/name``; its path, or None where ``interval`` does not divide ``cur_step``.
 
         Args:
@@ -109,7 +110,7 @@ class TrainingCheckpoints(ABC):
             self._write_weights(group, target, is_writer=False)
         if distributed.is_initialized():
             distributed.barrier()
-        return str(target)
+        return SavedCheckpoint(target)
 
     def load(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from twinkle.data_format.batch import ModelOutput
+from twinkle.data_format.answers import ModelOutput
 from twinkle.loss import Loss
 from twinkle.model.pictures import Picture
 from twinkle.processor.input_processor import IGNORED_LABEL
@@ -19,11 +19,16 @@ from twinkle.processor.input_processor import IGNORED_LABEL
 
 @dataclass(frozen=True)
 class PassOptions:
-    """How a forward pass is made. ``temperature`` divides the logits before the logprobs are taken."""
+    """How a forward pass is made.
+
+    ``temperature`` divides the logits before the logprobs are taken. ``micro_batch_size`` is how many rows go through
+    the model at once; all of them without it.
+    """
 
     temperature: float = 1.0
     return_logits: bool = False
     task: str = "causal_lm"
+    micro_batch_size: int | None = None
 
 
 @dataclass(eq=False)
@@ -47,8 +52,11 @@ class ForwardPass:
     def calculate_loss(self, loss: Loss) -> None:
         """Calculate the loss of the outputs, with the keywords that belong to the pass."""
         with torch.set_grad_enabled(self.is_training):
-            result = loss(self.inputs, self.outputs, **self.loss_kwargs)
-        self.loss, self.num_tokens = result["loss"], result["num_tokens"]
+            result: Any = loss(self.inputs, self.outputs, **self.loss_kwargs)
+        # A script's own loss may give a bare mean, or say by a count of 0 that it is one.
+        is_bare = isinstance(result, torch.Tensor)
+        self.loss = result if is_bare else result["loss"]
+        self.num_tokens = 1 if is_bare else int(result.get("num_tokens") or 1)
 
     def release_graph(self) -> None:
         """Let go of what the backward pass needed; the values stay for the metrics."""
@@ -61,7 +69,7 @@ class ForwardPass:
         for name, value in self.outputs.items():
             if name == "logits" and not self.return_logits:
                 continue
-            result[name] = value.detach()  # type: ignore[literal-required]
+            result[name] = value.detach()
         if self.loss is not None:
             result["loss"] = float(self.loss.detach())
             result["num_tokens"] = self.num_tokens

@@ -19,13 +19,13 @@ from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.peft_settings import write_settings
 from twinkle.checkpoint_engine.peft_tensors import KEY_PREFIX, SUFFIX_A, SUFFIX_B, stored_tensors
 from twinkle.core.errors import InvalidInput, NoRoom
-from twinkle.data_format.batch import ModelOutput
+from twinkle.data_format.answers import ModelOutput
 from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
 from twinkle.infra import DeviceMesh
 from twinkle.loss import Loss
-from twinkle.model.base import Rows, TwinkleModel
+from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.fused_lora import FusedLoraModel
@@ -36,6 +36,7 @@ from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
 from twinkle.model.placement import MixedPrecision, device_of, weights_dtype
+from twinkle.model.script_settings import rows_of
 from twinkle.model.training import TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig, Segment
 from twinkle.module.packed_attention import CausalSpans
@@ -43,7 +44,7 @@ from twinkle.module.packed_attention import CausalSpans
 CAUSAL = "causal_lm"
 
 
-class MultiLoraTransformersModel(TwinkleModel):
+class MultiLoraTransformersModel(ComponentModel):
     """A frozen base model with room for ``max_loras`` adapters of rank up to ``max_r``.
 
     Args:
@@ -180,7 +181,7 @@ class MultiLoraTransformersModel(TwinkleModel):
         self, group: OptimizerGroup, rows: Rows, loss_kwargs: Mapping[str, Any], *, is_training: bool = True
     ) -> ForwardPass:
         return open_pass(
-            self._rows(group, rows),
+            rows_of(group, rows),
             group.processor,
             with_teacher_indices(loss_kwargs),
             is_training=is_training,

@@ -30,6 +30,15 @@ class Template(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchTemplate(Template, Protocol):
+    """Turns conversations into rows, of each none or several: it may drop or cut what is too long."""
+
+    def batch_encode(self, trajectories: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The rows of all."""
+        ...
+
+
 class OptimizerGroup:
     """Loss, optimizer, schedule, processor and template of one adapter, and its accumulation window.
 

@@ -21,7 +21,8 @@ from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import InvalidInput
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra import DeviceMesh
-from twinkle.model.base import Rows, TwinkleModel
+from twinkle.loss import Loss
+from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.forward_pass import ForwardPass, PassOptions, entropies, label_logps
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
@@ -33,7 +34,7 @@ TASKS = ("causal_lm", "embedding", "fused_lm_ce")
 STRATEGIES = ("accelerate", "native_fsdp")
 
 
-class TransformersModel(TwinkleModel):
+class TransformersModel(ComponentModel):
     """A transformers model, with torch's optimizers and schedules, on a CPU or CUDA, on one rank or several.
 
     Without an adapter all parameters are trained, in the group ``""``. The first adapter freezes the base model and
@@ -173,6 +174,9 @@ class TransformersModel(TwinkleModel):
 
     # Passes.
 
+    def _check_loss(self, loss: Loss) -> None:
+        """Whatever a loss wants is computed here."""
+
     def _forward(
         self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
     ) -> ForwardPass:
@@ -220,7 +224,7 @@ class TransformersModel(TwinkleModel):
             raise InvalidInput(
                 "micro_batch_size", "is not supported; send fewer rows and set gradient_accumulation_steps"
             )
-        batch = group.processor(self._rows(group, rows), self.device)
+        batch = group.processor(rows, self.device)
         inputs = {} if batch.labels is None else {"labels": batch.labels}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16 and not self._is_sharded):
             outputs = self._embed(batch) if options.task == "embedding" else self._score(group, batch, options)

@@ -37,7 +37,8 @@ def construct_class(
     Raises:
         InvalidInput: The name is unknown or names a plugin, the settings do not fit, or ``value`` is something else.
     """
-    if isinstance(value, kind):
+    # Texts and classes first: to a protocol of methods they look like objects of its kind.
+    if isinstance(value, kind) and not isinstance(value, (str, type)):
         if settings:
             raise InvalidInput(field, f"is an object already; settings like {next(iter(settings))} come too late")
         return value

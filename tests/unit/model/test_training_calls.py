@@ -188,8 +188,10 @@ def test_what_cannot_be_done_says_what_to_do(model: TwinkleModel, rows: list[Row
         model.set_loss("GRPOLoss", epsilom=1)
     with pytest.raises(InvalidInput, match="set_template"):
         model.forward(inputs=[{"messages": []}])
-    with pytest.raises(InvalidInput, match="encode method"):
-        model.set_template("Template")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"template_cls.*Template"):
+        model.set_template(object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="did you mean Template"):
+        model.set_template("Templat")
     with pytest.raises(InvalidInput, match="task"):
         model.forward_backward(inputs=rows, task="regression")
 

@@ -1,0 +1,52 @@
+"""Answers that scripts of both generations read: by key and by attribute, plain or under ``result``."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+
+class Answer(dict[str, Any]):
+    """A dict whose entries are attributes too; ``result`` is the answer itself, for scripts that expect a holder."""
+
+    @property
+    def result(self) -> Self:
+        """The entries."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """The entry of that name; entries named like a method of dict are there by key only."""
+        try:
+            return self[name]
+        except KeyError:
+            there = ", ".join(self) or "nothing"
+            raise AttributeError(f"there is no {name!r}; there is {there}") from None
+
+
+class ModelOutput(Answer):
+    """What a pass over a batch of rows gave.
+
+    ``logps`` (B, T) are the logprobs of ``labels``; where these are ignored, the logprob of token 0 stands. ``logits``
+    is None unless asked for. ``topk_logps``, ``entropies``, ``embeddings``, ``values`` and ``routed_experts`` are there
+    where the loss or the task wants them. ``loss`` is a float once it has been calculated; ``num_tokens`` is the
+    divisor of its gradient.
+    """
+
+
+class MetricResults(Answer):
+    """The metrics since they were last asked for, mostly as text."""
+
+
+class SavedCheckpoint(str):
+    """The directory of a checkpoint, as text."""
+
+    __slots__ = ()
+
+    @property
+    def checkpoint_dir(self) -> str:
+        """The directory."""
+        return str(self)
+
+    @property
+    def twinkle_path(self) -> str:
+        """What ``load`` and a sampler's ``adapter_path`` take: the directory."""
+        return str(self)
