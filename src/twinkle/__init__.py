@@ -11,30 +11,64 @@ from twinkle.core import __version__
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from twinkle.core.requirements import exists, requires
+    from twinkle.core.trust import check_unsafe, trust_remote_code
     from twinkle.infra.device_group import DeviceGroup
     from twinkle.infra.device_mesh import DeviceMesh
+    from twinkle.infra.frameworks import framework_util, torch_util
+    from twinkle.infra.network import find_free_port, find_node_ip
     from twinkle.infra.placement import get_device_placement
-    from twinkle.infra.platform import Platform
+    from twinkle.infra.platform import GPU, NPU, Platform
+    from twinkle.infra.rank_log import get_logger
+    from twinkle.infra.remote import remote_class, remote_function
     from twinkle.infra.runtime import initialize, is_master
+    from twinkle_client import init_tinker_client
+
+_PLACES = {
+    "DeviceGroup": "twinkle.infra.device_group",
+    "DeviceMesh": "twinkle.infra.device_mesh",
+    "GPU": "twinkle.infra.platform",
+    "NPU": "twinkle.infra.platform",
+    "Platform": "twinkle.infra.platform",
+    "check_unsafe": "twinkle.core.trust",
+    "exists": "twinkle.core.requirements",
+    "find_free_port": "twinkle.infra.network",
+    "find_node_ip": "twinkle.infra.network",
+    "framework_util": "twinkle.infra.frameworks",
+    "get_device_placement": "twinkle.infra.placement",
+    "get_logger": "twinkle.infra.rank_log",
+    "init_tinker_client": "twinkle_client",
+    "initialize": "twinkle.infra.runtime",
+    "is_master": "twinkle.infra.runtime",
+    "remote_class": "twinkle.infra.remote",
+    "remote_function": "twinkle.infra.remote",
+    "requires": "twinkle.core.requirements",
+    "torch_util": "twinkle.infra.frameworks",
+    "trust_remote_code": "twinkle.core.trust",
+}
 
 __all__ = [
+    "GPU",
+    "NPU",
     "DeviceGroup",
     "DeviceMesh",
     "Platform",
     "__version__",
+    "check_unsafe",
+    "exists",
+    "find_free_port",
+    "find_node_ip",
+    "framework_util",
     "get_device_placement",
+    "get_logger",
+    "init_tinker_client",
     "initialize",
     "is_master",
+    "remote_class",
+    "remote_function",
+    "requires",
+    "torch_util",
+    "trust_remote_code",
 ]
 
-__getattr__ = lazy_attributes(
-    __name__,
-    {
-        "DeviceGroup": "twinkle.infra.device_group",
-        "DeviceMesh": "twinkle.infra.device_mesh",
-        "Platform": "twinkle.infra.platform",
-        "get_device_placement": "twinkle.infra.placement",
-        "initialize": "twinkle.infra.runtime",
-        "is_master": "twinkle.infra.runtime",
-    },
-)
+__getattr__ = lazy_attributes(__name__, _PLACES)

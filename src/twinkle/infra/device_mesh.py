@@ -9,11 +9,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 from twinkle.core.errors import ConfigError, InvalidInput
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 AXES = ("pp", "dp", "fsdp", "cp", "tp")
 """Axes a mesh may have, the outermost first: neighbours on the last one have neighbouring ranks."""
@@ -68,13 +71,18 @@ class DeviceMesh:
             raise ConfigError(
                 f"mesh: must hold each of the ranks 0 to {max(mesh.size - 1, 0)} once, got {mesh.tolist()}"
             )
-        for name in ("ulysses_size", "ep_size"):
-            size = getattr(self, name)
-            if size is not None and (size < 1 or self.data_world_size % size):
+        ranks = self.size("dp") * self.size("fsdp")
+        for name, size in (("ulysses_size", self.ulysses_size), ("ep_size", self.ep_size)):
+            if size is not None and (size < 1 or ranks % size):
                 raise ConfigError(
-                    f"{name}: {size} must divide dp_size * fsdp_size = {self.data_world_size}: its groups are made of"
-                    " these ranks"
+                    f"{name}: {size} must divide dp_size * fsdp_size = {ranks}: its groups are made of these ranks"
                 )
+        if self.ep_fsdp_size is not None and self.ep_fsdp_size * (self.ep_size or 1) != ranks:
+            raise ConfigError(
+                f"ep_fsdp_size: is {self.ep_fsdp_size}, but {ranks} ranks hold each expert"
+                f" {ranks // (self.ep_size or 1)} times with"
+                f" ep_size {self.ep_size or 1}; set it to that, or leave it out"
+            )
 
     @classmethod
     def from_sizes(
@@ -152,13 +160,22 @@ class DeviceMesh:
 
     @property
     def data_world_size(self) -> int:
-        """Into how many parts a batch is cut."""
-        return self.size("dp") * self.size("fsdp")
+        """Into how many parts a batch is cut. Ranks that share their sequences get the same part."""
+        return self.size("dp") * self.size("fsdp") // (self.ulysses_size or 1)
 
-    def data_rank(self, rank: int | None = None) -> int:
+    def data_part(self, rank: int | None = None) -> int:
         """Which part of a batch a rank gets."""
         place = self.coordinates(rank)
-        return place.get("dp", 0) * self.size("fsdp") + place.get("fsdp", 0)
+        return (place.get("dp", 0) * self.size("fsdp") + place.get("fsdp", 0)) // (self.ulysses_size or 1)
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of a batch this process gets."""
+        return self.data_part()
+
+    def get_data_rank_from_global_rank(self, global_rank: int) -> int:
+        """Which part of a batch a rank gets."""
+        return self.data_part(global_rank)
 
     def data_slice(self, num_items: int, rank: int | None = None) -> slice:
         """The part of a batch that a rank gets: contiguous, in the order of data ranks, sizes at most one apart.
@@ -166,7 +183,7 @@ class DeviceMesh:
         Raises:
             InvalidInput: There are fewer items than parts.
         """
-        parts, part = self.data_world_size, self.data_rank(rank)
+        parts, part = self.data_world_size, self.data_part(rank)
         if num_items < parts:
             raise InvalidInput(
                 "inputs", f"{num_items} rows cannot be spread over {parts} data ranks; send at least {parts}"
@@ -177,17 +194,131 @@ class DeviceMesh:
         """A rank's part of ``items``; see ``data_slice``."""
         return list(items[self.data_slice(len(items), rank)])
 
-    def require_data_axes(self, user: str) -> None:
-        """Refuse a layout with more than data parallelism and sharded weights, which is all that can be run yet.
+    def get_slice(self, total_length: int, rank: int | None = None) -> slice:
+        """The part of ``total_length`` items that data rank ``rank`` gets, this process's if omitted; may be empty."""
+        parts, part = self.data_world_size, self.data_part() if rank is None else rank
+        each, left = divmod(total_length, parts)
+        start = part * each + min(part, left)
+        return slice(start, start + each + (part < left))
+
+    def sequence_ranks(self, rank: int | None = None) -> list[int]:
+        """The ranks that share each sequence with this one, in the order of their stretches of it."""
+        return self._neighbours(self.ulysses_size or 1, rank)
+
+    def expert_ranks(self, rank: int | None = None) -> list[int]:
+        """The ranks that together with this one hold all experts once, in the order of the experts they hold."""
+        return self._neighbours(self.ep_size or 1, rank)
+
+    def _neighbours(self, size: int, rank: int | None) -> list[int]:
+        place = self.coordinates(rank)
+        data_axes = tuple(slice(None) if name in DATA_AXES else at for name, at in place.items())
+        ranks = self.mesh[data_axes].ravel()  # dp lies outside fsdp, as in data_part
+        if "dp" in place and "fsdp" in place and self.mesh_dim_names.index("dp") > self.mesh_dim_names.index("fsdp"):
+            ranks = self.mesh[data_axes].T.ravel()
+        index = place.get("dp", 0) * self.size("fsdp") + place.get("fsdp", 0)
+        start = index - index % size
+        return [int(other) for other in ranks[start : start + size]]
+
+    def to_torch_device_mesh(self) -> TorchDeviceMesh:
+        """Torch's own mesh of the axes; all ranks must call it together, once they have met."""
+        from twinkle.infra.process_group import torch_mesh  # noqa: PLC0415 - a layout is described without torch
+
+        return torch_mesh(self)
+
+    def require_data_axes(self, user: str, *, also: Sequence[str] = ()) -> None:
+        """Refuse a layout with more than data parallelism and sharded weights, and the sizes in ``also``.
 
         Raises:
             ConfigError: Another size is above 1; names it and ``user``.
         """
         sizes = {f"{axis}_size": self.size(axis) for axis in AXES if axis not in DATA_AXES}
-        sizes |= {name: getattr(self, name) or 1 for name in ("ulysses_size", "ep_size", "etp_size", "vpp_size")}
+        sizes |= {
+            "ulysses_size": self.ulysses_size or 1,
+            "ep_size": self.ep_size or 1,
+            "etp_size": self.etp_size,
+            "vpp_size": self.vpp_size or 1,
+        }
+        runs = ", ".join(("dp_size", "fsdp_size", *also))
         for name, size in sizes.items():
-            if size > 1:
-                raise ConfigError(f"{name}: is {size}, but {user} runs dp_size and fsdp_size only so far; set it to 1")
+            if size > 1 and name not in also:
+                raise ConfigError(f"{name}: is {size}, but {user} runs {runs} only so far; set it to 1")
+
+    # Each axis by name: this process's place on it, and its length; 0 and 1 where the mesh does not have it.
+
+    @property
+    def dp_rank(self) -> int:
+        """On ``dp``."""
+        return self.coordinates().get("dp", 0)
+
+    @property
+    def fsdp_rank(self) -> int:
+        """On ``fsdp``."""
+        return self.coordinates().get("fsdp", 0)
+
+    @property
+    def tp_rank(self) -> int:
+        """On ``tp``."""
+        return self.coordinates().get("tp", 0)
+
+    @property
+    def pp_rank(self) -> int:
+        """On ``pp``."""
+        return self.coordinates().get("pp", 0)
+
+    @property
+    def cp_rank(self) -> int:
+        """On ``cp``."""
+        return self.coordinates().get("cp", 0)
+
+    @property
+    def ulysses_rank(self) -> int:
+        """Which stretch of each sequence this process holds."""
+        return self.sequence_ranks().index(current_rank())
+
+    @property
+    def ep_rank(self) -> int:
+        """Which of the experts this process holds."""
+        return self.expert_ranks().index(current_rank())
+
+    @property
+    def dp_world_size(self) -> int:
+        """Of ``dp``."""
+        return self.size("dp")
+
+    @property
+    def fsdp_world_size(self) -> int:
+        """Of ``fsdp``."""
+        return self.size("fsdp")
+
+    @property
+    def tp_world_size(self) -> int:
+        """Of ``tp``."""
+        return self.size("tp")
+
+    @property
+    def pp_world_size(self) -> int:
+        """Of ``pp``."""
+        return self.size("pp")
+
+    @property
+    def cp_world_size(self) -> int:
+        """Of ``cp``."""
+        return self.size("cp")
+
+    @property
+    def ulysses_world_size(self) -> int:
+        """How many ranks share each sequence."""
+        return self.ulysses_size or 1
+
+    @property
+    def ep_world_size(self) -> int:
+        """How many ranks hold all experts once together."""
+        return self.ep_size or 1
+
+    @property
+    def etp_world_size(self) -> int:
+        """How many ranks share each expert."""
+        return self.etp_size
 
 
 def current_rank() -> int:

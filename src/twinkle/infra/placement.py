@@ -33,5 +33,5 @@ def _mesh_lines(mesh: DeviceMesh) -> list[str]:
     lines = [f"mesh: {mesh} = {mesh.world_size} ranks"]
     for rank in range(mesh.world_size):
         place = ", ".join(f"{axis} {at}" for axis, at in mesh.coordinates(rank).items())
-        lines.append(f"  rank {rank}: {place}; data part {mesh.data_rank(rank)} of {mesh.data_world_size}")
+        lines.append(f"  rank {rank}: {place}; data part {mesh.data_part(rank)} of {mesh.data_world_size}")
     return lines

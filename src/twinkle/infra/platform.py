@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from twinkle.core.errors import ConfigError
+from twinkle.infra.device_mesh import current_rank, current_world_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +53,52 @@ class Platform:
         """The device of the ``local_rank``-th process on this machine, as torch names it."""
         return "cpu" if self.device_type == "cpu" else f"{self.device_type}:{local_rank}"
 
+    # The same by the names that scripts ask under.
+
+    @staticmethod
+    def get_platform_names() -> list[str]:
+        """The kinds of devices there may be."""
+        return list(PLATFORMS)
+
+    @staticmethod
+    def get_platform(name: str | None = None) -> Platform:
+        """The platform of a device type, else that of this machine."""
+        return Platform.current() if name is None else Platform.named(name)
+
+    @staticmethod
+    def get_rank() -> int:
+        """The number of this process; 0 when alone."""
+        return current_rank()
+
+    @staticmethod
+    def get_local_rank() -> int:
+        """Its number among those of its machine."""
+        return local_rank()
+
+    @staticmethod
+    def get_world_size() -> int:
+        """How many were started together."""
+        return current_world_size()
+
+    @staticmethod
+    def get_local_device() -> str:
+        """The device of this process."""
+        return Platform.current().device_of(local_rank())
+
+    def device_prefix(self) -> str:
+        """How torch calls this kind of device."""
+        return self.device_type
+
+    def visible_device_env(self) -> str | None:
+        """The variable that says which devices a process sees."""
+        return self.visible_devices_variable
+
 
 CPU = Platform(device_type="cpu", backend="gloo")
 CUDA = Platform(device_type="cuda", backend="cpu:gloo,cuda:nccl", visible_devices_variable="CUDA_VISIBLE_DEVICES")
 NPU = Platform(device_type="npu", backend="cpu:gloo,npu:hccl", visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES")
 XPU = Platform(device_type="xpu", backend="cpu:gloo,xpu:xccl", visible_devices_variable="ZE_AFFINITY_MASK")
+GPU = CUDA
 MPS = Platform(device_type="mps", backend="gloo")
 PLATFORMS = {platform.device_type: platform for platform in (CUDA, NPU, XPU, MPS, CPU)}
 

@@ -41,7 +41,7 @@ def test_a_mesh_can_be_any_grid_of_ranks() -> None:
 
     assert mesh.coordinates(2) == {"dp": 0, "tp": 1}
     assert mesh.ranks_along("dp", 2) == [2, 3]
-    assert [mesh.data_rank(rank) for rank in range(4)] == [0, 1, 0, 1]
+    assert [mesh.data_part(rank) for rank in range(4)] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(("world", "num_items"), [(1, 1), (2, 5), (3, 3), (8, 100)])
@@ -185,3 +185,33 @@ def test_the_package_and_a_layout_need_no_torch() -> None:
 def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = twinkle.nonsense
+
+
+def test_a_mesh_answers_by_the_names_of_its_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=4, ulysses_size=2, ep_size=4)
+
+    assert (mesh.dp_rank, mesh.fsdp_rank, mesh.tp_rank, mesh.pp_rank, mesh.cp_rank) == (1, 1, 0, 0, 0)
+    assert (mesh.dp_world_size, mesh.fsdp_world_size, mesh.tp_world_size) == (2, 4, 1)
+    assert (mesh.ulysses_rank, mesh.ulysses_world_size) == (1, 2)
+    assert (mesh.ep_rank, mesh.ep_world_size, mesh.etp_world_size) == (1, 4, 1)
+    assert mesh.sequence_ranks() == [4, 5]
+    assert mesh.expert_ranks() == [4, 5, 6, 7]
+
+
+def test_ranks_that_share_their_sequences_get_the_same_rows() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, ulysses_size=2)
+
+    assert mesh.data_world_size == 2
+    assert [mesh.data_part(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert mesh.data_rank == 0
+    assert mesh.get_slice(5) == slice(0, 3)
+    assert mesh.get_slice(5, 1) == slice(3, 5)
+
+
+def test_every_size_is_taken_and_those_that_contradict_are_refused() -> None:
+    mesh = DeviceMesh.from_sizes(world_size=8, dp_size=2, tp_size=2, pp_size=2, ep_size=2, etp_size=2, vpp_size=2)
+
+    assert mesh.world_size == 8
+    with pytest.raises(ConfigError, match="ep_fsdp_size: is 3, but 4 ranks hold each expert 2 times"):
+        DeviceMesh.from_sizes(fsdp_size=4, ep_size=2, ep_fsdp_size=3)
