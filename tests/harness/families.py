@@ -43,6 +43,18 @@ HYBRID = {
 HYBRID_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 MROPE = {**ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+NEMOTRON_SIZES = {
+    **HYBRID_SIZES,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 40,
+}
 FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False),
     "qwen3-tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
@@ -82,6 +94,15 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "qwen3-next": lambda: transformers.Qwen3NextConfig(
         **HYBRID_SIZES, **HYBRID, **HYBRID_EXPERTS, shared_expert_intermediate_size=40, rope_parameters=ROPE
+    ),
+    "nemotron-h": lambda: transformers.NemotronHConfig(
+        **NEMOTRON_SIZES, layers_block_type=["linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
+    ),
+    # Experts in a space of their own, and one group of heads.
+    "nemotron-h-latent": lambda: transformers.NemotronHConfig(
+        **{**NEMOTRON_SIZES, "n_groups": 1, "use_conv_bias": False},
+        moe_latent_size=32,
+        layers_block_type=["linear_attention", "moe", "full_attention"],
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, pad_token_id=0),
     "ministral": lambda: transformers.MinistralConfig(**SIZES, head_dim=16, sliding_window=WINDOW),
@@ -205,6 +226,8 @@ MODELS = {
     "qwen3_5": ("Qwen3.5 (text; of the published class without its tower for pictures)", "gated delta nets"),
     "qwen3_5-moe": ("Qwen3.5 with experts (text)", "gated delta nets, experts, one of them shared"),
     "qwen3-next": ("Qwen3-Next", "gated delta nets, experts, one of them shared"),
+    "nemotron-h": ("Nemotron-H, Nemotron-3 Nano (`nemotron_h`)", "Mamba-2, MLPs and experts as layers of their own"),
+    "nemotron-h-latent": ("Nemotron-3 Super and Ultra (`nemotron_h`)", "the same, experts in a smaller space"),
     "smollm3": ("SmolLM3", "layers without positions"),
     "glm": ("GLM-4-9B, GLM-Edge; glm-4-9b-chat under its old names (`chatglm`)", "interleaved rotary on half a head"),
     "glm4": ("GLM-4-0414", "the same, norms after"),

@@ -18,8 +18,11 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
         lambda: transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]),
         r"Gemma3ForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
     ),
-    "another linear attention": (lambda: transformers.MiniMaxConfig(**SIZES), r"gated delta nets \(linear_attention\)"),
-    "lfm2": (lambda: transformers.Lfm2Config(), "other than attention and gated delta nets"),
+    "another linear attention": (
+        lambda: transformers.MiniMaxConfig(**SIZES),
+        r"gated delta nets and Nemotron-H's \(linear_attention\)",
+    ),
+    "lfm2": (lambda: transformers.Lfm2Config(), "other than attention, gated delta nets and"),
     "mamba": (lambda: transformers.MambaConfig(), "model_type mamba"),
     "bloom": (lambda: transformers.BloomConfig(), r"an older form \(bloom\)"),
     "mpt": (lambda: transformers.MptConfig(), r"an older form \(mpt\)"),
@@ -52,5 +55,4 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
         lambda: transformers.Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True),
         r"looks ahead \(use_bidirectional_attention\)",
     ),
-    "nemotron-h": (lambda: transformers.NemotronHConfig(), "linear_attention"),
 }

@@ -18,6 +18,8 @@ CONFIG_FILE = "config.json"
 SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 DELTA_NETS = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
 """Types whose layers of linear attention are gated delta nets, which are served."""
+MAMBA = frozenset({"nemotron_h"})
+"""Types whose layers of linear attention are Mamba-2, which is served, and which count MLPs and experts as layers."""
 TOWER_LEFT_OUT = frozenset({"qwen3_5", "qwen3_5_moe"})
 """Types for pictures too, whose language model is served without the tower."""
 MOVING_ROPES = frozenset({"dynamic", "longrope", "su"})
@@ -41,7 +43,7 @@ WITH_PICTURES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 """Types whose pictures are taken: a vision tower of Qwen's kind, before a language model that is served as well."""
 WRITES_ON = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 STATEFUL = """
-    bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
+    bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax
     recurrent_gemma rwkv xlstm zamba zamba2
 """.split()  # noqa: SIM905 - a line for each would take a screen
 """Types that carry a state along the sequence; a config of theirs need not list its layers."""
@@ -149,6 +151,8 @@ def _other_layers(config: Config) -> str | None:
         kinds |= set(config.get(key) or ()) - SERVED_LAYERS - {"attention"}
     if model_type in DELTA_NETS:
         kinds -= {"linear_attention"}
+    if model_type in MAMBA:
+        kinds -= {"linear_attention", "mlp", "moe"}
     if kinds:
         return ", ".join(sorted(kinds))
     return f"model_type {model_type}" if model_type in STATEFUL else None
@@ -203,7 +207,7 @@ OF_THE_WHOLE = (
 )
 OF_THE_TEXT = (
     Refusal("{}", _peculiar),
-    Refusal("it has layers other than attention and gated delta nets ({})", _other_layers),
+    Refusal("it has layers other than attention, gated delta nets and Nemotron-H's ({})", _other_layers),
     # The probe at start would not see it: an index of the best 2048 keys leaves none of a few tokens out.
     Refusal("its attention picks the keys it sees by an index ({})", _indexed),
     Refusal("its attention looks ahead ({})", _both_ways),

@@ -35,15 +35,17 @@ from twinkle.model.sharding import shard_decoder
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.validation import validate_job
 from twinkle.module.adapter import AS_LOADED, StoredPaths
-from twinkle.module.delta_net import DeltaFunctions, pack_delta_nets
+from twinkle.module.delta_net import pack_delta_nets
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
+from twinkle.module.mamba import pack_mamba_layers
 from twinkle.module.packed_attention import (
     ATTENTION_NAME,
     PackedAttention,
     register_packed_attention,
 )
-from twinkle.module.rowwise import make_rowwise, rowwise_delta_functions
+from twinkle.module.recurrence import LayerFunctions
+from twinkle.module.rowwise import make_rowwise, rowwise_layer_functions
 from twinkle.module.targets import find_targets
 from twinkle.module.token_inputs import TokenInputs
 
@@ -123,7 +125,8 @@ class FusedLoraModel:
         served = self._decoder if takes_pictures else model
         served.set_attn_implementation(ATTENTION_NAME)
         is_cpu = self.device.type == "cpu"
-        self.remembers = pack_delta_nets(served, rowwise_delta_functions() if is_cpu else DeltaFunctions())
+        functions = rowwise_layer_functions() if is_cpu else LayerFunctions()
+        self.remembers = any([pack(served, functions) for pack in (pack_delta_nets, pack_mamba_layers)])
         """Whether some layers carry a state along the sequence."""
         if is_cpu:
             make_rowwise(served, product, config.max_position_embeddings)

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from twinkle.core.events import event_log
-from twinkle.module.delta_rule import DeltaInputs, DeltaRule, Elementwise, PlainDeltaRule
+from twinkle.module.delta_rule import DeltaInputs, DeltaRule, PlainDeltaRule
 from twinkle.module.packed_states import SpanChunks
+from twinkle.module.recurrence import Elementwise
 
 PACKAGE = "fla"
 MODULE = "fla.ops.gated_delta_rule"
@@ -39,7 +40,7 @@ class FlashDeltaRule:
     def over_spans(
         self, inputs: DeltaInputs, chunks: SpanChunks, before_SHKV: torch.Tensor | None, *, keeps: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See :class:`DeltaRule`."""
+        """See :class:`Recurrence`."""
         out_1THV, after_SHKV = self.chunk_gated_delta_rule(
             **_arguments(inputs, batch_axis=0),
             initial_state=before_SHKV,
@@ -49,7 +50,7 @@ class FlashDeltaRule:
         return out_1THV[0], after_SHKV
 
     def over_tokens(self, inputs: DeltaInputs, before_SHKV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`DeltaRule`."""
+        """See :class:`Recurrence`."""
         out_S1HV, after_SHKV = self.fused_recurrent_gated_delta_rule(
             **_arguments(inputs, batch_axis=1), initial_state=before_SHKV, output_final_state=True
         )

@@ -10,36 +10,24 @@ V value size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from twinkle.core.errors import ConfigError
 from twinkle.module.delta_kernels import delta_rule
-from twinkle.module.delta_rule import CHUNK_TOKENS, DeltaInputs, Elementwise
+from twinkle.module.delta_rule import DeltaInputs
 from twinkle.module.packed_attention import PackedAttention
-from twinkle.module.packed_states import LayerState, PackedStates, Taps
+from twinkle.module.packed_states import LayerState, Taps
+from twinkle.module.recurrence import LayerFunctions, mix
 
 DELTA_NETS = (Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet, Qwen3_5MoeGatedDeltaNet)
 
 
-@dataclass(frozen=True)
-class DeltaFunctions:
-    """The elementwise functions of a layer; on the CPU such whose bits do not depend on the company."""
-
-    exp: Elementwise = torch.exp
-    sigmoid: Elementwise = torch.sigmoid
-    silu: Elementwise = functional.silu
-    softplus: Elementwise = functional.softplus
-
-
-def pack_delta_nets(model: torch.nn.Module, functions: DeltaFunctions) -> bool:
+def pack_delta_nets(model: torch.nn.Module, functions: LayerFunctions) -> bool:
     """Let the gated delta-net layers of ``model`` run on packed rows; whether there are any."""
     found = [(path, module) for path, module in model.named_modules() if isinstance(module, DELTA_NETS)]
     for path, module in found:
@@ -58,7 +46,7 @@ class PackedDeltaNet(torch.nn.Module):
     in_proj_b: torch.nn.Module
     in_proj_a: torch.nn.Module
 
-    def __init__(self, base: Any, functions: DeltaFunctions) -> None:
+    def __init__(self, base: Any, functions: LayerFunctions) -> None:
         super().__init__()
         if base.activation not in ("silu", "swish"):
             raise ConfigError(f"its linear attention uses {base.activation}, and only silu is served")
@@ -84,7 +72,7 @@ class PackedDeltaNet(torch.nn.Module):
         taps = Taps(self.conv1d.weight.squeeze(1), states, past)
         convolved_TC = self._functions.silu(taps(mixed_TC))
         inputs = self._inputs(convolved_TC, beta_TH, step_TH)
-        out_THV, after = self._mix(inputs, states, past)
+        out_THV, after = mix(self._rule, inputs, states, past)
         if after is not None:
             pasts = taps.after(mixed_TC)
             states.keep(self.layer_idx, [LayerState(*state) for state in zip(pasts, after, strict=True)])
@@ -124,34 +112,6 @@ class PackedDeltaNet(torch.nn.Module):
             -speed_H * self._functions.softplus(step_TH.float() + self.dt_bias),
             self._functions.sigmoid(beta_TH),
         )
-
-    def _mix(
-        self, inputs: DeltaInputs, states: PackedStates, past: Sequence[LayerState | None]
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
-        """What each token gets [T, H, V], and the states after each span if they are kept."""
-        groups = states.groups(inputs.value.device)
-        if not states.keeps:
-            (group,) = groups
-            return self._rule.over_spans(inputs, group.chunks(CHUNK_TOKENS), None, keeps=False)[0], None
-        zeros_HKV = torch.zeros(inputs.state_shape, device=inputs.value.device)
-        out_THV = torch.empty_like(inputs.value)
-        after: list[torch.Tensor] = [zeros_HKV] * len(past)
-        for group in groups:
-            rows = inputs if group.rows is None else inputs.rows(group.rows)
-            before = (past[number] for number in group.numbers)
-            before_SHKV = torch.stack([zeros_HKV if state is None else state.state for state in before])
-            if group.are_tokens:
-                group_THV, after_SHKV = self._rule.over_tokens(rows, before_SHKV)
-                ends = after_SHKV.unbind(0)
-            else:
-                group_THV, kept = self._rule.over_spans(rows, group.chunks(CHUNK_TOKENS), before_SHKV, keeps=True)
-                assert kept is not None, "asked for"
-                # Apart: those of prompts stay for long, and a view would hold all the others.
-                ends = tuple(state_HKV.clone() for state_HKV in kept)
-            for number, state_HKV in zip(group.numbers, ends, strict=True):
-                after[number] = state_HKV
-            out_THV = group_THV if group.rows is None else out_THV.index_copy_(0, group.rows, group_THV)
-        return out_THV, after
 
     def _gated_norm(self, x_THV: torch.Tensor, gate_THV: torch.Tensor) -> torch.Tensor:
         """The norm over each head and its gate, rounded where transformers' is."""

@@ -2,28 +2,23 @@
 
     S_t = exp(g_t) S_(t-1) + k_t outer (beta_t (v_t - exp(g_t) S_(t-1)^T k_t)),   o_t = S_t^T q_t
 
-On the CPU it is computed in chunks of 64 tokens counted from where a sequence begins: within a chunk by products and a
-triangular system of one fixed shape, from chunk to chunk by the state. So the bits of a sequence depend neither on its
-company nor on where it was cut, if it was cut between chunks. On accelerators the same is done by the kernels of
-``flash-linear-attention`` where it is installed.
+On the CPU it is computed chunk by chunk (``recurrence``), with a triangular system of one fixed shape for each. On
+accelerators the same is done by the kernels of ``flash-linear-attention`` where it is installed.
 
 Shapes: T packed tokens, S sequences, N chunks, L tokens of a chunk, H heads, K key size, V value size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from twinkle.module.packed_states import SpanChunks
+from twinkle.module.recurrence import ChunkTerms, Elementwise, Recurrence, decay_between, heads_first, scan
 
-CHUNK_TOKENS = 64
 NORM_EPSILON = 1e-6
-
-Elementwise = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DeltaInputs(NamedTuple):
@@ -48,21 +43,7 @@ class DeltaInputs(NamedTuple):
         return (self.key.shape[1], self.key.shape[2], self.value.shape[2])
 
 
-class DeltaRule(Protocol):
-    """A way to compute the rule."""
-
-    def over_spans(
-        self, inputs: DeltaInputs, chunks: SpanChunks, before_SHKV: torch.Tensor | None, *, keeps: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What each token gets [T, H, V], and the states after each span if they are kept.
-
-        ``before_SHKV`` None stands for zeros: all spans begin.
-        """
-        ...
-
-    def over_tokens(self, inputs: DeltaInputs, before_SHKV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token more for each sequence: what it gets [S, H, V], and the states after it."""
-        ...
+DeltaRule = Recurrence[DeltaInputs]
 
 
 @dataclass(frozen=True)
@@ -74,26 +55,17 @@ class PlainDeltaRule:
     def over_spans(
         self, inputs: DeltaInputs, chunks: SpanChunks, before_SHKV: torch.Tensor | None, *, keeps: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See :class:`DeltaRule`."""
+        """See :class:`Recurrence`."""
         query_THK, key_THK = _normalised(inputs)
-        query_NHLK, key_NHLK, value_NHLV = (
-            chunks.cut(values.float()).transpose(1, 2).contiguous() for values in (query_THK, key_THK, inputs.value)
+        terms = self._within_chunks(
+            heads_first(chunks, query_THK),
+            heads_first(chunks, key_THK),
+            heads_first(chunks, inputs.value),
+            heads_first(chunks, inputs.beta),
+            heads_first(chunks, inputs.decay).cumsum(dim=-1),
         )
-        decay_NHL, beta_NHL = (
-            chunks.cut(values.float()).transpose(1, 2).contiguous() for values in (inputs.decay, inputs.beta)
-        )
-        total_NHL = decay_NHL.cumsum(dim=-1)
-        scanned = self._within_chunks(query_NHLK, key_NHLK, value_NHLV, beta_NHL, total_NHL)
-        before = None if before_SHKV is None else before_SHKV[chunks.order]
-        outputs, ended = _scan(scanned, chunks, before, keeps=keeps)
-        out_NLHV = torch.cat(outputs).transpose(1, 2)
-        out_THV = chunks.join(out_NLHV).to(inputs.value.dtype)
-        if not keeps:
-            return out_THV, None
-        after_SHKV = torch.cat(ended[::-1])
-        places = torch.empty(len(chunks.order), dtype=torch.int64)
-        places[chunks.order] = torch.arange(len(chunks.order))
-        return out_THV, after_SHKV[places.to(after_SHKV.device)]
+        out_THV, after_SHKV = scan(terms, chunks, before_SHKV, keeps=keeps)
+        return out_THV.to(inputs.value.dtype), after_SHKV
 
     def _within_chunks(
         self,
@@ -102,11 +74,9 @@ class PlainDeltaRule:
         value_NHLV: torch.Tensor,
         beta_NHL: torch.Tensor,
         total_NHL: torch.Tensor,
-    ) -> _Scanned:
+    ) -> ChunkTerms:
         """All that does not need the state: see equations 8 to 10 of the paper, with the decay taken in."""
-        length = query_NHLK.shape[2]
-        later_LL = torch.ones(length, length, dtype=torch.bool, device=query_NHLK.device).triu(1)
-        between_NHLL = self.exp((total_NHL[..., :, None] - total_NHL[..., None, :]).masked_fill(later_LL, -torch.inf))
+        between_NHLL = decay_between(total_NHL, self.exp)
         grown_NHL = self.exp(total_NHL)
         beta_key_NHLK = key_NHLK * beta_NHL[..., None]
         transposed_NHKL = key_NHLK.transpose(-1, -2)
@@ -115,7 +85,7 @@ class PlainDeltaRule:
         right_sides = torch.cat((value_NHLV * beta_NHL[..., None], beta_key_NHLK * grown_NHL[..., None]), dim=-1)
         solved = torch.linalg.solve_triangular(system_NHLL, right_sides, upper=False, unitriangular=True)
         new_values_NHLV, read_NHLK = solved.split((value_NHLV.shape[-1], key_NHLK.shape[-1]), dim=-1)
-        return _Scanned(
+        return ChunkTerms(
             new_values=new_values_NHLV,
             read=read_NHLK,
             query=query_NHLK * grown_NHL[..., None],
@@ -125,7 +95,7 @@ class PlainDeltaRule:
         )
 
     def over_tokens(self, inputs: DeltaInputs, before_SHKV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`DeltaRule`."""
+        """See :class:`Recurrence`."""
         query_SHK, key_SHK = _normalised(inputs)
         key_SHK1 = key_SHK[..., None]
         decayed_SHKV = before_SHKV * self.exp(inputs.decay.float())[..., None, None]
@@ -134,45 +104,6 @@ class PlainDeltaRule:
         after_SHKV = decayed_SHKV + key_SHK1 * delta_SH1V
         out_SHV = (query_SHK[..., None, :] @ after_SHKV)[..., 0, :]
         return out_SHV.to(inputs.value.dtype), after_SHKV
-
-
-class _Scanned(NamedTuple):
-    """What the scan from chunk to chunk takes, laid out as the chunks are.
-
-    New values [N, H, L, V], how keys read the state and queries do [N, H, L, K] each, attention within the chunk
-    [N, H, L, L], keys as they are written [N, H, L, K], and how much of the state stays [N, H, 1, 1].
-    """
-
-    new_values: torch.Tensor
-    read: torch.Tensor
-    query: torch.Tensor
-    attention: torch.Tensor
-    key: torch.Tensor
-    decay: torch.Tensor
-
-
-def _scan(
-    scanned: _Scanned, chunks: SpanChunks, state_SHKV: torch.Tensor | None, *, keeps: bool
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The outputs of every step, and the states of the spans that end with it."""
-    outputs: list[torch.Tensor] = []
-    ended: list[torch.Tensor] = []
-    last = len(chunks.counts) - 1
-    by_step = zip(*(chunks.steps(values) for values in scanned), chunks.ended(), strict=True)
-    for step, (new_values, read, query, attention, key, decay, num_ended) in enumerate(by_step):
-        if state_SHKV is None:
-            values = new_values
-            outputs.append(attention @ values)
-        else:
-            values = new_values - read @ state_SHKV
-            outputs.append(query @ state_SHKV + attention @ values)
-        if step == last and not keeps:
-            break
-        written = key.transpose(-1, -2) @ values
-        state_SHKV = written if state_SHKV is None else state_SHKV * decay + written
-        state_SHKV, done = state_SHKV.split((len(state_SHKV) - num_ended, num_ended))
-        ended.append(done)
-    return outputs, ended
 
 
 def _normalised(inputs: DeltaInputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,8 +21,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
-from twinkle.module.delta_net import DeltaFunctions
 from twinkle.module.packed_products import LoopedProducts
+from twinkle.module.recurrence import LayerFunctions
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import SegmentedLinear
 from twinkle.module.targets import is_router, kind_of
@@ -74,9 +74,9 @@ def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int
             _replace_calls(module, OWN_GATE, sigmoids)
 
 
-def rowwise_delta_functions() -> DeltaFunctions:
-    """The elementwise functions of gated delta-net layers, rowwise."""
-    return DeltaFunctions(
+def rowwise_layer_functions() -> LayerFunctions:
+    """The elementwise functions of layers that carry a state, rowwise."""
+    return LayerFunctions(
         exp=RowwiseActivation(torch.exp),
         sigmoid=RowwiseActivation(torch.sigmoid),
         silu=RowwiseActivation(functional.silu),

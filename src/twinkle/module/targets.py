@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,13 @@ TargetKind = Literal["attn", "mlp", "unembed"]
 
 ATTENTION_PARENTS = frozenset({"self_attn", "attn", "attention", "self_attention", "linear_attn"})
 MLP_PARENTS = frozenset({"mlp", "feed_forward", "ffn", "shared_expert", "shared_experts", "block_sparse_moe"})
+MIXER = "mixer"
+"""What Nemotron-H calls the one thing that a layer is made of, be it attention, Mamba-2, an MLP or experts."""
+MIXER_KINDS: Mapping[str, TargetKind] = {
+    **dict.fromkeys(("in_proj", "q_proj", "k_proj", "v_proj", "o_proj"), "attn"),
+    **dict.fromkeys(("up_proj", "down_proj", "fc1_latent_proj", "fc2_latent_proj"), "mlp"),
+}
+"""By the names of what is in it. PEFT takes no adapter of ``out_proj``, which kernels of Mamba read past it."""
 ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate"})
 
 
@@ -86,7 +93,7 @@ def kind_of(path: str) -> TargetKind | None:
         return "attn"
     if MLP_PARENTS.intersection(parents):
         return "mlp"
-    return None
+    return MIXER_KINDS.get(leaf) if MIXER in parents else None
 
 
 def beside_experts(targets: Sequence[Target]) -> frozenset[str]:
@@ -99,7 +106,7 @@ def beside_experts(targets: Sequence[Target]) -> frozenset[str]:
 def is_router(path: str) -> bool:
     """Whether the module of this path weighs experts against each other."""
     *parents, leaf = path.split(".")
-    return leaf == "router" or (leaf in ROUTER_NAMES and bool(MLP_PARENTS.intersection(parents)))
+    return leaf == "router" or (leaf in ROUTER_NAMES and bool((MLP_PARENTS | {MIXER}).intersection(parents)))
 
 
 def _expert_targets(path: str, module: torch.nn.Module) -> list[Target]:

@@ -21,8 +21,8 @@ from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.pictures import PictureLayout, TokenRange, pack
-from twinkle.module.delta_rule import CHUNK_TOKENS
 from twinkle.module.lora import LoraAdapter, Segment
+from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.base import Outcome, Sampler
 from twinkle.sampler.drawing import draw_tokens

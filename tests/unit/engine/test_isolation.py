@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from harness.families import SIZES
+from harness.families import FAMILIES, SIZES
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.model import fused_lora
@@ -33,6 +33,7 @@ HYBRIDS = {
     "qwen3.5": lambda: transformers.Qwen3_5TextConfig(
         **HYBRID, rope_parameters={**PARTIAL_ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     ),
+    "nemotron-h": FAMILIES["nemotron-h"],
     "qwen3-next": lambda: transformers.Qwen3NextConfig(
         **HYBRID,
         rope_parameters=PARTIAL_ROPE,
@@ -96,9 +97,10 @@ def long_rope(tokens):
 
 
 @pytest.fixture
-def unpacked_delta_nets(monkeypatch):
+def unpacked_layers(monkeypatch):
     """What lets their convolution and their state start anew with every sequence, taken away."""
-    monkeypatch.setattr(fused_lora, "pack_delta_nets", lambda model, functions: False)
+    for name in ("pack_delta_nets", "pack_mamba_layers"):
+        monkeypatch.setattr(fused_lora, name, lambda model, functions: False)
 
 
 def leave_only(monkeypatch, check):
@@ -109,9 +111,7 @@ def leave_only(monkeypatch, check):
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_layers_that_carry_a_state_over_are_refused_by_each_check_alone(
-    family, check, unpacked_delta_nets, monkeypatch
-):
+def test_layers_that_carry_a_state_over_are_refused_by_each_check_alone(family, check, unpacked_layers, monkeypatch):
     leave_only(monkeypatch, CHECKS[check])
     with pytest.raises(ConfigError, match="not supported"):
         FusedLoraModel(make(HYBRIDS[family]()), name="hybrid")

@@ -8,8 +8,9 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta
 
 from twinkle.model.determinism import prepare_environment
 from twinkle.module.delta_kernels import FlashDeltaRule
-from twinkle.module.delta_rule import CHUNK_TOKENS, DeltaInputs, PlainDeltaRule
+from twinkle.module.delta_rule import DeltaInputs, PlainDeltaRule
 from twinkle.module.packed_states import LayerState, PackedStates, SpanChunks, Taps
+from twinkle.module.recurrence import CHUNK_TOKENS
 
 prepare_environment()
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from harness.families import FAMILIES, VOCAB_SIZE
+from harness.families import FAMILIES, VOCAB_SIZE, stir
 from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraConfig
@@ -22,23 +22,26 @@ NEW_TOKENS = 12
 before, commit = CachedStates.before, CachedStates.commit
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5-moe", "qwen3-next"])
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5-moe", "qwen3-next", "nemotron-h", "nemotron-h-latent"])
 def models(request):
     """The untouched model and the same weights in the engine."""
     plain, ours = (_make(request.param) for _ in range(2))
     return plain, FusedLoraModel(ours, name="tiny")
 
 
-@pytest.fixture(scope="module")
-def ours():
-    return FusedLoraModel(_make("qwen3_5"), name="tiny")
+@pytest.fixture(scope="module", params=["qwen3_5", "nemotron-h"])
+def ours(request):
+    """One of each kind of state."""
+    return FusedLoraModel(_make(request.param), name="tiny")
 
 
 def _make(family):
     torch.manual_seed(3)
-    return transformers.AutoModelForCausalLM.from_config(
+    model = transformers.AutoModelForCausalLM.from_config(
         FAMILIES[family](), dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
+    stir(model)
+    return model
 
 
 def drawn(seed, length):

@@ -16,7 +16,8 @@ PROMPT_LENGTHS = (1, 6, 7, 8, 33, 50)
 NEW_TOKENS = 20
 SAMPLED = (
     *("qwen3-moe", "qwen2-moe", "mistral", "gemma3", "glm4", "glm4-moe", "deepseek-v2", "deepseek-v3", "gemma2"),
-    *("gemma4", "gemma4-by-layer", "gpt-oss", "llama4", "granite"),
+    *("gemma4", "gemma4-by-layer", "gemma4-moe", "gpt-oss", "llama4", "granite", "glm", "glm4-moe-lite"),
+    *("deepseek-v2-lite", "cohere", "ernie4.5", "minimax-m2", "ministral"),
 )
 """One for each peculiarity; the probe at start samples from all of them."""
 
