@@ -9,7 +9,7 @@ from twinkle.core.lazy import lazy_attributes
 if TYPE_CHECKING:
     from twinkle.data_format.answers import Answer, MetricResults, ModelOutput, SavedCheckpoint
     from twinkle.data_format.batch import InputFeature, LossOutput
-    from twinkle.data_format.conversation import Message, Tool, ToolCall, Trajectory
+    from twinkle.data_format.conversation import Message, Tool, ToolCall, Trajectory, pack_value, user_data_get
     from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Trajectory",
+    "pack_value",
+    "user_data_get",
 ]
 
 __getattr__ = lazy_attributes(
@@ -44,5 +46,7 @@ __getattr__ = lazy_attributes(
         "Tool": "twinkle.data_format.conversation",
         "ToolCall": "twinkle.data_format.conversation",
         "Trajectory": "twinkle.data_format.conversation",
+        "pack_value": "twinkle.data_format.conversation",
+        "user_data_get": "twinkle.data_format.conversation",
     },
 )

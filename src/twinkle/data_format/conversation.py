@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 
@@ -56,3 +58,35 @@ class Trajectory(TypedDict, total=False):
     videos: list[Any]
     audios: list[Any]
     prompt: str
+
+
+_PACKED = " "
+"""Leads the JSON text of a packed value, which means nothing to JSON: '72' in a data set is text, ' 72' is a number."""
+
+
+def pack_value(value: object) -> str:
+    """A value as JSON text, for ``user_data``: the columns of a data set hold values of one type alone."""
+    return _PACKED + json.dumps(value, ensure_ascii=False)
+
+
+def user_data_get(items: Iterable[Any] | Mapping[str, Any] | None, key: str, default: Any = None) -> Any:
+    """The first value of a key in ``user_data``: a list of (key, value) pairs or of objects, or one object.
+
+    What :func:`pack_value` made, and the JSON text of an object, a list or a text, comes back as it was.
+    """
+    for item in [items] if isinstance(items, Mapping) else items or ():
+        if isinstance(item, Mapping):
+            if item.get(key) is not None:
+                return _unpacked(item[key])
+        elif isinstance(item, Sequence) and len(item) == 2 and item[0] == key:
+            return _unpacked(item[1])
+    return default
+
+
+def _unpacked(value: Any) -> Any:
+    if not isinstance(value, str) or value[:1] not in (_PACKED, "{", "[", '"'):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,280 @@
+"""Conversations to tokens and back, by the tokenizer and chat template of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+from transformers import AutoTokenizer
+
+from twinkle.core.errors import InvalidInput
+from twinkle.core.events import event_log
+from twinkle.data_format.conversation import user_data_get
+from twinkle.hub.model_path import resolve_model_id
+from twinkle.template.columns import Columns, Row, columns_of, rows_of
+from twinkle.template.conversation import read_messages, read_tools, with_reasoning, with_system
+from twinkle.template.errors import RowError
+from twinkle.template.rendering import ChatTemplate, Renderer, Span
+from twinkle.template.spans import TurnFinder
+from twinkle.template.truncation import TRUNCATION_STRATEGIES, TokenRow, TruncationStrategy, truncate
+
+Trajectory = Mapping[str, Any]
+Tokens = npt.NDArray[np.int64]
+
+IGNORED_LABEL = -100
+KEY_ROUNDS = "key_rounds"
+
+_log = event_log()
+
+
+class Template:
+    """Encodes trajectories for one model.
+
+    A row keeps the fields of its trajectory and gets ``input_ids``, ``labels``, ``attention_mask``, ``position_ids``
+    (numpy arrays) and ``length``. Labels are shifted: ``labels[i]`` is the token to come after ``input_ids[i]``. Only
+    what the assistant says trains; ``user_data`` may name the numbers of the messages that do, as ``key_rounds``.
+
+    Args:
+        model_id: A folder, or the id of a model of a hub. Only the files of its tokenizer are read.
+        use_chat_template: False for plain text to train on as a whole: a row of one user message, or with ``text``.
+        max_length: In tokens; None for no limit.
+        truncation_strategy: What becomes of a longer row: ``raise`` an error, keep its end (``left`` is cut off) or its
+            beginning (``right``), ``split`` it into several rows, or ``delete`` it.
+        default_system: The system message of a conversation that has none.
+        enable_thinking: What the chat template is told; it decides where an answer begins.
+        variables: Further variables for the chat template.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        use_chat_template: bool = True,
+        max_length: int | None = 8192,
+        truncation_strategy: TruncationStrategy = "raise",
+        default_system: str | None = None,
+        enable_thinking: bool = True,
+        **variables: Any,
+    ) -> None:
+        if truncation_strategy not in TRUNCATION_STRATEGIES:
+            known = ", ".join(TRUNCATION_STRATEGIES)
+            raise InvalidInput("truncation_strategy", f"is {truncation_strategy!r}; send one of {known}")
+        if max_length is not None and max_length < 1:
+            raise InvalidInput("max_length", f"is {max_length}; send at least 1, or None")
+        self.model_id = model_id
+        self.use_chat_template = use_chat_template
+        self.max_length = max_length
+        self.truncation_strategy: TruncationStrategy = truncation_strategy
+        self.default_system = default_system
+        self.enable_thinking = enable_thinking
+        self.variables = dict(variables)
+        self.model_path = resolve_model_id(model_id)
+        self.tokenizer = self._load_tokenizer()
+
+    def _load_tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.model_path)
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """What writes conversations."""
+        chat_template = ChatTemplate(self.tokenizer, {"enable_thinking": self.enable_thinking, **self.variables})
+        for name in self.variables:
+            if not chat_template.reads(name):
+                _log.warning("template.variable_ignored", variable=name, next="the model's chat template knows no such")
+        return chat_template
+
+    # One row, and many.
+
+    def encode(self, trajectory: Trajectory, add_generation_prompt: bool = False) -> Row:
+        """The row of a trajectory.
+
+        Args:
+            trajectory: With ``messages`` and perhaps ``tools``, ``images`` and ``user_data``; or fields that are
+                trajectories themselves, which are encoded each for itself and stay where they are.
+            add_generation_prompt: Up to where the assistant's next turn begins, for sampling: then no label trains.
+
+        Raises:
+            RowError: Names the field, the message and the reason.
+            InvalidInput: The strategy is ``split``, which makes several rows; use :meth:`batch_encode`.
+        """
+        if self.truncation_strategy == "split":
+            raise InvalidInput("truncation_strategy", "is 'split', which makes several rows of one; use batch_encode")
+        rows = self._encode(trajectory, add_generation_prompt)
+        if not rows:
+            raise RowError("messages", f"are longer than max_length {self.max_length}, and such rows are deleted")
+        return rows[0]
+
+    @overload
+    def batch_encode(self, batch: Mapping[str, Sequence[Any]], add_generation_prompt: bool = False) -> Columns: ...
+
+    @overload
+    def batch_encode(self, batch: Sequence[Trajectory], add_generation_prompt: bool = False) -> list[Row]: ...
+
+    def batch_encode(
+        self, batch: Mapping[str, Sequence[Any]] | Sequence[Trajectory], add_generation_prompt: bool = False
+    ) -> Columns | list[Row]:
+        """The rows of many trajectories, in the form they came in; some may become none or several.
+
+        Raises:
+            RowError: As :meth:`encode`, with the number of the row.
+        """
+        encoded: list[Row] = []
+        for number, trajectory in enumerate(rows_of(batch)):
+            try:
+                encoded += self._encode(trajectory, add_generation_prompt)
+            except RowError as error:
+                raise error.at_row(number) from error
+        return columns_of(encoded, batch) if isinstance(batch, Mapping) else encoded
+
+    def check(self, trajectory: Trajectory) -> bool:
+        """Whether a trajectory can be encoded."""
+        try:
+            return bool(self._encode(trajectory, False))
+        except RowError:
+            return False
+
+    def batch_check(self, batch: Mapping[str, Sequence[Any]] | Sequence[Trajectory]) -> list[bool]:
+        """Of each row whether it can be encoded."""
+        return [self.check(trajectory) for trajectory in rows_of(batch)]
+
+    def format_trajectory(self, trajectory: Trajectory, add_generation_prompt: bool = False) -> str:
+        """The text of a trajectory as the model reads it, before it is cut into tokens."""
+        if not self.use_chat_template:
+            return _plain_text(trajectory)
+        messages = self._turns(trajectory, add_generation_prompt)
+        return self.renderer.render(messages, read_tools(trajectory), add_generation_prompt=add_generation_prompt)
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
+        """The text of tokens; those that are ignored as labels are left out."""
+        kept = [token for token in np.asarray(token_ids).reshape(-1).tolist() if token >= 0]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=skip_special_tokens))
+
+    def batch_decode(self, token_ids: Sequence[Any], skip_special_tokens: bool = False) -> list[str]:
+        """The text of each of many."""
+        return [self.decode(row, skip_special_tokens) for row in token_ids]
+
+    # The way of one row.
+
+    def _encode(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[Row]:
+        nested = [name for name, value in trajectory.items() if isinstance(value, Mapping) and "messages" in value]
+        if nested:
+            return self._encode_nested(trajectory, nested, add_generation_prompt)
+        row = self._tokenized(trajectory, add_generation_prompt)
+        pieces = truncate(row, self.max_length, self.truncation_strategy)
+        return [{**trajectory, **piece.fields()} for piece in pieces]
+
+    def _encode_nested(self, trajectory: Trajectory, names: Sequence[str], add_generation_prompt: bool) -> list[Row]:
+        encoded: Row = dict(trajectory)
+        for name in names:
+            try:
+                rows = self._encode(trajectory[name], add_generation_prompt)
+            except RowError as error:
+                raise error.within(name) from error
+            if len(rows) > 1:
+                raise RowError(name, "is too long, and of a row within a row 'split' can make no several; use 'delete'")
+            if not rows:
+                return []
+            encoded[name] = rows[0]
+        return [encoded]
+
+    def _turns(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[dict[str, Any]]:
+        """The messages as the chat template is given them."""
+        messages = read_messages(trajectory)
+        if add_generation_prompt and _is_empty_answer(messages[-1]):
+            messages = messages[:-1]
+        messages = with_system(messages, self.default_system)
+        return with_reasoning(messages, is_read=self.renderer.reads_reasoning)
+
+    def _tokenized(self, trajectory: Trajectory, add_generation_prompt: bool) -> TokenRow:
+        """The tokens of a trajectory, however long, and their shifted labels."""
+        if not self.use_chat_template:
+            tokens = self._token_ids(self.tokenizer(_plain_text(trajectory))["input_ids"])
+            return TokenRow(tokens, np.full_like(tokens, IGNORED_LABEL) if add_generation_prompt else _shifted(tokens))
+        turns, tools = self._turns(trajectory, add_generation_prompt), read_tools(trajectory)
+        text = self.renderer.render(turns, tools, add_generation_prompt=add_generation_prompt)
+        spans = [] if add_generation_prompt else self._training_spans(trajectory, turns, tools, text)
+        tokens, is_trained = self._tokenize(text, spans)
+        return TokenRow(tokens, _shifted(np.where(is_trained, tokens, IGNORED_LABEL)))
+
+    def _training_spans(
+        self, trajectory: Trajectory, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, text: str
+    ) -> list[Span]:
+        """Which characters train."""
+        rounds = self._key_rounds(trajectory, turns)
+        marked = self.renderer.generated_spans(turns, tools)
+        if marked is not None and rounds is None:
+            return marked
+
+        def write(some: Sequence[Any], add_generation_prompt: bool) -> str:
+            return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
+
+        found = TurnFinder(write).spans(turns, text)
+        chosen = [span for number, span in found.items() if rounds is None or number in rounds]
+        if marked is None:
+            return chosen
+        return [span for span in marked if any(start < span[1] and span[0] < end for start, end in chosen)]
+
+    def _key_rounds(self, trajectory: Trajectory, turns: Sequence[Mapping[str, Any]]) -> set[int] | None:
+        """The numbers of the turns that train, if the row says so; turns may be one more than the row's messages."""
+        rounds = user_data_get(trajectory.get("user_data"), KEY_ROUNDS)
+        if rounds is None:
+            return None
+        shift = len(turns) - len(trajectory["messages"])
+        if not isinstance(rounds, Sequence) or not all(isinstance(number, int) for number in rounds):
+            raise RowError(f"user_data.{KEY_ROUNDS}", f"is {rounds!r}; send a list of message numbers")
+        for number in rounds:
+            if not 0 <= number < len(turns) - shift or turns[number + shift]["role"] != "assistant":
+                raise RowError(f"user_data.{KEY_ROUNDS}", f"names message {number}, which is none of an assistant's")
+        return {number + shift for number in rounds}
+
+    def _tokenize(self, text: str, spans: Sequence[Span]) -> tuple[Tokens, npt.NDArray[np.bool_]]:
+        """The tokens of a text, and which of them lie in the spans."""
+        if not self.tokenizer.is_fast:
+            return self._tokenize_in_pieces(text, spans)
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        tokens = self._token_ids(encoding["input_ids"])
+        is_trained = np.zeros(len(tokens), dtype=bool)
+        if spans:
+            offsets = np.asarray(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+            for start, end in spans:
+                is_trained |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+        return tokens, is_trained
+
+    def _tokenize_in_pieces(self, text: str, spans: Sequence[Span]) -> tuple[Tokens, npt.NDArray[np.bool_]]:
+        """For tokenizers that cannot tell where a token lies: what trains is cut into tokens by itself."""
+        pieces: list[tuple[str, bool]] = []
+        last = 0
+        for start, end in spans:
+            pieces += [(text[last:start], False), (text[start:end], True)]
+            last = end
+        pieces.append((text[last:], False))
+        tokens = [self._token_ids(self.tokenizer(piece, add_special_tokens=False)["input_ids"]) for piece, _ in pieces]
+        trained = [np.full(len(ids), is_trained) for ids, (_, is_trained) in zip(tokens, pieces, strict=True)]
+        return np.concatenate(tokens), np.concatenate(trained)
+
+    @staticmethod
+    def _token_ids(values: Any) -> Tokens:
+        tokens: Tokens = np.asarray(values, dtype=np.int64)
+        if not len(tokens):
+            raise RowError("messages", "are no tokens at all; send some text")
+        return tokens
+
+
+def _shifted(labels: Tokens) -> Tokens:
+    return np.append(labels[1:], IGNORED_LABEL)
+
+
+def _is_empty_answer(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
+
+
+def _plain_text(trajectory: Trajectory) -> str:
+    if isinstance(trajectory.get("text"), str) and not trajectory.get("messages"):
+        return str(trajectory["text"])
+    messages = read_messages(trajectory)
+    content = messages[0]["content"]
+    if len(messages) != 1 or messages[0]["role"] != "user" or not isinstance(content, str):
+        raise RowError("messages", "must be one user message of plain text where use_chat_template is off")
+    return content
