@@ -136,10 +136,17 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, TwinkleModel):
         if gradient_accumulation_steps is not None:
             group.set_accumulation(gradient_accumulation_steps)
         options = PassOptions(temperature, return_logits, task, micro_batch_size)
-        self._keep(group, self._forward(group, rows_of(group, inputs), options, loss_kwargs))
-        self.calculate_loss(adapter_name=group.name)
-        self.backward(adapter_name=group.name)
-        return group.require_last("forward_backward").output()
+        last = self._forward_backward(group, rows_of(group, inputs), options, loss_kwargs)
+        group.count_backward(last.num_tokens)
+        return self._keep(group, last)
+
+    def _forward_backward(
+        self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
+    ) -> ForwardPass:
+        last = self._forward(group, rows, options, loss_kwargs)
+        last.calculate_loss(group.loss)
+        self._backward(group, last)
+        return last
 
     def clip_grad_norm(
         self, max_grad_norm: float = 1.0, norm_type: float = 2, *, adapter_name: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -31,6 +31,14 @@ class PassOptions:
     micro_batch_size: int | None = None
 
 
+class Parts(Protocol):
+    """The parts of a pass whose outputs have no graph to the weights."""
+
+    def backward(self, last: ForwardPass) -> None:
+        """Add the gradient of the pass's loss."""
+        ...
+
+
 @dataclass(eq=False)
 class ForwardPass:
     """What went in, what came out (with its graph, in training), and what it cost once that is calculated."""
@@ -48,6 +56,8 @@ class ForwardPass:
     return_logits: bool = False
     loss: torch.Tensor | None = None
     num_tokens: int = 1
+    parts: Parts | None = None
+    """Of a pass that went through the model in parts: what runs them again for their gradient."""
 
     def calculate_loss(self, loss: Loss) -> None:
         """Calculate the loss of the outputs, with the keywords that belong to the pass."""

@@ -225,10 +225,11 @@ class MultiLoraTransformersModel(ComponentModel):
         temperature: float = 1.0,
         return_logits: bool = False,
         task: str = CAUSAL,
+        micro_batch_size: int | None = None,
         gradient_accumulation_steps: int | None = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
-        """Forward, loss and backward of one adapter. ``micro_batch_size`` has no effect: passes are cut by tokens."""
+        """Forward, loss and backward of one adapter. Passes are cut by tokens, whatever ``micro_batch_size`` says."""
         _refuse_options(PassOptions(temperature, return_logits, task), may_return_logits=False)
         group = self.group(adapter_name)
         if gradient_accumulation_steps is not None:

@@ -1,7 +1,4 @@
-"""One transformers model as it is: all its parameters trained, or PEFT adapters on it.
-
-Shapes: B rows, T positions (padded), V vocabulary, H hidden size.
-"""
+"""One transformers model as it is: all its parameters trained, or PEFT adapters on it."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import peft
 import torch
 import transformers
 from peft import PeftModel
+from torch import distributed
 
 from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import InvalidInput
@@ -23,14 +21,14 @@ from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra import DeviceMesh
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
-from twinkle.model.forward_pass import ForwardPass, PassOptions, entropies, label_logps
+from twinkle.model.forward_pass import ForwardPass, PassOptions
+from twinkle.model.micro_batches import MicroBatches
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.placement import MixedPrecision, computes_in_bf16, device_of, shard, training_sync
+from twinkle.model.transformers_pass import CAUSAL, check_options, outputs_of
 from twinkle.model.weight_files import adapter_parameters, load_adapter, load_model, save_adapter, save_model
-from twinkle.processor import ModelBatch
 
-TASKS = ("causal_lm", "embedding", "fused_lm_ce")
 STRATEGIES = ("accelerate", "native_fsdp")
 
 
@@ -183,7 +181,23 @@ class TransformersModel(ComponentModel):
         self._shard_once()
         self._activate(group)
         self.model.train()
+        if options.micro_batch_size is not None:
+            return self._in_parts(group, rows, options, loss_kwargs, is_training=True).score()
         return self._run(group, rows, options, loss_kwargs, is_training=True)
+
+    def _forward_backward(
+        self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
+    ) -> ForwardPass:
+        if options.micro_batch_size is None or options.task != CAUSAL or not group.loss.is_linear:
+            return super()._forward_backward(group, rows, options, loss_kwargs)
+        self._shard_once()
+        self._activate(group)
+        self.model.train()
+        labels_BT = group.processor(rows, self.device).labels
+        if labels_BT is None:
+            raise InvalidInput("inputs", "have no labels; send the next token for each of input_ids")
+        parts = self._in_parts(group, rows, options, loss_kwargs, is_training=True)
+        return parts.train_linear(labels_BT, group.loss, loss_kwargs)
 
     def _forward_only(
         self,
@@ -201,7 +215,36 @@ class TransformersModel(ComponentModel):
             self._require_adapter(group)
             base_alone = self.model.disable_adapter()
         with torch.no_grad(), base_alone:
+            if options.micro_batch_size is not None:
+                return self._in_parts(group, rows, options, loss_kwargs, is_training=False).score()
             return self._run(group, rows, options, loss_kwargs, is_training=False)
+
+    def _in_parts(
+        self,
+        group: OptimizerGroup,
+        rows: Rows,
+        options: PassOptions,
+        loss_kwargs: Mapping[str, Any],
+        *,
+        is_training: bool,
+    ) -> MicroBatches:
+        check_options(options)
+        assert options.micro_batch_size is not None
+        return MicroBatches(
+            lambda part: self._run(group, part, options, loss_kwargs, is_training=is_training),
+            [rows] if isinstance(rows, Mapping) else rows,
+            options.micro_batch_size,
+            pads_left=group.processor.padding_side == "left" and not group.processor.padding_free,
+            agree=self._most_of_all_ranks,
+        )
+
+    def _most_of_all_ranks(self, count: int) -> int:
+        """The largest count of all ranks where they share layers, and so must make as many passes each."""
+        if not self._is_sharded:
+            return count
+        most = torch.tensor(count, device=self.device)
+        distributed.all_reduce(most, distributed.ReduceOp.MAX, group=self._sync.process_group)
+        return int(most)
 
     def _activate(self, group: OptimizerGroup) -> None:
         if group.name and self.model.active_adapter != group.name:
@@ -216,18 +259,11 @@ class TransformersModel(ComponentModel):
         *,
         is_training: bool,
     ) -> ForwardPass:
-        if options.task not in TASKS:
-            raise InvalidInput("task", f"is {options.task!r}; send one of {', '.join(TASKS)}")
-        if not options.temperature > 0:
-            raise InvalidInput("temperature", f"is {options.temperature}, must be positive")
-        if loss_kwargs.get("micro_batch_size") is not None:
-            raise InvalidInput(
-                "micro_batch_size", "is not supported; send fewer rows and set gradient_accumulation_steps"
-            )
+        check_options(options)
         batch = group.processor(rows, self.device)
         inputs = {} if batch.labels is None else {"labels": batch.labels}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16 and not self._is_sharded):
-            outputs = self._embed(batch) if options.task == "embedding" else self._score(group, batch, options)
+            outputs = outputs_of(self.model, batch, group.loss, options)
         return ForwardPass(
             inputs=inputs,
             outputs=outputs,
@@ -236,29 +272,12 @@ class TransformersModel(ComponentModel):
             return_logits=options.return_logits,
         )
 
-    def _score(self, group: OptimizerGroup, batch: ModelBatch, options: PassOptions) -> dict[str, torch.Tensor]:
-        logits_BTV = batch.unpack(self.model(**_clamped(batch.model_inputs), use_cache=False).logits)
-        if options.temperature != 1.0:
-            logits_BTV = logits_BTV / options.temperature
-        outputs: dict[str, torch.Tensor] = {}
-        if batch.labels is not None and batch.labels.shape == logits_BTV.shape[:2]:
-            outputs["logps"] = label_logps(logits_BTV, batch.labels)
-        if options.return_logits or group.loss.require_logits:
-            outputs["logits"] = logits_BTV
-        if group.loss.require_entropy:
-            outputs["entropies"] = entropies(logits_BTV)
-        return outputs
-
-    def _embed(self, batch: ModelBatch) -> dict[str, torch.Tensor]:
-        """The last token's last hidden state of each row: the embeddings (B, H)."""
-        result = self.model(
-            **_clamped(batch.model_inputs), use_cache=False, output_hidden_states=True, logits_to_keep=1
-        )
-        return {"embeddings": batch.last_positions(result.hidden_states[-1])}
-
     def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
-        assert last.loss is not None
-        last.loss.backward()
+        if last.parts is not None:
+            last.parts.backward(last)
+        else:
+            assert last.loss is not None
+            last.loss.backward()
         last.release_graph()
 
     # The end of a window.
@@ -313,11 +332,6 @@ class TransformersModel(ComponentModel):
         config.inference_mode = True
         settings: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=_jsonable))
         return settings
-
-
-def _clamped(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Padding has position -1, which a table of positions does not hold; what stands there is masked anyway."""
-    return {**inputs, "position_ids": inputs["position_ids"].clamp(min=0)}
 
 
 def _jsonable(value: object) -> object:

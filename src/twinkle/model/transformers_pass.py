@@ -1,0 +1,60 @@
+"""What a transformers model makes of a batch.
+
+Shapes: B rows, T positions (padded), V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from twinkle.core.errors import InvalidInput
+from twinkle.loss import Loss
+from twinkle.model.forward_pass import PassOptions, entropies, label_logps
+from twinkle.processor import ModelBatch
+
+CAUSAL = "causal_lm"
+EMBEDDING = "embedding"
+TASKS = (CAUSAL, EMBEDDING, "fused_lm_ce")
+
+
+def check_options(options: PassOptions) -> None:
+    """Raise ``InvalidInput`` for options that no pass can have."""
+    if options.task not in TASKS:
+        raise InvalidInput("task", f"is {options.task!r}; send one of {', '.join(TASKS)}")
+    if not options.temperature > 0:
+        raise InvalidInput("temperature", f"is {options.temperature}, must be positive")
+    if options.micro_batch_size is not None and options.micro_batch_size < 1:
+        raise InvalidInput("micro_batch_size", f"is {options.micro_batch_size}, must be at least 1")
+
+
+def outputs_of(model: Any, batch: ModelBatch, loss: Loss, options: PassOptions) -> dict[str, torch.Tensor]:
+    """The outputs that the task and the loss want."""
+    return _embed(model, batch) if options.task == EMBEDDING else _score(model, batch, loss, options)
+
+
+def _score(model: Any, batch: ModelBatch, loss: Loss, options: PassOptions) -> dict[str, torch.Tensor]:
+    logits_BTV = batch.unpack(model(**_clamped(batch.model_inputs), use_cache=False).logits)
+    if options.temperature != 1.0:
+        logits_BTV = logits_BTV / options.temperature
+    outputs: dict[str, torch.Tensor] = {}
+    if batch.labels is not None and batch.labels.shape == logits_BTV.shape[:2]:
+        outputs["logps"] = label_logps(logits_BTV, batch.labels)
+    if options.return_logits or loss.require_logits:
+        outputs["logits"] = logits_BTV
+    if loss.require_entropy:
+        outputs["entropies"] = entropies(logits_BTV)
+    return outputs
+
+
+def _embed(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
+    """The last token's last hidden state of each row: the embeddings (B, H)."""
+    result = model(**_clamped(batch.model_inputs), use_cache=False, output_hidden_states=True, logits_to_keep=1)
+    return {"embeddings": batch.last_positions(result.hidden_states[-1])}
+
+
+def _clamped(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Padding has position -1, which a table of positions does not hold; what stands there is masked anyway."""
+    return {**inputs, "position_ids": inputs["position_ids"].clamp(min=0)}
