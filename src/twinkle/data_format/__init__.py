@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from twinkle.data_format.answers import Answer, MetricResults, ModelOutput, SavedCheckpoint
     from twinkle.data_format.batch import InputFeature, LossOutput
     from twinkle.data_format.conversation import Message, Tool, ToolCall, Trajectory, pack_value, user_data_get
+    from twinkle.data_format.row_error import RowError
     from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Message",
     "MetricResults",
     "ModelOutput",
+    "RowError",
     "SampleResponse",
     "SampledSequence",
     "SamplingParams",
@@ -39,6 +41,7 @@ __getattr__ = lazy_attributes(
         "Message": "twinkle.data_format.conversation",
         "MetricResults": "twinkle.data_format.answers",
         "ModelOutput": "twinkle.data_format.answers",
+        "RowError": "twinkle.data_format.row_error",
         "SampleResponse": "twinkle.data_format.sampling",
         "SampledSequence": "twinkle.data_format.sampling",
         "SamplingParams": "twinkle.data_format.sampling",

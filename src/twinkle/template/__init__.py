@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from twinkle.data_format.row_error import RowError
     from twinkle.template.base import Template
-    from twinkle.template.errors import RowError
+    from twinkle.template.families import Qwen3_5Template
 
-__all__ = ["RowError", "Template"]
+__all__ = [
+    "Qwen3_5Template",
+    "RowError",
+    "Template",
+]
 
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "RowError": "twinkle.template.errors",
+        "Qwen3_5Template": "twinkle.template.families",
+        "RowError": "twinkle.data_format.row_error",
         "Template": "twinkle.template.base",
     },
 )

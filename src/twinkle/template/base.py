@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
+from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
 from twinkle.data_format.conversation import user_data_get
+from twinkle.data_format.row_error import RowError
 from twinkle.hub.model_path import resolve_model_id
-from twinkle.template.columns import Columns, Row, columns_of, rows_of
 from twinkle.template.conversation import read_messages, read_tools, with_reasoning, with_system
-from twinkle.template.errors import RowError
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
 from twinkle.template.spans import TurnFinder
 from twinkle.template.truncation import TRUNCATION_STRATEGIES, TokenRow, TruncationStrategy, truncate

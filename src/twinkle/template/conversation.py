@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinkle.template.errors import RowError
+from twinkle.data_format.row_error import RowError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 THINK_START, THINK_END = "<think>", "</think>"

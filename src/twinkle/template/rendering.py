@@ -10,7 +10,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from twinkle.core.errors import InvalidInput
-from twinkle.template.errors import RowError
+from twinkle.data_format.row_error import RowError
 
 Turn = Mapping[str, Any]
 Span = tuple[int, int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from twinkle.template.errors import RowError
+from twinkle.data_format.row_error import RowError
 from twinkle.template.rendering import Span, Turn
 
 Write = Callable[[Sequence[Turn], bool], str]
@@ -33,7 +33,10 @@ class TurnFinder:
         head, _, end = write([_PROBE, answer], False).rpartition(MARK)
         self._turn_end = end.rstrip()
         middle = write([_PROBE, answer, _PROBE], False).rpartition(MARK)[0]
-        self._header = _common(self._prompt, _common(_added(base, head), _added(base, middle)))
+        before = _common(_added(base, head), _added(base, middle))
+        self._header = _common(self._prompt, before)
+        # Without a generation prompt the model writes everything after a question itself.
+        self._lead = "" if self._prompt else before
 
     def spans(self, turns: Sequence[Turn], text: str) -> dict[int, Span]:
         """By number, where the assistant's turns lie in the text of the whole conversation.
@@ -57,13 +60,13 @@ class TurnFinder:
         if marked.count(MARK) == len(numbers) and marked.replace(MARK, "") == text:
             places = [at for at, character in enumerate(marked) if character == MARK]
             return {number: at - before for before, (number, at) in enumerate(zip(numbers, places, strict=True))}
-        return {number: self._marked_start(turns, number, text)[0] for number in numbers}
+        return {number: self._marked_start(turns, number, text) for number in numbers}
 
-    def _marked_start(self, turns: Sequence[Turn], number: int, text: str) -> tuple[int, Turn]:
+    def _marked_start(self, turns: Sequence[Turn], number: int, text: str) -> int:
         for turn in _marked(turns[number]):
             marked = self._write([*turns[:number], turn, *turns[number + 1 :]], False)
             if MARK in marked:
-                return len(_common(marked, text)), turn
+                return len(_common(marked, text))
         raise RowError(
             f"messages[{number}]",
             "is left out by the model's chat template, so nothing of it can train; leave it out or fill it",
@@ -76,7 +79,7 @@ class TurnFinder:
             found = text.rfind(self._prompt[:length], floor, at)
             if found >= 0 and self._header:
                 return found + length
-        return at
+        return at - len(self._lead) if text.endswith(self._lead, floor, at) else at
 
     def _end(self, turns: Sequence[Turn], number: int, text: str, at: int) -> int:
         turn = turns[number]
@@ -86,7 +89,7 @@ class TurnFinder:
             if text.startswith(rest, at):
                 return at + len(rest)
         shorter = text if number == len(turns) - 1 else self._write(turns[: number + 1], False)
-        begin, _ = self._marked_start(turns[: number + 1], number, shorter)
+        begin = self._marked_start(turns[: number + 1], number, shorter)
         rest = shorter[begin:].rstrip()
         common = _common(rest, text[at:])
         if len(rest) - len(common) > len(self._turn_end):

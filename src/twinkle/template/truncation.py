@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.template.errors import RowError
+from twinkle.data_format.row_error import RowError
 
 TruncationStrategy = Literal["raise", "left", "right", "split", "delete"]
 TRUNCATION_STRATEGIES: tuple[TruncationStrategy, ...] = get_args(TruncationStrategy)

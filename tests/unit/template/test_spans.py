@@ -1,0 +1,131 @@
+"""What trains is the same whether the chat template marks it or it is found by the turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.chat_templates import CHAT_TEMPLATES, chat_template, save_tokenizer
+from twinkle.template import RowError, Template
+
+USER = {"role": "user", "content": "What is the weather in Paris?"}
+TOOL = {"role": "tool", "content": "17 degrees"}
+
+
+def answer(content: str, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def call(**arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+
+
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one round": [USER, answer("Warm.")],
+    "two rounds": [{"role": "system", "content": "Think."}, USER, answer("Warm."), USER, answer("Still warm.")],
+    "the same said twice": [USER, answer("?"), USER, answer("?"), USER, answer("?")],
+    "what was asked": [USER, answer(USER["content"]), USER, answer("assistant\nuser")],
+    "thinking": [USER, answer("Warm.", reasoning_content="Let me think."), USER, answer("?", reasoning_content="Hm.")],
+    "thinking in the content": [USER, answer("<think>\nHm.\n</think>\n\nWarm."), USER, answer("<think>Hm.</think>?")],
+    "tools": [
+        USER,
+        answer("", tool_calls=[call(city="Paris")], reasoning_content="Ask."),
+        TOOL,
+        answer("Let me see.", tool_calls=[call(city="Rome"), call(city="Oslo", days=3)]),
+        TOOL,
+        answer("17 degrees"),
+        USER,
+        answer("", tool_calls=[call()]),
+    ],
+    "spaces around": [USER, answer("  Warm. \n"), USER, answer("\n\nWarm ")],
+    "two answers in a row": [USER, answer("Warm."), answer("Or not."), USER, answer("Hm.")],
+    "opened by the assistant": [answer("Ask me."), USER, answer("Warm.")],
+    "an empty answer": [USER, answer(""), USER, answer("Warm.")],
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Template, Template]]:
+    """Of each chat template the one without marks and the one with them."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return {
+        name: (
+            Template(str(save_tokenizer(folder / name, name))),
+            Template(str(save_tokenizer(folder / f"{name}-marked", name, marks_generation=True))),
+        )
+        for name in CHAT_TEMPLATES
+    }
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", CHAT_TEMPLATES)
+def test_the_difference_of_rounds_is_what_marks_say(
+    pairs: dict[str, tuple[Template, Template]], name: str, conversation: str
+) -> None:
+    if name == "mistral" and conversation == "tools":
+        pytest.skip("it knows no tools")
+    found, marked = pairs[name]
+    row = {"messages": CONVERSATIONS[conversation]}
+
+    by_rounds, by_marks = found.encode(row), marked.encode(row)
+
+    assert by_rounds["input_ids"].tolist() == by_marks["input_ids"].tolist()
+    assert found.decode(by_rounds["labels"]) == marked.decode(by_marks["labels"])
+    assert by_rounds["labels"].tolist() == by_marks["labels"].tolist()
+
+
+@pytest.mark.parametrize("name", CHAT_TEMPLATES)
+def test_key_rounds_choose_the_same_turns_either_way(pairs: dict[str, tuple[Template, Template]], name: str) -> None:
+    row = {"messages": CONVERSATIONS["two rounds"], "user_data": [("key_rounds", [4])]}
+    found, marked = pairs[name]
+
+    by_rounds, by_marks = found.encode(row), marked.encode(row)
+
+    assert "Still warm." in found.decode(by_rounds["labels"]) and "\nWarm." not in found.decode(by_rounds["labels"])
+    assert by_rounds["labels"].tolist() == by_marks["labels"].tolist()
+
+
+def test_thinking_of_earlier_rounds_neither_trains_nor_shifts_what_does(
+    pairs: dict[str, tuple[Template, Template]],
+) -> None:
+    template = pairs["qwen3.5"][0]
+
+    row = template.encode({"messages": CONVERSATIONS["thinking"]})
+
+    assert template.decode(row["labels"]) == "Warm.<|im_end|>Hm.\n</think>\n\n?<|im_end|>"
+
+
+def test_an_answer_that_the_template_leaves_out_is_told(tmp_path: Path) -> None:
+    template = Template(str(save_tokenizer(tmp_path)))
+    template.tokenizer.chat_template = chat_template("qwen3").replace("message.content.strip()", "'...'")
+
+    with pytest.raises(RowError, match=r"messages\[1\]: is left out by the model's chat template") as caught:
+        template.encode({"messages": [USER, answer("Warm.")]})
+
+    assert caught.value.message_number == 1
+
+
+def test_what_a_chat_template_refuses_is_told_and_it_reaches_nothing(tmp_path: Path) -> None:
+    template = Template(str(save_tokenizer(tmp_path)))
+    template.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(RowError, match="messages: the model's chat template refuses them: roles must alternate"):
+        template.encode({"messages": [USER]})
+
+    hostile = Template(str(tmp_path))
+    hostile.tokenizer.chat_template = "{{ messages.__class__.__mro__ }}"
+    with pytest.raises(RowError, match="refuses them"):
+        hostile.encode({"messages": [USER]})
+
+
+def test_a_tokenizer_that_cannot_tell_places_gives_the_same_row(pairs: dict[str, tuple[Template, Template]]) -> None:
+    template = pairs["qwen3"][0]
+    row = {"messages": CONVERSATIONS["two rounds"]}
+    text = template.format_trajectory(row)
+    start = text.index("Still warm.")
+
+    tokens, is_trained = template._tokenize_in_pieces(text, [(start, start + len("Still warm.<|im_end|>"))])
+
+    whole, is_trained_whole = template._tokenize(text, [(start, start + len("Still warm.<|im_end|>"))])
+    assert tokens.tolist() == whole.tolist() and is_trained.tolist() == is_trained_whole.tolist()
