@@ -5,7 +5,7 @@ Shapes: B rows, T positions (padded), V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,8 +34,8 @@ class PassOptions:
 class Parts(Protocol):
     """The parts of a pass whose outputs have no graph to the weights."""
 
-    def backward(self, last: ForwardPass) -> None:
-        """Add the gradient of the pass's loss."""
+    def backward(self, last: ForwardPass, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Add the gradient of the pass's loss, scaled."""
         ...
 
 

@@ -217,6 +217,11 @@ class FusedLoraModel:
         )
 
     @property
+    def base(self) -> Any:
+        """The frozen base model."""
+        return self._model
+
+    @property
     def config(self) -> Any:
         """The text config of the base model, as transformers has it."""
         return self._model.config.get_text_config()

@@ -21,6 +21,7 @@ from twinkle.model.forward_pass import ForwardPass
 from twinkle.processor.input_processor import IGNORED_LABEL
 
 Row = Mapping[str, Any]
+Scale = Callable[[torch.Tensor], torch.Tensor]
 RunPart = Callable[[Sequence[Row]], ForwardPass]
 
 BY_ROW = frozenset({"embeddings"})
@@ -72,11 +73,11 @@ class MicroBatches:
             joined.parts = self
         return joined
 
-    def backward(self, last: ForwardPass) -> None:
+    def backward(self, last: ForwardPass, scale: Scale) -> None:
         """Run the parts again for the gradient of the pass's loss."""
         assert last.loss is not None
         leaves = last.outputs
-        found = torch.autograd.grad(last.loss, list(leaves.values()), allow_unused=True)
+        found = torch.autograd.grad(scale(last.loss), list(leaves.values()), allow_unused=True)
         gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
         after = random_state()
         first = 0
@@ -88,13 +89,15 @@ class MicroBatches:
             self._add_gradient(self._run(self._parts[0]), {}, 0)
         set_random_state(after)
 
-    def train_linear(self, labels_BT: torch.Tensor, loss: Loss, loss_kwargs: Mapping[str, Any]) -> ForwardPass:
+    def train_linear(
+        self, labels_BT: torch.Tensor, loss: Loss, loss_kwargs: Mapping[str, Any], scale: Scale
+    ) -> ForwardPass:
         """One run of each part, forward and backward, for a loss whose gradient is known before its value."""
         zeros_BT = torch.zeros(labels_BT.shape, requires_grad=True, device=labels_BT.device)
         trial = ForwardPass({"labels": labels_BT}, {"logps": zeros_BT}, is_training=True, loss_kwargs=loss_kwargs)
         trial.calculate_loss(loss)
         assert trial.loss is not None
-        gradients = {"logps": torch.autograd.grad(trial.loss, zeros_BT)[0]}
+        gradients = {"logps": torch.autograd.grad(scale(trial.loss), zeros_BT)[0]}
         passes: list[ForwardPass] = []
         first = 0
         for part in self._parts:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from twinkle.checkpoint_engine.directory import read_files, write_files
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.peft_settings import write_settings
-from twinkle.checkpoint_engine.peft_tensors import KEY_PREFIX, SUFFIX_A, SUFFIX_B, stored_tensors
+from twinkle.checkpoint_engine.peft_tensors import stored_tensors
 from twinkle.core.errors import InvalidInput, NoRoom
 from twinkle.data_format.answers import ModelOutput
 from twinkle.hub.image_processor import load_image_processor
@@ -29,13 +28,15 @@ from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused_parameters import lend_moments, parameters_of
 from twinkle.model.fused_rows import job_of, linear_weights, open_pass, set_outputs, weights_of, with_teacher_indices
 from twinkle.model.gradient_sync import sync_of
 from twinkle.model.loading import load_base_model, stored_paths
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
+from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
-from twinkle.model.placement import MixedPrecision, device_of, weights_dtype
+from twinkle.model.placement import MixedPrecision, device_of, model_class, weights_dtype
 from twinkle.model.script_settings import rows_of
 from twinkle.model.training import TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig, Segment
@@ -49,7 +50,10 @@ class MultiLoraTransformersModel(ComponentModel):
 
     Args:
         model_id: A directory, or an id of the Hugging Face hub.
-        model_cls: The transformers class to load it with; the causal language model of its config if omitted.
+        model_cls: The transformers class to load it with, or its name; the causal language model of its config if
+            omitted.
+        strategy, ddp_config, fsdp_config, memory_efficient_init: As for ``TransformersModel``; here none has something
+            to set.
         config: A transformers config in place of the model's own.
         device_mesh: Data parallelism: every rank holds the model and brings its own rows.
         mixed_precision: ``bf16`` or ``no``, the base weights' dtype; by default bf16 on accelerators. Adapters are
@@ -70,6 +74,10 @@ class MultiLoraTransformersModel(ComponentModel):
         mixed_precision: MixedPrecision | None = None,
         *,
         model_cls: Any = None,
+        strategy: str = "accelerate",
+        ddp_config: Mapping[str, Any] | None = None,
+        fsdp_config: Mapping[str, Any] | None = None,
+        memory_efficient_init: bool = False,
         max_loras: int = 5,
         max_r: int = 32,
         max_length: int = 8192,
@@ -80,6 +88,9 @@ class MultiLoraTransformersModel(ComponentModel):
         super().__init__()
         if model_id is None:
             raise InvalidInput("model_id", "is missing; send a directory or an id of the Hugging Face hub")
+        check_strategy(strategy)
+        check_ddp(ddp_config)
+        FsdpSettings.of(fsdp_config)
         prepare_environment()
         device = device_of(device_mesh)
         self.model_id = resolve_model_id(model_id)
@@ -90,7 +101,7 @@ class MultiLoraTransformersModel(ComponentModel):
         if model_cls is None and config is None and not from_pretrained_kwargs:
             model = load_base_model(self.model_id, name=self.model_id, dtype=dtype)
         else:
-            loader = model_cls or transformers.AutoModelForCausalLM
+            loader = model_class(model_cls)
             own_config = {} if config is None else {"config": config}
             model = loader.from_pretrained(self.model_id, **own_config, **{"dtype": dtype, **from_pretrained_kwargs})
         self.core = FusedLoraModel(
@@ -103,6 +114,11 @@ class MultiLoraTransformersModel(ComponentModel):
         self._sync = sync_of(device_mesh, device)
         self._adapters: dict[str, LoraAdapter] = {}
         self._base = self.core.pool.create_empty(LoraConfig(rank=1), trainable=False)
+
+    @property
+    def model(self) -> Any:
+        """The frozen base model as transformers made it, its layers those of the engine."""
+        return self.core.base
 
     # Adapters.
 
@@ -131,7 +147,7 @@ class MultiLoraTransformersModel(ComponentModel):
             adapter = self.core.create_adapter(config, trainable=is_trainable)
         self._require_rank(adapter.config)
         self._adapters[adapter_name] = adapter
-        parameters = _parameters(adapter)
+        parameters = parameters_of(adapter)
         self._sync.share(parameters.values())
         adapter.publish()
         self.optimizer_group[adapter_name] = OptimizerGroup(
@@ -164,7 +180,7 @@ class MultiLoraTransformersModel(ComponentModel):
         super().set_optimizer(optimizer_cls, lr=lr, weight_decay=weight_decay, adapter_name=adapter_name, **settings)
         group = self.group(adapter_name)
         if isinstance(group.optimizer, torch.optim.Adam):
-            _lend_moments(group.optimizer, self._adapters[group.name])
+            lend_moments(group.optimizer, self._adapters[group.name])
 
     def _check_loss(self, loss: Loss) -> None:
         name = type(loss).__name__
@@ -338,36 +354,6 @@ class MultiLoraTransformersModel(ComponentModel):
             write_settings(self._adapters[self.group(adapter_name).name], self.model_id)
         )
         return config
-
-
-def _parameters(adapter: LoraAdapter) -> dict[str, torch.nn.Parameter]:
-    """The adapter's matrices as parameters that share its buffers, gradients included; none if it is not trained."""
-    if not adapter.trainable:
-        return {}
-    parameters: dict[str, torch.nn.Parameter] = {}
-    for path, pair in adapter.views.items():
-        gradient = adapter.grad_views[path]
-        for suffix, values, grad in ((SUFFIX_A, pair.a, gradient.a), (SUFFIX_B, pair.b, gradient.b)):
-            parameter = torch.nn.Parameter(values)
-            parameter.grad = grad
-            parameters[f"{KEY_PREFIX}{path}{suffix}"] = parameter
-    return parameters
-
-
-def _lend_moments(optimizer: torch.optim.Adam, adapter: LoraAdapter) -> None:
-    if optimizer.defaults["amsgrad"] or optimizer.defaults["capturable"] or optimizer.defaults["fused"]:
-        return
-    adapter.exp_avg.zero_()
-    adapter.exp_avg_sq.zero_()
-    averages, squares = adapter.layout.views(adapter.exp_avg), adapter.layout.views(adapter.exp_avg_sq)
-    lent = [
-        (average, square)
-        for path in adapter.views
-        for average, square in zip(averages[path], squares[path], strict=True)
-    ]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter, (average, square) in zip(parameters, lent, strict=True):
-        optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": square}
 
 
 def _refuse_options(options: PassOptions, *, may_return_logits: bool) -> None:

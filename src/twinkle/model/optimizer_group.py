@@ -63,6 +63,8 @@ class OptimizerGroup:
         self.template: Template | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: LRScheduler | None = None
+        self.scaler: torch.amp.GradScaler | None = None
+        """Of a model that computes in float16; gradients are scaled until the window ends."""
         self.cur_step = 0
         self.num_tokens = 0
         self.num_open = 0
@@ -72,6 +74,7 @@ class OptimizerGroup:
         self.last: ForwardPass | None = None
         self._sync = sync
         self._is_reduced = False
+        self._is_unscaled = False
         self.set_accumulation(gradient_accumulation_steps)
 
     def set_accumulation(self, steps: int) -> None:
@@ -109,6 +112,7 @@ class OptimizerGroup:
         if not self.is_window_full:
             return None
         self._reduce()
+        self._unscale()
         count = self._sync.sum_over_ranks(self.num_tokens)
         parameters = [parameter for parameter in self.parameters.values() if parameter.grad is not None]
         if count > 1:
@@ -131,7 +135,14 @@ class OptimizerGroup:
             log.warning("model.step.no_gradients", adapter=self.name, next="nothing was changed; run a backward pass")
             return False
         self._reduce()
-        optimizer.step()
+        self._unscale()
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            # Leaves the parameters as they are if a gradient is not finite, and lowers the scale.
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            self._is_unscaled = False
         return True
 
     def lr_step(self) -> None:
@@ -144,6 +155,10 @@ class OptimizerGroup:
         self.num_open = 0
         self.num_tokens = 0
         self._is_reduced = False
+        if self.scaler is not None and self._is_unscaled:
+            # Clipped and then thrown away: the scale stays, and the next gradients are scaled again.
+            self.scaler.update(self.scaler.get_scale())
+        self._is_unscaled = False
 
     def show_metrics(self) -> None:
         """Show the last pass to the metrics, now that the norm of its gradient is known."""
@@ -163,6 +178,11 @@ class OptimizerGroup:
         if not self._is_reduced:
             self._sync.reduce(self.parameters.values())
             self._is_reduced = True
+
+    def _unscale(self) -> None:
+        if self.scaler is not None and not self._is_unscaled:
+            self.scaler.unscale_(self.require_optimizer())
+            self._is_unscaled = True
 
     @staticmethod
     def _override(optimizer: torch.optim.Optimizer, params: Mapping[str, Any]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import transformers
 from peft import PeftModel
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh, Platform
@@ -14,8 +15,24 @@ from twinkle.infra.platform import local_rank
 from twinkle.infra.process_group import torch_mesh
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
+from twinkle.model.parallel_settings import FsdpSettings
 
-MixedPrecision = Literal["bf16", "no"]
+MixedPrecision = Literal["bf16", "fp16", "no"]
+
+
+def model_class(model_cls: Any) -> Any:
+    """The transformers class to load a model with: as given, by its name, or by default the causal language model.
+
+    Raises:
+        InvalidInput: transformers has no class of that name.
+    """
+    if model_cls is None:
+        return transformers.AutoModelForCausalLM
+    if not isinstance(model_cls, str):
+        return model_cls
+    if model_cls not in dir(transformers):
+        raise InvalidInput("model_cls", f"transformers has no class {model_cls!r}; send its name or the class")
+    return getattr(transformers, model_cls)
 
 
 def device_of(mesh: DeviceMesh | None) -> torch.device:
@@ -33,6 +50,19 @@ def computes_in_bf16(mixed_precision: str | None, device: torch.device) -> bool:
     if mixed_precision not in (None, "bf16", "no"):
         raise InvalidInput("mixed_precision", f"is {mixed_precision!r}; send 'bf16' or 'no'")
     return mixed_precision == "bf16" or (mixed_precision is None and plain_dtype(device.type) == torch.bfloat16)
+
+
+def compute_dtype(mixed_precision: str | None, device: torch.device) -> torch.dtype | None:
+    """In which dtype products are made; None where as the weights are.
+
+    Raises:
+        InvalidInput: Another precision was asked for.
+    """
+    if mixed_precision == "fp16":
+        return torch.float16
+    if mixed_precision not in (None, "bf16", "no"):
+        raise InvalidInput("mixed_precision", f"is {mixed_precision!r}; send 'bf16', 'fp16' or 'no'")
+    return torch.bfloat16 if computes_in_bf16(mixed_precision, device) else None
 
 
 def weights_dtype(mixed_precision: str | None, device: torch.device) -> torch.dtype:
@@ -53,7 +83,7 @@ def training_sync(mesh: DeviceMesh | None, device: torch.device) -> GradientSync
     return ShardedRanks(group, device) if mesh.size("fsdp") > 1 else ReplicatedRanks(group, device)
 
 
-def shard(model: Any, mesh: DeviceMesh, *, in_bf16: bool) -> None:
+def shard(model: Any, mesh: DeviceMesh, *, in_bf16: bool, settings: FsdpSettings = FsdpSettings()) -> None:
     """Spread the weights over the ``fsdp`` axis, layer by layer, and replicate them over ``dp``; in place.
 
     Gradients come out summed over all ranks, not averaged.
@@ -63,7 +93,13 @@ def shard(model: Any, mesh: DeviceMesh, *, in_bf16: bool) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if in_bf16 else None)
     layers = _decoder_layers(model)
     for module in (*layers, model):
-        fully_shard(module, mesh=over[names], mp_policy=policy)
+        fully_shard(
+            module,
+            mesh=over[names],
+            mp_policy=policy,
+            offload_policy=CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy(),
+            reshard_after_forward=settings.reshard_after_forward,
+        )
     for module in (*layers, model):
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)

@@ -11,7 +11,6 @@ from typing import Any
 
 import peft
 import torch
-import transformers
 from peft import PeftModel
 from torch import distributed
 
@@ -22,14 +21,14 @@ from twinkle.infra import DeviceMesh
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.forward_pass import ForwardPass, PassOptions
-from twinkle.model.micro_batches import MicroBatches
+from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
+from twinkle.model.micro_batches import MicroBatches, Scale
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
-from twinkle.model.placement import MixedPrecision, computes_in_bf16, device_of, shard, training_sync
+from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
+from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
 from twinkle.model.transformers_pass import CAUSAL, check_options, outputs_of
 from twinkle.model.weight_files import adapter_parameters, load_adapter, load_model, save_adapter, save_model
-
-STRATEGIES = ("accelerate", "native_fsdp")
 
 
 class TransformersModel(ComponentModel):
@@ -42,9 +41,15 @@ class TransformersModel(ComponentModel):
         model_id: A directory, or an id of the Hugging Face hub.
         config: A transformers config in place of the model's own.
         device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows.
-        mixed_precision: ``bf16`` (the default on accelerators) makes products in bfloat16, ``no`` as weights are.
-        model_cls: The transformers class to load it with; the causal language model of its config if omitted.
-        strategy: Either name is taken; there is one way.
+        mixed_precision: ``bf16`` (the default on accelerators) makes products in bfloat16, ``fp16`` in float16
+            with a scaled loss, ``no`` as weights are.
+        model_cls: The transformers class to load it with, or its name; the causal language model of its config if
+            omitted.
+        strategy: ``accelerate`` or ``native_fsdp``: there is one way, and both names mean it.
+        ddp_config: accelerate's settings of data parallelism: none has something to set here, unknown ones are refused.
+        fsdp_config: ``reshard_after_forward``, ``cpu_offload``, ``expert_parallel``; accelerate's others set nothing.
+        grad_scaler_config: Torch's GradScaler's, for ``fp16``.
+        memory_efficient_init: Changes nothing: weights are always read one tensor at a time, each rank its own copy.
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
         from_pretrained_kwargs: For transformers; ``dtype`` is float32 if omitted.
     """
@@ -58,22 +63,28 @@ class TransformersModel(ComponentModel):
         *,
         model_cls: Any = None,
         strategy: str = "accelerate",
+        ddp_config: Mapping[str, Any] | None = None,
+        fsdp_config: Mapping[str, Any] | None = None,
+        grad_scaler_config: Mapping[str, Any] | None = None,
+        memory_efficient_init: bool = False,
         gradient_checkpointing: bool = True,
         **from_pretrained_kwargs: Any,
     ) -> None:
         super().__init__()
         if model_id is None:
             raise InvalidInput("model_id", "is missing; send a directory or an id of the Hugging Face hub")
-        if strategy not in STRATEGIES:
-            raise InvalidInput("strategy", f"is {strategy!r}; send one of {', '.join(STRATEGIES)}")
+        check_strategy(strategy)
         self.device = device_of(device_mesh)
         self._mesh = device_mesh
-        self._in_bf16 = computes_in_bf16(mixed_precision, self.device)
+        self._compute_dtype = compute_dtype(mixed_precision, self.device)
+        self._scaler_settings = dict(grad_scaler_config or {})
+        check_ddp(ddp_config)
+        self._fsdp_settings = FsdpSettings.of(fsdp_config)
         self._sync = training_sync(device_mesh, self.device)
         self._is_sharded = False
         self._frozen: set[str] = set()
         self.model_id = resolve_model_id(model_id)
-        loader: Any = transformers.AutoModelForCausalLM if model_cls is None else model_cls
+        loader = model_class(model_cls)
         self.model: Any = loader.from_pretrained(
             self.model_id,
             **({} if config is None else {"config": config}),
@@ -81,7 +92,15 @@ class TransformersModel(ComponentModel):
         ).to(self.device)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.optimizer_group[""] = OptimizerGroup("", dict(self.model.named_parameters()), self._sync)
+        self._add_group("", dict(self.model.named_parameters()))
+
+    def _add_group(
+        self, name: str, parameters: Mapping[str, torch.nn.Parameter], gradient_accumulation_steps: int = 1
+    ) -> None:
+        group = OptimizerGroup(name, parameters, self._sync, gradient_accumulation_steps=gradient_accumulation_steps)
+        if self._compute_dtype == torch.float16:
+            group.scaler = make_scaler(self.device, self._scaler_settings)
+        self.optimizer_group[name] = group
 
     # Adapters.
 
@@ -108,12 +127,7 @@ class TransformersModel(ComponentModel):
         parameters = self._parameters(adapter_name)
         self._sync.share(parameters.values())
         self.optimizer_group.pop("", None)
-        self.optimizer_group[adapter_name] = OptimizerGroup(
-            adapter_name,
-            parameters,
-            self._sync,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-        )
+        self._add_group(adapter_name, parameters, gradient_accumulation_steps)
 
     def _attach(self, adapter_name: str, config_or_dir: Any, *, is_trainable: bool) -> None:
         is_dir = isinstance(config_or_dir, (str, Path))
@@ -162,10 +176,17 @@ class TransformersModel(ComponentModel):
         self._shard_once()
         super().set_optimizer(optimizer_cls, lr=lr, weight_decay=weight_decay, adapter_name=adapter_name, **settings)
 
+    def set_grad_scaler(self, *, adapter_name: str = "", **settings: Any) -> None:
+        """Scale losses by torch's GradScaler, built with these settings over ``grad_scaler_config``."""
+        self.group(adapter_name).scaler = make_scaler(self.device, {**self._scaler_settings, **settings})
+
     def _shard_once(self) -> None:
         if self._is_sharded or self._mesh is None or self._mesh.size("fsdp") == 1:
             return
-        shard(self.model, self._mesh, in_bf16=self._in_bf16)
+        if self._compute_dtype == torch.float16:
+            raise InvalidInput("mixed_precision", "is 'fp16', which is not for sharded weights; send 'bf16' or 'no'")
+        in_bf16 = self._compute_dtype == torch.bfloat16
+        shard(self.model, self._mesh, in_bf16=in_bf16, settings=self._fsdp_settings)
         self._is_sharded = True
         for group in self.optimizer_group.values():
             group.parameters = self._parameters(group.name)
@@ -197,7 +218,7 @@ class TransformersModel(ComponentModel):
         if labels_BT is None:
             raise InvalidInput("inputs", "have no labels; send the next token for each of input_ids")
         parts = self._in_parts(group, rows, options, loss_kwargs, is_training=True)
-        return parts.train_linear(labels_BT, group.loss, loss_kwargs)
+        return parts.train_linear(labels_BT, group.loss, loss_kwargs, self._scale_of(group))
 
     def _forward_only(
         self,
@@ -262,7 +283,9 @@ class TransformersModel(ComponentModel):
         check_options(options)
         batch = group.processor(rows, self.device)
         inputs = {} if batch.labels is None else {"labels": batch.labels}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16 and not self._is_sharded):
+        with torch.autocast(
+            self.device.type, self._compute_dtype, enabled=self._compute_dtype is not None and not self._is_sharded
+        ):
             outputs = outputs_of(self.model, batch, group.loss, options)
         return ForwardPass(
             inputs=inputs,
@@ -273,12 +296,17 @@ class TransformersModel(ComponentModel):
         )
 
     def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
+        scale = self._scale_of(group)
         if last.parts is not None:
-            last.parts.backward(last)
+            last.parts.backward(last, scale)
         else:
             assert last.loss is not None
-            last.loss.backward()
+            scale(last.loss).backward()
         last.release_graph()
+
+    @staticmethod
+    def _scale_of(group: OptimizerGroup) -> Scale:
+        return (lambda loss: loss) if group.scaler is None else group.scaler.scale
 
     # The end of a window.
 
@@ -302,6 +330,15 @@ class TransformersModel(ComponentModel):
             save_adapter(folder, state, self.get_peft_config_dict(adapter_name=group.name))
         else:
             save_model(folder, state, self.model)
+
+    def _optimizer_files(self, group: OptimizerGroup) -> dict[str, bytes]:
+        scale = {} if group.scaler is None else scaler_files(group.scaler)
+        return super()._optimizer_files(group) | scale
+
+    def _load_optimizer(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> None:
+        super()._load_optimizer(group, files)
+        if group.scaler is not None:
+            load_scaler(group.scaler, files)
 
     def _load_weights(self, group: OptimizerGroup, folder: Path) -> None:
         self._shard_once()

@@ -1,0 +1,39 @@
+"""An adapter of the fused engine as torch's optimizers see it: parameters and moments that share its buffers."""
+
+from __future__ import annotations
+
+import torch
+
+from twinkle.checkpoint_engine.peft_tensors import KEY_PREFIX, SUFFIX_A, SUFFIX_B
+from twinkle.module.lora import LoraAdapter
+
+
+def parameters_of(adapter: LoraAdapter) -> dict[str, torch.nn.Parameter]:
+    """The adapter's matrices as parameters that share its buffers, gradients included; none if it is not trained."""
+    if not adapter.trainable:
+        return {}
+    parameters: dict[str, torch.nn.Parameter] = {}
+    for path, pair in adapter.views.items():
+        gradient = adapter.grad_views[path]
+        for suffix, values, grad in ((SUFFIX_A, pair.a, gradient.a), (SUFFIX_B, pair.b, gradient.b)):
+            parameter = torch.nn.Parameter(values)
+            parameter.grad = grad
+            parameters[f"{KEY_PREFIX}{path}{suffix}"] = parameter
+    return parameters
+
+
+def lend_moments(optimizer: torch.optim.Adam, adapter: LoraAdapter) -> None:
+    """Let Adam keep its moments in the adapter's own buffers, where the service's checkpoints have them."""
+    if optimizer.defaults["amsgrad"] or optimizer.defaults["capturable"] or optimizer.defaults["fused"]:
+        return
+    adapter.exp_avg.zero_()
+    adapter.exp_avg_sq.zero_()
+    averages, squares = adapter.layout.views(adapter.exp_avg), adapter.layout.views(adapter.exp_avg_sq)
+    lent = [
+        (average, square)
+        for path in adapter.views
+        for average, square in zip(averages[path], squares[path], strict=True)
+    ]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter, (average, square) in zip(parameters, lent, strict=True):
+        optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": square}
