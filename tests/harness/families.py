@@ -1,6 +1,6 @@
 """Tiny configs of the model families that the engine serves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import transformers
@@ -223,8 +223,8 @@ MODELS = {
     "phi3": ("Phi-3 with 4k tokens of context", "packed projections"),
     "olmo2": ("OLMo 2", "norms after"),
     "olmo3": ("OLMo 3", "sliding windows in some layers"),
-    "qwen3_5": ("Qwen3.5 (text; of the published class without its tower for pictures)", "gated delta nets"),
-    "qwen3_5-moe": ("Qwen3.5 with experts (text)", "gated delta nets, experts, one of them shared"),
+    "qwen3_5": ("Qwen3.5 to 3.8 (`qwen3_5`)", "gated delta nets"),
+    "qwen3_5-moe": ("Qwen3.5 and 3.6 with experts (`qwen3_5_moe`)", "gated delta nets, experts, one of them shared"),
     "qwen3-next": ("Qwen3-Next", "gated delta nets, experts, one of them shared"),
     "nemotron-h": ("Nemotron-H, Nemotron-3 Nano (`nemotron_h`)", "Mamba-2, MLPs and experts as layers of their own"),
     "nemotron-h-latent": ("Nemotron-3 Super and Ultra (`nemotron_h`)", "the same, experts in a smaller space"),
@@ -235,7 +235,10 @@ MODELS = {
     "glm4-moe-lite": ("GLM-4.7-Flash", "compressed keys and values, experts"),
     "deepseek-v2": ("DeepSeek-V2, V2.5", "compressed keys and values, experts by group, shared ones"),
     "deepseek-v2-lite": ("DeepSeek-V2-Lite", "compressed keys and values, queries plain"),
-    "deepseek-v3": ("DeepSeek-V3, R1, V3.1; Kimi-K2 (`kimi_k2`)", "experts by sigmoid, bias and group"),
+    "deepseek-v3": (
+        "DeepSeek-V3, R1, V3.1; Kimi-K2 (`kimi_k2`) to K2.6 (`kimi_k25`, text)",
+        "experts by sigmoid, bias and group",
+    ),
     "gpt-oss": ("gpt-oss-20b, gpt-oss-120b", "sinks, experts with biases, sliding windows in some layers"),
     "llama4": ("Llama 4 (text)", "chunks of attention, layers without positions, inputs of experts scaled"),
     "cohere": ("Command R", "scaled logits, one norm for attention and MLP"),
@@ -246,22 +249,62 @@ MODELS = {
 """By family the models that it is, as their makers call them, and what is peculiar about them."""
 
 
+QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+SQUARE_TOWER = {**TOWER, "image_size": 28, "patch_size": 14}
+
+
+def _released(
+    config_class: Callable[..., transformers.PretrainedConfig],
+    text: transformers.PretrainedConfig,
+    vision: Mapping[str, object],
+    **settings: object,
+) -> transformers.PretrainedConfig:
+    text.tie_word_embeddings = False
+    return config_class(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=False, **settings)
+
+
 def released_qwen3_5() -> transformers.PretrainedConfig:
     """The class that is published: the language model of ``qwen3_5`` beneath a tower for pictures."""
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
     return transformers.Qwen3_5Config(
         text_config={**HYBRID_SIZES, **HYBRID, "rope_parameters": MROPE, "tie_word_embeddings": False},
-        vision_config={**vision, "num_position_embeddings": 16},
+        vision_config={**QWEN_TOWER, "num_position_embeddings": 16},
         tie_word_embeddings=False,
     )
 
 
 def released_qwen3_5_moe() -> transformers.PretrainedConfig:
     """The same with experts."""
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
     experts = {**HYBRID_EXPERTS, "shared_expert_intermediate_size": 40}
     return transformers.Qwen3_5MoeConfig(
         text_config={**WITHOUT_MLP, **HYBRID, **experts, "rope_parameters": MROPE, "tie_word_embeddings": False},
-        vision_config={**vision, "num_position_embeddings": 16},
+        vision_config={**QWEN_TOWER, "num_position_embeddings": 16},
         tie_word_embeddings=False,
     )
+
+
+RELEASED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "qwen3_5": released_qwen3_5,
+    "qwen3_5_moe": released_qwen3_5_moe,
+    "gemma3": lambda: _released(transformers.Gemma3Config, FAMILIES["gemma3"](), SQUARE_TOWER, mm_tokens_per_image=4),
+    "gemma4": lambda: _released(
+        transformers.Gemma4Config, FAMILIES["gemma4-by-layer"](), {**TOWER, "num_key_value_heads": 2, "head_dim": 16}
+    ),
+    "llama4": lambda: _released(
+        transformers.Llama4Config,
+        FAMILIES["llama4"](),
+        {**SQUARE_TOWER, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+    ),
+    "deepseek_vl": lambda: _released(transformers.DeepseekVLConfig, FAMILIES["llama"](), SQUARE_TOWER),
+    "deepseek_vl_hybrid": lambda: _released(
+        transformers.DeepseekVLHybridConfig,
+        FAMILIES["llama"](),
+        SQUARE_TOWER,
+        high_res_vision_config={**SQUARE_TOWER, "output_channels": 8, "global_attn_indexes": [0], "mlp_dim": 48},
+    ),
+    "kimi_k25": lambda: _released(
+        transformers.Kimi_K25Config, FAMILIES["deepseek-v3"](), {**TOWER, "pos_emb_height": 4, "pos_emb_width": 4}
+    ),
+    "mistral3": lambda: _released(transformers.Mistral3Config, FAMILIES["mistral"](), {**SQUARE_TOWER, "head_dim": 16}),
+}
+"""By their types classes for pictures too, as they are published, whose language model is served without the tower."""

@@ -14,9 +14,9 @@ class ChatGLMConfig(transformers.PretrainedConfig):
 
 
 REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
-    "gemma3 with vision": (
-        lambda: transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]),
-        r"Gemma3ForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
+    "pictures of another kind": (
+        lambda: transformers.LlavaConfig(architectures=["LlavaForConditionalGeneration"]),
+        r"LlavaForConditionalGeneration\) cannot be served: it takes images \(vision_config\)",
     ),
     "another linear attention": (
         lambda: transformers.MiniMaxConfig(**SIZES),
@@ -48,6 +48,16 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
     "deepseek-v3.2": (
         lambda: transformers.DeepseekV32Config(),
         r"picks the keys it sees by an index \(index_topk\)",
+    ),
+    "glm-5": (lambda: transformers.GlmMoeDsaConfig(), r"picks the keys it sees by an index \(index_topk\)"),
+    "glm-5.3": (lambda: transformers.Glm5NextConfig(), r"picks the keys it sees by an index \(index_topk\)"),
+    "qwen4": (lambda: transformers.Qwen4ExpConfig(), "several residual streams"),
+    "kimi-linear": (lambda: transformers.KimiLinearConfig(), r"Nemotron-H's \(linear_attention\)"),
+    "kimi-k2.6 in four bits": (
+        lambda: transformers.Kimi_K25Config(
+            text_config={"model_type": "deepseek_v3", "quantization_config": {"quant_method": "compressed-tensors"}}
+        ),
+        r"quantised \(compressed-tensors\)",
     ),
     "deepseek-v4": (lambda: transformers.DeepseekV4Config(), "makes one key of many tokens"),
     "gemma3n": (lambda: transformers.Gemma3nTextConfig(), r"several streams .* \(AltUp\)"),

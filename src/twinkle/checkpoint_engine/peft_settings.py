@@ -83,7 +83,7 @@ def _targets(adapter: LoraAdapter) -> tuple[list[str], list[str]]:
         name = layout.paths.stored(weight_name(shape.path, layout.beside_experts))
         is_parameter = shape.num_experts is not None or shape.path in layout.beside_experts
         # Beside a language model there is a tower, whose layers may be called alike.
-        is_alone = LANGUAGE_MODEL not in shape.path.split(".")
+        is_alone = LANGUAGE_MODEL not in name.split(".")
         if adapter.config.modules is None and (is_alone or is_parameter):
             name = ".".join(name.split(".")[-3 if is_parameter else -1 :])
         (parameters if is_parameter else modules).add(name)

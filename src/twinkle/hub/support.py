@@ -20,8 +20,20 @@ DELTA_NETS = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", 
 """Types whose layers of linear attention are gated delta nets, which are served."""
 MAMBA = frozenset({"nemotron_h"})
 """Types whose layers of linear attention are Mamba-2, which is served, and which count MLPs and experts as layers."""
-TOWER_LEFT_OUT = frozenset({"qwen3_5", "qwen3_5_moe"})
-"""Types for pictures too, whose language model is served without the tower."""
+TOWER_LEFT_OUT = frozenset(
+    {
+        "deepseek_vl",
+        "deepseek_vl_hybrid",
+        "gemma3",
+        "gemma4",
+        "kimi_k25",
+        "llama4",
+        "mistral3",
+        "qwen3_5",
+        "qwen3_5_moe",
+    }
+)
+"""Types for pictures too (or sound), whose language model is served without the tower."""
 MOVING_ROPES = frozenset({"dynamic", "longrope", "su"})
 """Kinds of rotary embedding whose angles depend on more than the position: on how long the longest sequence is."""
 READ_AS_ANOTHER = frozenset({"chatglm", "internlm2", "kimi_k2"})
@@ -31,6 +43,7 @@ SCALED_BEYOND_CONTEXT = frozenset({"internlm2"})
 OTHER_INPUTS = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "thinker_config": "sound"}
 PECULIAR = {
     "gemma3n_text": "its layers keep several streams that guess at one another (AltUp)",
+    "qwen4_exp_text": "it keeps several residual streams and looks runs of tokens up in tables (n-grams)",
     "deepseek_v4": "its attention makes one key of many tokens, and its first routers go by the tokens themselves",
 }
 """What there is in a type that nothing else has, and that is not computed here."""
@@ -138,7 +151,8 @@ def _other_task(config: Config) -> str | None:
 
 
 def _quantised(config: Config) -> str | None:
-    settings = config.get("quantization_config")
+    # Beside the language model's part, or in it.
+    settings = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not isinstance(settings, Mapping) or settings.get("quant_method") in DEQUANTISED:
         return None
     return str(settings.get("quant_method", "quantization_config"))

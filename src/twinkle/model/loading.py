@@ -27,8 +27,10 @@ SCALE_SUFFIX = "_scale_inv"
 """Of the name of the scales by which the blocks of a weight in 8 bits are multiplied."""
 DEFAULT_KV_CHANNELS = 128
 ROPE_BASE = 10000.0
-LANGUAGE_MODEL_ALONE = StoredPaths(loaded="model.", published="model.language_model.")
-"""Out of a class for pictures too, in which the language model lies a level deeper."""
+A_LEVEL_DEEPER = StoredPaths(loaded="model.", published="model.language_model.")
+"""Where the decoder lies in a class for pictures too."""
+WHOLE_BELOW = {"llama4": StoredPaths(published="language_model.")}
+"""By their types the classes for pictures that hold a language model with its head."""
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -61,6 +63,9 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
         check_config(name, config.to_dict())  # what the file leaves out has a default that may be refused
     else:
         config = foreign.config(written)
+    loader: Any = transformers.AutoModelForCausalLM
+    if config.model_type in WITH_PICTURES | TOWER_LEFT_OUT:
+        loader = transformers.AutoModelForImageTextToText
     options: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
     quantisation = written.get("quantization_config") or {}
     is_in_blocks = quantisation.get("quant_method") == "fp8"
@@ -73,22 +78,35 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
             convert = foreign.tensors
             tensors = (pair for name, tensor in tensors for pair in convert(name, tensor, config))
         with torch.device("meta"):
-            model_class: Any = type(transformers.AutoModelForCausalLM.from_config(config))
+            model_class: Any = type(loader.from_config(config))
         model, info = model_class.from_pretrained(None, state_dict=dict(tensors), **options)
     else:
         if quantisation.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        loader: Any = transformers.AutoModelForCausalLM
-        if config.model_type in WITH_PICTURES:
-            loader = transformers.AutoModelForImageTextToText
         model, info = loader.from_pretrained(path, local_files_only=is_local, **options)
     _check_whole(name, model, info["missing_keys"])
-    return model
+    return _language_model(model) if config.model_type in TOWER_LEFT_OUT else model
+
+
+def _language_model(model: Any) -> Any:
+    """The language model out of a class for pictures too, whose tower is let go.
+
+    The whole is read first: transformers knows under which names each class's weights were published.
+    """
+    if model.config.model_type in WHOLE_BELOW:
+        return model.language_model
+    with torch.device("meta"):
+        alone: Any = transformers.AutoModelForCausalLM.from_config(model.config.get_text_config())
+    alone.model = model.base_model.language_model
+    alone.set_output_embeddings(model.get_output_embeddings())
+    alone.generation_config = model.generation_config
+    return alone
 
 
 def stored_paths(path: str) -> StoredPaths:
     """What the modules of the model that ``load_base_model`` makes are called in the files of adapters."""
-    return LANGUAGE_MODEL_ALONE if _written_config(path).get("model_type") in TOWER_LEFT_OUT else AS_LOADED
+    model_type = str(_written_config(path).get("model_type"))
+    return WHOLE_BELOW.get(model_type, A_LEVEL_DEEPER) if model_type in TOWER_LEFT_OUT else AS_LOADED
 
 
 def _written_config(path: str) -> dict[str, Any]:

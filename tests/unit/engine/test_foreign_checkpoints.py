@@ -219,6 +219,52 @@ def test_weights_in_eight_bits_are_read_into_plain_ones(tmp_path):
     torch.testing.assert_close(ours, theirs, atol=0.02 * theirs.abs().max().item(), rtol=0.02)
 
 
+FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+"""What a number of 4 bits means (OCP microscaling formats, E2M1)."""
+
+
+def in_four_bits(shape, generator):
+    """Weights in blocks of 32 numbers with a power of two for each: blocks and scales as stored, and the weights."""
+    *outer, width = shape
+    numbers = torch.randint(0, 16, (*outer, width // 32, 32), generator=generator)
+    scales = torch.randint(122, 126, (*outer, width // 32), generator=generator)
+    plain = (FOUR_BITS[numbers] * 2.0 ** (scales[..., None] - 127)).flatten(-2)
+    pairs = numbers.unflatten(-1, (16, 2))
+    return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8), scales.to(torch.uint8), plain
+
+
+def test_weights_in_four_bits_are_read_into_plain_ones(tmp_path):
+    inner, experts = 96, 4
+    shape = {
+        **SIZES,
+        "intermediate_size": inner,
+        "head_dim": 16,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 2,
+    }
+    torch.manual_seed(5)
+    plain = transformers.GptOssForCausalLM(transformers.GptOssConfig(**shape, sliding_window=7)).eval()
+    stir(plain)
+    stored, generator = {}, torch.Generator().manual_seed(2)
+    for name, tensor in plain.state_dict().items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = tensor
+            continue
+        # Stored with the outputs first, unlike the class's own weights.
+        blocks, scales, weights = in_four_bits(tensor.transpose(1, 2).shape, generator)
+        stored[f"{name}_blocks"], stored[f"{name}_scales"] = blocks, scales
+        plain.get_parameter(name).data.copy_(weights.transpose(1, 2))
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    config = plain.config.to_dict() | {"architectures": ["GptOssForCausalLM"], "quantization_config": settings}
+    write(tmp_path, config, stored)
+
+    model, ours = logits_of(tmp_path)
+
+    theirs = plain(input_ids=TOKENS[None]).logits[0]
+    assert model.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, atol=1e-5 * theirs.abs().max().item(), rtol=1e-4)
+
+
 def test_a_checkpoint_with_holes_is_refused_by_the_names_it_lacks(tmp_path):
     plain = made("qwen3")
     plain.save_pretrained(tmp_path)

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 import transformers
 
-from harness.families import released_qwen3_5, released_qwen3_5_moe
+from harness.families import RELEASED, stir
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import AdamParams, TrainJob
@@ -18,19 +18,16 @@ from twinkle.module.packed_attention import CausalSpans
 
 WEIGHTS = "adapter_model.safetensors"
 TOKENS = torch.arange(70) * 7 % 300
-KINDS = {
-    "qwen3_5": (transformers.Qwen3_5ForConditionalGeneration, released_qwen3_5),
-    "qwen3_5_moe": (transformers.Qwen3_5MoeForConditionalGeneration, released_qwen3_5_moe),
-}
+TOWERS = ("visual", "vision", "audio", "projector", "mtp")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=RELEASED)
 def released(request, tmp_path_factory):
     """The published class, and the engine on a checkpoint of it that holds layers for guessing ahead too."""
-    make_model, make_config = KINDS[request.param]
     folder = tmp_path_factory.mktemp("released")
     torch.manual_seed(5)
-    model = make_model(make_config()).eval()
+    model = transformers.AutoModelForImageTextToText.from_config(RELEASED[request.param]()).eval()
+    stir(model)
     model.save_pretrained(folder)
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     safetensors.torch.save_file(
@@ -62,7 +59,7 @@ def test_the_language_model_is_served_out_of_the_class_with_a_tower(released):
         theirs = model(input_ids=TOKENS[None]).logits[0]
 
     torch.testing.assert_close(logits_of(ours, None), theirs, atol=1e-5 * theirs.abs().max().item(), rtol=1e-4)
-    assert not any("visual" in name or "mtp" in name for name, _ in ours._model.named_parameters())
+    assert not any(tower in name for name, _ in ours._model.named_parameters() for tower in TOWERS)
 
 
 @pytest.mark.parametrize("unembed", [True, False])
@@ -84,8 +81,8 @@ def test_peft_on_the_released_class_computes_with_an_export_what_the_engine_does
 
 def test_exports_return_and_so_do_files_named_after_the_language_model_alone(released, make_datum):
     _, _, ours = released
-    query = "model.layers.1.self_attn.q_proj"
-    modules = (TrainedModule(query, 3, 5.0), TrainedModule("model.layers.0.linear_attn.out_proj", 2, 7.0))
+    paths = [target.path for target in ours.pool.targets if target.kind == "attn"]
+    modules = (TrainedModule(paths[-1], 3, 5.0), TrainedModule(paths[0], 2, 7.0))
     for config in (LoraConfig(rank=4), LoraConfig(rank=2, modules=modules)):
         adapter = trained(ours, make_datum, config)
         files = export_adapter(adapter, "base", with_optimizer=True)
@@ -101,4 +98,4 @@ def test_exports_return_and_so_do_files_named_after_the_language_model_alone(rel
             assert torch.equal(imported.exp_avg_sq, adapter.exp_avg_sq)
             assert imported.scales == adapter.scales
         settings = json.loads(files["adapter_config.json"])
-        assert config.modules is None or f"model.language_model.{query[6:]}" in settings["target_modules"]
+        assert config.modules is None or ours.pool.paths.stored(paths[-1]) in settings["target_modules"]
