@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.client_flags import ClientFlags
 from twinkle.core.errors import ConfigError
+from twinkle.core.hub_settings import DEFAULT_HUBS, parse_hubs
 from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind
 from twinkle.core.pictures import PictureLimits
@@ -181,6 +182,20 @@ class Settings(BaseSettings):
     )
     snapshot_every_s: float = Field(default=60.0, gt=0)
 
+    # Where models come from.
+    hubs: str = Field(
+        default=DEFAULT_HUBS, description="where an id without ms:// or hf:// is looked for, first to last"
+    )
+    offline: bool = Field(default=False, description="look at the hubs' caches alone")
+    forbid_hf: bool = Field(default=False, description="leave Hugging Face out")
+    model_id_aliases: dict[str, str] = Field(
+        default={}, description='what stands for an id, for mirrors and tests, like {"org/name": "/a/folder"}'
+    )
+    trust_remote_code: str = Field(
+        default="0",
+        description="whose code may run: ids with a revision and folders, like ms://org/plugin@v1.2,/srv/plugin",
+    )
+
     # What is kept of a run.
     retention_s: float = Field(
         default=7 * 24 * 3600.0,
@@ -225,6 +240,15 @@ class Settings(BaseSettings):
 
     log_level: str = "INFO"
     log_json: bool = False
+
+    @field_validator("hubs")
+    @classmethod
+    def _know_hubs(cls, hubs: str) -> str:
+        try:
+            parse_hubs(hubs)
+        except ConfigError as error:
+            raise ValueError(error.message) from None
+        return hubs
 
     @field_validator("prompt_cache_groups")
     @classmethod

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.hub.model_path import resolve_model_id
+from twinkle.core.errors import InvalidInput
 from twinkle.loss import LOSSES, CrossEntropyLoss, Loss
 from twinkle.model.optimizers import create_optimizer
 from twinkle.plugin.construct import construct_class
@@ -103,12 +102,3 @@ def test_vectors_do_not_decay() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
     with pytest.raises(InvalidInput, match="did you mean AdamW"):
         create_optimizer("AdmW", parameters)
-
-
-def test_a_model_id_is_looked_for_on_this_machine_first(tmp_path: Any) -> None:
-    assert resolve_model_id(f"ms://{tmp_path}") == str(tmp_path)
-    assert resolve_model_id(f"ms://ms://{tmp_path}") == str(tmp_path)
-    assert resolve_model_id("hf://org/name") == "org/name"
-    assert resolve_model_id("org/name") == "org/name"
-    with pytest.raises(ConfigError, match="not downloaded"):
-        resolve_model_id("ms://org/name")
