@@ -1,4 +1,7 @@
-"""A training script for torchrun, on the CPU: ``parallel_training.py MODEL_DIR OUTPUT_DIR KIND...``."""
+"""A training script for torchrun, on the CPU: ``parallel_training.py MODELS_DIR OUTPUT_DIR KIND...``.
+
+A kind is what is trained, the layout, and the model's folder if it is not the plain one: ``lora fsdp hybrid``.
+"""
 
 import json
 import sys
@@ -16,20 +19,47 @@ from twinkle.model import MultiLoraTransformersModel, TransformersModel, Twinkle
 
 LENGTHS = (7, 4, 9, 5)
 STEPS = 4
-TWO_RANKS = ("fused dp", "lora dp", "full dp", "lora fsdp", "full fsdp")
-FOUR_RANKS = ("lora hsdp",)
-LAYOUTS = {"dp": {"dp_size": 2}, "fsdp": {"fsdp_size": 2}, "hsdp": {"dp_size": 2, "fsdp_size": 2}}
+TWO_RANKS = (
+    "fused dp",
+    "lora dp",
+    "full dp",
+    "lora fsdp",
+    "full fsdp",
+    "lora ulysses",
+    "full ulysses hybrid",
+    "left fsdp-ulysses hybrid",
+    "packed fsdp-ulysses",
+)
+FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses")
+LAYOUTS: dict[str, dict[str, int]] = {
+    "dp": {"dp_size": 2},
+    "fsdp": {"fsdp_size": 2},
+    "ulysses": {"dp_size": 2, "ulysses_size": 2},
+    "fsdp-ulysses": {"fsdp_size": 2, "ulysses_size": 2},
+    "hsdp": {"dp_size": 2, "fsdp_size": 2},
+    "hsdp-ulysses": {"dp_size": 2, "fsdp_size": 2, "ulysses_size": 2},
+}
+PLAIN = "plain"
+FAMILIES = ("plain", "hybrid", "moe")
+PROCESSORS: dict[str, dict[str, Any]] = {"left": {"padding_side": "left"}, "packed": {"padding_free": True}}
 
 
-def make_model(kind: str, model_dir: str, mesh: twinkle.DeviceMesh | None) -> TwinkleModel:
+def model_of(kind: str) -> str:
+    return kind.split()[2] if len(kind.split()) > 2 else PLAIN
+
+
+def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> TwinkleModel:
     what = kind.split()[0]
+    model_dir = str(models_dir / model_of(kind))
     make: Any = MultiLoraTransformersModel if what == "fused" else TransformersModel
     model: TwinkleModel = make(model_id=model_dir, device_mesh=mesh)
-    if what != "full":
+    if what in ("lora", "fused"):
         model.add_adapter_to_model(
             "a", peft.LoraConfig(r=4, target_modules="all-linear"), gradient_accumulation_steps=2
         )
     model.group("").set_accumulation(2)
+    if what in PROCESSORS:
+        model.set_processor("InputProcessor", **PROCESSORS[what])
     model.set_optimizer("AdamW", lr=1e-2)
     model.set_lr_scheduler("LinearWarmupScheduler", num_warmup_steps=1, num_training_steps=4)
     return model
@@ -48,11 +78,11 @@ def train(model: TwinkleModel, first: int, last: int, mesh: twinkle.DeviceMesh |
 
 
 def main() -> None:
-    model_dir, output_dir, *kinds = sys.argv[1:]
+    models_dir, output_dir, *kinds = sys.argv[1:]
     torch.set_num_threads(1)
     twinkle.initialize(mode="local", global_device_mesh=mesh_of(kinds[0]))
     for kind in kinds:
-        train_and_resume(kind, model_dir, Path(output_dir) / kind)
+        train_and_resume(kind, Path(models_dir), Path(output_dir) / kind)
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -61,18 +91,18 @@ def mesh_of(kind: str) -> twinkle.DeviceMesh:
     return twinkle.DeviceMesh.from_sizes(**LAYOUTS[kind.split()[1]], device_type="cpu")
 
 
-def train_and_resume(kind: str, model_dir: str, output_dir: Path) -> None:
+def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> None:
     mesh = mesh_of(kind)
     # Ranks that draw differently must still train one adapter.
     torch.manual_seed(distributed.get_rank())
-    model = make_model(kind, model_dir, mesh)
+    model = make_model(kind, models_dir, mesh)
     start = model.save("start", output_dir=output_dir)
     told = train(model, 0, 2, mesh)
     half = model.save("half", output_dir=output_dir, save_optimizer=True)
     told += train(model, 2, STEPS, mesh)
     state = model.get_state_dict()
     assert start and half
-    resumed = make_model(kind, model_dir, mesh)
+    resumed = make_model(kind, models_dir, mesh)
     resumed.resume_from_checkpoint(half)
     train(resumed, 2, STEPS, mesh)
     is_same = all(torch.equal(value, state[name]) for name, value in resumed.get_state_dict().items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -88,6 +89,24 @@ def _choose_device(platform: Platform, number: int) -> None:
             f"rank {number} of this machine has no device: there are {platform.num_devices()}; start fewer ranks"
         )
     torch.accelerator.set_device_index(number)
+
+
+def group_of_ranks(groups: Sequence[Sequence[int]]) -> distributed.ProcessGroup:
+    """The group of this rank, where every rank is in one; several may name the same. All ranks must call it together.
+
+    Raises:
+        ConfigError: The ranks have not met.
+    """
+    if not distributed.is_initialized():
+        raise ConfigError("device_mesh: the processes have not met; call twinkle.initialize(mode='local') first")
+    distinct = sorted({tuple(group) for group in groups})
+    own: list[distributed.ProcessGroup] = []
+    for ranks in distinct:
+        group = distributed.new_group(list(ranks))
+        if distributed.get_rank() in ranks:
+            assert isinstance(group, distributed.ProcessGroup)
+            own.append(group)
+    return own[0]
 
 
 def torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:

@@ -20,6 +20,7 @@ class GradientSync(Protocol):
     """What the ranks of a model have to tell each other at the end of an accumulation window."""
 
     process_group: distributed.ProcessGroup | None
+    """Of the ranks whose rows differ, this one among them: over these counts and metrics are taken."""
 
     def share(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Give every rank the values that the first one has: each has drawn its own."""
@@ -65,20 +66,28 @@ class ReplicatedRanks:
     not to, and does not bear adapters that take no part in a pass.
     """
 
-    def __init__(self, process_group: distributed.ProcessGroup, device: torch.device) -> None:
-        self.process_group: distributed.ProcessGroup | None = process_group
+    def __init__(
+        self,
+        world: distributed.ProcessGroup,
+        device: torch.device,
+        *,
+        with_other_rows: distributed.ProcessGroup | None = None,
+    ) -> None:
+        self._world = world
         self._device = device
+        # Ranks that share their sequences count them once.
+        self.process_group: distributed.ProcessGroup | None = with_other_rows or world
 
     def share(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Broadcast values from the first rank."""
         for parameter in parameters:
-            distributed.broadcast(parameter.detach(), src=0, group=self.process_group)
+            distributed.broadcast(parameter.detach(), src=0, group=self._world)
 
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """All-reduce the gradients in buckets, in the order of the parameters."""
         for bucket in _buckets(parameters):
             flat = _flatten_dense_tensors(bucket)
-            distributed.all_reduce(flat, group=self.process_group)
+            distributed.all_reduce(flat, group=self._world)
             for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 gradient.copy_(summed)
 

@@ -23,6 +23,7 @@ from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
 from twinkle.infra import DeviceMesh
+from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.determinism import prepare_environment
@@ -55,7 +56,8 @@ class MultiLoraTransformersModel(ComponentModel):
         strategy, ddp_config, fsdp_config, memory_efficient_init: As for ``TransformersModel``; here none has something
             to set.
         config: A transformers config in place of the model's own.
-        device_mesh: Data parallelism: every rank holds the model and brings its own rows.
+        device_mesh: Data parallelism: every rank holds the model and brings its own rows. That of ``initialize`` if
+            omitted.
         mixed_precision: ``bf16`` or ``no``, the base weights' dtype; by default bf16 on accelerators. Adapters are
             float32 always.
         max_loras: Adapters at a time.
@@ -92,6 +94,7 @@ class MultiLoraTransformersModel(ComponentModel):
         check_ddp(ddp_config)
         FsdpSettings.of(fsdp_config)
         prepare_environment()
+        device_mesh = mesh_of(device_mesh)
         device = device_of(device_mesh)
         self.model_id = resolve_model_id(model_id)
         self.max_loras, self.max_r, self.max_length = max_loras, max_r, max_length

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh, Platform
 from twinkle.infra.platform import local_rank
-from twinkle.infra.process_group import torch_mesh
+from twinkle.infra.process_group import group_of_ranks, torch_mesh
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
 from twinkle.model.parallel_settings import FsdpSettings
@@ -78,9 +78,19 @@ def training_sync(mesh: DeviceMesh | None, device: torch.device) -> GradientSync
     """
     if mesh is None or mesh.world_size == 1:
         return OneRank()
-    mesh.require_data_axes("TransformersModel")
-    group = data_group(mesh)
-    return ShardedRanks(group, device) if mesh.size("fsdp") > 1 else ReplicatedRanks(group, device)
+    mesh.require_data_axes("TransformersModel", also=("ulysses_size",))
+    world = data_group(mesh)
+    with_other_rows = None
+    if mesh.ulysses_world_size > 1:
+        ranks = range(mesh.world_size)
+        with_other_rows = group_of_ranks(
+            [
+                sorted({mesh.sequence_ranks(other)[mesh.sequence_ranks(rank).index(rank)] for other in ranks})
+                for rank in ranks
+            ]
+        )
+    kind = ShardedRanks if mesh.size("fsdp") > 1 else ReplicatedRanks
+    return kind(world, device, with_other_rows=with_other_rows)
 
 
 def shard(model: Any, mesh: DeviceMesh, *, in_bf16: bool, settings: FsdpSettings = FsdpSettings()) -> None:

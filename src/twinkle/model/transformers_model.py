@@ -18,6 +18,7 @@ from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import InvalidInput
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra import DeviceMesh
+from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.forward_pass import ForwardPass, PassOptions
@@ -27,6 +28,7 @@ from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
+from twinkle.model.sequence_parallel import sequence_parallel
 from twinkle.model.transformers_pass import CAUSAL, check_options, outputs_of
 from twinkle.model.weight_files import adapter_parameters, load_adapter, load_model, save_adapter, save_model
 
@@ -40,7 +42,8 @@ class TransformersModel(ComponentModel):
     Args:
         model_id: A directory, or an id of the Hugging Face hub.
         config: A transformers config in place of the model's own.
-        device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows.
+        device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows, the ranks
+            of ``ulysses_size`` the same ones. That of ``initialize`` if omitted.
         mixed_precision: ``bf16`` (the default on accelerators) makes products in bfloat16, ``fp16`` in float16
             with a scaled loss, ``no`` as weights are.
         model_cls: The transformers class to load it with, or its name; the causal language model of its config if
@@ -74,6 +77,7 @@ class TransformersModel(ComponentModel):
         if model_id is None:
             raise InvalidInput("model_id", "is missing; send a directory or an id of the Hugging Face hub")
         check_strategy(strategy)
+        device_mesh = mesh_of(device_mesh)
         self.device = device_of(device_mesh)
         self._mesh = device_mesh
         self._compute_dtype = compute_dtype(mixed_precision, self.device)
@@ -90,6 +94,7 @@ class TransformersModel(ComponentModel):
             **({} if config is None else {"config": config}),
             **{"dtype": torch.float32, **from_pretrained_kwargs},
         ).to(self.device)
+        self._sequences = sequence_parallel(self.model, device_mesh)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._add_group("", dict(self.model.named_parameters()))
@@ -286,7 +291,8 @@ class TransformersModel(ComponentModel):
         with torch.autocast(
             self.device.type, self._compute_dtype, enabled=self._compute_dtype is not None and not self._is_sharded
         ):
-            outputs = outputs_of(self.model, batch, group.loss, options)
+            compute = outputs_of if self._sequences is None else self._sequences.outputs_of
+            outputs = compute(self.model, batch, group.loss, options)
         return ForwardPass(
             inputs=inputs,
             outputs=outputs,

@@ -12,16 +12,29 @@ import safetensors.torch
 import torch
 
 from harness import parallel_training
-from harness.parallel_training import FOUR_RANKS, STEPS, TWO_RANKS, make_model, train
+from harness.parallel_training import FOUR_RANKS, PLAIN, STEPS, TWO_RANKS, make_model, train
 from twinkle.core.errors import ConfigError
+from twinkle.hub.tiny import make_tiny_model
 from twinkle.infra import DeviceMesh
 from twinkle.model import TransformersModel
 
+TEXTS = ["the quick brown fox jumps over the lazy dog, and the dog looks at the fox. " * 8]
 TESTS = Path(parallel_training.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def trained(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def models_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of each family whose layers ranks share in another way."""
+    folder = tmp_path_factory.mktemp("families")
+    (folder / PLAIN).symlink_to(model_dir)
+    make_tiny_model(
+        folder / "hybrid", texts=TEXTS, family="qwen3_5_text", vocab_size=288, hidden_size=64, layers=2, context=256
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """What the ranks wrote for a kind; all kinds of one number of ranks run in one start of torchrun."""
     folders: dict[int, Path] = {}
 
@@ -32,7 +45,7 @@ def trained(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
             subprocess.run(
-                [*command, parallel_training.__file__, str(model_dir), str(folders[num_ranks]), *kinds],
+                [*command, parallel_training.__file__, str(models_dir), str(folders[num_ranks]), *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
                 timeout=150,
@@ -44,11 +57,11 @@ def trained(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 @pytest.mark.parametrize("kind", [*TWO_RANKS, *FOUR_RANKS])
 def test_ranks_with_their_rows_train_like_one_with_all(
-    kind: str, model_dir: Path, trained: Callable[[str], Path]
+    kind: str, models_dir: Path, trained: Callable[[str], Path]
 ) -> None:
     output = trained(kind)
     found = json.loads((output / "told.json").read_text())
-    alone = make_model(kind, str(model_dir), None)
+    alone = make_model(kind, models_dir, None)
     alone.load(output / "start")
     expected = train(alone, 0, STEPS, None)
     assert len(expected) == STEPS // 2
