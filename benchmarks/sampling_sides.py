@@ -18,7 +18,7 @@ from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import Sampler, SampleRequest, TorchSampler, VLLMSampler
+from twinkle.sampler import SampleRequest, SteppedSampler, SteppedTorchSampler, SteppedVLLMSampler
 
 Way = Literal["torch_base", "torch_mix", "vllm_base", "vllm_mix", "generate", "peft_one_by_one"]
 
@@ -91,14 +91,16 @@ class SamplerSide:
 
     def __init__(self, home: Path, threads: int, device: str, *, backend: Literal["torch", "vllm"]) -> None:
         model_folder = str(home / "model")
-        self._sampler: Sampler
+        self._sampler: SteppedSampler
         if backend == "torch":
             prepare_environment()
             torch.set_num_threads(threads)
-            self._sampler = TorchSampler(FusedLoraModel.from_pretrained(model_folder, device=device), slots=SLOTS)
+            self._sampler = SteppedTorchSampler(
+                FusedLoraModel.from_pretrained(model_folder, device=device), slots=SLOTS
+            )
         else:
             torch.set_num_threads(threads)
-            self._sampler = VLLMSampler(
+            self._sampler = SteppedVLLMSampler(
                 model_folder, slots=SLOTS, max_rank=RANK, max_adapters_per_step=NUM_ADAPTERS, max_adapters=NUM_ADAPTERS
             )
         self._adapters = [

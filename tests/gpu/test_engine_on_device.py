@@ -16,7 +16,7 @@ from twinkle.checkpoint_engine.peft_tensors import fill_buffer
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter
-from twinkle.sampler import SampleRequest, TorchSampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
 LOGPROB_ERROR = 0.15
 """Of one token in bfloat16 against float32: three layers, each rounding to 2^-9, in logits of a few units."""
@@ -124,7 +124,7 @@ def test_an_adapter_goes_on_from_its_snapshot(bench: Any) -> None:
 
 
 def sample(bench: Any, adapters: Sequence[LoraAdapter | None], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    sampler = TorchSampler(bench.model, slots=8)
+    sampler = SteppedTorchSampler(bench.model, slots=8)
     for index, (adapter, prompt) in enumerate(zip(adapters, prompts, strict=True)):
         sampler.add(
             SampleRequest(

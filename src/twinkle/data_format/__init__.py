@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from twinkle.data_format.batch import InputFeature, LossOutput
     from twinkle.data_format.conversation import Message, Tool, ToolCall, Trajectory, pack_value, user_data_get
     from twinkle.data_format.row_error import RowError
-    from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams
+    from twinkle.data_format.sampling import SampledSequence, SampleResponse, SampleResponses, SamplingParams
 
 __all__ = [
     "Answer",
@@ -22,6 +22,7 @@ __all__ = [
     "ModelOutput",
     "RowError",
     "SampleResponse",
+    "SampleResponses",
     "SampledSequence",
     "SamplingParams",
     "SavedCheckpoint",
@@ -43,6 +44,7 @@ __getattr__ = lazy_attributes(
         "ModelOutput": "twinkle.data_format.answers",
         "RowError": "twinkle.data_format.row_error",
         "SampleResponse": "twinkle.data_format.sampling",
+        "SampleResponses": "twinkle.data_format.sampling",
         "SampledSequence": "twinkle.data_format.sampling",
         "SamplingParams": "twinkle.data_format.sampling",
         "SavedCheckpoint": "twinkle.data_format.answers",

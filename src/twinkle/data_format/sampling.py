@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -88,22 +88,45 @@ class SamplingParams:
         return cls(**given)
 
 
+class Keyed:
+    """Answers to keys as well as to attributes: scripts of both generations read results, either way."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field of that name, or the default where there is none."""
+        return getattr(self, name) if name in self.keys() else default
+
+    def keys(self) -> list[str]:
+        """The names of the fields."""
+        return [field.name for field in fields(self)]  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
-class SampledSequence:
+class SampledSequence(Keyed):
     """One continuation; what made it stop is part of it."""
 
     stop_reason: StopReason
     tokens: list[int]
-    logprobs: list[list[TokenLogprob]] | None = None
-    """For each token (id, logprob) pairs: of the chosen token alone, or of the k likeliest, likeliest first."""
+    logprobs: list[list[TokenLogprob]] | list[float] | None = None
+    """For each token (id, logprob) pairs: of the chosen token alone, or of the k likeliest, likeliest first.
+
+    A call in the old form (``num_samples=`` beside the params) that asked for none has the chosen tokens' as numbers.
+    """
     decoded: str | None = None
-    """The text of the tokens, if the sampler has a tokenizer."""
+    """The text of the tokens, special ones included, if the sampler has a tokenizer."""
     new_input_feature: dict[str, Any] | None = None
     """The prompt's row with this continuation appended, ready to be trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleResponse:
+class SampleResponse(Keyed):
     """All continuations of one prompt, and the scores of the prompt itself."""
 
     sequences: list[SampledSequence]
@@ -111,6 +134,29 @@ class SampleResponse:
     prompt_logprobs: list[float | None] | None = None
     """One for each prompt token; nothing precedes the first."""
     topk_prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+
+
+class SampleResponses(list[SampleResponse]):
+    """One response for each prompt, in their order; and all their sequences in a row, as the old form has them."""
+
+    def __init__(self, responses: Iterable[SampleResponse] = ()) -> None:
+        super().__init__(responses)
+
+    @property
+    def sequences(self) -> list[SampledSequence]:
+        """The sequences of all prompts, those of the first one first."""
+        return [sequence for response in self for sequence in response.sequences]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            if index != "sequences":
+                raise KeyError(index)
+            return self.sequences
+        return super().__getitem__(index)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """``sequences``, or the default for any other name."""
+        return self.sequences if name == "sequences" else default
 
 
 def _require(condition: bool, field: str, value: object, wanted: str) -> None:

@@ -36,6 +36,7 @@ from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.validation import validate_job
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.delta_net import pack_delta_nets
+from twinkle.module.experts import LoraExperts
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
 from twinkle.module.mamba import pack_mamba_layers
@@ -235,6 +236,50 @@ class FusedLoraModel:
     def picture_rules(self) -> PictureRules | None:
         """How it counts the tokens of pictures; None if it takes text alone."""
         return None if self.pictures is None else self.pictures.rules
+
+    def base_weights(self) -> dict[str, torch.Tensor]:
+        """The frozen weights by transformers' names, in their place."""
+        wrapped = {
+            f"{name}.base.": f"{name}." for name, part in self._model.named_modules() if isinstance(part, LoraExperts)
+        }
+        weights: dict[str, torch.Tensor] = {}
+        for name, parameter in self._model.named_parameters():
+            inside = next((prefix for prefix in wrapped if name.startswith(prefix)), "")
+            weights[wrapped.get(inside, "") + name.removeprefix(inside)] = parameter
+        return weights
+
+    def untied_weights(self) -> list[str]:
+        """The names of the frozen weights that have values of their own."""
+        tied = getattr(self._model, "all_tied_weights_keys", {})
+        return [name for name in self.base_weights() if name not in tied]
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The base model as transformers has it, with this engine's layers in it."""
+        module: torch.nn.Module = self._model
+        return module
+
+    @torch.no_grad()
+    def load_base_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy weights over the frozen ones; what adapters were trained on is then another model.
+
+        Raises:
+            InvalidInput: A name or a shape is not this model's; weights before it are copied already.
+        """
+        own = self.base_weights()
+        for name, tensor in weights:
+            if name not in own:
+                # Tied to a weight that has a name of its own.
+                if name in getattr(self._model, "all_tied_weights_keys", {}):
+                    continue
+                raise InvalidInput("weights", f"hold {name}, which {self.info.architecture} does not have")
+            if own[name].shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)}, here {tuple(own[name].shape)}"
+                raise InvalidInput("weights", f"{name} has shape {shapes}")
+            own[name].copy_(tensor)
+        if self.pictures is not None:
+            # What the tower made of pictures was made with its old weights.
+            self.pictures.clear()
 
     def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """A fresh adapter for one tenant."""

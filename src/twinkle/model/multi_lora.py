@@ -35,6 +35,7 @@ from twinkle.model.gradient_sync import sync_of
 from twinkle.model.loading import load_base_model, stored_paths
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
+from twinkle.model.outgoing import NamedWeights, outgoing_fused
 from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
 from twinkle.model.placement import MixedPrecision, device_of, model_class, weights_dtype
@@ -350,6 +351,11 @@ class MultiLoraTransformersModel(ComponentModel):
         """Copies of the adapter's weights, by PEFT's names."""
         adapter = self._adapters[self.group(adapter_name).name]
         return {name: tensor.clone() for name, tensor in stored_tensors(adapter.layout, adapter.params).items()}
+
+    def send_weights(self, *, adapter_name: str = "", merge: bool = True) -> NamedWeights:
+        """All weights by transformers' names, the adapter's update in them or left out."""
+        adapter = self._adapters[self.group(adapter_name).name] if merge else None
+        return outgoing_fused(self.core.base_weights(), adapter)
 
     def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
         """The adapter's config as PEFT has it."""

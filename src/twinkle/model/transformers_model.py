@@ -26,6 +26,7 @@ from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
 from twinkle.model.micro_batches import MicroBatches, Scale
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
+from twinkle.model.outgoing import NamedWeights, outgoing_weights
 from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
 from twinkle.model.sequence_parallel import sequence_parallel
@@ -365,6 +366,10 @@ class TransformersModel(ComponentModel):
             self.model, state_dict=state, adapter_name=group.name, save_embedding_layers=False
         )
         return {name: tensor.clone() for name, tensor in found.items()}
+
+    def send_weights(self, *, adapter_name: str = "", merge: bool = True) -> NamedWeights:
+        """All weights by transformers' names, the adapter's update in them or left out; every rank must iterate."""
+        return outgoing_weights(self.model, self.group(adapter_name).name, merge=merge)
 
     def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
         """The adapter's config as PEFT writes it; empty where all parameters are trained."""

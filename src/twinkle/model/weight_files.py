@@ -68,16 +68,29 @@ def save_model(folder: Path, state: Mapping[str, torch.Tensor], model: Any) -> N
     verify_tensors(folder, state)
 
 
+def stored_weights(folder: Path, *, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
+    """The weights of a whole model in its directory; others than those wanted come too.
+
+    Raises:
+        InvalidInput: There is no model, or a weight is missing.
+    """
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        raise InvalidInput("checkpoint", f"{folder} holds no model.safetensors")
+    tensors = {name: tensor for path in paths for name, tensor in _read(path).items()}
+    missing = sorted(wanted - tensors.keys())
+    if missing:
+        raise InvalidInput("model.safetensors", f"lacks {missing[0]}; it was saved from another model")
+    return tensors
+
+
 def load_model(folder: Path, parameters: Mapping[str, torch.nn.Parameter], *, optional: frozenset[str]) -> None:
     """Fill all parameters of a model from its directory, where the names in ``optional`` may be missing or too many.
 
     Raises:
         InvalidInput: There is no model, or a tensor is missing, unknown or of another shape.
     """
-    paths = sorted(folder.glob("model*.safetensors"))
-    if not paths:
-        raise InvalidInput("checkpoint", f"{folder} holds no model.safetensors")
-    tensors = {name: tensor for path in paths for name, tensor in _read(path).items()}
+    tensors = stored_weights(folder, wanted=frozenset())
     _fill("model.safetensors", tensors, parameters, optional=optional)
 
 

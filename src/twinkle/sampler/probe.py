@@ -20,7 +20,7 @@ from twinkle.model.probe import is_off
 from twinkle.module.lora import LoraAdapter, LoraConfig, Segment
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.sampler.request import SampleRequest, SampleResult
-from twinkle.sampler.torch_sampler import TorchSampler
+from twinkle.sampler.torch_sampler import SteppedTorchSampler
 
 PROMPT_LENGTHS = (70, 3, 20)
 """One longer than a chunk, one shorter than any layer looks back."""
@@ -125,7 +125,7 @@ class SamplerProbe:
 
         So there is one among the prompts, or among the continuations, of every step but the first.
         """
-        sampler = TorchSampler(
+        sampler = SteppedTorchSampler(
             self._model,
             slots=NUM_SLOTS,
             chunk_tokens=CHUNK_TOKENS,

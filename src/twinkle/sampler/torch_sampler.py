@@ -12,7 +12,7 @@ Shape suffixes: T packed tokens, N rows that need logits, H hidden size, V vocab
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -24,7 +24,6 @@ from twinkle.model.pictures import PictureLayout, TokenRange, pack
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler.attention import CachedAttention
-from twinkle.sampler.base import Outcome, Sampler
 from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of
@@ -32,6 +31,7 @@ from twinkle.sampler.prefixes import ComputedChunk, PrefixCache, PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
 from twinkle.sampler.sequence import Stretch
+from twinkle.sampler.stepped import Outcome, SteppedSampler
 from twinkle.sampler.stops import stop_rule
 
 DEFAULT_TOKENS_PER_SLOT = 1024
@@ -39,7 +39,7 @@ DEFAULT_CHUNK_TOKENS = 256
 DEFAULT_KEPT_BYTES = 512 * 2**20
 
 
-class TorchSampler(Sampler):
+class SteppedTorchSampler(SteppedSampler):
     """Samples with the model that trains, on its very weights.
 
     Args:
@@ -65,7 +65,7 @@ class TorchSampler(Sampler):
         kept_bytes: int = DEFAULT_KEPT_BYTES,
         decode_text: DecodeText | None = None,
     ) -> None:
-        super().__init__(decode_text=decode_text)
+        self._decode_text = decode_text
         context = model.info.max_context_length
         self._model = model
         self._slots = slots
@@ -86,16 +86,16 @@ class TorchSampler(Sampler):
 
     @property
     def has_work(self) -> bool:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         return bool(self._waiting or self._active)
 
     @property
     def num_requests(self) -> int:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         return len(self._waiting) + len(self._active)
 
     def add(self, request: SampleRequest) -> None:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         if isinstance(request.adapter, AdapterFiles):
             raise InvalidInput("adapter", "is files; load it into this sampler's model with load_adapter first")
         check_request(
@@ -126,16 +126,37 @@ class TorchSampler(Sampler):
         return self._model.pictures.layout(len(request.prompt), request.pictures)
 
     def cancel(self, key: str) -> None:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         self._waiting = deque(progress for progress in self._waiting if progress.request.key != key)
         self._active = [progress for progress in self._active if progress.request.key != key]
 
     def load_adapter(self, files: Mapping[str, bytes]) -> LoraAdapter:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         return import_adapter(self._model.pool, files, with_optimizer=False, trainable=False)
 
+    def forget_prompts(self) -> None:
+        """See :class:`SteppedSampler`."""
+        self._prefixes.clear()
+
+    def weight_names(self) -> list[str]:
+        """See :class:`SteppedSampler`."""
+        return list(self._model.base_weights())
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """See :class:`SteppedSampler`."""
+        if self.num_requests:
+            raise RuntimeError(f"{self.num_requests} requests are under way; wait for them before changing weights")
+        self._model.load_base_weights(weights)
+        self._prefixes.clear()
+
+    def shutdown(self) -> None:
+        """See :class:`SteppedSampler`."""
+        self._waiting.clear()
+        self._active.clear()
+        self._prefixes.clear()
+
     def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         found = (progress for progress in self._active if progress.request.key == key)
         return [stretch for progress in found for stretch in progress.drawn_so_far(known)]
 

@@ -28,13 +28,13 @@ from twinkle.model.loading import decoder_of
 from twinkle.model.pictures import Picture
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
-from twinkle.sampler.base import Sampler
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText, TopLogprobs
 from twinkle.sampler.request import SampleRequest as SamplerRequest
 from twinkle.sampler.request import SampleResult as SamplerResult
-from twinkle.sampler.torch_sampler import TorchSampler
-from twinkle.sampler.vllm.sampler import VLLMSampler
+from twinkle.sampler.stepped import SteppedSampler
+from twinkle.sampler.torch_sampler import SteppedTorchSampler
+from twinkle.sampler.vllm.sampler import SteppedVLLMSampler
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
 from twinkle.wire.pictures import WirePicture
@@ -65,7 +65,7 @@ class TransformersEngine:
     """One frozen base model, its adapters, and one sampler on the same weights."""
 
     model: FusedLoraModel
-    sampler: Sampler
+    sampler: SteppedSampler
     capabilities: MeshCapabilities
 
     def __post_init__(self) -> None:
@@ -333,11 +333,11 @@ def _is_of_the_model(error: Exception) -> bool:
     return not isinstance(error, ConnectionError | TimeoutError)
 
 
-def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> Sampler:
+def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> SteppedSampler:
     if settings.sampler == "torch":
         SamplerProbe(model).check()
-        return TorchSampler(model, slots=settings.sample_slots, decode_text=decode_text)
-    return VLLMSampler(
+        return SteppedTorchSampler(model, slots=settings.sample_slots, decode_text=decode_text)
+    return SteppedVLLMSampler(
         settings.model,
         device=settings.device,
         slots=settings.sample_slots,

@@ -10,7 +10,7 @@ import transformers
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
-from twinkle.sampler import Sampler, SampleRequest, SampleResult, TorchSampler
+from twinkle.sampler import SampleRequest, SampleResult, SteppedSampler, SteppedTorchSampler
 
 prepare_environment()
 torch.set_num_threads(1)
@@ -62,7 +62,7 @@ def run_requests(sampled_model: FusedLoraModel) -> RunRequests:
     """Steps a fresh sampler until all requests have ended."""
 
     def run(requests: Sequence[SampleRequest], **options: object) -> Outcomes:
-        sampler = TorchSampler(sampled_model, **{"slots": 32, **options})  # type: ignore[arg-type]
+        sampler = SteppedTorchSampler(sampled_model, **{"slots": 32, **options})  # type: ignore[arg-type]
         for request in requests:
             sampler.add(request)
         return run_to_end(sampler)
@@ -70,7 +70,7 @@ def run_requests(sampled_model: FusedLoraModel) -> RunRequests:
     return run
 
 
-def run_to_end(sampler: Sampler, *, max_steps: int = 5000) -> Outcomes:
+def run_to_end(sampler: SteppedSampler, *, max_steps: int = 5000) -> Outcomes:
     ended: Outcomes = {}
     for _ in range(max_steps):
         if not sampler.has_work:
@@ -85,7 +85,7 @@ def run_to_end(sampler: Sampler, *, max_steps: int = 5000) -> Outcomes:
 Told = dict[str, list[list[tuple[int, float, list[tuple[int, float]]]]]]
 
 
-def run_and_follow(sampler: Sampler, requests: Sequence[SampleRequest]) -> tuple[Outcomes, Told]:
+def run_and_follow(sampler: SteppedSampler, requests: Sequence[SampleRequest]) -> tuple[Outcomes, Told]:
     """Steps until all have ended; what was told of each sample, one token after the other, before its request had."""
     told: Told = {request.key: [[] for _ in range(request.num_samples)] for request in requests}
     ended: Outcomes = {}

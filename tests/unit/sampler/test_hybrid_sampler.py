@@ -9,7 +9,7 @@ from harness.families import FAMILIES, VOCAB_SIZE, stir
 from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, TorchSampler, torch_sampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler, torch_sampler
 from twinkle.sampler.attention import CachedStates
 from twinkle.sampler.probe import SamplerProbe
 
@@ -54,7 +54,7 @@ def asked(key, prompt, adapter=None, **settings):
 
 
 def run(model, requests, **options):
-    sampler = TorchSampler(model, **{"slots": 32, "chunk_tokens": CHUNK, **options})
+    sampler = SteppedTorchSampler(model, **{"slots": 32, "chunk_tokens": CHUNK, **options})
     for request in requests:
         sampler.add(request)
     return run_to_end(sampler)
@@ -108,7 +108,7 @@ def test_a_prompt_that_begins_like_another_goes_on_from_the_last_chunk_they_shar
     settings = {"prompt_logprobs": False, "num_samples": 2, "temperature": 1.0}
     first = asked("first", (*shared, *drawn(2, 9)), **settings)
     others = [asked("same", first.prompt, **settings), asked("longer", (*shared, *drawn(3, 90)), **settings)]
-    sampler = TorchSampler(ours, slots=8, chunk_tokens=CHUNK)
+    sampler = SteppedTorchSampler(ours, slots=8, chunk_tokens=CHUNK)
     sampler.add(first)
     run_to_end(sampler)
     for request in others:
@@ -151,14 +151,14 @@ def test_a_pass_that_did_not_fit_is_made_again_from_the_states_before_it(ours, m
             raise torch.OutOfMemoryError("no room")
         return draw(*args)
 
-    sampler = TorchSampler(ours, slots=8, chunk_tokens=CHUNK)
+    sampler = SteppedTorchSampler(ours, slots=8, chunk_tokens=CHUNK)
     for request in requests:
         sampler.add(request)
     ended, failures = {}, 0
     monkeypatch.setattr(
-        torch_sampler.TorchSampler,
+        torch_sampler.SteppedTorchSampler,
         "_start_continuations",
-        without_failure(torch_sampler.TorchSampler._start_continuations, draw),
+        without_failure(torch_sampler.SteppedTorchSampler._start_continuations, draw),
     )
     monkeypatch.setattr(torch_sampler, "draw_tokens", sometimes_out_of_memory)
     while sampler.has_work:
@@ -184,7 +184,7 @@ def without_failure(start_continuations, draw):
 
 def test_prompts_are_cut_only_where_a_state_can_be_copied(ours):
     with pytest.raises(ConfigError, match="must be a multiple of 64"):
-        TorchSampler(ours, slots=1, chunk_tokens=48)
+        SteppedTorchSampler(ours, slots=1, chunk_tokens=48)
 
 
 LEAKS = {

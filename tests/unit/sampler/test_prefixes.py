@@ -10,7 +10,7 @@ import torch
 from twinkle.core.errors import OutOfMemory
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, TorchSampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
 from .conftest import VOCAB_SIZE, run_to_end
 from .test_sampler_invariance import bits_of
@@ -35,7 +35,7 @@ def in_turn(sampler, requests):
 
 @pytest.fixture
 def sampler(sampled_model):
-    return TorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK)
+    return SteppedTorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_nor_that_somebody_sends_it_in_the_same_moment(sampler, num_computed):
 
 def test_the_samples_of_one_request_are_no_hits_and_neither_is_what_it_has_to_compute_twice(sampled_model):
     # Room for one sequence and a little: the samples give way to each other and start anew.
-    sampler = TorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK, max_length=128, kv_tokens=2 * 128)
+    sampler = SteppedTorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK, max_length=128, kv_tokens=2 * 128)
     asked = [request(str(i), prompt=(i + 9, *PROMPT[1:]), num_samples=3, max_tokens=50) for i in range(3)]
     for one in asked:
         sampler.add(one)
@@ -129,7 +129,7 @@ def test_what_was_taken_over_shows_in_no_bit(sampled_model, adapters, run_reques
     requests = [replace(asked, key=f"{asked.key}-{i}") for i, asked in enumerate(requests)]
     alone = {asked.key: run_requests([asked], chunk_tokens=CHUNK)[asked.key] for asked in requests}
 
-    sampler = TorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK)
+    sampler = SteppedTorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK)
     one_by_one = in_turn(sampler, requests)
     for ended in (
         one_by_one,
@@ -167,7 +167,7 @@ def test_scores_are_computed_for_whoever_asks_for_them(sampler, num_computed):
 def test_prompts_not_wanted_for_the_longest_time_leave(sampled_model, num_computed, kept_prompts, computed):
     config = sampled_model.config
     num_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * len(PROMPT)
-    sampler = TorchSampler(
+    sampler = SteppedTorchSampler(
         sampled_model, slots=16, chunk_tokens=CHUNK, kept_bytes=int(kept_prompts * (num_bytes + 4 * VOCAB_SIZE))
     )
     first, second = request("first", max_tokens=1), request("second", prompt=PROMPT[::-1], max_tokens=1)

@@ -1,4 +1,4 @@
-"""The convenient call: rows in, responses out, over every backend's step interface."""
+"""The call of scripts: rows in, responses out, over every backend's step interface."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.core.errors import Conflict, InvalidInput, UserError
 from twinkle.data_format.sampling import SamplingParams
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, TorchSampler, VLLMSampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler, SteppedVLLMSampler, SteppingSampler
 
 from .conftest import VOCAB_SIZE, run_to_end
 
@@ -17,20 +17,31 @@ ROW = [7, 8, 9, 10]
 GREEDY = {"max_tokens": 6, "temperature": 0.0, "stop": []}
 
 
-def decode(tokens):
-    return " ".join(map(str, tokens))
+class Numbers:
+    """A tokenizer whose texts are its tokens."""
+
+    def decode(self, tokens, skip_special_tokens=False):
+        return " ".join(map(str, tokens))
+
+
+decode = Numbers().decode
 
 
 @pytest.fixture(scope="module", params=["torch", "vllm"])
-def sampler(request, sampled_model, model_folder):
+def stepped(request, sampled_model, model_folder):
     if request.param == "torch":
-        yield TorchSampler(sampled_model, slots=8, decode_text=decode)
+        yield SteppedTorchSampler(sampled_model, slots=8, decode_text=decode)
         return
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here; tests/acceptance/test_vllm.py runs this where it is")
-    vllm_sampler = VLLMSampler(str(model_folder), slots=8, max_rank=8, decode_text=decode)
+    vllm_sampler = SteppedVLLMSampler(str(model_folder), slots=8, max_rank=8, decode_text=decode)
     yield vllm_sampler
     vllm_sampler.shutdown()
+
+
+@pytest.fixture(scope="module")
+def sampler(stepped):
+    return SteppingSampler(stepped, tokenizer=Numbers())
 
 
 def tokens_of(responses):
@@ -49,9 +60,9 @@ def test_a_response_for_each_row_in_order_with_as_many_sequences_as_asked(sample
 
 def test_it_gives_what_the_step_interface_gives(sampled_model, sampler, adapters):
     request = SampleRequest(key="r", adapter=adapters[1], prompt=tuple(ROW), seed=5, num_samples=3, max_tokens=9)
-    stepped = TorchSampler(sampled_model, slots=8)
-    stepped.add(request)
-    result = run_to_end(stepped)["r"]
+    steps = SteppedTorchSampler(sampled_model, slots=8)
+    steps.add(request)
+    result = run_to_end(steps)["r"]
 
     sampler.add_adapter_to_sampler("mine", adapters[1])
     (response,) = sampler.sample([ROW], SamplingParams(max_tokens=9, seed=5, num_samples=3, logprobs=1), "mine")
@@ -148,7 +159,7 @@ def test_what_cannot_be_served_is_refused_by_its_name_and_leaves_nothing_behind(
     with pytest.raises(InvalidInput) as refused:
         sampler.sample(**{"inputs": [ROW], **arguments})
     assert refused.value.field == field
-    assert not sampler.has_work
+    assert not sampler.stepped.has_work
 
 
 def test_one_broken_row_ends_the_call_and_leaves_nothing_behind(sampled_model, sampler):
@@ -158,32 +169,32 @@ def test_one_broken_row_ends_the_call_and_leaves_nothing_behind(sampled_model, s
     sampler.add_adapter_to_sampler("broken", broken)
     with pytest.raises(UserError, match="NaN"):
         sampler.sample([ROW, ROW], GREEDY, "broken")
-    assert not sampler.has_work
+    assert not sampler.stepped.has_work
 
 
-def test_requests_end_once_each_and_those_cancelled_never(sampler, adapters):
+def test_requests_end_once_each_and_those_cancelled_never(stepped, adapters):
     for index in range(12):
-        sampler.add(
+        stepped.add(
             SampleRequest(key=str(index), adapter=[None, *adapters][index % 4], prompt=(7, 8, 9), seed=1, max_tokens=8)
         )
     with pytest.raises(Conflict):
-        sampler.add(SampleRequest(key="3", adapter=None, prompt=(7,), seed=0))
-    assert sampler.num_requests == 12
-    ended = {outcome.key: outcome for outcome in sampler.step()}
+        stepped.add(SampleRequest(key="3", adapter=None, prompt=(7,), seed=0))
+    assert stepped.num_requests == 12
+    ended = {outcome.key: outcome for outcome in stepped.step()}
     gone = [str(index) for index in range(0, 12, 3) if str(index) not in ended]
     for key in [*gone, "never added"]:
-        sampler.cancel(key)
-    ended.update(run_to_end(sampler))
+        stepped.cancel(key)
+    ended.update(run_to_end(stepped))
     assert set(ended) == {str(index) for index in range(12)} - set(gone)
-    assert not sampler.has_work and sampler.num_requests == 0
+    assert not stepped.has_work and stepped.num_requests == 0
 
 
-def test_requests_of_others_are_not_stepped(sampler):
-    sampler.add(SampleRequest(key="theirs", adapter=None, prompt=(1, 2), seed=0))
+def test_requests_of_others_are_not_stepped(stepped, sampler):
+    stepped.add(SampleRequest(key="theirs", adapter=None, prompt=(1, 2), seed=0))
     with pytest.raises(RuntimeError, match="under way"):
         sampler.sample([ROW])
-    sampler.cancel("theirs")
-    assert not sampler.has_work
+    stepped.cancel("theirs")
+    assert not sampler.stepped.has_work
 
 
 def test_a_trajectory_is_encoded_by_the_template(sampler):

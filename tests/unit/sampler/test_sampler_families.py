@@ -8,7 +8,7 @@ import transformers
 from harness.families import FAMILIES, VOCAB_SIZE, stir
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, TorchSampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
 from .conftest import run_to_end
 
@@ -51,7 +51,7 @@ def asked(adapter, number):
 
 
 def run(model, requests):
-    sampler = TorchSampler(model, slots=32, chunk_tokens=16)
+    sampler = SteppedTorchSampler(model, slots=32, chunk_tokens=16)
     for request in requests:
         sampler.add(request)
     return run_to_end(sampler)

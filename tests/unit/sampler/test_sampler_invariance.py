@@ -6,7 +6,7 @@ import torch
 
 from twinkle.core.errors import ConfigError, OutOfMemory, UserError
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, TorchSampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler
 from twinkle.sampler.kv_cache import BLOCK_TOKENS
 
 from .conftest import VOCAB_SIZE, run_to_end
@@ -82,7 +82,7 @@ def test_adapters_change_what_is_sampled(adapters, run_requests):
 
 def test_a_request_added_midway_changes_nothing_and_gets_the_same(sampled_model, adapters, alone):
     requests = mixed_requests(adapters)
-    sampler = TorchSampler(sampled_model, slots=16, chunk_tokens=32)
+    sampler = SteppedTorchSampler(sampled_model, slots=16, chunk_tokens=32)
     ended = {}
     while sampler.has_work or requests:
         if requests:
@@ -93,7 +93,7 @@ def test_a_request_added_midway_changes_nothing_and_gets_the_same(sampled_model,
 
 def test_a_cancelled_request_is_never_heard_of_again_and_frees_its_place(sampled_model, adapters, alone):
     requests = mixed_requests(adapters)
-    sampler = TorchSampler(sampled_model, slots=4, chunk_tokens=32)
+    sampler = SteppedTorchSampler(sampled_model, slots=4, chunk_tokens=32)
     for asked in requests:
         sampler.add(asked)
     ended = {outcome.key: outcome for outcome in sampler.step()}
@@ -137,7 +137,7 @@ def test_a_tokenizer_that_fails_fails_its_own_request_only(run_requests):
 
 
 def test_a_pass_that_ran_out_of_memory_can_be_stepped_again(sampled_model, adapters, alone, monkeypatch):
-    sampler = TorchSampler(sampled_model, slots=8, chunk_tokens=32)
+    sampler = SteppedTorchSampler(sampled_model, slots=8, chunk_tokens=32)
     for asked in mixed_requests(adapters):
         sampler.add(asked)
     ended = {outcome.key: outcome for outcome in sampler.step()}
@@ -154,7 +154,7 @@ def test_a_pass_that_ran_out_of_memory_can_be_stepped_again(sampled_model, adapt
 
 
 def test_a_long_prompt_does_not_hold_up_those_who_decode(sampled_model):
-    sampler = TorchSampler(sampled_model, slots=4, chunk_tokens=16, prefill_tokens_per_step=16)
+    sampler = SteppedTorchSampler(sampled_model, slots=4, chunk_tokens=16, prefill_tokens_per_step=16)
     fields = {"adapter": None, "seed": 0, "stop_token_ids": frozenset()}
     sampler.add(SampleRequest(key="short", prompt=(7, 8), max_tokens=4, **fields))
     sampler.step()
@@ -168,4 +168,4 @@ def test_a_long_prompt_does_not_hold_up_those_who_decode(sampled_model):
 
 def test_a_budget_too_small_for_one_sequence_is_refused(sampled_model):
     with pytest.raises(ConfigError, match="kv_tokens"):
-        TorchSampler(sampled_model, slots=4, kv_tokens=2 * BLOCK_TOKENS)
+        SteppedTorchSampler(sampled_model, slots=4, kv_tokens=2 * BLOCK_TOKENS)

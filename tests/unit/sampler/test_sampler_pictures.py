@@ -15,7 +15,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, TorchSampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
 from .conftest import run_to_end
 
@@ -59,7 +59,7 @@ def asked(number, adapter=None, *, sizes=SIZES, **settings):
 
 
 def run(model, requests, **options):
-    sampler = TorchSampler(model, **{"slots": 32, "chunk_tokens": 16, **options})
+    sampler = SteppedTorchSampler(model, **{"slots": 32, "chunk_tokens": 16, **options})
     for request in requests:
         sampler.add(request)
     return run_to_end(sampler)
@@ -119,7 +119,7 @@ def test_a_prompt_is_shared_with_the_same_picture_and_not_with_another_of_its_si
     again = replace(first, key="again")
     pictures = (replace(first.pictures[0], content=picture_file(999, width=40, height=40)), first.pictures[1])
     other = replace(first, key="other", pictures=pictures)
-    sampler = TorchSampler(model, slots=4, chunk_tokens=16)
+    sampler = SteppedTorchSampler(model, slots=4, chunk_tokens=16)
 
     ended = {}
     for request in (first, again, other):
@@ -141,4 +141,4 @@ def test_prompts_that_cannot_be_are_refused_when_they_are_added(model):
         (replace(request, pictures=(broken, request.pictures[1])), "cannot be decoded"),
     ):
         with pytest.raises(InvalidInput, match=reason):
-            TorchSampler(model, slots=4).add(wrong)
+            SteppedTorchSampler(model, slots=4).add(wrong)

@@ -8,7 +8,7 @@ import torch
 
 from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.model.training import Datum, TrainJob
-from twinkle.sampler import SampleRequest, SampleResult, TorchSampler
+from twinkle.sampler import SampleRequest, SampleResult, SteppedTorchSampler
 from twinkle.sampler.kv_cache import BLOCK_TOKENS
 
 from .conftest import CONTEXT, VOCAB_SIZE, beginning_of, run_and_follow, run_to_end
@@ -202,7 +202,7 @@ def test_samples_of_one_request_equal_the_first_of_their_own_and_differ(run_requ
     ],
 )
 def test_a_field_outside_its_limits_is_refused_by_name(sampled_model, fields, field):
-    sampler = TorchSampler(sampled_model, slots=2)
+    sampler = SteppedTorchSampler(sampled_model, slots=2)
     with pytest.raises(InvalidInput) as caught:
         sampler.add(request(**fields))
     assert caught.value.field == field
@@ -210,7 +210,7 @@ def test_a_field_outside_its_limits_is_refused_by_name(sampled_model, fields, fi
 
 
 def test_a_key_is_taken_until_its_request_has_ended(sampled_model):
-    sampler = TorchSampler(sampled_model, slots=2)
+    sampler = SteppedTorchSampler(sampled_model, slots=2)
     sampler.add(request())
     with pytest.raises(Conflict):
         sampler.add(request())
@@ -233,7 +233,7 @@ def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(sampl
         )
     ]
 
-    ended, told = run_and_follow(TorchSampler(sampled_model, **{"slots": 8, **options}), requests)
+    ended, told = run_and_follow(SteppedTorchSampler(sampled_model, **{"slots": 8, **options}), requests)
 
     for key, samples in told.items():
         for sample, tokens in enumerate(samples):
@@ -243,7 +243,7 @@ def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(sampl
 
 
 def test_nothing_is_told_of_a_request_that_is_unknown_or_waits(sampled_model):
-    sampler = TorchSampler(sampled_model, slots=1)
+    sampler = SteppedTorchSampler(sampled_model, slots=1)
     for key in ("first", "second"):
         sampler.add(request(key))
     sampler.step()

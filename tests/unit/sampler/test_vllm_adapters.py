@@ -6,7 +6,7 @@ import pytest
 
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import AdapterFiles, VLLMSampler
+from twinkle.sampler import AdapterFiles, SteppedVLLMSampler
 from twinkle.sampler.vllm.adapters import AdapterFolders
 
 LIMIT = 2
@@ -100,4 +100,4 @@ def test_an_adapter_that_is_trained_on_has_another_version_each_time(folders, sa
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_error_says_what_to_install(model_folder):
     with pytest.raises(ConfigError, match=r"twinkle-queue\[vllm\]"):
-        VLLMSampler(str(model_folder))
+        SteppedVLLMSampler(str(model_folder))

@@ -14,8 +14,8 @@ from twinkle.hub.tiny import make_tiny_model
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter, LoraConfig
-from twinkle.sampler import Sampler, SampleRequest, SampleResult, TorchSampler
-from twinkle.sampler.vllm.sampler import VLLMSampler
+from twinkle.sampler import SampleRequest, SampleResult, SteppedSampler, SteppedTorchSampler
+from twinkle.sampler.vllm.sampler import SteppedVLLMSampler
 
 from .conftest import Outcomes, beginning_of, run_and_follow, run_to_end
 
@@ -58,9 +58,9 @@ def decode(folder: Path) -> Callable[[Sequence[int]], str]:
 
 
 @pytest.fixture(scope="module")
-def vllm_sampler(folder: Path, decode: Callable[[Sequence[int]], str]) -> Iterator[VLLMSampler]:
+def vllm_sampler(folder: Path, decode: Callable[[Sequence[int]], str]) -> Iterator[SteppedVLLMSampler]:
     num_threads = torch.get_num_threads()
-    sampler = VLLMSampler(
+    sampler = SteppedVLLMSampler(
         str(folder), slots=32, max_rank=MAX_RANK, max_adapters_per_step=2, max_adapters=MAX_ADAPTERS, decode_text=decode
     )
     assert torch.get_num_threads() == num_threads
@@ -69,8 +69,8 @@ def vllm_sampler(folder: Path, decode: Callable[[Sequence[int]], str]) -> Iterat
 
 
 @pytest.fixture
-def ours(trainer: FusedLoraModel, decode: Callable[[Sequence[int]], str]) -> TorchSampler:
-    return TorchSampler(trainer, slots=32, decode_text=decode)
+def ours(trainer: FusedLoraModel, decode: Callable[[Sequence[int]], str]) -> SteppedTorchSampler:
+    return SteppedTorchSampler(trainer, slots=32, decode_text=decode)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def prompts(trainer: FusedLoraModel) -> list[tuple[int, ...]]:
     return [tuple(rng.integers(7, trainer.info.vocab_size, int(rng.integers(2, 70))).tolist()) for _ in range(16)]
 
 
-def run(sampler: Sampler, requests: Sequence[SampleRequest]) -> Outcomes:
+def run(sampler: SteppedSampler, requests: Sequence[SampleRequest]) -> Outcomes:
     for request in requests:
         sampler.add(request)
     return run_to_end(sampler)
@@ -161,7 +161,10 @@ def assert_close(answer: object, wanted: object, *, tolerance: float = TOLERANCE
 
 
 def test_tokens_logprobs_and_scores_of_prompts_are_those_of_our_own_sampler(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, adapters: list[LoraAdapter], prompts: list[tuple[int, ...]]
+    vllm_sampler: SteppedVLLMSampler,
+    ours: SteppedTorchSampler,
+    adapters: list[LoraAdapter],
+    prompts: list[tuple[int, ...]],
 ) -> None:
     requests = mixed(adapters, prompts)
     through_vllm, through_torch = run(vllm_sampler, requests), run(ours, requests)
@@ -170,7 +173,7 @@ def test_tokens_logprobs_and_scores_of_prompts_are_those_of_our_own_sampler(
 
 
 def test_a_request_gets_the_same_alone_and_in_a_batch(
-    vllm_sampler: VLLMSampler, adapters: list[LoraAdapter], prompts: list[tuple[int, ...]]
+    vllm_sampler: SteppedVLLMSampler, adapters: list[LoraAdapter], prompts: list[tuple[int, ...]]
 ) -> None:
     requests = mixed(adapters, prompts)
     together = run(vllm_sampler, requests)
@@ -179,7 +182,7 @@ def test_a_request_gets_the_same_alone_and_in_a_batch(
 
 
 def test_logprobs_are_the_trainers(
-    vllm_sampler: VLLMSampler,
+    vllm_sampler: SteppedVLLMSampler,
     trainer: FusedLoraModel,
     make_adapter: MakeAdapter,
     prompts: list[tuple[int, ...]],
@@ -207,7 +210,10 @@ def test_logprobs_are_the_trainers(
 
 
 def test_versions_and_tenants_that_share_a_pass_are_each_sampled_as_alone(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, make_adapter: MakeAdapter, prompts: list[tuple[int, ...]]
+    vllm_sampler: SteppedVLLMSampler,
+    ours: SteppedTorchSampler,
+    make_adapter: MakeAdapter,
+    prompts: list[tuple[int, ...]],
 ) -> None:
     learner = make_adapter(31, trainable=True, rank=4)
     strangers = [make_adapter(32, rank=4), make_adapter(33, rank=4)]
@@ -238,7 +244,10 @@ def test_versions_and_tenants_that_share_a_pass_are_each_sampled_as_alone(
 
 
 def test_evicted_adapters_come_back_as_they_are_under_numbers_never_used_before(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, make_adapter: MakeAdapter, prompts: list[tuple[int, ...]]
+    vllm_sampler: SteppedVLLMSampler,
+    ours: SteppedTorchSampler,
+    make_adapter: MakeAdapter,
+    prompts: list[tuple[int, ...]],
 ) -> None:
     many = [make_adapter(seed, rank=4) for seed in range(40, 40 + 3 * MAX_ADAPTERS)]
     seen: dict[int, str] = {}
@@ -254,7 +263,11 @@ def test_evicted_adapters_come_back_as_they_are_under_numbers_never_used_before(
 
 @pytest.mark.parametrize("train_unembed", [False, True])
 def test_a_checkpoint_of_ours_is_sampled_from_its_directory(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, make_adapter: MakeAdapter, tmp_path: Path, train_unembed: bool
+    vllm_sampler: SteppedVLLMSampler,
+    ours: SteppedTorchSampler,
+    make_adapter: MakeAdapter,
+    tmp_path: Path,
+    train_unembed: bool,
 ) -> None:
     adapter = make_adapter(60, train_unembed=train_unembed, trainable=True)
     for name, content in export_adapter(adapter, "tiny", with_optimizer=True).items():
@@ -273,7 +286,7 @@ def test_a_checkpoint_of_ours_is_sampled_from_its_directory(
 
 
 def test_an_adapter_that_vllm_does_not_load_fails_its_request_and_nothing_else(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, make_adapter: MakeAdapter, adapters: list[LoraAdapter]
+    vllm_sampler: SteppedVLLMSampler, ours: SteppedTorchSampler, make_adapter: MakeAdapter, adapters: list[LoraAdapter]
 ) -> None:
     too_wide = make_adapter(70, rank=MAX_RANK + 1)
     good = SampleRequest(key="good", adapter=adapters[1], prompt=(9, 8, 7), seed=1, max_tokens=9)
@@ -288,7 +301,7 @@ def test_an_adapter_that_vllm_does_not_load_fails_its_request_and_nothing_else(
     assert_close(ended["good"], run(ours, [good])["good"])
 
 
-def test_files_that_are_no_adapter_are_refused(vllm_sampler: VLLMSampler, tmp_path: Path) -> None:
+def test_files_that_are_no_adapter_are_refused(vllm_sampler: SteppedVLLMSampler, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(
         '{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": []}'
     )
@@ -300,7 +313,7 @@ def test_files_that_are_no_adapter_are_refused(vllm_sampler: VLLMSampler, tmp_pa
 
 
 def test_nan_weights_fail_their_own_requests_only(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, make_adapter: MakeAdapter, adapters: list[LoraAdapter]
+    vllm_sampler: SteppedVLLMSampler, ours: SteppedTorchSampler, make_adapter: MakeAdapter, adapters: list[LoraAdapter]
 ) -> None:
     broken = make_adapter(71)
     broken.params.fill_(float("nan"))
@@ -315,7 +328,7 @@ def test_nan_weights_fail_their_own_requests_only(
 
 
 def test_nan_that_another_left_in_the_cache_fails_nobody(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, adapters: list[LoraAdapter]
+    vllm_sampler: SteppedVLLMSampler, ours: SteppedTorchSampler, adapters: list[LoraAdapter]
 ) -> None:
     for cache in vllm_sampler._engine._runner.kv_caches:
         cache.fill_(float("nan"))
@@ -329,7 +342,7 @@ def test_nan_that_another_left_in_the_cache_fails_nobody(
 
 
 def test_stops_of_every_kind_end_where_ours_do(
-    vllm_sampler: VLLMSampler, ours: TorchSampler, decode: Callable[[Sequence[int]], str]
+    vllm_sampler: SteppedVLLMSampler, ours: SteppedTorchSampler, decode: Callable[[Sequence[int]], str]
 ) -> None:
     base = {"adapter": None, "prompt": (9, 8, 7), "seed": 5, "max_tokens": 60, "temperature": 1.3}
     free = run(ours, [SampleRequest(key="r", stop_token_ids=frozenset(), **base)])["r"]
@@ -348,7 +361,7 @@ def test_stops_of_every_kind_end_where_ours_do(
     assert lengths["none"] == 60 and min(lengths["id"], lengths["string"], lengths["sequence"]) < 60
 
 
-def test_scoring_alone_and_filling_the_context(vllm_sampler: VLLMSampler, ours: TorchSampler) -> None:
+def test_scoring_alone_and_filling_the_context(vllm_sampler: SteppedVLLMSampler, ours: SteppedTorchSampler) -> None:
     context = 256
     long = tuple(7 + index % 200 for index in range(context - 3))
     base = {"adapter": None, "seed": 0, "stop_token_ids": frozenset()}
@@ -366,7 +379,7 @@ def test_scoring_alone_and_filling_the_context(vllm_sampler: VLLMSampler, ours: 
 
 
 def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(
-    vllm_sampler: VLLMSampler, adapters: list[LoraAdapter], prompts: list[tuple[int, ...]]
+    vllm_sampler: SteppedVLLMSampler, adapters: list[LoraAdapter], prompts: list[tuple[int, ...]]
 ) -> None:
     ended, told = run_and_follow(vllm_sampler, mixed(adapters, prompts))
 
@@ -376,7 +389,9 @@ def test_what_is_told_of_a_sample_under_way_is_the_beginning_of_its_result(
     assert sum(len(tokens) for samples in told.values() for tokens in samples) > 100
 
 
-def test_a_cancelled_request_is_never_heard_of_again(vllm_sampler: VLLMSampler, adapters: list[LoraAdapter]) -> None:
+def test_a_cancelled_request_is_never_heard_of_again(
+    vllm_sampler: SteppedVLLMSampler, adapters: list[LoraAdapter]
+) -> None:
     for index, adapter in enumerate(adapters):
         vllm_sampler.add(
             SampleRequest(key=str(index), adapter=adapter, prompt=(9, 8), seed=0, num_samples=2, max_tokens=30)
@@ -391,7 +406,7 @@ def test_a_cancelled_request_is_never_heard_of_again(vllm_sampler: VLLMSampler, 
     assert len(vllm_sampler.loaded_adapters) <= KEPT
 
 
-def test_only_the_same_group_finds_a_prompt_computed(vllm_sampler: VLLMSampler) -> None:
+def test_only_the_same_group_finds_a_prompt_computed(vllm_sampler: SteppedVLLMSampler) -> None:
     cached = []
     for key, group in enumerate(("tenant:victim", "tenant:stranger", "tenant:victim", "group:victim", "group:victim")):
         fields = {"num_samples": 2, "max_tokens": 1, "cache_group": group}

@@ -98,6 +98,14 @@ class VLLMEngine:
             cache.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         self._cache_generation += 1
 
+    def forget_cached(self) -> None:
+        """Lets nobody find what was cached so far."""
+        self._cache_generation += 1
+
+    def weight_names(self) -> list[str]:
+        """What the weights are called in vLLM's model."""
+        return [name for name, _ in self._runner.model.named_parameters()]
+
     def _cache_salt(self, sample: RunningSample) -> str:
         """Goes into the hash of each cached block: only what has the same finds it."""
         return f"{self._cache_generation}:{sample.progress.request.cache_group}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
-from twinkle.sampler.base import Outcome, Sampler
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
 from twinkle.sampler.sequence import GrowingSequence, Stretch
+from twinkle.sampler.stepped import Outcome, SteppedSampler
 from twinkle.sampler.stops import stop_rule
 from twinkle.sampler.vllm.adapters import AdapterFolder, AdapterFolders
 from twinkle.sampler.vllm.progress import Advance, RunningSample, VLLMProgress
@@ -22,11 +22,11 @@ MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes of slots that vLLM knows."""
 
 
-class VLLMSampler(Sampler):
+class SteppedVLLMSampler(SteppedSampler):
     """Samples with a copy of the base model in vLLM, which lives in this process, on one device.
 
     Adapters reach vLLM as files, named by their content. A request keeps the version it was added with. Its tokens are
-    drawn as :class:`TorchSampler` draws them, so a seed means the same; the last bits of logits are vLLM's.
+    drawn as :class:`SteppedTorchSampler` draws them, so a seed means the same; the last bits of logits are vLLM's.
 
     Args:
         model_id: Folder or id of the base model.
@@ -57,7 +57,7 @@ class VLLMSampler(Sampler):
         cache_gib: int = 1,
         decode_text: DecodeText | None = None,
     ) -> None:
-        super().__init__(decode_text=decode_text)
+        self._decode_text = decode_text
         self._samples: dict[str, RunningSample] = {}
         self._under_way: dict[str, VLLMProgress] = {}
         self._names = count()
@@ -93,12 +93,12 @@ class VLLMSampler(Sampler):
 
     @property
     def has_work(self) -> bool:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         return bool(self._under_way)
 
     @property
     def num_requests(self) -> int:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         return len(self._under_way)
 
     @property
@@ -107,11 +107,11 @@ class VLLMSampler(Sampler):
         return self._adapters_on_disk.loaded
 
     def load_adapter(self, files: Mapping[str, bytes]) -> AdapterFiles:
-        """See :class:`Sampler`. What vLLM says of them shows when they are first used."""
+        """See :class:`SteppedSampler`. What vLLM says of them shows when they are first used."""
         return AdapterFiles(dict(files))
 
     def add(self, request: SampleRequest) -> None:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         engine = self._engine
         check_request(
             request,
@@ -133,7 +133,7 @@ class VLLMSampler(Sampler):
         self._submit(progress)
 
     def cancel(self, key: str) -> None:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         progress = self._under_way.pop(key, None)
         if progress is None:
             return
@@ -142,7 +142,7 @@ class VLLMSampler(Sampler):
             self._adapters_on_disk.release(progress.folder)
 
     def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         progress = self._under_way.get(key)
         if progress is None:
             return []
@@ -151,7 +151,7 @@ class VLLMSampler(Sampler):
         return [stretch for stretch in stretches + progress.finished_beyond(known) if stretch.tokens]
 
     def step(self) -> list[Outcome]:
-        """See :class:`Sampler`."""
+        """See :class:`SteppedSampler`."""
         failures: dict[str, Exception] = {}
         if not self._under_way:
             return []
@@ -165,6 +165,22 @@ class VLLMSampler(Sampler):
             if sample is not None and advance.tokens and sample.progress.request.key not in failures:
                 self._advance(sample, advance, failures)
         return self._collect(failures)
+
+    def forget_prompts(self) -> None:
+        """See :class:`SteppedSampler`."""
+        self._engine.forget_cached()
+
+    def weight_names(self) -> list[str]:
+        """See :class:`SteppedSampler`: of vLLM's own model, which packs some of them."""
+        return self._engine.weight_names()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """See :class:`SteppedSampler`. Not offered here: vLLM wraps its weights for adapters, and cannot fill them."""
+        raise InvalidInput(
+            "weights",
+            "of the base model cannot be replaced in vLLM while it serves adapters; train a LoRA adapter and sync it,"
+            " or sample with TorchSampler",
+        )
 
     def shutdown(self) -> None:
         """Ends vLLM and removes the adapters' files. The sampler cannot be used after it."""

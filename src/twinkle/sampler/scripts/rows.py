@@ -1,17 +1,17 @@
-"""Between the library's rows and the sampler's requests: a prompt in, the row extended by its continuation out."""
+"""Between a script's rows and the sampler's requests: a prompt in, the row extended by its continuation out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams, TokenLogprob
 from twinkle.sampler.request import Adapter, DecodeText, DrawnSequence, SampleRequest, SampleResult, TopLogprobs
-
-Row = Mapping[str, Any] | Sequence[int]
 
 IGNORED_LABEL = -100
 
@@ -45,21 +45,34 @@ def request_of(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What turns sampled tokens into text.
+
+    ``decode`` keeps special tokens, ``read`` leaves them out, ``parse_tool_calls`` finds the calls in a text.
+    """
+
+    decode: DecodeText | None = None
+    read: DecodeText | None = None
+    parse_tool_calls: Callable[[str], Any] | None = None
+
+
 def response_of(
-    result: SampleResult, row: Mapping[str, Any], params: SamplingParams, *, decode_text: DecodeText | None
+    result: SampleResult, row: Mapping[str, Any], params: SamplingParams, *, texts: Texts, plain_logprobs: bool = False
 ) -> SampleResponse:
-    """Returns what the caller of ``sample`` gets for one row."""
+    """Returns what the caller of ``sample`` gets for one row; ``plain_logprobs``: as numbers, where none were asked."""
     sequences = []
     for sequence in result.sequences:
         tokens: list[int] = sequence.tokens.tolist()
-        decoded = None if decode_text is None else decode_text(tokens)
         sequences.append(
             SampledSequence(
                 stop_reason=sequence.stop_reason,
                 tokens=tokens,
-                logprobs=_logprobs(sequence, params.logprobs),
-                decoded=decoded,
-                new_input_feature=extended_row(row, tokens, text=decoded),
+                logprobs=sequence.logprobs.tolist()
+                if plain_logprobs and params.logprobs is None
+                else _logprobs(sequence, params.logprobs),
+                decoded=None if texts.decode is None else texts.decode(tokens),
+                new_input_feature=extended_row(row, tokens, texts=texts),
             )
         )
     scores, topk = result.prompt_logprobs, result.topk_prompt_logprobs
@@ -71,8 +84,8 @@ def response_of(
     )
 
 
-def extended_row(row: Mapping[str, Any], tokens: Sequence[int], *, text: str | None) -> dict[str, Any]:
-    """Returns the row with a continuation appended, every field of the row kept.
+def extended_row(row: Mapping[str, Any], tokens: Sequence[int], *, texts: Texts) -> dict[str, Any]:
+    """Returns the row with a continuation appended, every field of the row kept, arrays as lists: it survives JSON.
 
     Labels are shifted: ``labels[i]`` is the target at position i, so the last prompt position has the first new token.
     """
@@ -80,16 +93,51 @@ def extended_row(row: Mapping[str, Any], tokens: Sequence[int], *, text: str | N
     token_ids = [*prompt, *tokens]
     unshifted = [IGNORED_LABEL] * len(prompt) + list(tokens)
     extended = {
-        **row,
+        **{name: plain(value) for name, value in row.items() if name != "position_ids"},
         "input_ids": token_ids,
         "labels": [*unshifted[1:], IGNORED_LABEL],
         "attention_mask": [1] * len(token_ids),
-        "position_ids": list(range(len(token_ids))),
+        "position_ids": _positions(row.get("position_ids"), len(prompt), len(tokens)),
         "length": len(token_ids),
     }
-    if "messages" in row and text is not None:
-        extended["messages"] = [*row["messages"], {"role": "assistant", "content": text}]
+    if "completion_mask" in row:
+        extended["completion_mask"] = [0] * len(prompt) + [1] * len(tokens)
+    if "mm_token_type_ids" in row:
+        extended["mm_token_type_ids"] = [*np.ravel(row["mm_token_type_ids"]).tolist(), *[0] * len(tokens)]
+    if "messages" in row and texts.read is not None:
+        text = texts.read(tokens)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        calls = texts.parse_tool_calls(text) if texts.parse_tool_calls is not None else None
+        if calls:
+            message["tool_calls"] = calls
+        extended["messages"] = [*plain(row["messages"]), message]
     return extended
+
+
+def plain(value: Any) -> Any:
+    """Returns a value without arrays and tensors in it; what JSON does not have either (pictures) stays what it is."""
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(plain(item) for item in value)
+    return value
+
+
+def _positions(given: Any, num_prompt: int, num_tokens: int) -> list[Any]:
+    """Those of the row gone on with, for each of its axes: pictures take fewer positions than tokens."""
+    if given is None:
+        return list(range(num_prompt + num_tokens))
+    positions = np.asarray(given)
+    if positions.shape[-1] != num_prompt:
+        return list(range(num_prompt + num_tokens))
+    following = positions.max() + 1 + np.arange(num_tokens)
+    added = np.broadcast_to(following, (*positions.shape[:-1], num_tokens))
+    whole: list[Any] = np.concatenate([positions, added], axis=-1).tolist()
+    return whole
 
 
 def _token_ids(row: Mapping[str, Any]) -> list[int]:

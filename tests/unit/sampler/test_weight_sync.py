@@ -1,0 +1,172 @@
+"""A sampler in step with a training: it says at once what the trained model says."""
+
+import copy
+
+import peft
+import pytest
+import torch
+import transformers
+
+from harness.models import make_text_model
+from twinkle.checkpoint_engine import CheckpointEngine, CheckpointEngineManager, MemoryCheckpointEngine
+from twinkle.core.errors import InvalidInput
+from twinkle.model import MultiLoraTransformersModel, TransformersModel
+from twinkle.sampler import TorchSampler
+
+PROMPT = [5, 6, 7, 8]
+GREEDY = {"max_tokens": 8, "temperature": 0.0, "stop": [], "prompt_logprobs": 0}
+ROW = {"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, 9]}
+
+
+@pytest.fixture(scope="module")
+def model_id(tmp_path_factory):
+    return str(make_text_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def experts_id(tmp_path_factory):
+    return str(make_text_model(tmp_path_factory.mktemp("models") / "experts", "qwen3_moe"))
+
+
+@pytest.fixture
+def sampler(model_id):
+    return TorchSampler(model_id, slots=4)
+
+
+def train(model, steps=3, lr=0.03):
+    model.set_optimizer("AdamW", lr=lr)
+    for _ in range(steps):
+        model.forward_backward(inputs=[ROW])
+        model.clip_grad_and_step()
+
+
+def scores(sampler, **call):
+    (response,) = sampler.sample([PROMPT], GREEDY, **call)
+    return response.prompt_logprobs[1:]
+
+
+def logps(model):
+    """What the trained model gives the prompt's tokens."""
+    output = model.forward_only(inputs=[{"input_ids": PROMPT, "labels": [*PROMPT[1:], -100]}])
+    return torch.as_tensor(output["logps"])[0, : len(PROMPT) - 1].tolist()
+
+
+def test_a_whole_model_that_trains_is_sampled_as_it_is_now(model_id, sampler):
+    model = TransformersModel(model_id)
+    manager = CheckpointEngineManager(model=model, sampler=sampler)
+    before = scores(sampler)
+    for _ in range(2):
+        train(model)
+        manager.sync_weights()
+        assert scores(sampler) == pytest.approx(logps(model), abs=1e-4)
+    assert scores(sampler) != pytest.approx(before, abs=1e-2)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("make", [TransformersModel, MultiLoraTransformersModel])
+def test_an_adapter_that_trains_is_sampled_as_it_is_now_merged_or_not(model_id, sampler, make, merge):
+    model = make(model_id=model_id)
+    model.add_adapter_to_model("default", peft.LoraConfig(r=4, target_modules="all-linear"))
+    manager = CheckpointEngineManager(model=model, sampler=sampler)
+    manager.sync_weights(merge_and_sync=merge)
+    base = scores(sampler)
+    train(model)
+    manager.sync_weights(merge_and_sync=merge)
+
+    assert scores(sampler) == pytest.approx(logps(model), abs=1e-4)
+    assert scores(sampler) != pytest.approx(base, abs=1e-2)
+    if not merge:
+        assert scores(sampler, use_base_model=True) == pytest.approx(base, abs=1e-5)
+        manager.sync_weights(merge_and_sync=True)
+        assert scores(sampler, use_base_model=True) == pytest.approx(logps(model), abs=1e-4)
+        manager.sync_weights(merge_and_sync=False)
+        assert scores(sampler) == pytest.approx(logps(model), abs=1e-4)
+        assert scores(sampler, use_base_model=True) == pytest.approx(base, abs=1e-5)
+
+
+def test_merging_leaves_the_training_as_it_was(model_id, sampler):
+    model = TransformersModel(model_id)
+    model.add_adapter_to_model("default", peft.LoraConfig(r=4, target_modules="all-linear"))
+    train(model)
+    before = copy.deepcopy(model.model.state_dict())
+    CheckpointEngineManager(model=model, sampler=sampler).sync_weights(merge_and_sync=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.model.state_dict().items())
+
+
+@pytest.mark.parametrize("make", [TransformersModel, MultiLoraTransformersModel])
+def test_experts_are_merged_and_taken_over_too(experts_id, make):
+    model = make(model_id=experts_id)
+    config = peft.LoraConfig(
+        r=4,
+        target_modules=["q_proj", "v_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    )
+    if make is MultiLoraTransformersModel:
+        config = peft.LoraConfig(r=4, target_modules="all-linear")
+    model.add_adapter_to_model("default", config)
+    train(model)
+    sampler = TorchSampler(experts_id, slots=4)
+    for merge in (True, False):
+        CheckpointEngineManager(model=model, sampler=sampler).sync_weights(merge_and_sync=merge)
+        assert scores(sampler) == pytest.approx(logps(model), abs=1e-3)
+
+
+@pytest.mark.parametrize("saved", [None, ["lm_head"]])
+def test_what_the_sampler_takes_over_is_what_peft_merges(model_id, sampler, tmp_path, saved):
+    model = TransformersModel(model_id)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], modules_to_save=saved)
+    model.add_adapter_to_model("default", config)
+    train(model)
+    CheckpointEngineManager(model=model, sampler=sampler).sync_weights()
+    path = model.save("last", output_dir=tmp_path)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(model_id)
+    merged = peft.PeftModel.from_pretrained(plain, path).merge_and_unload()
+    wanted = dict(merged.named_parameters())
+    for name, tensor in sampler._model.base_weights().items():
+        torch.testing.assert_close(tensor, wanted[name])
+
+
+class Courier(CheckpointEngine):
+    """A script's own engine, whose transfers are coroutines as in other libraries."""
+
+    def __init__(self):
+        self.calls = []
+        self.sent = []
+
+    def prepare(self):
+        self.calls.append("prepare")
+        return {}
+
+    @classmethod
+    def build_topology(cls, trainer_world_size, rollout_world_size, metadata):
+        assert (trainer_world_size, rollout_world_size) == (1, 0)
+        return {"name": ["sync"]}, {"name": []}
+
+    def init_process_group(self, *, name):
+        self.calls.append(name)
+
+    async def send_weights(self, weights):
+        self.sent = list(weights)
+
+    async def receive_weights(self):
+        for item in self.sent:
+            yield item
+
+    def finalize(self):
+        self.calls.append("finalize")
+
+
+@pytest.mark.parametrize("make", [Courier, MemoryCheckpointEngine])
+def test_an_engine_of_ones_own_carries_the_weights(model_id, sampler, make):
+    model = TransformersModel(model_id)
+    train(model)
+    engine = make()
+    CheckpointEngineManager(model, sampler, engine=engine).sync_weights()
+    assert scores(sampler) == pytest.approx(logps(model), abs=1e-4)
+    if make is Courier:
+        assert engine.calls == ["prepare", "sync", "finalize"]
+
+
+def test_a_model_of_another_shape_is_refused_by_the_name_of_its_weight(experts_id, sampler):
+    with pytest.raises(InvalidInput, match="weights"):
+        CheckpointEngineManager(TransformersModel(experts_id), sampler).sync_weights()
