@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.module.lora import LoraAdapter
 from twinkle.sampler.request import Adapter, AdapterFiles
@@ -76,7 +76,10 @@ class KnownAdapters:
         return adapter
 
     def _from_directory(self, path: str) -> Adapter:
-        folder = Path(resolve_model_id(path))
+        try:
+            folder = Path(resolve_model_id(path, field="adapter_path"))
+        except ConfigError as error:
+            raise InvalidInput("adapter_path", error.message.removeprefix("adapter_path: ")) from error
         try:
             files = {name: (folder / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
         except OSError as error:

@@ -16,6 +16,7 @@ from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
 from twinkle.infra import DeviceMesh
+from twinkle.infra.runtime import mesh_of
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused_lora import FusedLoraModel
@@ -39,7 +40,7 @@ class TorchSampler(SteppingSampler):
 
     Args:
         model_id: A directory or an id of a hub. Code that lies beside a model is never run.
-        device_mesh: Tells the kind of device; under torchrun every rank samples its own rows.
+        device_mesh: Tells the kind of device, the global one's if omitted; under torchrun every rank samples its own rows.
         torch_dtype: float32 on a CPU and bfloat16 elsewhere, if omitted.
         model_cls: The transformers class to load it with; the one of its config if omitted.
         max_length: Prompt and output together; the model's context if omitted.
@@ -64,7 +65,7 @@ class TorchSampler(SteppingSampler):
         self.model_id = resolve_model_id(model_id)
         if settings:
             log.warning("sampler.settings_without_effect", sampler="TorchSampler", settings=", ".join(sorted(settings)))
-        self._model = _load(self.model_id, device_of(device_mesh), _dtype(torch_dtype), model_cls)
+        self._model = _load(self.model_id, device_of(mesh_of(device_mesh)), _dtype(torch_dtype), model_cls)
         tokenizer = _tokenizer(self.model_id)
         super().__init__(
             SteppedTorchSampler(self._model, slots=slots, max_length=max_length, decode_text=_decode_of(tokenizer)),
@@ -75,9 +76,10 @@ class TorchSampler(SteppingSampler):
         """Take over the weights of a whole model that was saved; an adapter that was synced before is forgotten.
 
         Raises:
+            ConfigError: There is no such folder.
             InvalidInput: There are no weights, some are missing, or they are another model's.
         """
-        folder = Path(resolve_model_id(str(path)))
+        folder = Path(resolve_model_id(str(path), field="path"))
         self.receive_weights(stored_weights(folder, wanted=frozenset(self._model.untied_weights())).items())
 
     def apply_patch(self, patch_cls: Any, **settings: Any) -> None:
@@ -128,7 +130,9 @@ class VLLMSampler(SteppingSampler):
             return
         self.takes_whole_weights = False
         tokenizer = _tokenizer(self.model_id)
-        super().__init__(_start_vllm(self.model_id, arguments, device_of(device_mesh), tokenizer), tokenizer=tokenizer)
+        super().__init__(
+            _start_vllm(self.model_id, arguments, device_of(mesh_of(device_mesh)), tokenizer), tokenizer=tokenizer
+        )
 
     def load_full_weights_from_path(self, path: str | Path) -> None:
         """Sample with a whole model that was saved.
