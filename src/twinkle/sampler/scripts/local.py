@@ -40,7 +40,7 @@ class TorchSampler(SteppingSampler):
 
     Args:
         model_id: A directory or an id of a hub. Code that lies beside a model is never run.
-        device_mesh: Tells the kind of device, the global one's if omitted; under torchrun every rank samples its own rows.
+        device_mesh: The global layout if omitted; tells the kind of device. Under torchrun a rank samples its own rows.
         torch_dtype: float32 on a CPU and bfloat16 elsewhere, if omitted.
         model_cls: The transformers class to load it with; the one of its config if omitted.
         max_length: Prompt and output together; the model's context if omitted.
