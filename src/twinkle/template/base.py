@@ -210,7 +210,7 @@ class Template:
         def write(some: Sequence[Any], add_generation_prompt: bool) -> str:
             return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
 
-        found = TurnFinder(write).spans(turns, text)
+        found = TurnFinder(write, self.tokenizer.get_added_vocab()).spans(turns, text)
         chosen = [span for number, span in found.items() if rounds is None or number in rounds]
         if marked is None:
             return chosen

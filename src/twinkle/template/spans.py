@@ -8,47 +8,60 @@ where this turn lies in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from twinkle.data_format.row_error import RowError
-from twinkle.template.rendering import Span, Turn
+from twinkle.template.conversation import THINK_END
+from twinkle.template.rendering import MARK, Span, Turn
 
 Write = Callable[[Sequence[Turn], bool], str]
 """Conversation and whether to add a generation prompt, to text."""
 
-MARK = "\ue000"
-"""A character for private use: no text holds it."""
+SHORTEST_CLUE = 4
+"""Characters of a prompt's end by which the place is found where the model goes on."""
 _PROBE: Turn = {"role": "user", "content": "?"}
 
 
 class TurnFinder:
-    """Finds assistants' turns in texts that ``write`` makes."""
+    """Finds assistants' turns in texts that ``write`` makes.
 
-    def __init__(self, write: Write) -> None:
+    Args:
+        write: Writes a conversation.
+        special_tokens: Texts that are tokens of their own, one of which ends a turn.
+    """
+
+    def __init__(self, write: Write, special_tokens: Collection[str]) -> None:
         self._write = write
         answer: Turn = {"role": "assistant", "content": MARK}
         base = write([_PROBE], False)
         self._prompt = _added(base, write([_PROBE], True))
         head, _, end = write([_PROBE, answer], False).rpartition(MARK)
-        self._turn_end = end.rstrip()
-        middle = write([_PROBE, answer, _PROBE], False).rpartition(MARK)[0]
-        before = _common(_added(base, head), _added(base, middle))
+        middle_head, _, middle_end = write([_PROBE, answer, _PROBE], False).rpartition(MARK)
+        before = _common(_added(base, head), _added(base, middle_head))
         self._header = _common(self._prompt, before)
         # Without a generation prompt the model writes everything after a question itself.
         self._lead = "" if self._prompt else before
+        self._last_end = end.rstrip()
+        longest_first = sorted(special_tokens, key=len, reverse=True)
+        special = re.search("|".join(map(re.escape, longest_first)) or "(?!)", middle_end)
+        if special and not (self._last_end and middle_end.startswith(self._last_end)):
+            self._turn_end = middle_end[: special.end()]
+        else:
+            self._turn_end = _common(self._last_end, middle_end)
 
     def spans(self, turns: Sequence[Turn], text: str) -> dict[int, Span]:
         """By number, where the assistant's turns lie in the text of the whole conversation.
 
         Raises:
-            RowError: The template writes nothing of a turn.
+            RowError: The template writes nothing of a turn, or writes it in another way where others follow.
         """
-        starts = self._marked_starts(turns, text)
         spans: dict[int, Span] = {}
         floor = 0
-        for number, at in starts.items():
-            start = self._generation_start(text, floor, at)
+        for number, at in self._marked_starts(turns, text).items():
+            first = min(self._marked_places(turns, number, text), default=at) if _is_composed(turns[number]) else at
+            start = self._generation_start(turns[:number], text, floor, first)
             floor = self._end(turns, number, text, at)
             spans[number] = (start, floor)
         return spans
@@ -63,43 +76,70 @@ class TurnFinder:
         return {number: self._marked_start(turns, number, text) for number in numbers}
 
     def _marked_start(self, turns: Sequence[Turn], number: int, text: str) -> int:
-        for turn in _marked(turns[number]):
-            marked = self._write([*turns[:number], turn, *turns[number + 1 :]], False)
-            if MARK in marked:
-                return len(_common(marked, text))
+        for place in self._marked_places(turns, number, text):
+            return place
         raise RowError(
             f"messages[{number}]",
             "is left out by the model's chat template, so nothing of it can train; leave it out or fill it",
             message_number=number,
         )
 
-    def _generation_start(self, text: str, floor: int, at: int) -> int:
+    def _marked_places(self, turns: Sequence[Turn], number: int, text: str) -> Iterator[int]:
+        """Where the parts of a turn are found in the text, those that the template leaves out excepted."""
+        for turn in _marked(turns[number]):
+            marked = self._write([*turns[:number], turn, *turns[number + 1 :]], False)
+            if MARK in marked:
+                yield len(_common(marked, text))
+
+    def _generation_start(self, before: Sequence[Turn], text: str, floor: int, at: int) -> int:
         """Where the model's own begins before ``at``: after as much of the generation prompt as stands there."""
         for length in range(len(self._prompt), max(1, len(self._header)) - 1, -1):
             found = text.rfind(self._prompt[:length], floor, at)
             if found >= 0 and self._header:
                 return found + length
-        return at - len(self._lead) if text.endswith(self._lead, floor, at) else at
+        if self._lead and text.endswith(self._lead, floor, at):
+            return at - len(self._lead)
+        # Some write all that a model says between two questions as one turn: then it goes on after a tool's answer.
+        prompt = self._write(before, True) if before else ""
+        for length in range(min(len(prompt), at - floor), SHORTEST_CLUE - 1, -1):
+            found = text.rfind(prompt[-length:], floor, at)
+            if found >= 0:
+                return found + length
+        return at
 
     def _end(self, turns: Sequence[Turn], number: int, text: str, at: int) -> int:
-        turn = turns[number]
-        content = turn.get("content")
-        if self._turn_end and isinstance(content, str) and not turn.get("tool_calls"):
-            rest = content.strip() + self._turn_end
-            if text.startswith(rest, at):
+        turn, is_last = turns[number], number == len(turns) - 1
+        end = self._last_end if is_last else self._turn_end
+        if isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
+            rest = turn["content"].strip() + end
+            if end and text.startswith(rest, at):
                 return at + len(rest)
-        shorter = text if number == len(turns) - 1 else self._write(turns[: number + 1], False)
-        begin = self._marked_start(turns[: number + 1], number, shorter)
-        rest = shorter[begin:].rstrip()
-        common = _common(rest, text[at:])
-        if len(rest) - len(common) > len(self._turn_end):
-            raise RowError(
-                f"messages[{number}]",
-                "is written in another way once more messages follow, so it cannot be told what of it trains; use a"
-                " chat template with {% generation %}",
-                message_number=number,
-            )
-        return at + len(common)
+        if is_last:
+            return len(text.rstrip()) if self._last_end else len(text)
+        shorter = self._write(turns[: number + 1], False)
+        # From the last part on, of which no other is written behind, what follows a turn aside.
+        for place, begin in zip(
+            [*self._marked_places(turns, number, text)][::-1],
+            [*self._marked_places(turns[: number + 1], number, shorter)][::-1],
+            strict=False,
+        ):
+            rest, there = shorter[begin:].strip(), place + _num_spaces(text[place:])
+            body = rest.removesuffix(self._last_end)
+            if text.startswith(rest, there):
+                return there + len(rest)
+            if text.startswith(body, there):
+                after = there + len(body)
+                return after + len(self._turn_end) if text.startswith(self._turn_end, after) else after
+        raise RowError(
+            f"messages[{number}]",
+            "is written in another way once more messages follow, so it cannot be told what of it trains; use a chat"
+            " template with {% generation %}",
+            message_number=number,
+        )
+
+
+def _num_spaces(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _common(one: str, other: str) -> str:
@@ -112,20 +152,33 @@ def _added(before: str, after: str) -> str:
     return after[len(_common(before, after)) :]
 
 
+def _is_composed(turn: Turn) -> bool:
+    """Whether a turn has more than content, which templates may write as several messages."""
+    return bool(turn.get("reasoning_content") or turn.get("tool_calls"))
+
+
 def _marked(turn: Turn) -> Iterator[Turn]:
     """The turn with a mark in its content; then, for templates that leave this out, elsewhere."""
     content = turn.get("content") or ""
     if isinstance(content, str):
-        text = content.lstrip()
-        yield {**turn, "content": content[: len(content) - len(text)] + MARK + text}
+        yield {**turn, "content": _mark(content)}
+        thinking, end, answer = content.partition(THINK_END)
+        if end:
+            yield {**turn, "content": thinking + end + _mark(answer)}
     else:
         texts = [index for index, part in enumerate(content) if part.get("type") == "text"]
         first = texts[0] if texts else len(content)
-        part = {"type": "text", "text": MARK + (content[first]["text"].lstrip() if texts else "")}
+        part = {"type": "text", "text": _mark(content[first]["text"] if texts else "")}
         yield {**turn, "content": [*content[:first], part, *content[first + 1 :]]}
     if turn.get("reasoning_content"):
-        yield {**turn, "reasoning_content": MARK + turn["reasoning_content"].lstrip()}
+        yield {**turn, "reasoning_content": _mark(turn["reasoning_content"])}
     calls: list[Any] = list(turn.get("tool_calls") or [])
     if calls:
         function = {**calls[0]["function"], "name": MARK + calls[0]["function"]["name"]}
         yield {**turn, "tool_calls": [{**calls[0], "function": function}, *calls[1:]]}
+
+
+def _mark(text: str) -> str:
+    """The text with a mark before its first character; templates may take away the spaces before that."""
+    rest = text.lstrip()
+    return text[: len(text) - len(rest)] + MARK + rest
