@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from harness import families as hybrid
 from harness.picture_files import picture_file
 from twinkle.model.pictures import Picture
 
@@ -61,12 +62,29 @@ TOKENS = {
 }
 DEEPSTACK = {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+HYBRID = {
+    **hybrid.HYBRID,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "initializer_range": 0.1,
+    "rope_parameters": hybrid.MROPE,
+    "tie_word_embeddings": False,
+}
+HYBRID_EXPERTS = {**hybrid.HYBRID_EXPERTS, "shared_expert_intermediate_size": 40}
 PICTURE_FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen3-vl": lambda: transformers.Qwen3VLConfig(
         text_config=text_config(), vision_config=TOWER | DEEPSTACK, **TOKENS
     ),
     "qwen3-vl-moe": lambda: transformers.Qwen3VLMoeConfig(
         text_config=text_config(**EXPERTS), vision_config=TOWER | DEEPSTACK, **TOKENS
+    ),
+    # No deepstack, and layers that carry a state.
+    "qwen3.5": lambda: transformers.Qwen3_5Config(
+        text_config=text_config(**HYBRID), vision_config=TOWER | {"num_position_embeddings": 64}, **TOKENS
+    ),
+    "qwen3.5-moe": lambda: transformers.Qwen3_5MoeConfig(
+        text_config=text_config(**HYBRID, **HYBRID_EXPERTS),
+        vision_config=TOWER | {"num_position_embeddings": 64},
+        **TOKENS,
     ),
     # No deepstack, windows in the tower, other sections of the rotary embedding.
     "qwen2.5-vl": lambda: transformers.Qwen2_5_VLConfig(
@@ -75,6 +93,16 @@ PICTURE_FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **TOKENS,
     ),
 }
+
+
+PICTURE_MODELS = {
+    "qwen3-vl": ("Qwen3-VL", "features added after the first layers (deepstack)"),
+    "qwen3-vl-moe": ("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B", "the same, experts"),
+    "qwen3.5": ("Qwen3.5 to 3.8", "gated delta nets"),
+    "qwen3.5-moe": ("Qwen3.5 and 3.6 with experts", "gated delta nets, experts, one of them shared"),
+    "qwen2.5-vl": ("Qwen2.5-VL", "windows in the tower"),
+}
+"""By family the models that it is, and what is peculiar about them."""
 
 
 def image_processor() -> Qwen2VLImageProcessorPil:

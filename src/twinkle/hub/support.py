@@ -33,7 +33,7 @@ TOWER_LEFT_OUT = frozenset(
         "qwen3_5_moe",
     }
 )
-"""Types for pictures too (or sound), whose language model is served without the tower."""
+"""Types for pictures too (or sound), whose language model is served without the tower, unless pictures are taken."""
 MOVING_ROPES = frozenset({"dynamic", "longrope", "su"})
 """Kinds of rotary embedding whose angles depend on more than the position: on how long the longest sequence is."""
 READ_AS_ANOTHER = frozenset({"chatglm", "internlm2", "kimi_k2"})
@@ -52,7 +52,7 @@ CHATGLM_VOCABULARY = 65024
 OWN_SCALES = ("lm_head_multiplier",)
 DEQUANTISED = frozenset({"fp8", "mxfp4"})
 """Kinds of quantised weights that are read into plain ones."""
-WITH_PICTURES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+WITH_PICTURES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 """Types whose pictures are taken: a vision tower of Qwen's kind, before a language model that is served as well."""
 WRITES_ON = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 STATEFUL = """

@@ -26,7 +26,7 @@ from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused_step import FusedStep
 from twinkle.model.independence import Independence
 from twinkle.model.job_run import JobRun, settle, start_runs
-from twinkle.model.loading import decoder_of, load_base_model, stored_paths
+from twinkle.model.loading import decoder_of, load_base_model, stored_paths, takes_pictures
 from twinkle.model.logit_form import LogitForm
 from twinkle.model.loss_head import LossHead
 from twinkle.model.pictures import PackedPictures, PictureEncoder
@@ -106,11 +106,11 @@ class FusedLoraModel:
         config = model.config.get_text_config()
         check_config(name, model.config.to_dict())
         self._model = model.eval().requires_grad_(False)
-        takes_pictures = model.config.model_type in WITH_PICTURES
+        has_tower = model.config.model_type in WITH_PICTURES
         self._decoder = decoder_of(model)
         self._inputs = TokenInputs(model, self._decoder)
         self.pictures: PictureEncoder | None = None
-        if takes_pictures and image_processor is not None:
+        if has_tower and image_processor is not None:
             rules = picture_rules(model.config, image_processor)
             self.pictures = PictureEncoder(model, image_processor, rules, max_bytes=picture_cache_bytes)
         unembedding = model.get_output_embeddings()
@@ -123,7 +123,7 @@ class FusedLoraModel:
         prepare_llama4(model)
         register_packed_attention()
         # What is no tower.
-        served = self._decoder if takes_pictures else model
+        served = self._decoder if has_tower else model
         served.set_attn_implementation(ATTENTION_NAME)
         is_cpu = self.device.type == "cpu"
         functions = rowwise_layer_functions() if is_cpu else LayerFunctions()
@@ -204,7 +204,9 @@ class FusedLoraModel:
         ``prepare`` gets it as transformers made it: what it sets of this process holds for all that is measured here.
         """
         wanted = dtype or plain_dtype(torch.device(device).type)
-        model = load_base_model(path, name=name or path, dtype=wanted).to(torch.device(device))
+        image_processor = load_image_processor(path) if takes_pictures(path) else None
+        with_tower = image_processor is not None
+        model = load_base_model(path, name=name or path, dtype=wanted, with_tower=with_tower).to(torch.device(device))
         prepare(model)
         return cls(
             model,
@@ -212,7 +214,7 @@ class FusedLoraModel:
             tokens_per_pass=tokens_per_pass,
             ranks=ranks,
             shard=shard,
-            image_processor=load_image_processor(path) if model.config.model_type in WITH_PICTURES else None,
+            image_processor=image_processor,
             picture_cache_bytes=picture_cache_bytes,
             paths=stored_paths(path),
         )

@@ -48,8 +48,19 @@ class ForeignModel:
     tensors: Callable[[str, torch.Tensor, Any], NamedTensors] | None = None
 
 
-def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
+def takes_pictures(path: str) -> bool:
+    """Whether the model of a folder or of an id of a hub is of a type whose pictures are taken."""
+    return _written_config(path).get("model_type") in WITH_PICTURES
+
+
+def load_base_model(path: str, *, name: str, dtype: torch.dtype, with_tower: bool = True) -> Any:
     """The causal language model of a folder or of an id of a hub, on the CPU.
+
+    Args:
+        path: The folder or the id.
+        name: What the model is called.
+        dtype: Of its weights.
+        with_tower: Keep what makes embeddings of pictures, where these are taken; some types cannot do without.
 
     Raises:
         ConfigError: It cannot be served, or its weights do not fit its config.
@@ -85,7 +96,8 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype) -> Any:
             options["quantization_config"] = Mxfp4Config(dequantize=True)
         model, info = loader.from_pretrained(path, local_files_only=is_local, **options)
     _check_whole(name, model, info["missing_keys"])
-    return _language_model(model) if config.model_type in TOWER_LEFT_OUT else model
+    is_whole = with_tower and config.model_type in WITH_PICTURES
+    return _language_model(model) if config.model_type in TOWER_LEFT_OUT and not is_whole else model
 
 
 def _language_model(model: Any) -> Any:

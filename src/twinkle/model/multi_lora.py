@@ -21,7 +21,6 @@ from twinkle.core.errors import InvalidInput, NoRoom
 from twinkle.data_format.answers import ModelOutput
 from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.model_path import resolve_model_id
-from twinkle.hub.support import WITH_PICTURES
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
@@ -32,7 +31,7 @@ from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.fused_parameters import lend_moments, parameters_of
 from twinkle.model.fused_rows import job_of, linear_weights, open_pass, set_outputs, weights_of, with_teacher_indices
 from twinkle.model.gradient_sync import sync_of
-from twinkle.model.loading import load_base_model, stored_paths
+from twinkle.model.loading import load_base_model, stored_paths, takes_pictures
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.outgoing import NamedWeights, outgoing_fused
@@ -101,9 +100,12 @@ class MultiLoraTransformersModel(ComponentModel):
         self.max_loras, self.max_r, self.max_length = max_loras, max_r, max_length
         self.target_modules = target_modules
         dtype = weights_dtype(mixed_precision, device)
+        image_processor = load_image_processor(self.model_id) if takes_pictures(self.model_id) else None
         model: Any
         if model_cls is None and config is None and not from_pretrained_kwargs:
-            model = load_base_model(self.model_id, name=self.model_id, dtype=dtype)
+            model = load_base_model(
+                self.model_id, name=self.model_id, dtype=dtype, with_tower=image_processor is not None
+            )
         else:
             loader = model_class(model_cls)
             own_config = {} if config is None else {"config": config}
@@ -112,7 +114,7 @@ class MultiLoraTransformersModel(ComponentModel):
             model.to(device),
             name=self.model_id,
             tokens_per_pass=tokens_per_pass,
-            image_processor=load_image_processor(self.model_id) if model.config.model_type in WITH_PICTURES else None,
+            image_processor=image_processor,
             paths=stored_paths(self.model_id),
         )
         self._sync = sync_of(device_mesh, device)

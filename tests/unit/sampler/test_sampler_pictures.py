@@ -15,6 +15,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
+from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
 from .conftest import run_to_end
@@ -23,9 +24,9 @@ NEW_TOKENS = 12
 SIZES = ((40, 40), (9, 33))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_picture_model(tmp_path_factory.mktemp("qwen3-vl"))
+@pytest.fixture(scope="module", params=["qwen3-vl", "qwen3.5"])
+def folder(request, tmp_path_factory):
+    return save_picture_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,13 @@ def asked(number, adapter=None, *, sizes=SIZES, **settings):
     )
 
 
+def chunk_tokens(model):
+    """Small, but a state can be copied only where the recurrence is cut."""
+    return CHUNK_TOKENS if model.remembers else 16
+
+
 def run(model, requests, **options):
-    sampler = SteppedTorchSampler(model, **{"slots": 32, "chunk_tokens": 16, **options})
+    sampler = SteppedTorchSampler(model, **{"slots": 32, "chunk_tokens": chunk_tokens(model), **options})
     for request in requests:
         sampler.add(request)
     return run_to_end(sampler)
@@ -119,7 +125,7 @@ def test_a_prompt_is_shared_with_the_same_picture_and_not_with_another_of_its_si
     again = replace(first, key="again")
     pictures = (replace(first.pictures[0], content=picture_file(999, width=40, height=40)), first.pictures[1])
     other = replace(first, key="other", pictures=pictures)
-    sampler = SteppedTorchSampler(model, slots=4, chunk_tokens=16)
+    sampler = SteppedTorchSampler(model, slots=4, chunk_tokens=chunk_tokens(model))
 
     ended = {}
     for request in (first, again, other):
