@@ -168,6 +168,12 @@ class Settings(BaseSettings):
         description="device memory for what the vision tower has made of pictures, kept for each tenant by itself",
     )
     sample_slots: int = Field(default=32, gt=0)
+    sampler_state_bytes: int = Field(
+        default=4 << 30,
+        gt=0,
+        description="device memory for what layers that carry a state (Qwen3.5, Nemotron-H) remember of the sequences"
+        " sampled at once; fewer are, where it has no room for all",
+    )
     prompt_cache_groups: dict[str, list[str]] = Field(
         default={},
         description="tenants that share computed prompts and can tell what the others sent, like"

@@ -127,8 +127,8 @@ class FusedLoraModel:
         served.set_attn_implementation(ATTENTION_NAME)
         is_cpu = self.device.type == "cpu"
         functions = rowwise_layer_functions() if is_cpu else LayerFunctions()
-        self.remembers = any([pack(served, functions) for pack in (pack_delta_nets, pack_mamba_layers)])
-        """Whether some layers carry a state along the sequence."""
+        self.state_bytes = pack_delta_nets(served, functions) + pack_mamba_layers(served, functions)
+        """What layers that carry a state along a sequence remember of one; 0 if there are no such layers."""
         if is_cpu:
             make_rowwise(served, product, config.max_position_embeddings)
         targets = find_targets(model, unembedding, served)
@@ -228,6 +228,11 @@ class FusedLoraModel:
     def config(self) -> Any:
         """The text config of the base model, as transformers has it."""
         return self._model.config.get_text_config()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether some layers carry a state along the sequence."""
+        return self.state_bytes > 0
 
     @property
     def dtype(self) -> torch.dtype:

@@ -22,18 +22,21 @@ from twinkle.module.delta_kernels import delta_rule
 from twinkle.module.delta_rule import DeltaInputs
 from twinkle.module.packed_attention import PackedAttention
 from twinkle.module.packed_states import LayerState, Taps
-from twinkle.module.recurrence import LayerFunctions, mix
+from twinkle.module.recurrence import LayerFunctions, mix, state_bytes
 
 DELTA_NETS = (Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet, Qwen3_5MoeGatedDeltaNet)
 
 
-def pack_delta_nets(model: torch.nn.Module, functions: LayerFunctions) -> bool:
-    """Let the gated delta-net layers of ``model`` run on packed rows; whether there are any."""
+def pack_delta_nets(model: torch.nn.Module, functions: LayerFunctions) -> int:
+    """Let the gated delta-net layers of ``model`` run on packed rows; the bytes that they remember of a sequence."""
     found = [(path, module) for path, module in model.named_modules() if isinstance(module, DELTA_NETS)]
+    size_bytes = 0
     for path, module in found:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, PackedDeltaNet(module, functions))
-    return bool(found)
+        packed = PackedDeltaNet(module, functions)
+        setattr(model.get_submodule(parent), name, packed)
+        size_bytes += packed.state_bytes
+    return size_bytes
 
 
 class PackedDeltaNet(torch.nn.Module):
@@ -63,6 +66,11 @@ class PackedDeltaNet(torch.nn.Module):
             setattr(self, name, getattr(base, name))
         self._functions = functions
         self._rule = delta_rule(self.A_log.device, functions.exp)
+
+    @property
+    def state_bytes(self) -> int:
+        """What a ``LayerState`` of this layer takes."""
+        return state_bytes(self.num_value_heads * self.key_size * self.value_size, self.conv1d)
 
     def forward(self, hidden_states: torch.Tensor, *, packed_attention: PackedAttention, **unused: Any) -> torch.Tensor:
         """Mix the tokens of each packed sequence [1, T, D]."""

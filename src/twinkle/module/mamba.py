@@ -17,17 +17,20 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mi
 from twinkle.core.errors import ConfigError
 from twinkle.module.packed_attention import PackedAttention
 from twinkle.module.packed_states import LayerState, Taps
-from twinkle.module.recurrence import LayerFunctions, mix
+from twinkle.module.recurrence import LayerFunctions, mix, state_bytes
 from twinkle.module.state_space import SpaceInputs, StateSpace
 
 
-def pack_mamba_layers(model: torch.nn.Module, functions: LayerFunctions) -> bool:
-    """Let the Mamba-2 layers of ``model`` run on packed rows; whether there are any."""
+def pack_mamba_layers(model: torch.nn.Module, functions: LayerFunctions) -> int:
+    """Let the Mamba-2 layers of ``model`` run on packed rows; the bytes that they remember of a sequence."""
     found = [(path, module) for path, module in model.named_modules() if isinstance(module, NemotronHMamba2Mixer)]
+    size_bytes = 0
     for path, module in found:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, PackedMamba(module, functions))
-    return bool(found)
+        packed = PackedMamba(module, functions)
+        setattr(model.get_submodule(parent), name, packed)
+        size_bytes += packed.state_bytes
+    return size_bytes
 
 
 class PackedMamba(torch.nn.Module):
@@ -48,6 +51,11 @@ class PackedMamba(torch.nn.Module):
         self.A_log, self.D, self.dt_bias = base.A_log, base.D, base.dt_bias
         self._functions = functions
         self._rule = StateSpace(functions.exp)
+
+    @property
+    def state_bytes(self) -> int:
+        """What a ``LayerState`` of this layer takes."""
+        return state_bytes(self.num_heads * self.state_size * self.head_size, self.conv1d)
 
     def forward(self, hidden_states: torch.Tensor, *, packed_attention: PackedAttention, **unused: Any) -> torch.Tensor:
         """Mix the tokens of each packed sequence [1, T, D]."""

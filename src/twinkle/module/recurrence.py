@@ -104,6 +104,13 @@ def mix(
     return out_THV, after
 
 
+def state_bytes(num_values: int, convolution: torch.nn.Conv1d) -> int:
+    """What a ``LayerState`` takes: values of a recurrence in float32, and the last inputs of its convolution."""
+    (num_taps,) = convolution.kernel_size
+    past_bytes = (num_taps - 1) * convolution.in_channels * convolution.weight.element_size()
+    return num_values * torch.float32.itemsize + past_bytes
+
+
 class ChunkTerms(NamedTuple):
     """What the scan from chunk to chunk takes, laid out as the chunks are.
 

@@ -19,6 +19,7 @@ import torch
 
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
+from twinkle.core.events import event_log
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.pictures import PictureLayout, TokenRange, pack
 from twinkle.module.lora import LoraAdapter, Segment
@@ -37,6 +38,11 @@ from twinkle.sampler.stops import stop_rule
 DEFAULT_TOKENS_PER_SLOT = 1024
 DEFAULT_CHUNK_TOKENS = 256
 DEFAULT_KEPT_BYTES = 512 * 2**20
+DEFAULT_STATE_BYTES = 4 * 2**30
+STATES_PER_SLOT = 2
+"""A continuation's own, and its prompt's while others are to go on from it."""
+
+log = event_log()
 
 
 class SteppedTorchSampler(SteppedSampler):
@@ -50,6 +56,8 @@ class SteppedTorchSampler(SteppedSampler):
         prefill_tokens_per_step: About how many prompt tokens a step computes, so that decoding never stalls for long.
         chunk_tokens: Where prompts are cut. Results are the same bits only for the same value.
         kept_bytes: Memory for computed prompts, beside the caches of running sequences: several chunks' worth, or 0.
+        state_bytes: Memory for what layers that carry a state remember of running sequences; as many slots are left out
+            as it has no room for.
         decode_text: The tokenizer's decode, needed for stop strings.
     """
 
@@ -63,15 +71,16 @@ class SteppedTorchSampler(SteppedSampler):
         prefill_tokens_per_step: int = 2 * DEFAULT_CHUNK_TOKENS,
         chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
         kept_bytes: int = DEFAULT_KEPT_BYTES,
+        state_bytes: int = DEFAULT_STATE_BYTES,
         decode_text: DecodeText | None = None,
     ) -> None:
         self._decode_text = decode_text
         context = model.info.max_context_length
         self._model = model
-        self._slots = slots
+        self._slots = _slots_within(state_bytes, slots, model)
         self._max_length = context if max_length is None else min(max_length, context)
         if kv_tokens is None:
-            kv_tokens = max(slots * DEFAULT_TOKENS_PER_SLOT, self._max_length + DEFAULT_TOKENS_PER_SLOT)
+            kv_tokens = max(self._slots * DEFAULT_TOKENS_PER_SLOT, self._max_length + DEFAULT_TOKENS_PER_SLOT)
         self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length)
         self._prefill_tokens = prefill_tokens_per_step
         self._chunk_tokens = chunk_tokens
@@ -347,3 +356,24 @@ class SteppedTorchSampler(SteppedSampler):
                 going_on.append(progress)
         self._active = going_on
         return outcomes
+
+
+def _slots_within(limit_bytes: int, slots: int, model: FusedLoraModel) -> int:
+    """As many of the slots as the states of their sequences leave room for."""
+    slot_bytes = STATES_PER_SLOT * model.state_bytes
+    if slot_bytes == 0 or slots * slot_bytes <= limit_bytes:
+        return slots
+    if slot_bytes > limit_bytes:
+        raise ConfigError(
+            f"the states of one sequence of {model.info.name} take {slot_bytes} bytes, more than"
+            f" TWINKLE_SAMPLER_STATE_BYTES ({limit_bytes}); allow at least so many"
+        )
+    fitting = limit_bytes // slot_bytes
+    log.warning(
+        "sampler.fewer_slots",
+        slots=fitting,
+        wanted=slots,
+        slot_bytes=slot_bytes,
+        next="raise TWINKLE_SAMPLER_STATE_BYTES to sample more sequences at once",
+    )
+    return fitting

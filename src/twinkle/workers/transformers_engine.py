@@ -336,7 +336,12 @@ def _is_of_the_model(error: Exception) -> bool:
 def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> SteppedSampler:
     if settings.sampler == "torch":
         SamplerProbe(model).check()
-        return SteppedTorchSampler(model, slots=settings.sample_slots, decode_text=decode_text)
+        return SteppedTorchSampler(
+            model,
+            slots=settings.sample_slots,
+            state_bytes=settings.sampler_state_bytes,
+            decode_text=decode_text,
+        )
     return SteppedVLLMSampler(
         settings.model,
         device=settings.device,

@@ -187,6 +187,32 @@ def test_prompts_are_cut_only_where_a_state_can_be_copied(ours):
         SteppedTorchSampler(ours, slots=1, chunk_tokens=48)
 
 
+def test_no_more_sequences_run_at_once_than_their_states_have_room_for(ours):
+    sampler = SteppedTorchSampler(ours, slots=8, chunk_tokens=CHUNK, state_bytes=5 * ours.state_bytes)
+    requests = [asked(str(n), drawn(n, 20 + n), prompt_logprobs=False, num_samples=2) for n in range(3)]
+    for request in requests:
+        sampler.add(request)
+    ended, held = {}, []
+    while sampler.has_work:
+        ended |= {result.key: result for result in sampler.step()}
+        caches = [
+            cache
+            for progress in sampler._active
+            for cache in (progress.prompt_cache, *(running.cache for running in progress.running.values()))
+            if cache is not None and cache.states
+        ]
+        held.append(sum(tensor.nbytes for cache in caches for state in cache.states.values() for tensor in state))
+
+    assert ours.state_bytes <= max(held) <= 5 * ours.state_bytes
+    for request in requests:
+        assert bits(ended[request.key]) == bits(run(ours, [request])[request.key])
+
+
+def test_a_bound_that_holds_no_sequence_is_refused(ours):
+    with pytest.raises(ConfigError, match=f"take {2 * ours.state_bytes} bytes, more than TWINKLE_SAMPLER_STATE_BYTES"):
+        SteppedTorchSampler(ours, slots=1, chunk_tokens=CHUNK, state_bytes=2 * ours.state_bytes - 1)
+
+
 LEAKS = {
     "the state of another": ("before", lambda self, layer: before(self, layer)[::-1]),
     "no state": ("before", lambda self, layer: [None for _ in before(self, layer)]),
