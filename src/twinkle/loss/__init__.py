@@ -16,7 +16,7 @@ from twinkle.loss.datum_losses import (
 )
 from twinkle.loss.dpo import DPOLoss
 from twinkle.loss.gkd import GKDLoss
-from twinkle.loss.grpo import BNPOLoss, CISPOLoss, DRGRPOLoss, GRPOLoss, GSPOLoss, SAPOLoss
+from twinkle.loss.grpo import BNPOLoss, CISPOLoss, DRGRPOLoss, GRPOLoss, GSPOLoss, PPOLoss, SAPOLoss
 from twinkle.loss.infonce import InfonceLoss
 from twinkle.loss.likelihood import (
     ChunkedCrossEntropyLoss,
@@ -24,10 +24,12 @@ from twinkle.loss.likelihood import (
     LigerFusedLinearCrossEntropyLoss,
     MSELoss,
 )
+from twinkle.loss.preference import PreferenceLossBase
 from twinkle.loss.reference_free import CPOLoss, ORPOLoss, SimPOLoss
 from twinkle.loss.registry import LOSSES, create_loss
 from twinkle.loss.surrogate import Surrogate, differentiate
 from twinkle.loss.traced import TracedLoss
+from twinkle.loss.value import PPOValueLoss
 
 torch_loss_mapping = LOSSES
 """``LOSSES`` under the name scripts import."""
@@ -58,7 +60,10 @@ __all__ = [
     "LossOutput",
     "MSELoss",
     "ORPOLoss",
+    "PPOLoss",
+    "PPOValueLoss",
     "Ppo",
+    "PreferenceLossBase",
     "SAPOLoss",
     "SimPOLoss",
     "StableReinforce",

@@ -24,12 +24,14 @@ Tensors = Mapping[str, torch.Tensor]
 class Loss(ABC):
     """A callable on a batch: ``inputs`` hold ``labels``, ``outputs`` what the model computed.
 
-    ``outputs`` may hold ``logps`` (B, T), ``logits`` (B, T, V), ``entropies`` (B, T), ``embeddings``; the flags say
+    ``outputs`` may hold ``logps`` (B, T), ``logits`` (B, T, V), ``entropies`` (B, T), ``values`` (B, T),
+    ``embeddings``; the flags say
     which of them the loss wants. Keywords are shared by all losses of a loop: each ignores those it does not know.
     """
 
     require_logits: ClassVar[bool] = False
     require_logps: ClassVar[bool] = True
+    require_values: ClassVar[bool] = False
     works_without_logits: ClassVar[bool] = False
     """Whether a loss that requires logits takes something smaller where the model keeps none."""
 

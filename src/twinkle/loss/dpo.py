@@ -16,21 +16,13 @@ from torch.nn.functional import logsigmoid, relu
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.batch import LossOutput
 from twinkle.loss.alignment import Rows, align
-from twinkle.loss.base import Loss, Tensors, require, target_logps, token_mean, zero_loss
+from twinkle.loss.base import Tensors, require, target_logps, token_mean, zero_loss
+from twinkle.loss.preference import PreferenceLossBase, split_pairs
 
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo", "kto_pair"]
 
 
-def split_pairs(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chosen and rejected of an interleaved batch."""
-    if len(rows) % 2:
-        raise InvalidInput(
-            "inputs", f"has {len(rows)} rows; preference losses take pairs: chosen, rejected, chosen, ..."
-        )
-    return rows[0::2], rows[1::2]
-
-
-class DPOLoss(Loss):
+class DPOLoss(PreferenceLossBase):
     """With ``m = (pi_w - ref_w) - (pi_l - ref_l)``, by ``loss_type``, mean over pairs.
 
     - ``sigmoid``: ``-(1 - s) log sigmoid(beta m) - s log sigmoid(-beta m)``, s ``label_smoothing``
@@ -58,7 +50,7 @@ class DPOLoss(Loss):
             raise InvalidInput("beta", "is 0; ipo aims at the margin 1 / (2 beta) and needs a positive one")
         self.beta = beta
         self.label_smoothing = label_smoothing
-        self.ignore_index = ignore_index
+        super().__init__(ignore_index)
         self.loss_type = loss_type
         self.reference_free = reference_free
         self.sft_weight = sft_weight

@@ -8,12 +8,16 @@ Shapes: B rows, T positions (padded).
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.batch import LossOutput
 from twinkle.loss.alignment import Rows, align
 from twinkle.loss.base import Loss, Tensors, require, row_means, target_logps, token_mean, zero_loss
+
+AggregationMode = Literal["token-mean", "seq-mean-token-mean"]
 
 MAX_LOG_RATIO = 20.0
 """Bound of every log ratio before ``exp``: a runaway token gives a large number with no gradient, not infinity."""
@@ -99,6 +103,33 @@ class GRPOLoss(Loss):
         return row_means(loss_BT, mask_BT).mean()
 
 
+class PPOLoss(GRPOLoss):
+    """GRPO's token loss for advantages a token (arXiv 1707.06347, eq. 7), which ``GAEAdvantage`` estimates.
+
+    ``loss_agg_mode`` says what is averaged: all tokens of the batch, or each row's first and then the rows.
+    """
+
+    def __init__(
+        self,
+        loss_agg_mode: AggregationMode = "token-mean",
+        epsilon: float = 0.2,
+        epsilon_high: float | None = None,
+        beta: float = 0.0,
+        entropy_coef: float = 0.0,
+        ignore_index: int = -100,
+    ) -> None:
+        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index)
+        if loss_agg_mode not in get_args(AggregationMode):
+            modes = ", ".join(get_args(AggregationMode))
+            raise InvalidInput("loss_agg_mode", f"is {loss_agg_mode!r}, must be one of {modes}")
+        self.loss_agg_mode = loss_agg_mode
+
+    def _average(self, loss_BT: torch.Tensor, mask_BT: torch.Tensor, num_items: int | None) -> torch.Tensor:
+        if self.loss_agg_mode == "seq-mean-token-mean":
+            return super()._average(loss_BT, mask_BT, num_items)
+        return _over_tokens(loss_BT, mask_BT, num_items)
+
+
 class GSPOLoss(GRPOLoss):
     """GRPO with one ratio a row, ``exp(mean(lp - old))`` over its trained tokens (arXiv 2507.18071, eq. 5 and 7)."""
 
@@ -136,9 +167,7 @@ class _TokenAveraged(GRPOLoss):
     """Averages over all tokens of the batch, so that long rows weigh more than short ones."""
 
     def _average(self, loss_BT: torch.Tensor, mask_BT: torch.Tensor, num_items: int | None) -> torch.Tensor:
-        if num_items is None:
-            return token_mean(loss_BT, mask_BT)
-        return loss_BT.masked_fill(~mask_BT, 0.0).sum() / max(1, num_items)
+        return _over_tokens(loss_BT, mask_BT, num_items)
 
 
 class CISPOLoss(_TokenAveraged):
@@ -178,6 +207,12 @@ class DRGRPOLoss(GRPOLoss):
     def _average(self, loss_BT: torch.Tensor, mask_BT: torch.Tensor, num_items: int | None) -> torch.Tensor:
         total = loss_BT.masked_fill(~mask_BT, 0.0).sum()
         return total / (len(loss_BT) * self.max_completion_length)
+
+
+def _over_tokens(loss_BT: torch.Tensor, mask_BT: torch.Tensor, num_items: int | None) -> torch.Tensor:
+    if num_items is None:
+        return token_mean(loss_BT, mask_BT)
+    return loss_BT.masked_fill(~mask_BT, 0.0).sum() / max(1, num_items)
 
 
 def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:

@@ -12,25 +12,25 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from twinkle.data_format.batch import LossOutput
-from twinkle.loss.base import Loss, Tensors, row_means, target_logps, token_mean
-from twinkle.loss.dpo import split_pairs
+from twinkle.loss.base import Tensors, row_means, target_logps, token_mean
+from twinkle.loss.preference import PreferenceLossBase, split_pairs
 
 
-class SimPOLoss(Loss):
+class SimPOLoss(PreferenceLossBase):
     """``-log sigmoid(beta (pi_w / |w| - pi_l / |l|) - gamma)``, mean over pairs (arXiv 2405.14734, eq. 6)."""
 
     def __init__(self, beta: float = 2.5, gamma: float = 0.5, ignore_index: int = -100) -> None:
         self.beta = beta
         self.gamma = gamma
-        self.ignore_index = ignore_index
+        super().__init__(ignore_index)
 
     def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: object) -> LossOutput:
         """The loss of the batch."""
-        chosen_P, rejected_P = split_pairs(row_means(*target_logps(inputs, outputs, self.ignore_index)))
+        chosen_P, rejected_P = self.pair_means(inputs, outputs)
         return LossOutput(loss=-logsigmoid(self.beta * (chosen_P - rejected_P) - self.gamma).mean(), num_tokens=1)
 
 
-class CPOLoss(Loss):
+class CPOLoss(PreferenceLossBase):
     """``-log sigmoid(beta (pi_w - pi_l))``, mean over pairs, plus ``bc_coef`` times the chosen tokens' mean ``-lp``.
 
     Source: arXiv 2401.08417; its likelihood term is per row there, per token here, as common trainers have it.
@@ -39,7 +39,7 @@ class CPOLoss(Loss):
     def __init__(self, beta: float = 0.1, bc_coef: float = 1.0, ignore_index: int = -100) -> None:
         self.beta = beta
         self.bc_coef = bc_coef
-        self.ignore_index = ignore_index
+        super().__init__(ignore_index)
 
     def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: object) -> LossOutput:
         """The loss of the batch."""
@@ -49,7 +49,7 @@ class CPOLoss(Loss):
         return LossOutput(loss=preference + self.bc_coef * _chosen_nll(logps_BT, mask_BT), num_tokens=1)
 
 
-class ORPOLoss(Loss):
+class ORPOLoss(PreferenceLossBase):
     """The chosen tokens' mean ``-lp`` plus ``lambda_orpo`` times ``-log sigmoid(logit(p_w) - logit(p_l))``.
 
     ``p = exp(pi / |y|)`` is a row's probability a token; mean over pairs (arXiv 2403.07691, eq. 6 and 7).
@@ -57,7 +57,7 @@ class ORPOLoss(Loss):
 
     def __init__(self, lambda_orpo: float = 0.1, ignore_index: int = -100) -> None:
         self.lambda_orpo = lambda_orpo
-        self.ignore_index = ignore_index
+        super().__init__(ignore_index)
 
     def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: object) -> LossOutput:
         """The loss of the batch."""

@@ -10,7 +10,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.loss.base import Loss
 from twinkle.loss.dpo import DPOLoss
 from twinkle.loss.gkd import GKDLoss
-from twinkle.loss.grpo import BNPOLoss, CISPOLoss, DRGRPOLoss, GRPOLoss, GSPOLoss, SAPOLoss
+from twinkle.loss.grpo import BNPOLoss, CISPOLoss, DRGRPOLoss, GRPOLoss, GSPOLoss, PPOLoss, SAPOLoss
 from twinkle.loss.infonce import InfonceLoss
 from twinkle.loss.likelihood import (
     ChunkedCrossEntropyLoss,
@@ -19,6 +19,7 @@ from twinkle.loss.likelihood import (
     MSELoss,
 )
 from twinkle.loss.reference_free import CPOLoss, ORPOLoss, SimPOLoss
+from twinkle.loss.value import PPOValueLoss
 
 LOSSES: Mapping[str, type[Loss]] = MappingProxyType(
     {
@@ -33,6 +34,8 @@ LOSSES: Mapping[str, type[Loss]] = MappingProxyType(
         "cispo": CISPOLoss,
         "bnpo": BNPOLoss,
         "dr_grpo": DRGRPOLoss,
+        "ppo": PPOLoss,
+        "ppo_value": PPOValueLoss,
         "dpo": DPOLoss,
         "simpo": SimPOLoss,
         "cpo": CPOLoss,

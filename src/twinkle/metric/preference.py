@@ -15,7 +15,7 @@ from torch import distributed
 
 from twinkle.loss.alignment import Rows, align
 from twinkle.loss.base import target_logps
-from twinkle.loss.dpo import split_pairs
+from twinkle.loss.preference import split_pairs
 from twinkle.metric.base import Metric, Results
 
 

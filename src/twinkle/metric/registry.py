@@ -8,10 +8,24 @@ from types import MappingProxyType
 from twinkle.metric.accuracy import Accuracy
 from twinkle.metric.base import Metric
 from twinkle.metric.completion import CompletionRewardMetric
+from twinkle.metric.embedding import EmbeddingMetric
 from twinkle.metric.loss import LossMetric
+from twinkle.metric.policy import CISPOMetric, GRPOMetric, GSPOMetric, PPOMetric
 from twinkle.metric.preference import DPOMetric
 from twinkle.metric.train import TrainMetric
+from twinkle.metric.value import PPOValueMetric
 
-METRICS: Mapping[str, type[Metric]] = MappingProxyType(
-    {kind.__name__: kind for kind in (Accuracy, CompletionRewardMetric, DPOMetric, LossMetric, TrainMetric)}
+_KINDS: tuple[type[Metric], ...] = (
+    Accuracy,
+    CISPOMetric,
+    CompletionRewardMetric,
+    DPOMetric,
+    EmbeddingMetric,
+    GRPOMetric,
+    GSPOMetric,
+    LossMetric,
+    PPOMetric,
+    PPOValueMetric,
+    TrainMetric,
 )
+METRICS: Mapping[str, type[Metric]] = MappingProxyType({kind.__name__: kind for kind in _KINDS})

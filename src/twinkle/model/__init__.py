@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from twinkle.model.multi_lora import MultiLoraTransformersModel
     from twinkle.model.transformers_model import TransformersModel
     from twinkle.model.twinkle_model import TwinkleModel
+    from twinkle.model.value_model import TransformersValueModel
 
-__all__ = ["MultiLoraTransformersModel", "TransformersModel", "TwinkleModel"]
+__all__ = ["MultiLoraTransformersModel", "TransformersModel", "TransformersValueModel", "TwinkleModel"]
 
 __getattr__ = lazy_attributes(
     __name__,
     {
         "MultiLoraTransformersModel": "twinkle.model.multi_lora",
         "TransformersModel": "twinkle.model.transformers_model",
+        "TransformersValueModel": "twinkle.model.value_model",
         "TwinkleModel": "twinkle.model.twinkle_model",
     },
 )

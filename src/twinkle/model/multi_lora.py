@@ -194,6 +194,8 @@ class MultiLoraTransformersModel(ComponentModel):
             raise InvalidInput(
                 "loss_cls", f"{name} wants entropies, which this model does not compute; set entropy_coef=0"
             )
+        if loss.require_values:
+            raise InvalidInput("loss_cls", f"{name} wants values, which a critic has; use TransformersValueModel")
         if loss.require_logits and not loss.works_without_logits:
             raise InvalidInput("loss_cls", f"{name} wants logits, which this model never keeps; use TransformersModel")
 

@@ -32,6 +32,7 @@ from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, mo
 from twinkle.model.sequence_parallel import sequence_parallel
 from twinkle.model.transformers_pass import CAUSAL, check_options, outputs_of
 from twinkle.model.weight_files import adapter_parameters, load_adapter, load_model, save_adapter, save_model
+from twinkle.processor import ModelBatch
 
 
 class TransformersModel(ComponentModel):
@@ -292,8 +293,7 @@ class TransformersModel(ComponentModel):
         with torch.autocast(
             self.device.type, self._compute_dtype, enabled=self._compute_dtype is not None and not self._is_sharded
         ):
-            compute = outputs_of if self._sequences is None else self._sequences.outputs_of
-            outputs = compute(self.model, batch, group.loss, options)
+            outputs = self._outputs(group, batch, options)
         return ForwardPass(
             inputs=inputs,
             outputs=outputs,
@@ -301,6 +301,10 @@ class TransformersModel(ComponentModel):
             loss_kwargs=loss_kwargs,
             return_logits=options.return_logits,
         )
+
+    def _outputs(self, group: OptimizerGroup, batch: ModelBatch, options: PassOptions) -> dict[str, torch.Tensor]:
+        compute = outputs_of if self._sequences is None else self._sequences.outputs_of
+        return compute(self.model, batch, group.loss, options)
 
     def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
         scale = self._scale_of(group)

@@ -49,6 +49,11 @@ def _score(model: Any, batch: ModelBatch, loss: Loss, options: PassOptions) -> d
     return outputs
 
 
+def values_of(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
+    """What a critic, whose head has one output, says of each position: the values (B, T)."""
+    return {"values": batch.unpack(model(**_clamped(batch.model_inputs), use_cache=False).logits).squeeze(-1)}
+
+
 def _embed(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
     """The last token's last hidden state of each row: the embeddings (B, H)."""
     result = model(**_clamped(batch.model_inputs), use_cache=False, output_hidden_states=True, logits_to_keep=1)

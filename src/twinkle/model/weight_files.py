@@ -74,10 +74,9 @@ def stored_weights(folder: Path, *, wanted: frozenset[str]) -> dict[str, torch.T
     Raises:
         InvalidInput: There is no model, or a weight is missing.
     """
-    paths = sorted(folder.glob("model*.safetensors"))
-    if not paths:
+    tensors = read_tensors_of(folder)
+    if not tensors:
         raise InvalidInput("checkpoint", f"{folder} holds no model.safetensors")
-    tensors = {name: tensor for path in paths for name, tensor in _read(path).items()}
     missing = sorted(wanted - tensors.keys())
     if missing:
         raise InvalidInput("model.safetensors", f"lacks {missing[0]}; it was saved from another model")
@@ -92,6 +91,11 @@ def load_model(folder: Path, parameters: Mapping[str, torch.nn.Parameter], *, op
     """
     tensors = stored_weights(folder, wanted=frozenset())
     _fill("model.safetensors", tensors, parameters, optional=optional)
+
+
+def read_tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a model's directory by name; none where there is no model."""
+    return {name: tensor for path in sorted(folder.glob("model*.safetensors")) for name, tensor in _read(path).items()}
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

@@ -78,7 +78,7 @@ def test_losses_are_found_by_class_name_and_by_short_name():
         assert type(create_loss(short, **settings)) is kind is LOSSES[short]
         assert type(create_loss(kind.__name__, **settings)) is kind
     assert create_loss("GRPOLoss", epsilon=0.3).epsilon == 0.3
-    with pytest.raises(InvalidInput, match="loss_cls: 'PPOLoss' is not known; use one of BNPOLoss"):
-        create_loss("PPOLoss")
+    with pytest.raises(InvalidInput, match="loss_cls: 'TRPOLoss' is not known; use one of BNPOLoss"):
+        create_loss("TRPOLoss")
     with pytest.raises(InvalidInput, match=r"GRPOLoss cannot be built with these settings.*eps"):
         create_loss("GRPOLoss", eps=0.3)
