@@ -122,7 +122,7 @@ class GAEAdvantage(Advantage):
 def _padded(rows: TokenRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows as (N, T) in float64, and which of it they fill."""
     if isinstance(rows, torch.Tensor):
-        values_NT = torch.atleast_2d(rows).detach().to("cpu", torch.float64)
+        values_NT = (rows if rows.dim() > 1 else rows[None]).detach().to("cpu", torch.float64)
         return values_NT, torch.ones_like(values_NT, dtype=torch.bool)
     tensors = [torch.as_tensor(row, dtype=torch.float64).flatten() for row in rows]
     mask_NT = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in tensors], batch_first=True)

@@ -84,7 +84,7 @@ class GRPOMetric(Metric):
             return
         sums = {"tokens": float(mask_BT.sum()), "new": float(logps_BT.sum())}
         if outputs.get("entropies") is not None:
-            sums["entropy"] = float(torch.atleast_2d(outputs["entropies"]).detach()[mask_BT].sum())
+            sums["entropy"] = float(outputs["entropies"].detach().view(mask_BT.shape)[mask_BT].sum())
         if old_logps is None:
             self._parts.append(PolicyTotals(sums))
             return
