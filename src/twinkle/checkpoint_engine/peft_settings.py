@@ -13,6 +13,7 @@ from typing import Any
 
 from twinkle.checkpoint_engine.peft_tensors import is_named
 from twinkle.core.errors import InvalidInput
+from twinkle.hub.caches import published_id
 from twinkle.module.adapter import AS_LOADED, LoraConfig, StoredPaths, TrainedModule
 from twinkle.module.lora import LoraAdapter
 from twinkle.module.targets import Target, TargetKind
@@ -49,7 +50,7 @@ def write_settings(adapter: LoraAdapter, base_model_name: str) -> bytes:
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model_name,
+        "base_model_name_or_path": published_id(base_model_name),
         "lora_dropout": 0.0,
         "target_modules": modules,
         "target_parameters": parameters or None,

@@ -19,12 +19,11 @@ from twinkle.cli.stack import MeshPlan, parse_meshes, plan_stack
 from twinkle.cli.supervisor import Guard
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
+from twinkle.hub.reference import PATH_STARTS, without_scheme
 from twinkle.hub.support import check_model
 
 DEFAULT_TENANT = "default"
 FLOWER_PASSWORD_FILE = "flower-password"
-
-_PATH_STARTS = ("/", "./", "../", "~")
 
 
 def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
@@ -57,7 +56,8 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
 def _check_path(mesh: MeshPlan) -> None:
     if not mesh.model:
         raise ConfigError(f"--model is missing for mesh {mesh.name}: a folder with a model, or the id of one")
-    if mesh.model.startswith(_PATH_STARTS) and not Path(mesh.model).is_dir():
+    meant = without_scheme(mesh.model)
+    if meant.startswith(PATH_STARTS) and not Path(meant).expanduser().is_dir():
         raise ConfigError(f"--model {mesh.model}: no such folder")
 
 

@@ -11,8 +11,11 @@ TRUST_VARIABLE = "TWINKLE_TRUST_REMOTE_CODE"
 
 
 def trust_remote_code() -> bool:
-    """Whether the operator allows code from outside in general; not unless ``TWINKLE_TRUST_REMOTE_CODE`` says so."""
-    return os.environ.get(TRUST_VARIABLE, "0").strip().lower() not in ("", "0", "false", "no")
+    """Whether the operator allows code among arguments; not unless ``TWINKLE_TRUST_REMOTE_CODE`` is ``1``.
+
+    Code of hubs needs more than that: its id and revision (:mod:`twinkle.hub.trust`).
+    """
+    return os.environ.get(TRUST_VARIABLE, "0").strip().lower() in ("1", "true", "yes", "on")
 
 
 def check_unsafe(*args: object, **kwargs: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TypeAlias
 
 import datasets
 from datasets.exceptions import DatasetsError
+from datasets.naming import camelcase_to_snakecase
 from datasets.packaged_modules.cache.cache import Cache
 
 from twinkle.core.errors import ConfigError, InvalidInput
@@ -157,22 +159,23 @@ def _prepared_caches(hub: str) -> tuple[Path, ...]:
 
 
 def _builder(cache: Path, reference: Reference, part: Part) -> Cache | None:
-    subsets = (part.subset, None) if part.subset == DEFAULT_SUBSET else (part.subset,)
-    for subset in subsets:
-        try:
-            builder = Cache(
+    """The newest that was made of a subset and holds the split; one that is broken off has no record of itself."""
+    *namespace, name = reference.repository.split("/")
+    folder = cache / "___".join([*namespace, camelcase_to_snakecase(name)])
+    records = sorted(folder.glob("*/*/*/dataset_info.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    infos = [(file.parent, json.loads(file.read_text())) for file in records]
+    subsets = {info.get("config_name") for _, info in infos}
+    subset = next(iter(subsets)) if part.subset == DEFAULT_SUBSET and len(subsets) == 1 else part.subset
+    for place, info in infos:
+        if info.get("config_name") == subset and part.split.partition("[")[0] in (info.get("splits") or {}):
+            return Cache(
                 cache_dir=str(cache),
-                dataset_name=reference.repository.rpartition("/")[2],
+                dataset_name=name,
                 repo_id=reference.repository,
-                config_name=subset,
-                version="auto",
-                hash="auto",
+                config_name=place.parts[-3],
+                version=place.parts[-2],
+                hash=place.parts[-1],
             )
-        except ValueError:
-            # It says so where there is none, and where there are several subsets and none was named.
-            continue
-        if part.split.partition("[")[0] in (builder.info.splits or {}):
-            return builder
     return None
 
 

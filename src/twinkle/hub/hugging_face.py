@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from twinkle.hub.caches import Kind, hugging_face_cache
-from twinkle.hub.remote import NotThere, Upload
+from twinkle.hub.remote import NotThere, Unanswered, Upload
 
 Result = TypeVar("Result")
 
@@ -85,4 +85,10 @@ def _asked(repository: str, call: Callable[[], Result]) -> Result:
         cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) and error.__cause__ else error
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
-        raise NotThere(f"Hugging Face gives no {repository}: {reason}") from error
+        kind = NotThere if isinstance(cause, HfHubHTTPError) and _is_a_no(cause) else Unanswered
+        raise kind(f"Hugging Face gives no {repository}: {reason}") from error
+
+
+def _is_a_no(error: HfHubHTTPError) -> bool:
+    """Whether the hub has answered, and answered that it has (or shows) no such thing."""
+    return error.response is not None and 400 <= error.response.status_code < 500

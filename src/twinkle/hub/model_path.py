@@ -20,7 +20,7 @@ from twinkle.hub.caches import (
     modelscope_cache,
 )
 from twinkle.hub.reference import Reference, parse_reference, pinned
-from twinkle.hub.remote import NotThere, remote_of
+from twinkle.hub.remote import NotThere, Unanswered, remote_of
 
 WEIGHT_FILES = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.ckpt", "*.onnx", "*.msgpack"),
@@ -129,7 +129,7 @@ def locate_file(
     """One file of a repository: of a folder, of a cache, else of a hub.
 
     Raises:
-        ConfigError: It is nowhere.
+        ConfigError: It is nowhere; ``Unanswered`` where a hub may have it that could not be asked.
     """
     settings = HubSettings.read()
     reference = parse_reference(text, settings, revision=revision, field=field)
@@ -145,16 +145,17 @@ def locate_file(
         folder = find_cached(asked, reference.repository, kind, reference.revision)
         if folder is not None and (folder / name).is_file():
             return folder / name
-    reasons = []
+    reasons: list[NotThere] = []
     for asked in hubs:
         if is_offline(asked, settings):
-            reasons.append(f"{HUB_NAMES[asked]}'s cache has it not, and the hub is not asked (offline)")
+            reasons.append(Unanswered(f"{HUB_NAMES[asked]}'s cache has it not, and the hub is not asked (offline)"))
             continue
         try:
             return remote_of(asked).download_file(reference.repository, kind, name, reference.revision, token=token)
         except NotThere as error:
-            reasons.append(error.message)
-    raise ConfigError(f"{field}: {text}: {name} was not found: {'; '.join(reasons)}")
+            reasons.append(error)
+    kind_of_error = Unanswered if any(isinstance(reason, Unanswered) for reason in reasons) else ConfigError
+    raise kind_of_error(f"{field}: {text}: {name} was not found: {'; '.join(map(str, reasons))}")
 
 
 def cached(

@@ -10,11 +10,11 @@ import requests
 from modelscope_hub import HubApi
 from modelscope_hub.config import HubConfig
 from modelscope_hub.constants import Visibility
-from modelscope_hub.errors import AuthenticationError, HubError, PermissionDeniedError
+from modelscope_hub.errors import AuthenticationError, HubError, NotExistError, PermissionDeniedError
 
 from twinkle.core.errors import ConfigError
 from twinkle.hub.caches import Kind, modelscope_cache
-from twinkle.hub.remote import NotThere, Upload
+from twinkle.hub.remote import NotThere, Unanswered, Upload
 
 MAIN_BRANCH = "master"
 
@@ -92,8 +92,10 @@ def _asked(repository: str, call: Callable[[], Result]) -> Result:
         raise ConfigError(
             f"ModelScope refuses {repository} ({_first_line(error)}); set MODELSCOPE_API_TOKEN to a token that may"
         ) from error
+    except NotExistError as error:
+        raise NotThere(f"ModelScope has no {repository}: {_first_line(error)}") from error
     except (HubError, requests.RequestException, OSError) as error:
-        raise NotThere(f"ModelScope gives no {repository}: {_first_line(error)}") from error
+        raise Unanswered(f"ModelScope gives no {repository}: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

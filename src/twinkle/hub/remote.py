@@ -19,6 +19,10 @@ class NotThere(ConfigError):
     """A hub could not be asked, or does not have (or show) what it was asked for."""
 
 
+class Unanswered(NotThere):
+    """A hub was not asked, or did not answer: what it has is not known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Upload:
     """A folder on its way to a repository."""
@@ -69,10 +73,10 @@ def remote_of(hub: str) -> Remote:
     """The client of a hub.
 
     Raises:
-        NotThere: Its library is not installed.
+        Unanswered: Its library is not installed.
     """
     if find_spec(PACKAGES[hub]) is None:
-        raise NotThere(f"{HUB_NAMES[hub]}'s library is not installed: pip install 'twinkle-queue[scripts]'")
+        raise Unanswered(f"{HUB_NAMES[hub]}'s library is not installed: pip install 'twinkle-queue[scripts]'")
     # Each brings its hub's library, which costs a second and is not needed where a cache has everything.
     if hub == HUGGING_FACE:
         from twinkle.hub.hugging_face import HuggingFace  # noqa: PLC0415

@@ -13,6 +13,8 @@ from typing import Any
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
+from twinkle.hub.model_path import locate_file
+from twinkle.hub.remote import Unanswered
 
 CONFIG_FILE = "config.json"
 SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -97,13 +99,13 @@ def check_config(name: str, config: Config) -> None:
 
 
 def check_model(model: str) -> None:
-    """Refuse a model by a folder, or by the id of a hub whose config can be had now.
+    """Refuse a model by a folder, or by the id of a hub, by its config alone.
 
     Raises:
         ConfigError: It cannot be served, or the folder holds no model.
     """
-    folder = Path(model)
-    file = folder / CONFIG_FILE if folder.is_dir() else _downloaded_config(model)
+    folder = Path(model).expanduser()
+    file = folder / CONFIG_FILE if folder.is_dir() else _config_of_a_hub(model)
     if file is None:
         return
     try:
@@ -233,20 +235,14 @@ OF_THE_TEXT = (
 )
 
 
-def _downloaded_config(model: str) -> Path | None:
-    """The config of a model of the hub; none where it cannot be had now: then the worker finds out."""
+def _config_of_a_hub(model: str) -> Path | None:
+    """The config of a model of a hub; none where a hub cannot be asked now: then the worker finds out.
+
+    Raises:
+        ConfigError: The model is nowhere.
+    """
     try:
-        # It comes with transformers; a machine that only runs the command line may have neither.
-        from huggingface_hub import hf_hub_download  # noqa: PLC0415
-        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError  # noqa: PLC0415
-    except ImportError:
-        return None
-    try:
-        return Path(hf_hub_download(model, CONFIG_FILE))
-    except (HFValidationError, RepositoryNotFoundError):
-        raise ConfigError(
-            f"{model} is neither a folder here nor a model that the hub shows; for a private one set HF_TOKEN"
-        ) from None
-    except OSError as error:
-        _log.info("model.config_unknown", model=model, reason=str(error).partition("\n")[0], next="the worker looks")
+        return locate_file(model, CONFIG_FILE, field="model")
+    except Unanswered as error:
+        _log.info("model.config_unknown", model=model, reason=error.message, next="the worker looks")
         return None

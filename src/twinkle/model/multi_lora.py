@@ -20,7 +20,7 @@ from twinkle.checkpoint_engine.peft_tensors import stored_tensors
 from twinkle.core.errors import InvalidInput, NoRoom
 from twinkle.data_format.answers import ModelOutput
 from twinkle.hub.image_processor import load_image_processor
-from twinkle.hub.model_path import resolve_model_id
+from twinkle.hub.trust import open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
@@ -50,7 +50,7 @@ class MultiLoraTransformersModel(ComponentModel):
     """A frozen base model with room for ``max_loras`` adapters of rank up to ``max_r``.
 
     Args:
-        model_id: A directory, or an id of the Hugging Face hub.
+        model_id: A folder, ``ms://org/name``, ``hf://org/name`` or ``org/name``, each with ``@revision``.
         model_cls: The transformers class to load it with, or its name; the causal language model of its config if
             omitted.
         strategy, ddp_config, fsdp_config, memory_efficient_init: As for ``TransformersModel``; here none has something
@@ -89,27 +89,27 @@ class MultiLoraTransformersModel(ComponentModel):
     ) -> None:
         super().__init__()
         if model_id is None:
-            raise InvalidInput("model_id", "is missing; send a directory or an id of the Hugging Face hub")
+            raise InvalidInput("model_id", "is missing; send a folder or an id of a hub")
         check_strategy(strategy)
         check_ddp(ddp_config)
         FsdpSettings.of(fsdp_config)
         prepare_environment()
         device_mesh = mesh_of(device_mesh)
         device = device_of(device_mesh)
-        self.model_id = resolve_model_id(model_id)
+        self.model_id, settings = open_model(model_id, from_pretrained_kwargs)
         self.max_loras, self.max_r, self.max_length = max_loras, max_r, max_length
         self.target_modules = target_modules
         dtype = weights_dtype(mixed_precision, device)
         image_processor = load_image_processor(self.model_id) if takes_pictures(self.model_id) else None
         model: Any
-        if model_cls is None and config is None and not from_pretrained_kwargs:
+        if model_cls is None and config is None and not settings:
             model = load_base_model(
                 self.model_id, name=self.model_id, dtype=dtype, with_tower=image_processor is not None
             )
         else:
             loader = model_class(model_cls)
             own_config = {} if config is None else {"config": config}
-            model = loader.from_pretrained(self.model_id, **own_config, **{"dtype": dtype, **from_pretrained_kwargs})
+            model = loader.from_pretrained(self.model_id, **own_config, **{"dtype": dtype, **settings})
         self.core = FusedLoraModel(
             model.to(device),
             name=self.model_id,

@@ -16,7 +16,8 @@ from torch import distributed
 
 from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import InvalidInput
-from twinkle.hub.model_path import resolve_model_id
+from twinkle.hub.caches import published_id
+from twinkle.hub.trust import open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
@@ -42,7 +43,7 @@ class TransformersModel(ComponentModel):
     takes that group's place.
 
     Args:
-        model_id: A directory, or an id of the Hugging Face hub.
+        model_id: A folder, ``ms://org/name``, ``hf://org/name`` or ``org/name``, each with ``@revision``.
         config: A transformers config in place of the model's own.
         device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows, the ranks
             of ``ulysses_size`` the same ones. That of ``initialize`` if omitted.
@@ -77,7 +78,7 @@ class TransformersModel(ComponentModel):
     ) -> None:
         super().__init__()
         if model_id is None:
-            raise InvalidInput("model_id", "is missing; send a directory or an id of the Hugging Face hub")
+            raise InvalidInput("model_id", "is missing; send a folder or an id of a hub")
         check_strategy(strategy)
         device_mesh = mesh_of(device_mesh)
         self.device = device_of(device_mesh)
@@ -89,13 +90,15 @@ class TransformersModel(ComponentModel):
         self._sync = training_sync(device_mesh, self.device)
         self._is_sharded = False
         self._frozen: set[str] = set()
-        self.model_id = resolve_model_id(model_id)
+        self.model_id, settings = open_model(model_id, from_pretrained_kwargs)
         loader = model_class(model_cls)
         self.model: Any = loader.from_pretrained(
             self.model_id,
             **({} if config is None else {"config": config}),
-            **{"dtype": torch.float32, **from_pretrained_kwargs},
+            **{"dtype": torch.float32, **settings},
         ).to(self.device)
+        # What adapters name as their base, in files that travel.
+        self.model.name_or_path = published_id(self.model_id)
         self._sequences = sequence_parallel(self.model, device_mesh)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

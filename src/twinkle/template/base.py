@@ -70,7 +70,7 @@ class Template:
         self.default_system = default_system
         self.enable_thinking = enable_thinking
         self.variables = dict(variables)
-        self.model_path = resolve_model_id(model_id)
+        self.model_path = resolve_model_id(model_id, ignore_model=True)
         self.tokenizer = self._load_tokenizer()
 
     def _load_tokenizer(self) -> Any:

@@ -20,6 +20,7 @@ from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
+from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.determinism import prepare_environment
@@ -83,9 +84,10 @@ class TransformersEngine:
         prepare_environment()
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        folder = resolve_model_id(settings.model, field="TWINKLE_MODEL")
         try:
             model = FusedLoraModel.from_pretrained(
-                settings.model,
+                folder,
                 device=_device_of(settings, ranks),
                 tokens_per_pass=settings.tokens_per_pass or None,
                 ranks=ranks,
@@ -93,7 +95,7 @@ class TransformersEngine:
                 prepare=lambda model: None if settings.threads else _choose_threads(model, ranks),
                 picture_cache_bytes=settings.picture_cache_bytes,
             )
-            tokenizer = _load_tokenizer(settings.model)
+            tokenizer = _load_tokenizer(folder)
         except Exception as error:
             if not _is_of_the_model(error):
                 raise
@@ -112,7 +114,7 @@ class TransformersEngine:
             ranks=ranks.size,
             shard=settings.shard,
             threads=torch.get_num_threads(),
-            tokenizer_path=_readable_tokenizer_path(settings.model),
+            tokenizer_path=_readable_tokenizer_path(folder),
         )
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
         sampler = _make_sampler(settings, model, decode_text=decode_text)

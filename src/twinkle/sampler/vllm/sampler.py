@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
+from twinkle.hub.model_path import resolve_model_id
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
 from twinkle.sampler.sequence import GrowingSequence, Stretch
 from twinkle.sampler.stepped import Outcome, SteppedSampler
@@ -62,7 +63,7 @@ class SteppedVLLMSampler(SteppedSampler):
         self._under_way: dict[str, VLLMProgress] = {}
         self._names = count()
         arguments = {
-            "model": model_id,
+            "model": resolve_model_id(model_id),
             "dtype": "float32" if device == "cpu" else "bfloat16",
             "max_model_len": max_length,
             "max_num_seqs": slots,

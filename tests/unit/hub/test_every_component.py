@@ -1,0 +1,69 @@
+"""Whatever takes the id of a model takes all its forms, from the caches as the hubs' own clients leave them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from peft import LoraConfig
+
+from harness.hub_world import HubWorld, make_hub_world
+from twinkle.core.settings import Settings
+from twinkle.hub import HubOperation
+from twinkle.hub.support import check_model
+from twinkle.model import MultiLoraTransformersModel, TransformersModel
+from twinkle.template import Template
+from twinkle.workers.transformers_engine import TransformersEngine
+
+MODEL = "Qwen/Qwen3-4B"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> HubWorld:
+    return make_hub_world(tmp_path_factory.mktemp("hubs"), models=(MODEL,))
+
+
+@pytest.fixture(autouse=True)
+def _caches_alone(world: HubWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TWINKLE_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", world.hugging_face / "datasets")
+
+
+@pytest.mark.parametrize("form", [MODEL, f"ms://{MODEL}", f"hf://{MODEL}", f"ms://ms://{MODEL}"])
+def test_models_and_templates_take_every_form(form: str) -> None:
+    assert Template(form).tokenizer.chat_template
+    assert TransformersModel(model_id=form, trust_remote_code=True).model.config.model_type == "qwen3"
+    assert MultiLoraTransformersModel(model_id=form).model.config.model_type == "qwen3"
+
+
+def test_a_model_of_a_worker_is_an_id_of_either_hub() -> None:
+    check_model(f"ms://{MODEL}")
+    engine = TransformersEngine.from_settings(Settings(model=f"ms://{MODEL}", threads=1))
+    assert engine.capabilities.base_model == f"ms://{MODEL}"
+    assert engine.capabilities.tokenizer_path is not None
+
+
+def test_an_adapter_names_its_base_by_the_id_that_others_know(tmp_path: Path) -> None:
+    fused = MultiLoraTransformersModel(model_id=f"ms://{MODEL}")
+    fused.add_adapter_to_model("a", LoraConfig(r=2, target_modules="all-linear"))
+    fused.save("one", output_dir=str(tmp_path), adapter_name="a")
+    written = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == MODEL
+
+
+@pytest.mark.parametrize(
+    ("data_id", "subset", "column"),
+    [
+        ("ms://swift/self-cognition", "default", "query"),
+        ("ms://modelscope/gsm8k", "main", "question"),
+        ("hf://openai/gsm8k", "main", "question"),
+        ("ms://hjh0119/shareAI-Llama3-DPO-zh-en-emoji", "default", "prompt"),
+        ("ms://zouxuhong/Countdown-Tasks-3to4", "default", "nums"),
+    ],
+)
+def test_data_sets_of_the_documents_are_found_in_each_layout(data_id: str, subset: str, column: str) -> None:
+    rows = HubOperation.load_dataset(data_id, subset, "train")
+    assert column in rows.column_names and len(rows) > 0
