@@ -36,6 +36,22 @@ def _fork(bench: Bench, worker: WorkerRig, name: str, *, at: int) -> float:
     return _share(bench) - before
 
 
+def test_a_loss_that_compares_datums_is_charged_for_both_its_passes_and_its_tokens_count_once(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    submit_run(bench, forward_backward(*_TOKENS))
+    worker = make_worker()
+    worker.drain()
+    once = _share(bench)
+
+    submit_run(bench, forward_backward(*_TOKENS, loss_fn="DPOLoss"), adapter="b")
+    worker.drain()
+
+    assert _share(bench) - once == pytest.approx(200, abs=2)
+    done = bench.stores.accounting.work("t0", start=0, end=2e9)
+    assert sum(work.num_tokens for work in done.values()) == 200
+
+
 def test_a_fork_is_charged_the_tokens_it_replays(bench: Bench, make_worker: MakeWorker) -> None:
     steps = [request for _ in range(3) for request in (forward_backward(*_TOKENS), optim_step())]
     submit_run(bench, *steps)

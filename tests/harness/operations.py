@@ -22,6 +22,7 @@ class Request:
     kind: OperationKind
     tokens: tuple[int, ...] = ()
     is_bad: bool = False
+    loss_fn: str = "cross_entropy"
     learning_rate: float = 0.0
     name: str = ""
     with_optimizer: bool = False
@@ -71,7 +72,7 @@ class Request:
             model_id=adapter,
             seq_id=seq,
             forward_only=self.kind is OperationKind.FORWARD,
-            loss_fn="cross_entropy",
+            loss_fn=self.loss_fn,
             loss_fn_config={},
             data=(datum,),
         )
@@ -89,9 +90,11 @@ def create() -> Request:
     return Request(kind=OperationKind.CREATE_MODEL)
 
 
-def forward_backward(*tokens: int, is_bad: bool = False, rejection: str | None = None) -> Request:
+def forward_backward(
+    *tokens: int, is_bad: bool = False, rejection: str | None = None, loss_fn: str = "cross_entropy"
+) -> Request:
     kind = OperationKind.FORWARD_BACKWARD
-    return Request(kind=kind, tokens=tokens or (1, 2), is_bad=is_bad, rejection=rejection)
+    return Request(kind=kind, tokens=tokens or (1, 2), is_bad=is_bad, rejection=rejection, loss_fn=loss_fn)
 
 
 def forward(*tokens: int) -> Request:

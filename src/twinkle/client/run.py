@@ -72,7 +72,9 @@ class Run:
 
         Args:
             data: The batch; it is copied, so the arrays may be changed after the call.
-            loss_fn: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo``, ``dro`` or ``gspo``.
+            loss_fn: ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo``, ``dro`` or ``gspo``; or a loss that
+                compares datums, by its class in ``twinkle.loss``: ``DPOLoss``, ``GRPOLoss``, ... The datums of one
+                call are then one batch.
             loss_fn_config: The loss function's settings.
 
         Raises:

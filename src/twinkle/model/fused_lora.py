@@ -21,6 +21,7 @@ from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
 from twinkle.model.adam import adam_step
+from twinkle.model.batch_jobs import run_with_batches
 from twinkle.model.determinism import agreed_product, measure_determinism
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused_step import FusedStep
@@ -33,7 +34,7 @@ from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.model.probe import PackedPath, Probe
 from twinkle.model.sharding import shard_decoder
 from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
-from twinkle.model.validation import validate_job
+from twinkle.model.validation import validate_batch, validate_job
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.delta_net import pack_delta_nets
 from twinkle.module.experts import LoraExperts
@@ -307,11 +308,22 @@ class FusedLoraModel:
         A job that fails yields its exception and leaves its adapter's gradients as they were. On the CPU the bits of a
         job's result and gradient do not depend on the other jobs (see ``determinism``).
         """
+        return run_with_batches(jobs, self._run_jobs, self._judge_batch)
+
+    def _run_jobs(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome | Exception]:
         runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs], self.ranks)
         valid = [run for run in runs if isinstance(run, JobRun)]
         self._step.run(valid)
         settle(valid, self.ranks)
         return [run.commit() if isinstance(run, JobRun) else run for run in runs]
+
+    def _judge_batch(self, job: TrainJob) -> None:
+        validate_batch(
+            job,
+            vocab_size=self.info.vocab_size,
+            max_context_length=self.info.max_context_length,
+            picture_rules=self.picture_rules,
+        )
 
     def _loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, BatchLossRules
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
 from twinkle.core.pictures import PictureRules
@@ -20,19 +21,23 @@ def validate_job(
 ) -> DatumLoss:
     """Raise ``InvalidInput`` for the first thing wrong with ``job``; return its loss."""
     loss = create_datum_loss(job.loss, job.loss_config, job.graph)
-    if job.backward and not job.adapter.trainable:
-        raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
-    if not job.data:
-        raise InvalidInput("data", "is empty; send at least one datum")
+    _validate_data(job, vocab_size, max_context_length, picture_rules)
     for index, datum in enumerate(job.data):
-        field = f"data[{index}].model_input"
-        _validate_tokens(field, datum.tokens, vocab_size, max_context_length)
-        check_pictures(field, datum.tokens, datum.pictures, picture_rules)
         if isinstance(loss, TracedLoss):
             _validate_traced(f"data[{index}].loss_fn_inputs", datum, loss.graph, vocab_size)
         else:
             _validate_inputs(f"data[{index}].loss_fn_inputs", datum, loss, vocab_size)
     return loss
+
+
+def validate_batch(
+    job: TrainJob, *, vocab_size: int, max_context_length: int, picture_rules: PictureRules | None = None
+) -> None:
+    """The same for a job of a loss over the batch (:data:`twinkle.core.batch_loss.BATCH_LOSSES`)."""
+    rules = BATCH_LOSSES[job.loss]
+    _validate_data(job, vocab_size, max_context_length, picture_rules)
+    for index, datum in enumerate(job.data):
+        _validate_row(f"data[{index}].loss_fn_inputs", datum, job.loss, rules, vocab_size)
 
 
 def validate_adam(params: AdamParams) -> None:
@@ -49,6 +54,17 @@ def validate_adam(params: AdamParams) -> None:
         if not (math.isfinite(value) and 0 <= value < upper):
             bound = "at least 0" if math.isinf(upper) else f"in [0, {upper:g})"
             raise InvalidInput(f"adam_params.{name}", f"is {value}, must be finite and {bound}")
+
+
+def _validate_data(job: TrainJob, vocab_size: int, max_context_length: int, picture_rules: PictureRules | None) -> None:
+    if job.backward and not job.adapter.trainable:
+        raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
+    if not job.data:
+        raise InvalidInput("data", "is empty; send at least one datum")
+    for index, datum in enumerate(job.data):
+        field = f"data[{index}].model_input"
+        _validate_tokens(field, datum.tokens, vocab_size, max_context_length)
+        check_pictures(field, datum.tokens, datum.pictures, picture_rules)
 
 
 def _validate_tokens(field: str, tokens: np.ndarray, vocab_size: int, max_context_length: int) -> None:
@@ -83,6 +99,25 @@ def _validate_inputs(field: str, datum: Datum, loss: DatumLoss, vocab_size: int)
     for name in (*loss.required_inputs, *loss.optional_inputs):
         if name in datum.inputs:
             _validate_values(f"{field}.{name}", datum.inputs[name], targets.shape)
+
+
+def _validate_row(field: str, datum: Datum, name: str, rules: BatchLossRules, vocab_size: int) -> None:
+    if TARGETS not in datum.inputs:
+        raise InvalidInput(f"{field}.{TARGETS}", f"is missing; {name} needs it")
+    targets = datum.inputs[TARGETS]
+    _validate_targets(f"{field}.{TARGETS}", targets, datum, (2,) if rules.top_k_targets else (1,), vocab_size)
+    if WEIGHTS in datum.inputs:
+        weights = datum.inputs[WEIGHTS]
+        _validate_values(f"{field}.{WEIGHTS}", weights, datum.tokens.shape)
+        if not np.isin(weights, (0, 1)).all():
+            raise InvalidInput(
+                f"{field}.{WEIGHTS}", f"holds values other than 0 and 1; {name} trains a token or does not"
+            )
+    for key in rules.known_inputs():
+        if key in datum.inputs:
+            values = datum.inputs[key]
+            alone = values.shape == (1,) and not rules.top_k_targets
+            _validate_values(f"{field}.{key}", values, values.shape if alone else targets.shape)
 
 
 def _validate_traced(field: str, datum: Datum, graph: LossGraph, vocab_size: int) -> None:

@@ -15,6 +15,7 @@ from typing import cast
 
 import numpy as np
 
+from twinkle.core.batch_loss import BATCH_LOSSES, judge_batch
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
 from twinkle.core.pictures import PictureLimits, PictureRules
@@ -135,6 +136,13 @@ def peek_envelope(prefix: bytes) -> EnvelopeKey | None:
 def canonical_digest(message: pb.Message) -> str:
     """Fingerprints a message; a resend has the same one, in whatever order its maps were written."""
     return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
+
+
+def judge_batch_loss(envelope: ForwardBackwardEnvelope) -> None:
+    """Raises ``InvalidInput`` for what is wrong with a loss over the batch and what datums bring for it, by name."""
+    message = envelope.message
+    if message.loss_fn in BATCH_LOSSES:
+        judge_batch(message.loss_fn, _read_config(message), [datum.loss_fn_inputs.keys() for datum in message.data])
 
 
 def judge_pictures(envelope: ForwardBackwardEnvelope, rules: PictureRules | None, limits: PictureLimits) -> int:

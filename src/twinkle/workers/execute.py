@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from twinkle.core.batch_loss import num_passes
 from twinkle.core.clock import Clock
 from twinkle.core.errors import UserError
 from twinkle.core.operation import Claim, OperationKind, Payload
@@ -40,6 +41,8 @@ class _Operation(Generic[State]):
     job: Job[Pass[State] | Payload] = field(init=False)
     device_s: float = 0.0
     num_tokens: int = 0
+    passed_tokens: int = 0
+    """Its tokens, as often as they went through the model."""
 
 
 _WITHOUT_STATE = {
@@ -184,7 +187,7 @@ class Executor(Generic[State]):
         assert isinstance(job.result, Payload)
         execution.records[claim.request_id] = operation.records
         if claim.kind in _PASSES:
-            charge = charge_of_tokens(operation.num_tokens)
+            charge = charge_of_tokens(operation.passed_tokens)
         else:
             charge = charge_of_time(
                 operation.device_s, tokens_per_s=self._rate.tokens_per_s, num_replayed=operation.num_tokens
@@ -204,11 +207,14 @@ class Executor(Generic[State]):
         started = self._clock.now()
         answers = self._answer_passes([item for _, item in ready])
         elapsed_s = self._clock.now() - started
-        total_tokens = max(sum(_num_tokens(item) for _, item in ready), 1)
-        self._rate.note(total_tokens, elapsed_s)
-        for (operation, item), answer in zip(ready, answers, strict=True):
+        for operation, item in ready:
             operation.num_tokens = _num_tokens(item)
-            operation.device_s = elapsed_s * operation.num_tokens / total_tokens
+            times = num_passes(item.body.loss_fn, forward_only=item.body.forward_only)
+            operation.passed_tokens = times * operation.num_tokens
+        total_tokens = max(sum(operation.passed_tokens for operation, _ in ready), 1)
+        self._rate.note(total_tokens, elapsed_s)
+        for (operation, _), answer in zip(ready, answers, strict=True):
+            operation.device_s = elapsed_s * operation.passed_tokens / total_tokens
             operation.job = Job(self._finish_pass(operation.claim, answer))
             operation.job.go_on()
             if operation.job.has_ended:

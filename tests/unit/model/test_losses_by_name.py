@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -18,9 +19,11 @@ from harness.training import (
     reference_logps,
     reference_model,
 )
+from twinkle.core.batch_loss import BATCH_LOSSES
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import LOSSES, Loss, create_loss
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
+from twinkle.model.training import Datum, TrainJob, TrainOutcome
 
 MakeConfig = Callable[..., peft.LoraConfig]
 
@@ -92,6 +95,42 @@ def test_a_step_by_name_has_the_gradient_of_plain_peft(
         model.clip_grad_and_step(max_grad_norm=1e9)
         after = model.get_state_dict()
         assert all(not torch.equal(after[key], before[key]) for key in after)
+
+
+@pytest.mark.parametrize("name", sorted(BATCH_LOSSES.keys() & CASES.keys()))
+def test_an_operation_with_that_loss_adds_the_gradient_that_a_script_has(
+    name: str, fused: MultiLoraTransformersModel, lora: MakeConfig, rows: list[Row]
+) -> None:
+    settings, kwargs = CASES[name]
+    fused.add_adapter_to_model("a", lora())
+    randomize(fused, "a")
+    fused.set_loss(name, **settings)
+    output = fused.forward_backward(inputs=rows, **kwargs)
+    wanted = gradients(fused)
+    fused.zero_grad()
+
+    job = TrainJob(
+        fused._adapters["a"], tuple(datum_of(row, index, kwargs) for index, row in enumerate(rows)), name, settings
+    )
+    [outcome] = fused.core.forward_backward([job])
+
+    assert isinstance(outcome, TrainOutcome)
+    assert outcome.loss == pytest.approx(float(output["loss"]), rel=1e-6)
+    for key, parameter in fused.group("a").parameters.items():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, wanted[key], **TOLERANCE)
+
+
+def datum_of(row: Row, index: int, kwargs: dict[str, Any]) -> Datum:
+    """A row as an operation brings it: a mask in place of labels that are ignored, a value a token or one for all."""
+    labels = np.array(row["labels"])
+    trained = labels != -100
+    inputs = {"target_tokens": np.where(trained, labels, 0), "weights": trained.astype(np.float32)}
+    for name, rows in kwargs.items():
+        values = np.zeros(labels.shape, np.float32)
+        values[trained] = rows[index]
+        inputs[name] = values if isinstance(rows[index], list) else np.array([rows[index]], np.float32)
+    return Datum(np.array(row["input_ids"]), inputs)
 
 
 def test_distillation_from_a_teachers_top_tokens_is_that_from_its_logits(

@@ -39,6 +39,7 @@ from twinkle.wire.training import (
     EnvelopeKey,
     ForwardBackwardEnvelope,
     canonical_digest,
+    judge_batch_loss,
     judge_pictures,
     parse_envelope,
     peek_envelope,
@@ -176,7 +177,9 @@ def _read_forward_backward(body: Body) -> Numbered:
     refusal = body.refusal
     if refusal is None:
         try:
-            return _numbered(parse_envelope(body.data), body.data)
+            envelope = parse_envelope(body.data)
+            judge_batch_loss(envelope)
+            return _numbered(envelope, body.data)
         except InvalidInput as error:
             refusal = error
     key = peek_envelope(body.data)

@@ -1,0 +1,140 @@
+"""Jobs whose loss compares datums, run as jobs of losses of one datum each, which is all the fused engine knows.
+
+Such a loss C has the gradient of ``cross_entropy`` with the weights ``-dC/dlp`` (:mod:`twinkle.loss.surrogate`). So
+its datums go through the model twice, each time in passes that other jobs share: for their logprobs, and for the
+gradient. Between the two C is differentiated on the logprobs alone, on the CPU and in the same way on every rank; its
+bits depend on the job's own datums only, as everything else does.
+
+Shapes: N tokens of a datum, K targets a token; B datums, T the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, judge_batch
+from twinkle.core.errors import UserError
+from twinkle.loss import Loss, Surrogate, create_loss, differentiate
+from twinkle.model.training import Datum, TrainJob, TrainOutcome
+
+Outcome = TrainOutcome | Exception
+RunJobs = Callable[[Sequence[TrainJob]], list[Outcome]]
+
+_IGNORED = -100
+_CARRIER = "cross_entropy"
+
+
+def run_with_batches(jobs: Sequence[TrainJob], run: RunJobs, judge: Callable[[TrainJob], None]) -> list[Outcome]:
+    """The outcome of every job, in their order.
+
+    Args:
+        jobs: Any jobs, those of :data:`twinkle.core.batch_loss.BATCH_LOSSES` among them.
+        run: Runs jobs of losses of one datum.
+        judge: Raises ``InvalidInput`` for the first thing wrong with a job's datums.
+    """
+    if not any(job.loss in BATCH_LOSSES for job in jobs):
+        return run(jobs)
+    batches: dict[int, _Batch] = {}
+    outcomes: dict[int, Outcome] = {}
+    for index, job in enumerate(jobs):
+        if job.loss in BATCH_LOSSES:
+            try:
+                judge(job)
+                batches[index] = _Batch.of(job)
+            except UserError as error:
+                outcomes[index] = error
+    scored = run([batch.scoring() for batch in batches.values()])
+    carriers: dict[int, TrainJob] = {}
+    losses: dict[int, TrainOutcome] = {}
+    for (index, batch), scores in zip(batches.items(), scored, strict=True):
+        found = scores if isinstance(scores, Exception) else batch.differentiate(scores)
+        if isinstance(found, Exception):
+            outcomes[index] = found
+            continue
+        assert isinstance(scores, TrainOutcome)
+        losses[index] = _told(scores, found)
+        if jobs[index].backward:
+            carriers[index] = batch.carrier(found)
+    rest = [index for index, job in enumerate(jobs) if index in carriers or job.loss not in BATCH_LOSSES]
+    for index, outcome in zip(rest, run([carriers.get(index, jobs[index]) for index in rest]), strict=True):
+        outcomes[index] = losses[index] if index in losses and isinstance(outcome, TrainOutcome) else outcome
+    return [outcomes[index] if index in outcomes else losses[index] for index in range(len(jobs))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """A job, its loss, and what the loss is called with beside the logprobs."""
+
+    job: TrainJob
+    loss: Loss
+    labels: list[torch.Tensor]
+    keywords: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, job: TrainJob) -> _Batch:
+        """Read a job whose datums were judged."""
+        settings = judge_batch(job.loss, job.loss_config, [datum.inputs for datum in job.data])
+        rules = BATCH_LOSSES[job.loss]
+        keywords = {
+            name: pad_sequence([_values(datum, name) for datum in job.data], batch_first=True)
+            for name in rules.known_inputs()
+            if name in job.data[0].inputs
+        }
+        return cls(job, create_loss(job.loss, **settings), [_labels(datum) for datum in job.data], keywords)
+
+    def scoring(self) -> TrainJob:
+        """The job that finds the logprobs."""
+        return self._carrying([np.zeros_like(self._targets(datum), dtype=np.float32) for datum in self.job.data], False)
+
+    def carrier(self, surrogate: Surrogate) -> TrainJob:
+        """The job that has the loss's gradient."""
+        return self._carrying([weights.numpy().astype(np.float32) for weights in surrogate.weights], True)
+
+    def differentiate(self, scores: TrainOutcome) -> Surrogate | Exception:
+        """The loss and its gradient by the logprobs; whatever goes wrong with them is this job's alone."""
+        logprobs = [torch.from_numpy(np.array(row)) for row in scores.logprobs]
+        try:
+            found = differentiate(self.loss, logprobs, self.labels, loss_kwargs=self.keywords)
+        except Exception as error:  # noqa: BLE001 - whatever one job's numbers provoke must not reach its neighbours
+            return error if isinstance(error, UserError) else error.with_traceback(None)
+        if not np.isfinite(found.loss) or not all(torch.isfinite(weights).all() for weights in found.weights):
+            return UserError(
+                f"{self.job.loss} is {found.loss} here, and it and its gradient must be finite; nothing of this"
+                " operation was applied. Check what the datums bring for it"
+            )
+        return found
+
+    def _carrying(self, weights: Sequence[np.ndarray], backward: bool) -> TrainJob:
+        data = tuple(
+            replace(datum, inputs={TARGETS: self._targets(datum), WEIGHTS: row})
+            for datum, row in zip(self.job.data, weights, strict=True)
+        )
+        return replace(self.job, data=data, loss=_CARRIER, loss_config={}, backward=backward)
+
+    @staticmethod
+    def _targets(datum: Datum) -> np.ndarray:
+        return np.asarray(datum.inputs[TARGETS])
+
+
+def _labels(datum: Datum) -> torch.Tensor:
+    """What is trained (N,): of several targets a token the first stands for all."""
+    targets = torch.from_numpy(np.array(datum.inputs[TARGETS], dtype=np.int64))
+    labels_N = targets if targets.dim() == 1 else targets[:, 0]
+    if WEIGHTS not in datum.inputs:
+        return labels_N
+    return labels_N.masked_fill(torch.from_numpy(np.array(datum.inputs[WEIGHTS]) == 0), _IGNORED)
+
+
+def _values(datum: Datum, name: str) -> torch.Tensor:
+    values = torch.from_numpy(np.array(datum.inputs[name], dtype=np.float32))
+    return values.expand(datum.tokens.size) if values.shape == (1,) else values
+
+
+def _told(scores: TrainOutcome, surrogate: Surrogate) -> TrainOutcome:
+    metrics = {"loss:sum": surrogate.loss, "num_tokens:sum": float(scores.num_tokens)}
+    return replace(scores, loss=surrogate.loss, metrics=metrics)

@@ -1,0 +1,199 @@
+"""Jobs whose loss compares datums: the same bits in company, their own failures, and what is refused."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+from twinkle.core.batch_loss import BATCH_LOSSES, judge_batch, num_passes
+from twinkle.core.errors import InvalidInput, UserError
+from twinkle.loss import LOSSES, create_loss
+from twinkle.model.training import Datum, TrainJob
+from twinkle.module.lora import LoraConfig
+
+CONFIG = LoraConfig(rank=4, seed=1)
+LENGTHS = (9, 4, 17, 6)
+SETTINGS = {
+    "CrossEntropyLoss": {"dft": "true"},
+    "GRPOLoss": {"beta": 0.04},
+    "DRGRPOLoss": {"max_completion_length": 8.0},
+    "DPOLoss": {"beta": 0.5, "sft_weight": 0.1},
+}
+
+
+def make_job(model, name, *, seed=0, lengths=LENGTHS, backward=True, **config):
+    rng = np.random.default_rng(seed)
+    adapter = model.create_adapter(CONFIG)
+    adapter.params.copy_(torch.from_numpy(rng.normal(0, 0.05, adapter.params.numel())))
+    data = tuple(make_row(rng, name, length) for length in lengths)
+    return TrainJob(adapter, data, name, SETTINGS.get(name, {}) | config, backward)
+
+
+def make_row(rng, name, length):
+    rules = BATCH_LOSSES[name]
+    shape = (length, 3) if rules.top_k_targets else (length,)
+    values = {key: rng.normal(-5.0, 0.3, shape).astype(np.float32) for key in rules.known_inputs()}
+    if "advantages" in values:
+        values["advantages"] = rng.normal(size=1).astype(np.float32)
+    trained = np.ones(length, np.float32)
+    trained[: length // 3] = 0
+    targets = {"target_tokens": rng.integers(0, 250, shape), "weights": trained}
+    return Datum(rng.integers(0, 250, length), {**targets, **values})
+
+
+def run_with_gradient(model, jobs):
+    outcomes = model.forward_backward(jobs)
+    for outcome in outcomes:
+        assert not isinstance(outcome, Exception), outcome
+    return outcomes, [job.adapter.grad.clone() for job in jobs]
+
+
+def expected_loss(job, logprobs):
+    """The loss of the library's class, called as a script calls it, row by row of ragged lists."""
+    settings = judge_batch(job.loss, job.loss_config, [datum.inputs for datum in job.data])
+    labels = torch.nn.utils.rnn.pad_sequence(
+        [
+            torch.where(torch.from_numpy(datum.inputs["weights"]) == 0, -100, torch.from_numpy(targets))
+            for datum in job.data
+            for targets in [datum.inputs["target_tokens"].reshape(datum.tokens.size, -1)[:, 0]]
+        ],
+        batch_first=True,
+        padding_value=-100,
+    )
+    key = "topk_logps" if BATCH_LOSSES[job.loss].top_k_targets else "logps"
+    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row) for row in logprobs], batch_first=True)
+    keywords = {
+        name: torch.nn.utils.rnn.pad_sequence(
+            [torch.from_numpy(datum.inputs[name]) for datum in job.data], batch_first=True
+        )
+        for name in BATCH_LOSSES[job.loss].known_inputs()
+    }
+    return float(create_loss(job.loss, **settings)({"labels": labels}, {key: padded}, **keywords)["loss"])
+
+
+@pytest.mark.parametrize("name", BATCH_LOSSES)
+def test_what_a_class_takes_is_what_an_operation_may_send(name):
+    rules, kind = BATCH_LOSSES[name], {loss.__name__: loss for loss in LOSSES.values()}[name]
+    parameters = inspect.signature(kind).parameters
+    calls = inspect.signature(kind.__call__).parameters
+    # What the service never computes, or decides itself.
+    assert set(parameters) - set(rules.settings) <= {"ignore_index", "entropy_coef", "chunk_size"}
+    assert set(rules.settings) <= set(parameters)
+    assert set(rules.known_inputs()) <= set(calls) | ({"teacher_topk_logprobs"} if name == "GKDLoss" else set())
+
+
+@pytest.mark.parametrize("name", BATCH_LOSSES)
+def test_a_job_gives_the_loss_of_the_class_and_logprobs_in_the_shape_of_the_targets(name, load_model):
+    model = load_model()
+    job = make_job(model, name)
+
+    [outcome], [gradient] = run_with_gradient(model, [job])
+
+    assert outcome.loss == pytest.approx(expected_loss(job, outcome.logprobs), rel=1e-6)
+    assert outcome.metrics["loss:sum"] == outcome.loss
+    assert [row.shape for row in outcome.logprobs] == [datum.inputs["target_tokens"].shape for datum in job.data]
+    assert gradient.any()
+
+
+def test_bits_are_the_same_alone_and_among_others(load_model, make_datum):
+    model = load_model(tokens_per_pass=24)
+    names = ["DPOLoss", "GRPOLoss", "GKDLoss"]
+    alone = [run_with_gradient(model, [make_job(model, name, seed=seed)]) for seed, name in enumerate(names)]
+    neighbour = TrainJob(model.create_adapter(CONFIG), (make_datum(np.random.default_rng(9), 30),), "ppo")
+
+    jobs = [make_job(model, name, seed=seed) for seed, name in enumerate(names)]
+    outcomes, gradients = run_with_gradient(model, [jobs[0], neighbour, *jobs[1:]])
+
+    assert outcomes[1].loss == run_with_gradient(model, [neighbour])[0][0].loss
+    for ([single], [expected]), outcome, gradient in zip(
+        alone, [outcomes[0], *outcomes[2:]], [gradients[0], *gradients[2:]], strict=True
+    ):
+        assert single.loss == outcome.loss
+        assert torch.equal(gradient, expected)
+
+
+def test_forward_alone_tells_the_loss_and_leaves_no_gradient(load_model):
+    model = load_model()
+    job = make_job(model, "DPOLoss", backward=False)
+
+    [outcome] = model.forward_backward([job])
+
+    assert outcome.loss == pytest.approx(expected_loss(job, outcome.logprobs), rel=1e-6)
+    assert not job.adapter.has_gradients
+
+
+def test_a_loss_that_cannot_be_computed_fails_its_job_alone(load_model):
+    model = load_model()
+    broken, healthy = make_job(model, "GRPOLoss"), make_job(model, "DPOLoss", seed=1)
+    broken.data[0].inputs["advantages"][:] = 3e38
+    broken.data[2].inputs["advantages"][:] = 3e38
+
+    failed, outcome = model.forward_backward([broken, healthy])
+
+    assert isinstance(failed, UserError) and "GRPOLoss" in str(failed) and "finite" in str(failed)
+    assert not broken.adapter.has_gradients and not broken.adapter.grad.any()
+    assert not isinstance(outcome, Exception) and healthy.adapter.has_gradients
+
+
+CHANGES = {
+    "data": lambda job: job.data[:3],
+    "data[1].loss_fn_inputs.ref_logps": lambda job: changed(job, 1, ref_logps=None),
+    "data[0].loss_fn_inputs.advantage": lambda job: changed(job, 0, advantage=np.zeros(1, np.float32)),
+    "data[2].loss_fn_inputs.weights": lambda job: changed(job, 2, weights=np.full(17, 0.5, np.float32)),
+    "data[3].loss_fn_inputs.ref_logps": lambda job: changed(job, 3, ref_logps=np.zeros(5, np.float32)),
+    "data[3].loss_fn_inputs.target_tokens": lambda job: changed(job, 3, target_tokens=np.full(6, 999)),
+}
+
+
+def changed(job, index, **inputs):
+    data = list(job.data)
+    merged = {**data[index].inputs, **inputs}
+    data[index] = Datum(data[index].tokens, {name: values for name, values in merged.items() if values is not None})
+    return tuple(data)
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_wrong_batch_is_refused_by_field(field, load_model):
+    model = load_model()
+    job = make_job(model, "DPOLoss")
+
+    [outcome] = model.forward_backward([TrainJob(job.adapter, CHANGES[field](job), job.loss, job.loss_config)])
+
+    assert isinstance(outcome, InvalidInput)
+    assert outcome.field == field
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "field", "words"),
+    [
+        ("DPOLoss", {"betta": 0.1}, "loss_fn_config.betta", "did you mean beta?"),
+        ("DPOLoss", {"loss_type": "sigmoit"}, "loss_fn_config.loss_type", "kto_pair"),
+        ("DPOLoss", {"reference_free": "perhaps"}, "loss_fn_config.reference_free", "true or false"),
+        ("DPOLoss", {"beta": "much"}, "loss_fn_config.beta", "finite number"),
+        ("DRGRPOLoss", {"max_completion_length": 1.5}, "loss_fn_config.max_completion_length", "whole number"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(name, config, field, words):
+    with pytest.raises(InvalidInput, match=words.replace("?", r"\?")) as refused:
+        judge_batch(name, config, [])
+    assert refused.value.field == field
+
+
+def test_a_reference_is_needed_only_where_it_counts():
+    bare = {"target_tokens", "weights"}
+    assert judge_batch("DPOLoss", {"reference_free": 1.0}, [bare, bare]) == {"reference_free": True}
+    judge_batch("GRPOLoss", {}, [bare | {"advantages"}])
+    with pytest.raises(InvalidInput, match="ref_logps"):
+        judge_batch("GRPOLoss", {"beta": 0.1}, [bare | {"advantages"}])
+
+
+def test_what_some_datums_bring_all_must():
+    bare = {"target_tokens", "advantages"}
+    with pytest.raises(InvalidInput, match=r"old_logps.*other datums bring it"):
+        judge_batch("GRPOLoss", {}, [bare | {"old_logps"}, bare])
+
+
+def test_a_batch_counts_as_often_as_it_goes_through_the_model():
+    assert num_passes("DPOLoss", forward_only=False) == 2
+    assert num_passes("DPOLoss", forward_only=True) == num_passes("cross_entropy", forward_only=False) == 1
