@@ -14,6 +14,8 @@ StopReason = Literal["length", "stop", "abort", "error"]
 TokenLogprob = tuple[int, float]
 
 MAX_TOKENS_ALIAS = "max_new_tokens"
+DEFAULT_MAX_NEW_TOKENS = 2048
+"""Of transformers' ``generate``, which does not go on until the context ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,77 @@ class SamplingParams:
                 hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
                 raise InvalidInput("sampling_params", f"has no {name}; {hint}")
         return cls(**given)
+
+    def to_vllm(self, **settings: Any) -> Any:
+        """The same as vLLM's own ``SamplingParams``; ``settings`` are further fields of theirs.
+
+        Raises:
+            InvalidInput: vLLM is not installed.
+        """
+        try:
+            # It is an extra, and takes seconds to import.
+            from vllm import SamplingParams as VllmParams  # noqa: PLC0415
+        except ImportError as error:
+            raise InvalidInput(
+                "sampling_params", "cannot be vLLM's without it; pip install 'twinkle-queue[vllm]'"
+            ) from error
+        return VllmParams(**{**self.vllm_fields(), **settings})
+
+    def vllm_fields(self) -> dict[str, Any]:
+        """The arguments of vLLM's ``SamplingParams``."""
+        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        return {
+            "n": self.num_samples,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "top_k": max(self.top_k, 0),
+            "top_p": self.top_p,
+            "repetition_penalty": self.repetition_penalty,
+            "logprobs": self.logprobs,
+            "prompt_logprobs": self.prompt_logprobs,
+            "stop": [text for text in stop if isinstance(text, str)],
+            "stop_token_ids": [token for token in stop if isinstance(token, int)],
+            # Stops of one's own take the place of the model's.
+            "ignore_eos": self.stop is not None,
+        }
+
+    def to_transformers(self, tokenizer: Any = None) -> dict[str, Any]:
+        """Keyword arguments of transformers' ``generate``.
+
+        Args:
+            tokenizer: Of the model: for its end and padding tokens, and where ``stop`` holds texts.
+
+        Raises:
+            InvalidInput: ``stop`` holds texts, and no tokenizer is given.
+        """
+        is_greedy = self.temperature == 0
+        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        texts = [text for text in stop if isinstance(text, str)]
+        if texts and tokenizer is None:
+            raise InvalidInput("stop", "holds texts, which need the model's tokenizer; pass it")
+        settings: dict[str, Any] = {
+            "max_new_tokens": DEFAULT_MAX_NEW_TOKENS if self.max_tokens is None else self.max_tokens,
+            "do_sample": not is_greedy,
+            "num_return_sequences": self.num_samples,
+            "repetition_penalty": self.repetition_penalty,
+            "output_logits": self.logprobs is not None,
+            "return_dict_in_generate": True,
+        }
+        if not is_greedy:
+            settings |= {"temperature": self.temperature, "top_k": max(self.top_k, 0), "top_p": self.top_p}
+        if texts:
+            settings |= {"stop_strings": texts, "tokenizer": tokenizer}
+        tokens = [token for token in stop if isinstance(token, int)]
+        if tokens:
+            settings["eos_token_id"] = tokens
+        elif tokenizer is not None and self.stop is None:
+            settings["eos_token_id"] = tokenizer.eos_token_id
+        if tokenizer is not None:
+            settings["pad_token_id"] = (
+                tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+            )
+        return settings
 
 
 class Keyed:

@@ -13,12 +13,14 @@ from transformers import AutoTokenizer
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
-from twinkle.data_format.conversation import user_data_get
+from twinkle.data_format.conversation import ToolCall, user_data_get
 from twinkle.data_format.row_error import RowError
 from twinkle.hub.model_path import resolve_model_id
+from twinkle.sampler.scripts.rows import Texts, extended_row
 from twinkle.template.conversation import read_messages, read_tools, with_reasoning, with_system
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
 from twinkle.template.spans import TurnFinder
+from twinkle.template.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.template.truncation import TRUNCATION_STRATEGIES, TokenRow, TruncationStrategy, truncate
 
 Trajectory = Mapping[str, Any]
@@ -154,6 +156,25 @@ class Template:
     def batch_decode(self, token_ids: Sequence[Any], skip_special_tokens: bool = False) -> list[str]:
         """The text of each of many."""
         return [self.decode(row, skip_special_tokens) for row in token_ids]
+
+    # What a model has written.
+
+    def parse_tool_call(self, text: str) -> list[ToolCall]:
+        """The calls of tools in a text, in whichever of the known ways they are written; arguments as JSON text."""
+        return parse_tool_calls(text)
+
+    def clean_tool_call(self, text: str) -> str:
+        """The text without the calls."""
+        return without_tool_calls(text)
+
+    def concat_input_feature(self, prompt_feature: Trajectory, new_tokens: Sequence[int]) -> Row:
+        """The row of a prompt extended by what was sampled, which alone trains; its message is appended."""
+
+        def read(tokens: Sequence[int]) -> str:
+            return self.decode(tokens, skip_special_tokens=True)
+
+        texts = Texts(decode=self.decode, read=read, parse_tool_calls=self.parse_tool_call)
+        return extended_row(prompt_feature, np.asarray(new_tokens, dtype=np.int64).tolist(), texts=texts)
 
     # The way of one row.
 

@@ -107,7 +107,9 @@ def extended_row(row: Mapping[str, Any], tokens: Sequence[int], *, texts: Texts)
     if "messages" in row and texts.read is not None:
         text = texts.read(tokens)
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        calls = texts.parse_tool_calls(text) if texts.parse_tool_calls is not None else None
+        # Some write calls with special tokens, which the text to read lacks.
+        whole = text if texts.decode is None else texts.decode(tokens)
+        calls = texts.parse_tool_calls(whole) if texts.parse_tool_calls is not None else None
         if calls:
             message["tool_calls"] = calls
         extended["messages"] = [*plain(row["messages"]), message]
