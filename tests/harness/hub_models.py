@@ -101,7 +101,7 @@ TOWER = {
 def _vision_model(tokenizer: PreTrainedTokenizerFast, sizes: dict[str, object]) -> PreTrainedModel:
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(VISION_TOKENS))
     config = transformers.Qwen3_5Config(
-        text_config={**sizes, **HYBRID},
+        text_config={**sizes, **HYBRID, "tie_word_embeddings": True},
         vision_config=TOWER,
         image_token_id=image,
         video_token_id=video,

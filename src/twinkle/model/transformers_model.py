@@ -14,6 +14,7 @@ import torch
 from peft import PeftModel
 from torch import distributed
 
+from twinkle.checkpoint_engine.peft_tensors import published_key
 from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import InvalidInput
 from twinkle.hub.caches import published_id
@@ -32,7 +33,15 @@ from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strat
 from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
 from twinkle.model.sequence_parallel import sequence_parallel
 from twinkle.model.transformers_pass import CAUSAL, check_options, outputs_of
-from twinkle.model.weight_files import adapter_parameters, load_adapter, load_model, save_adapter, save_model
+from twinkle.model.weight_files import (
+    adapter_parameters,
+    load_adapter,
+    load_model,
+    paths_of,
+    renamed_settings,
+    save_adapter,
+    save_model,
+)
 from twinkle.processor import ModelBatch
 
 
@@ -99,6 +108,7 @@ class TransformersModel(ComponentModel):
         ).to(self.device)
         # What adapters name as their base, in files that travel.
         self.model.name_or_path = published_id(self.model_id)
+        self._paths = paths_of(self.model, self.model_id)
         self._sequences = sequence_parallel(self.model, device_mesh)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -140,18 +150,18 @@ class TransformersModel(ComponentModel):
         self._add_group(adapter_name, parameters, gradient_accumulation_steps)
 
     def _attach(self, adapter_name: str, config_or_dir: Any, *, is_trainable: bool) -> None:
-        is_dir = isinstance(config_or_dir, (str, Path))
-        is_first = not isinstance(self.model, PeftModel)
-        if is_dir and is_first:
-            self.model = PeftModel.from_pretrained(
-                self.model, str(config_or_dir), adapter_name=adapter_name, is_trainable=is_trainable
-            )
-        elif is_dir:
-            self.model.load_adapter(str(config_or_dir), adapter_name, is_trainable=is_trainable)
-        elif is_first:
-            self.model = peft.get_peft_model(self.model, config_or_dir, adapter_name=adapter_name)
+        folder = Path(config_or_dir) if isinstance(config_or_dir, (str, Path)) else None
+        config = copy.deepcopy(config_or_dir) if folder is None else peft.PeftConfig.from_pretrained(str(folder))
+        if folder is not None:
+            config.inference_mode = not is_trainable
+        for name, value in renamed_settings(vars(config), self._paths.within).items():
+            setattr(config, name, value)
+        if isinstance(self.model, PeftModel):
+            self.model.add_adapter(adapter_name, config)
         else:
-            self.model.add_adapter(adapter_name, config_or_dir)
+            self.model = peft.get_peft_model(self.model, config, adapter_name=adapter_name)
+        if folder is not None:
+            load_adapter(folder, adapter_parameters(self.model, adapter_name, self._paths), self._paths)
         self.model.to(self.device)
 
     def remove_adapter(self, adapter_name: str) -> None:
@@ -166,7 +176,12 @@ class TransformersModel(ComponentModel):
     def _parameters(self, adapter_name: str) -> dict[str, torch.nn.Parameter]:
         if adapter_name in self._frozen:
             return {}
-        return adapter_parameters(self.model, adapter_name) if adapter_name else dict(self.model.named_parameters())
+        return self._stored_parameters(adapter_name)
+
+    def _stored_parameters(self, adapter_name: str) -> dict[str, torch.nn.Parameter]:
+        if adapter_name:
+            return adapter_parameters(self.model, adapter_name, self._paths)
+        return dict(self.model.named_parameters())
 
     @staticmethod
     def _require_adapter(group: OptimizerGroup) -> None:
@@ -356,9 +371,9 @@ class TransformersModel(ComponentModel):
 
     def _load_weights(self, group: OptimizerGroup, folder: Path) -> None:
         self._shard_once()
-        parameters = adapter_parameters(self.model, group.name) if group.name else dict(self.model.named_parameters())
+        parameters = self._stored_parameters(group.name)
         if group.name:
-            load_adapter(folder, parameters)
+            load_adapter(folder, parameters, self._paths)
         else:
             optional = {*self.model.all_tied_weights_keys, *dict(self.model.named_buffers())}
             load_model(folder, parameters, optional=frozenset(optional))
@@ -372,7 +387,7 @@ class TransformersModel(ComponentModel):
         found: dict[str, torch.Tensor] = peft.get_peft_model_state_dict(
             self.model, state_dict=state, adapter_name=group.name, save_embedding_layers=False
         )
-        return {name: tensor.clone() for name, tensor in found.items()}
+        return {published_key(name, self._paths): tensor.clone() for name, tensor in found.items()}
 
     def send_weights(self, *, adapter_name: str = "", merge: bool = True) -> NamedWeights:
         """All weights by transformers' names, the adapter's update in them or left out; every rank must iterate."""
@@ -386,7 +401,7 @@ class TransformersModel(ComponentModel):
         config = copy.deepcopy(self.model.peft_config[group.name])
         config.inference_mode = True
         settings: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=_jsonable))
-        return settings
+        return renamed_settings(settings, self._paths.stored)
 
 
 def _jsonable(value: object) -> object:

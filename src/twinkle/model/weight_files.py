@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,40 @@ import safetensors.torch
 import torch
 
 from twinkle.checkpoint_engine.directory import verify_tensors, write_files
+from twinkle.checkpoint_engine.peft_tensors import published_key
 from twinkle.checkpoint_engine.sharded import fill
 from twinkle.core.errors import InvalidInput
+from twinkle.model.loading import stored_paths
+from twinkle.module.adapter import AS_LOADED, StoredPaths
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+NAMES_OF_MODULES = ("target_modules", "target_parameters", "exclude_modules")
+PATTERNS_OF_MODULES = ("rank_pattern", "alpha_pattern")
 PEFT_CONTAINERS = ("lora_", "modules_to_save", "trainable_tokens")
 
 
-def adapter_parameters(model: torch.nn.Module, adapter_name: str) -> dict[str, torch.nn.Parameter]:
+def paths_of(model: torch.nn.Module, folder: str) -> StoredPaths:
+    """What the modules of a model are called in the files of its adapters.
+
+    By the names of the class that was published, also where the language model alone was loaded: other tools load that
+    class, and would serve it bare, with a warning, for names that it has not.
+    """
+    paths = stored_paths(folder)
+    holds_the_whole = any(name.startswith(paths.published) for name, _ in model.named_modules())
+    return AS_LOADED if holds_the_whole else paths
+
+
+def adapter_parameters(
+    model: torch.nn.Module, adapter_name: str, paths: StoredPaths = AS_LOADED
+) -> dict[str, torch.nn.Parameter]:
     """The parameters of one PEFT adapter, by the names they have in its file."""
     found: dict[str, torch.nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         for index, (part, following) in enumerate(pairwise(parts)):
             if part.startswith(PEFT_CONTAINERS) and following == adapter_name:
-                found[_stored_name(parts, index)] = parameter
+                found[published_key(_stored_name(parts, index), paths)] = parameter
                 break
     return found
 
@@ -53,13 +71,26 @@ def save_adapter(folder: Path, state: Mapping[str, torch.Tensor], config: Mappin
     )
 
 
-def load_adapter(folder: Path, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Fill an adapter's parameters from its file.
+def load_adapter(folder: Path, parameters: Mapping[str, torch.nn.Parameter], paths: StoredPaths = AS_LOADED) -> None:
+    """Fill an adapter's parameters from its file, which may name them after the language model alone.
 
     Raises:
         InvalidInput: A tensor is missing, unknown or of another shape.
     """
-    _fill(ADAPTER_WEIGHTS, _read(folder / ADAPTER_WEIGHTS), parameters, optional=frozenset())
+    tensors = {published_key(name, paths): tensor for name, tensor in _read(folder / ADAPTER_WEIGHTS).items()}
+    _fill(ADAPTER_WEIGHTS, tensors, parameters, optional=frozenset())
+
+
+def renamed_settings(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """An adapter's settings with other names of modules; the end of a path, or a word, stays what it is."""
+    renamed = dict(settings)
+    for name in NAMES_OF_MODULES:
+        if isinstance(renamed.get(name), (list, tuple, set)):
+            renamed[name] = type(renamed[name])(rename(module) for module in renamed[name])
+    for name in PATTERNS_OF_MODULES:
+        if isinstance(renamed.get(name), dict):
+            renamed[name] = {rename(module): value for module, value in renamed[name].items()}
+    return renamed
 
 
 def save_model(folder: Path, state: Mapping[str, torch.Tensor], model: Any) -> None:

@@ -135,6 +135,10 @@ class StoredPaths:
             return path
         return self.published + path.removeprefix(self.loaded)
 
+    def within(self, path: str) -> str:
+        """The path in the loaded model of a name in files."""
+        return self.loaded + path.removeprefix(self.published) if path.startswith(self.published) else path
+
 
 AS_LOADED = StoredPaths()
 
