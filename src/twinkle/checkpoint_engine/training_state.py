@@ -75,6 +75,7 @@ def optimizer_files(optimizer: torch.optim.Optimizer, parameters: Parameters) ->
     """State and settings of an optimizer. A step that all parameters share stands in the metadata."""
     tensors: dict[str, torch.Tensor] = {}
     steps: dict[str, torch.Tensor] = {}
+    num_with_state = sum(bool(optimizer.state.get(parameter)) for parameter in parameters.values())
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is None:
@@ -82,9 +83,10 @@ def optimizer_files(optimizer: torch.optim.Optimizer, parameters: Parameters) ->
             place = steps if key == STEP else tensors
             place[f"{key}.{name}"] = whole(torch.as_tensor(value))
     shared = {float(step) for step in steps.values()}
-    if len(shared) > 1:
+    is_shared = len(shared) == 1 and len(steps) == num_with_state
+    if not is_shared:
         tensors.update(steps)
-    step = str(int(shared.pop())) if len(shared) == 1 else ""
+    step = str(int(shared.pop())) if is_shared else ""
     groups = [
         {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
         for group in optimizer.param_groups

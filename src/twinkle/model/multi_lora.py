@@ -188,6 +188,9 @@ class MultiLoraTransformersModel(ComponentModel):
         if isinstance(group.optimizer, torch.optim.Adam):
             lend_moments(group.optimizer, self._adapters[group.name])
 
+    def _embedding_tables(self, group: OptimizerGroup) -> frozenset[str]:
+        return frozenset()
+
     def _check_loss(self, loss: Loss) -> None:
         name = type(loss).__name__
         if loss.require_entropy:

@@ -39,6 +39,10 @@ class ScriptSettings(ABC):
     def _check_loss(self, loss: Loss) -> None:
         """Raise ``InvalidInput`` for a loss this kind of model cannot feed."""
 
+    @abstractmethod
+    def _embedding_tables(self, group: OptimizerGroup) -> frozenset[str]:
+        """The names of the group's parameters whose rows are looked up or scored one by one."""
+
     def set_loss(
         self, loss_cls: str | Loss | type[Loss] | Callable[..., Any], *, adapter_name: str = "", **settings: Any
     ) -> None:
@@ -56,10 +60,18 @@ class ScriptSettings(ABC):
         adapter_name: str = "",
         **settings: Any,
     ) -> None:
-        """Set the optimizer, one of ``torch.optim``. Decay is for matrices only; the schedule must be set again."""
+        """Set the optimizer, one of ``torch.optim`` by name or class, or one that is made already.
+
+        Decay is for matrices only; the schedule must be set again.
+        """
         group = self.group(adapter_name)
         group.optimizer = create_optimizer(
-            optimizer_cls, group.parameters, lr=lr, weight_decay=weight_decay, **settings
+            optimizer_cls,
+            group.parameters,
+            lr=lr,
+            weight_decay=weight_decay,
+            tables=self._embedding_tables(group),
+            **settings,
         )
         group.scheduler = None
 

@@ -201,6 +201,14 @@ class TransformersModel(ComponentModel):
         self._shard_once()
         super().set_optimizer(optimizer_cls, lr=lr, weight_decay=weight_decay, adapter_name=adapter_name, **settings)
 
+    def _embedding_tables(self, group: OptimizerGroup) -> frozenset[str]:
+        tables = [module.weight for module in self.model.modules() if isinstance(module, torch.nn.Embedding)]
+        unembedding = self.model.get_output_embeddings()
+        found = {id(weight) for weight in [*tables, *([] if unembedding is None else [unembedding.weight])]}
+        return frozenset(
+            name for name, weight in group.parameters.items() if id(weight) in found or "lora_embedding_" in name
+        )
+
     def set_grad_scaler(self, *, adapter_name: str = "", **settings: Any) -> None:
         """Scale losses by torch's GradScaler, built with these settings over ``grad_scaler_config``."""
         self.group(adapter_name).scaler = make_scaler(self.device, {**self._scaler_settings, **settings})
