@@ -29,13 +29,21 @@ TWO_RANKS = (
     "full ulysses hybrid",
     "left fsdp-ulysses hybrid",
     "packed fsdp-ulysses",
+    "full fsdp moe",
+    "lora fsdp-ep moe",
+    "full fsdp-ep moe",
+    "full dp-ep moe",
 )
-FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses")
+FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses", "full hsdp-ep moe", "lora hsdp-ulysses-ep moe")
 LAYOUTS: dict[str, dict[str, int]] = {
     "dp": {"dp_size": 2},
     "fsdp": {"fsdp_size": 2},
     "ulysses": {"dp_size": 2, "ulysses_size": 2},
     "fsdp-ulysses": {"fsdp_size": 2, "ulysses_size": 2},
+    "fsdp-ep": {"fsdp_size": 2, "ep_size": 2},
+    "dp-ep": {"dp_size": 2, "ep_size": 2},
+    "hsdp-ep": {"dp_size": 2, "fsdp_size": 2, "ep_size": 2},
+    "hsdp-ulysses-ep": {"dp_size": 2, "fsdp_size": 2, "ulysses_size": 2, "ep_size": 2},
     "hsdp": {"dp_size": 2, "fsdp_size": 2},
     "hsdp-ulysses": {"dp_size": 2, "fsdp_size": 2, "ulysses_size": 2},
 }

@@ -10,10 +10,14 @@ from torch import distributed
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.tensor import DTensor
 
+from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import ConfigError
 from twinkle.infra import DeviceMesh
+from twinkle.model.expert_parallel import SharedExperts, is_spread
 
 BUCKET_BYTES = 32 << 20
+CLIP_EPSILON = 1e-6
+"""Torch's, in clip_grad_norm_."""
 
 
 class GradientSync(Protocol):
@@ -38,6 +42,10 @@ class GradientSync(Protocol):
         """A norm that may be spread over ranks."""
         ...
 
+    def with_experts(self, experts: SharedExperts) -> GradientSync:
+        """The same, once the ranks share experts."""
+        ...
+
 
 class OneRank:
     """Nobody to talk to."""
@@ -57,6 +65,10 @@ class OneRank:
     def to_float(self, norm: torch.Tensor) -> float:
         """The norm itself."""
         return float(norm)
+
+    def with_experts(self, experts: SharedExperts) -> GradientSync:
+        """These."""
+        return self
 
 
 class ReplicatedRanks:
@@ -91,6 +103,10 @@ class ReplicatedRanks:
             for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 gradient.copy_(summed)
 
+    def with_experts(self, experts: SharedExperts) -> ReplicatedRanks:
+        """The same ranks, once they share experts."""
+        return ReplicatedWithExperts(self._world, self._device, experts, with_other_rows=self.process_group)
+
     def sum_over_ranks(self, count: int) -> int:
         """All-reduce a count."""
         total = torch.tensor(count, dtype=torch.int64, device=self._device)
@@ -102,11 +118,37 @@ class ReplicatedRanks:
         return float(norm)
 
 
+class ReplicatedWithExperts(ReplicatedRanks):
+    """Every rank holds all weights but those of experts, whose gradients come from all ranks' tokens already."""
+
+    def __init__(
+        self,
+        world: distributed.ProcessGroup,
+        device: torch.device,
+        experts: SharedExperts,
+        *,
+        with_other_rows: distributed.ProcessGroup | None,
+    ) -> None:
+        super().__init__(world, device, with_other_rows=with_other_rows)
+        self._experts = experts
+
+    def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """All-reduce the gradients, those of experts over the ranks that have the same."""
+        all_parameters = list(parameters)
+        super().reduce(parameter for parameter in all_parameters if not is_spread(parameter))
+        self._experts.reduce(parameter for parameter in all_parameters if is_spread(parameter))
+
+
 class ShardedRanks(ReplicatedRanks):
     """FSDP2 has summed the gradients of every backward pass already; each rank holds its shard of the sum."""
 
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Nothing to do."""
+        """All-reduce the gradients of what FSDP has left whole."""
+        super().reduce(parameter for parameter in parameters if not isinstance(parameter, DTensor))
+
+    def with_experts(self, experts: SharedExperts) -> ReplicatedRanks:
+        """These: FSDP sums over the ranks that have an expert, too."""
+        return self
 
     def to_float(self, norm: torch.Tensor) -> float:
         """The norm over all shards."""
@@ -136,6 +178,25 @@ def data_group(mesh: DeviceMesh) -> distributed.ProcessGroup:
     world = distributed.group.WORLD
     assert world is not None
     return world
+
+
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_grad_norm: float, norm_type: float) -> torch.Tensor:
+    """Torch's ``clip_grad_norm_``, also for gradients that lie on several meshes; the norm before clipping."""
+    by_mesh: dict[object, list[torch.Tensor]] = {}
+    present = [parameter for parameter in parameters if parameter.grad is not None]
+    for parameter in present:
+        gradient = parameter.grad
+        assert gradient is not None
+        by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+    if len(by_mesh) < 2:
+        return torch.nn.utils.clip_grad_norm_(present, max_grad_norm, norm_type)
+    norms = [whole(torch.nn.utils.get_total_norm(gradients, norm_type)) for gradients in by_mesh.values()]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    share = min(1.0, max_grad_norm / (float(total) + CLIP_EPSILON))
+    for gradients in by_mesh.values():
+        for gradient in gradients:
+            gradient.mul_(share)
+    return total
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterable[list[torch.Tensor]]:

@@ -12,7 +12,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.loss import CrossEntropyLoss, Loss
 from twinkle.model.forward_pass import ForwardPass
-from twinkle.model.gradient_sync import GradientSync
+from twinkle.model.gradient_sync import GradientSync, clip_gradients
 from twinkle.model.metric_board import MetricBoard
 from twinkle.processor import InputProcessor
 
@@ -120,7 +120,7 @@ class OptimizerGroup:
                 assert parameter.grad is not None
                 parameter.grad.div_(count)
         self.num_tokens = 0
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm, norm_type)
+        norm = clip_gradients(parameters, max_grad_norm, norm_type)
         self.grad_norm = self._sync.to_float(norm)
         return self.grad_norm
 

@@ -14,6 +14,7 @@ from twinkle.infra import DeviceMesh, Platform
 from twinkle.infra.platform import local_rank
 from twinkle.infra.process_group import group_of_ranks, torch_mesh
 from twinkle.model.device_traits import plain_dtype
+from twinkle.model.expert_parallel import SharedExperts
 from twinkle.model.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
 from twinkle.model.parallel_settings import FsdpSettings
 
@@ -78,7 +79,7 @@ def training_sync(mesh: DeviceMesh | None, device: torch.device) -> GradientSync
     """
     if mesh is None or mesh.world_size == 1:
         return OneRank()
-    mesh.require_data_axes("TransformersModel", also=("ulysses_size",))
+    mesh.require_data_axes("TransformersModel", also=("ulysses_size", "ep_size"))
     world = data_group(mesh)
     with_other_rows = None
     if mesh.ulysses_world_size > 1:
@@ -93,8 +94,17 @@ def training_sync(mesh: DeviceMesh | None, device: torch.device) -> GradientSync
     return kind(world, device, with_other_rows=with_other_rows)
 
 
-def shard(model: Any, mesh: DeviceMesh, *, in_bf16: bool, settings: FsdpSettings = FsdpSettings()) -> None:
+def shard(
+    model: Any,
+    mesh: DeviceMesh,
+    *,
+    in_bf16: bool,
+    settings: FsdpSettings = FsdpSettings(),
+    experts: SharedExperts | None = None,
+) -> None:
     """Spread the weights over the ``fsdp`` axis, layer by layer, and replicate them over ``dp``; in place.
+
+    Experts that ranks share are spread over those that have the same.
 
     Gradients come out summed over all ranks, not averaged.
     """
@@ -102,14 +112,14 @@ def shard(model: Any, mesh: DeviceMesh, *, in_bf16: bool, settings: FsdpSettings
     names = tuple(axis for axis in ("dp", "fsdp") if mesh.size(axis) > 1)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if in_bf16 else None)
     layers = _decoder_layers(model)
+    policies: dict[str, Any] = {
+        "mp_policy": policy,
+        "offload_policy": CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy(),
+        "reshard_after_forward": settings.reshard_after_forward,
+    }
+    ignored = set() if experts is None else experts.shard(model, **policies)
     for module in (*layers, model):
-        fully_shard(
-            module,
-            mesh=over[names],
-            mp_policy=policy,
-            offload_policy=CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy(),
-            reshard_after_forward=settings.reshard_after_forward,
-        )
+        fully_shard(module, mesh=over[names], ignored_params=ignored, **policies)
     for module in (*layers, model):
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)

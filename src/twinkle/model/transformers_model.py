@@ -23,6 +23,7 @@ from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
+from twinkle.model.expert_parallel import share_experts, step_one_by_one
 from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
 from twinkle.model.micro_batches import MicroBatches, Scale
@@ -55,7 +56,7 @@ class TransformersModel(ComponentModel):
         model_id: A folder, ``ms://org/name``, ``hf://org/name`` or ``org/name``, each with ``@revision``.
         config: A transformers config in place of the model's own.
         device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows, the ranks
-            of ``ulysses_size`` the same ones. That of ``initialize`` if omitted.
+            of ``ulysses_size`` the same ones; those of ``ep_size`` share experts. That of ``initialize`` if omitted.
         mixed_precision: ``bf16`` (the default on accelerators) makes products in bfloat16, ``fp16`` in float16
             with a scaled loss, ``no`` as weights are.
         model_cls: The transformers class to load it with, or its name; the causal language model of its config if
@@ -110,6 +111,9 @@ class TransformersModel(ComponentModel):
         self.model.name_or_path = published_id(self.model_id)
         self._paths = paths_of(self.model, self.model_id)
         self._sequences = sequence_parallel(self.model, device_mesh)
+        self._experts = share_experts(self.model, device_mesh, self._fsdp_settings.expert_parallel)
+        if self._experts is not None:
+            self._sync = self._sync.with_experts(self._experts)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._add_group("", dict(self.model.named_parameters()))
@@ -142,6 +146,8 @@ class TransformersModel(ComponentModel):
             self._attach(adapter_name, config_or_dir, is_trainable=is_trainable)
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise InvalidInput("config_or_dir", f"PEFT cannot make adapter {adapter_name!r}: {error}") from error
+        if self._experts is not None:
+            self._experts.adapt(self.model)
         if not is_trainable:
             self._frozen.add(adapter_name)
         parameters = self._parameters(adapter_name)
@@ -200,6 +206,8 @@ class TransformersModel(ComponentModel):
         """Set the optimizer, one of ``torch.optim``; on a mesh with ``fsdp`` this shards the weights."""
         self._shard_once()
         super().set_optimizer(optimizer_cls, lr=lr, weight_decay=weight_decay, adapter_name=adapter_name, **settings)
+        if self._experts is not None:
+            step_one_by_one(self.group(adapter_name).require_optimizer())
 
     def _embedding_tables(self, group: OptimizerGroup) -> frozenset[str]:
         tables = [module.weight for module in self.model.modules() if isinstance(module, torch.nn.Embedding)]
@@ -219,7 +227,7 @@ class TransformersModel(ComponentModel):
         if self._compute_dtype == torch.float16:
             raise InvalidInput("mixed_precision", "is 'fp16', which is not for sharded weights; send 'bf16' or 'no'")
         in_bf16 = self._compute_dtype == torch.bfloat16
-        shard(self.model, self._mesh, in_bf16=in_bf16, settings=self._fsdp_settings)
+        shard(self.model, self._mesh, in_bf16=in_bf16, settings=self._fsdp_settings, experts=self._experts)
         self._is_sharded = True
         for group in self.optimizer_group.values():
             group.parameters = self._parameters(group.name)
@@ -294,7 +302,7 @@ class TransformersModel(ComponentModel):
 
     def _most_of_all_ranks(self, count: int) -> int:
         """The largest count of all ranks where they share layers, and so must make as many passes each."""
-        if not self._is_sharded:
+        if not self._is_sharded and self._experts is None:
             return count
         most = torch.tensor(count, device=self.device)
         distributed.all_reduce(most, distributed.ReduceOp.MAX, group=self._sync.process_group)
@@ -384,7 +392,7 @@ class TransformersModel(ComponentModel):
             load_adapter(folder, parameters, self._paths)
         else:
             optional = {*self.model.all_tied_weights_keys, *dict(self.model.named_buffers())}
-            load_model(folder, parameters, optional=frozenset(optional))
+            load_model(folder, parameters, optional=frozenset(optional), model=self.model)
 
     def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
         """The adapter's weights by PEFT's names, or all of the model's; on a mesh every rank must ask."""

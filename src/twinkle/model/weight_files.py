@@ -10,6 +10,8 @@ from typing import Any
 
 import safetensors.torch
 import torch
+import transformers
+from torch.distributed.fsdp import FSDPModule
 
 from twinkle.checkpoint_engine.directory import verify_tensors, write_files
 from twinkle.checkpoint_engine.peft_tensors import published_key
@@ -114,19 +116,36 @@ def stored_weights(folder: Path, *, wanted: frozenset[str]) -> dict[str, torch.T
     return tensors
 
 
-def load_model(folder: Path, parameters: Mapping[str, torch.nn.Parameter], *, optional: frozenset[str]) -> None:
-    """Fill all parameters of a model from its directory, where the names in ``optional`` may be missing or too many.
+def load_model(
+    folder: Path, parameters: Mapping[str, torch.nn.Parameter], *, optional: frozenset[str], model: Any
+) -> None:
+    """Fill all parameters of ``model`` from its directory, where names in ``optional`` may be missing or too many.
 
     Raises:
         InvalidInput: There is no model, or a tensor is missing, unknown or of another shape.
     """
     tensors = stored_weights(folder, wanted=frozenset())
+    if parameters.keys() - tensors.keys() - optional:
+        tensors = _converted(folder, model) or tensors
     _fill("model.safetensors", tensors, parameters, optional=optional)
 
 
 def read_tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     """The tensors of a model's directory by name; none where there is no model."""
     return {name: tensor for path in sorted(folder.glob("model*.safetensors")) for name, tensor in _read(path).items()}
+
+
+def _converted(folder: Path, model: Any) -> dict[str, torch.Tensor] | None:
+    """The tensors by the names that the model's class has for them, as of experts, which files hold one by one."""
+    plain: Any = next(
+        kind
+        for kind in type(model).__mro__
+        if issubclass(kind, transformers.PreTrainedModel) and not issubclass(kind, FSDPModule)
+    )
+    loaded, info = plain.from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
+    if info["missing_keys"] or info["mismatched_keys"]:
+        return None
+    return dict(loaded.state_dict())
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

@@ -27,9 +27,9 @@ def models_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A tiny model of each family whose layers ranks share in another way."""
     folder = tmp_path_factory.mktemp("families")
     (folder / PLAIN).symlink_to(model_dir)
-    make_tiny_model(
-        folder / "hybrid", texts=TEXTS, family="qwen3_5_text", vocab_size=288, hidden_size=64, layers=2, context=256
-    )
+    sizes = {"texts": TEXTS, "vocab_size": 288, "hidden_size": 64, "layers": 2, "context": 256}
+    make_tiny_model(folder / "hybrid", family="qwen3_5_text", **sizes)
+    make_tiny_model(folder / "moe", family="qwen3_moe", **sizes)
     return folder
 
 

@@ -1,0 +1,48 @@
+"""What ranks cannot share is refused by name, before they meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.infra import DeviceMesh
+from twinkle.model import MultiLoraTransformersModel
+from twinkle.model.expert_parallel import share_experts
+
+
+def test_a_model_without_experts_shares_none(model_dir: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
+
+    with pytest.raises(ConfigError, match="ep_size: Qwen3ForCausalLM has no experts"):
+        share_experts(model, DeviceMesh.from_sizes(fsdp_size=2, ep_size=2), {})
+    assert share_experts(model, DeviceMesh.from_sizes(fsdp_size=2), {}) is None
+
+
+def test_experts_that_do_not_divide_are_refused() -> None:
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        num_experts=4,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+
+    with pytest.raises(ConfigError, match="ep_size: 3 ranks cannot share 4 experts evenly"):
+        share_experts(model, DeviceMesh.from_sizes(fsdp_size=3, ep_size=3), {})
+    with pytest.raises(InvalidInput, match=r"expert_parallel\.enabled"):
+        share_experts(model, DeviceMesh.from_sizes(fsdp_size=2, ep_size=2), {"enabled": False})
+
+
+@pytest.mark.parametrize("sizes", [{"ulysses_size": 2}, {"ep_size": 2}])
+def test_the_fused_model_says_what_it_cannot_share(model_dir: Path, sizes: dict[str, int]) -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2, device_type="cpu", **sizes)
+
+    with pytest.raises(ConfigError, match=f"{next(iter(sizes))}: is 2"):
+        MultiLoraTransformersModel(model_id=str(model_dir), device_mesh=mesh)
