@@ -49,7 +49,7 @@ def test_a_loss_that_compares_datums_is_charged_for_both_its_passes_and_its_toke
 
     assert _share(bench) - once == pytest.approx(200, abs=2)
     done = bench.stores.accounting.work("t0", start=0, end=2e9)
-    assert sum(work.num_tokens for work in done.values()) == 200
+    assert sum(work.num_trained for work in done.values()) == 200
 
 
 def test_a_fork_is_charged_the_tokens_it_replays(bench: Bench, make_worker: MakeWorker) -> None:
