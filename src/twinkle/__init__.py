@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from twinkle.core import __version__
 from twinkle.core.lazy import lazy_attributes
+from twinkle.core.same_names import warn_of_other_distribution
 
 if TYPE_CHECKING:
     from twinkle.core.requirements import exists, requires
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from twinkle.infra.rank_log import get_logger
     from twinkle.infra.remote import remote_class, remote_function
     from twinkle.infra.runtime import initialize, is_master
+    from twinkle.plugin.loading import Plugin
     from twinkle_client import init_tinker_client
 
 _PLACES = {
@@ -30,6 +32,7 @@ _PLACES = {
     "GPU": "twinkle.infra.platform",
     "NPU": "twinkle.infra.platform",
     "Platform": "twinkle.infra.platform",
+    "Plugin": "twinkle.plugin.loading",
     "check_unsafe": "twinkle.core.trust",
     "exists": "twinkle.core.requirements",
     "find_free_port": "twinkle.infra.network",
@@ -53,6 +56,7 @@ __all__ = [
     "DeviceGroup",
     "DeviceMesh",
     "Platform",
+    "Plugin",
     "__version__",
     "check_unsafe",
     "exists",
@@ -70,5 +74,7 @@ __all__ = [
     "torch_util",
     "trust_remote_code",
 ]
+
+warn_of_other_distribution()
 
 __getattr__ = lazy_attributes(__name__, _PLACES)

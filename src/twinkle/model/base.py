@@ -13,6 +13,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.data_format.answers import MetricResults, ModelOutput
 from twinkle.model.checkpoint import TrainingCheckpoints
 from twinkle.model.forward_pass import ForwardPass, PassOptions
+from twinkle.model.hub_calls import HubCalls
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.script_settings import ScriptSettings, rows_of
 from twinkle.model.twinkle_model import Rows, TwinkleModel
@@ -20,7 +21,7 @@ from twinkle.model.twinkle_model import Rows, TwinkleModel
 __all__ = ["ComponentModel", "Rows"]
 
 
-class ComponentModel(ScriptSettings, TrainingCheckpoints, TwinkleModel):
+class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel):
     """Base of models made of components.
 
     Every method takes ``adapter_name``; without it, the only adapter, else the group ``""``.

@@ -6,11 +6,10 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.plugin.loading import Plugin, is_plugin_id
 
 Component = TypeVar("Component")
-
-PLUGIN_SCHEMES = ("ms://", "hf://")
 
 
 def construct_class(
@@ -27,7 +26,7 @@ def construct_class(
     Args:
         field: The name of the argument, for errors.
         value: An instance of ``kind``, taken as it is; a class or factory of it, called with ``args`` and ``settings``;
-            a key of ``known``; or, where ``wrap`` is given, any other callable.
+            a key of ``known``; the id of a plugin; or, where ``wrap`` is given, any other callable.
         kind: What the component must be.
         known: The named components.
         args: First arguments of the constructor.
@@ -35,7 +34,8 @@ def construct_class(
         settings: Keyword arguments of the constructor.
 
     Raises:
-        InvalidInput: The name is unknown or names a plugin, the settings do not fit, or ``value`` is something else.
+        InvalidInput: The name is unknown, the plugin is not trusted, the settings do not fit, or ``value`` is something
+            else.
     """
     # Texts and classes first: to a protocol of methods they look like objects of its kind.
     if isinstance(value, kind) and not isinstance(value, (str, type)):
@@ -43,7 +43,7 @@ def construct_class(
             raise InvalidInput(field, f"is an object already; settings like {next(iter(settings))} come too late")
         return value
     if isinstance(value, str):
-        return _call(field, value, _named(field, value, known), args, settings)
+        return _call(field, value, _named(field, value, kind, known), args, settings)
     if isinstance(value, type) and issubclass(value, kind):
         return _call(field, value.__name__, value, args, settings)
     if callable(value) and not isinstance(value, type) and wrap is not None:
@@ -52,9 +52,14 @@ def construct_class(
     raise InvalidInput(field, f"is {value!r}; send a {kind.__name__}, a class of it or one of {names}")
 
 
-def _named(field: str, name: str, known: Mapping[str, Callable[..., Component]]) -> Callable[..., Component]:
-    if name.startswith(PLUGIN_SCHEMES):
-        raise InvalidInput(field, f"{name} is a plugin; code from hubs is not loaded, pass the class itself")
+def _named(
+    field: str, name: str, kind: type[Component], known: Mapping[str, Callable[..., Component]]
+) -> Callable[..., Component]:
+    if is_plugin_id(name):
+        try:
+            return Plugin.load_plugin(name, kind)
+        except ConfigError as error:
+            raise InvalidInput(field, error.message) from error
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)

@@ -86,7 +86,8 @@ def test_a_component_comes_as_an_object_a_class_a_name_or_a_function() -> None:
         (3, "is 3; send a Loss"),
         (print, "send a Loss"),
         (dict, "send a Loss"),
-        ("hf://org/repo", "code from hubs is not loaded"),
+        ("hf://org/repo", "names no revision"),
+        ("hf://org/repo@v1", "runs only when the operator says so"),
         ("gpro", "did you mean"),
     ):
         with pytest.raises(InvalidInput, match=problem):

@@ -23,6 +23,7 @@ from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.loading import load_base_model, stored_paths
 from twinkle.model.placement import device_of
 from twinkle.model.weight_files import stored_weights
+from twinkle.plugin.patching import apply_patch
 from twinkle.sampler.scripts.calls import SteppingSampler
 from twinkle.sampler.stepped import SteppedSampler
 from twinkle.sampler.torch_sampler import SteppedTorchSampler
@@ -83,11 +84,8 @@ class TorchSampler(SteppingSampler):
         self.receive_weights(stored_weights(folder, wanted=frozenset(self._model.untied_weights())).items())
 
     def apply_patch(self, patch_cls: Any, **settings: Any) -> None:
-        """Call a patch (a callable, or a class of it) on the model that samples."""
-        patch = patch_cls() if isinstance(patch_cls, type) else patch_cls
-        if not callable(patch):
-            raise InvalidInput("patch_cls", f"is {patch_cls!r}; send a patch or a class of it")
-        patch(self._model.module, **settings)
+        """Change the model that samples by a patch; see ``twinkle.patch.apply_patch``."""
+        apply_patch(self._model.module, patch_cls, **settings)
         self.reset_prefix_cache()
 
 
