@@ -99,7 +99,7 @@ class TwinkleModel:
         """Add a metric."""
         raise self._undefined("add_metric")
 
-    def apply_patch(self, patch_cls: Any, *, adapter_name: str = "", **settings: Any) -> None:
+    def apply_patch(self, patch_cls: Any, *, adapter_name: str = "", **settings: Any) -> Any:
         """Change the model by a patch."""
         raise self._undefined("apply_patch")
 
