@@ -166,6 +166,7 @@ class MultiLoraTransformersModel(ComponentModel):
     def remove_adapter(self, adapter_name: str) -> None:
         """Forget an adapter and everything set for it; its slot is free again."""
         group = self.group(adapter_name)
+        group.forwarding.close()
         del self.optimizer_group[group.name], self._adapters[group.name]
 
     def _require_rank(self, config: LoraConfig) -> None:
@@ -305,7 +306,7 @@ class MultiLoraTransformersModel(ComponentModel):
                     set_outputs(last, outcome.logprobs)
                     last.calculate_loss(group.loss)
                 self._keep(group, last)
-                group.count_backward(last.num_tokens)
+                group.count_backward(last)
         _raise_failures(outcomes)
         return {name: last.output() for name, last in zip(inputs, opened, strict=True)}
 

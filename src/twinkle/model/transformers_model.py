@@ -176,6 +176,7 @@ class TransformersModel(ComponentModel):
         self._require_adapter(group)
         if len(self.optimizer_group) == 1:
             raise InvalidInput("adapter_name", f"{group.name!r} is the last adapter; load the model again instead")
+        group.forwarding.close()
         del self.optimizer_group[group.name]
         self.model.delete_adapter(group.name)
 
