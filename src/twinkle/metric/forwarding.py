@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -131,7 +132,7 @@ class Forwarding:
         """Send a record's numbers, under ``train/`` or ``eval/`` where their names say nothing of the kind."""
         numbers = _named(record)
         for name, forwarder in list(self._active):
-            if not self._attempt(name, lambda to=forwarder: to.log(numbers, record.step)):
+            if not self._attempt(name, partial(forwarder.log, numbers, record.step)):
                 self._active.remove((name, forwarder))
 
     def close(self) -> None:
