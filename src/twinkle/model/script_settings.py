@@ -111,13 +111,19 @@ class ScriptSettings(ABC):
 
     def set_processor(
         self,
-        processor_cls: str | InputProcessor | type[InputProcessor] = "InputProcessor",
+        processor_cls: str | InputProcessor | type[InputProcessor] | Callable[..., Any] = "InputProcessor",
         *,
         adapter_name: str = "",
         **settings: Any,
     ) -> None:
-        """Set what makes batches of rows."""
-        processor = construct_class("processor_cls", processor_cls, InputProcessor, PROCESSORS, **settings)
+        """Set what makes batches of rows; a plain function makes other rows first (``InputProcessor.function``)."""
+
+        def wrapped(function: Callable[..., Any]) -> InputProcessor:
+            return InputProcessor(function=function, **settings)
+
+        processor = construct_class(
+            "processor_cls", processor_cls, InputProcessor, PROCESSORS, wrap=wrapped, **settings
+        )
         self.group(adapter_name).processor = processor
 
     def add_metric(
