@@ -6,7 +6,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
@@ -26,9 +27,18 @@ class Record:
     values: Mapping[str, float | str]
 
     def to_line(self) -> str:
-        """The record as JSON; what is no finite number is null there."""
+        """The record as one flat JSON object; what is no finite number is null there."""
+        when = datetime.fromtimestamp(self.time, UTC).isoformat()
         values = {name: _finite(value) for name, value in self.values.items()}
-        return json.dumps({**asdict(self), "values": values})
+        return json.dumps({"kind": self.kind, "step": self.step, "time": when, **values})
+
+    @classmethod
+    def from_line(cls, line: str) -> Record:
+        """The record that ``to_line`` wrote."""
+        values = json.loads(line)
+        kind, step, when = values.pop("kind"), values.pop("step"), values.pop("time")
+        known = {name: math.nan if value is None else value for name, value in values.items()}
+        return cls(str(kind), int(step), datetime.fromisoformat(when).timestamp(), known)
 
 
 class Records:
@@ -70,8 +80,8 @@ class Records:
             InvalidInput: They are damaged.
         """
         try:
-            self.lines = [Record(**json.loads(line)) for line in content.decode().splitlines()]
-        except (ValueError, TypeError) as error:
+            self.lines = [Record.from_line(line) for line in content.decode().splitlines()]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidInput(METRICS_FILE, f"is no file of records: {error}") from error
 
     def _thin(self) -> None:

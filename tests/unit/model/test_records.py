@@ -10,6 +10,7 @@ import pytest
 
 from harness.training import make_rows
 from twinkle.core.errors import InvalidInput
+from twinkle.hub.model_card import ModelCard, card_text
 from twinkle.metric.loss_picture import draw_loss
 from twinkle.metric.records import EVAL, STEP, Records
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
@@ -70,9 +71,11 @@ def test_a_line_for_each_step_and_report_lies_beside_the_checkpoint(
         ("train", 3),
         ("eval", 3),
     ]
-    assert lines[0]["values"]["loss"] == pytest.approx(sum(losses[:2]) / 2)
-    assert lines[0]["values"]["learning_rate"] == 1e-2 and lines[0]["values"]["grad_norm"] > 0
-    assert lines[4]["values"] == {"loss": float(loss)} and lines[0]["time"] <= lines[4]["time"]
+    assert lines[0]["loss"] == pytest.approx(sum(losses[:2]) / 2)
+    assert lines[0]["learning_rate"] == 1e-2 and lines[0]["grad_norm"] > 0
+    assert lines[4]["loss"] == float(loss) and lines[0]["time"] <= lines[4]["time"]
+    card = card_text(tmp_path / "three", "me/three", ModelCard())
+    assert f"| loss | {float(loss):g} |" in card and "| step | 3 |" in card
     picture = ElementTree.fromstring((tmp_path / "three" / "loss.svg").read_bytes())
     assert len(picture.findall(f"{SVG}polyline")) == 1 and len(picture.findall(f"{SVG}circle")) == 2
     assert "a: loss by optimizer step" in "".join(picture.itertext())
