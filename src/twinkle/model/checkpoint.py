@@ -63,6 +63,7 @@ class TrainingCheckpoints(ABC):
         """Empty the gradients."""
 
     def _optimizer_files(self, group: OptimizerGroup) -> dict[str, bytes]:
+        group.gather_window()
         files = optimizer_files(group.require_optimizer(), group.parameters)
         return files | gradient_files(group.parameters, num_open=group.num_open, num_tokens=group.num_tokens)
 
@@ -161,6 +162,7 @@ class TrainingCheckpoints(ABC):
             elif SCHEDULER_FILE in files:
                 raise InvalidInput(SCHEDULER_FILE, "is in the checkpoint; call set_lr_scheduler before resuming")
             group.num_open, group.num_tokens = load_gradients(group.parameters, files)
+            group.keep_window_once()
             self._mark_gradients(group)
             load_rng(files)
             group.records.go_on_from(files.get(METRICS_FILE, b""))

@@ -190,6 +190,18 @@ class OptimizerGroup:
             step = self.cur_step // self.gradient_accumulation_steps
             self.forwarding.send(self.records.add(kind, step, values))
 
+    def gather_window(self) -> None:
+        """Bring an open window of all ranks together on one, as it is stored and as it comes back."""
+        if self.num_open and not self._is_reduced:
+            self._sync.reduce(self.parameters.values())
+            self.num_tokens = self._sync.sum_over_ranks(self.num_tokens)
+            self.keep_window_once()
+
+    def keep_window_once(self) -> None:
+        """Leave a window that every rank has read whole on one of them."""
+        self._sync.keep_once(self.parameters.values())
+        self.num_tokens = self._sync.count_once(self.num_tokens)
+
     def show_metrics(self) -> None:
         """Show the last pass to the metrics, now that the norm of its gradient is known."""
         self.metrics.show(
