@@ -11,12 +11,10 @@ import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import Loss
-from twinkle.model.forward_pass import PassOptions, entropies, label_logps
+from twinkle.model.forward_pass import CAUSAL, EMBEDDING, PassOptions, entropies, label_logps
 from twinkle.processor import ModelBatch
 from twinkle.processor.media import PIXELS
 
-CAUSAL = "causal_lm"
-EMBEDDING = "embedding"
 TASKS = (CAUSAL, EMBEDDING, "fused_lm_ce")
 
 
