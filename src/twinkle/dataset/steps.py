@@ -1,0 +1,192 @@
+"""What is done to rows, by a preprocessor, a filter or a template: over columns, or row by row as rows are taken."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from twinkle.core.errors import InvalidInput
+from twinkle.data_format.columns import columns_of, rows_of
+from twinkle.dataset.source import ORIGIN, UNKNOWN_ORIGIN
+from twinkle.infra.progress import Progress
+from twinkle.plugin import Plugin
+from twinkle.plugin.loading import is_plugin_id
+from twinkle.preprocessor import PREPROCESSORS, DataFilter, Preprocessor
+from twinkle.template import Template
+
+Row = dict[str, Any]
+Columns = Mapping[str, list[Any]]
+
+
+class Step(Protocol):
+    """One thing done to rows, without the column of their origin."""
+
+    @property
+    def doing(self) -> str:
+        """For messages."""
+        ...
+
+    def rows(self, row: Row) -> list[Row]:
+        """What becomes of one row: none, one or several."""
+        ...
+
+
+def resolve(
+    field: str, value: Any, init_args: Mapping[str, Any] | None, kind: type[Preprocessor] | type[DataFilter]
+) -> Callable[..., Any]:
+    """The preprocessor or filter that a script names: an object, a class, a name of ``twinkle.preprocessor``, or the
+    id of a plugin that the operator trusts.
+
+    Raises:
+        InvalidInput: The name is unknown, the settings do not fit, or it is nothing that can be called.
+    """
+    if isinstance(value, str) and is_plugin_id(value):
+        value = Plugin.load_plugin(value, kind)
+    elif isinstance(value, str):
+        if value not in PREPROCESSORS:
+            near = difflib.get_close_matches(value, PREPROCESSORS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(PREPROCESSORS))}"
+            raise InvalidInput(field, f"{value!r} is not known; {hint}")
+        value = PREPROCESSORS[value]
+    if inspect.isclass(value):
+        try:
+            value = value(**(init_args or {}))
+        except TypeError as error:
+            raise InvalidInput("init_args", f"do not fit {field}: {error}") from error
+    elif init_args:
+        raise InvalidInput("init_args", f"{next(iter(init_args))} comes too late: {field} is an object already")
+    if not callable(value):
+        raise InvalidInput(field, f"is {value!r}; pass an object, a class or a name")
+    made: Callable[..., Any] = value
+    return made
+
+
+def name_of(function: object) -> str:
+    """How messages call a preprocessor."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+@dataclass
+class Preprocess:
+    """Columns through a preprocessor; columns that it does not return are kept, but for ``removed``."""
+
+    function: Callable[..., Any]
+    removed: tuple[str, ...] = ()
+
+    @property
+    def doing(self) -> str:
+        """For messages."""
+        return f"mapped by {name_of(self.function)}"
+
+    def columns(self, columns: Columns) -> dict[str, list[Any]]:
+        """The columns of several rows."""
+        made = self.function({name: list(values) for name, values in columns.items()})
+        if isinstance(made, Sequence) and all(isinstance(row, Mapping) for row in made):
+            made = columns_of(made)
+        if not isinstance(made, Mapping):
+            raise InvalidInput(name_of(self.function), f"returned {type(made).__name__}; return a dict of columns")
+        new = {name: list(values) for name, values in made.items()}
+        kept = {name: values for name, values in columns.items() if name not in self.removed and name not in new}
+        sizes = {name: len(values) for name, values in new.items()}
+        if len(set(sizes.values())) > 1:
+            raise InvalidInput(name_of(self.function), f"returned columns of different lengths: {sizes}")
+        given, got = _length(columns), _length(new) if new else _length(columns)
+        if kept and got != given:
+            raise InvalidInput(
+                name_of(self.function),
+                f"made {got} rows of {given}, but the column {next(iter(kept))} still has {given}; return all columns"
+                " or pass remove_columns",
+            )
+        return {**kept, **new}
+
+    def rows(self, row: Row) -> list[Row]:
+        """See :class:`Step`."""
+        return rows_of(self.columns({name: [value] for name, value in row.items()}))
+
+
+@dataclass
+class Keep:
+    """Only the rows of which a filter says yes."""
+
+    function: Callable[[Row], bool]
+
+    @property
+    def doing(self) -> str:
+        """For messages."""
+        return f"filtered by {name_of(self.function)}"
+
+    def rows(self, row: Row) -> list[Row]:
+        """See :class:`Step`."""
+        return [row] if self.function(dict(row)) else []
+
+
+@dataclass
+class Encode:
+    """Conversations to tokens; rows without tokens are left out. Fields of a conversation stay beside its tokens."""
+
+    template: Template
+    add_generation_prompt: bool = False
+    doing: str = "encoded"
+
+    def rows(self, row: Row) -> list[Row]:
+        """See :class:`Step`."""
+        encoded = self.template.batch_encode([row], add_generation_prompt=self.add_generation_prompt)
+        return [dict(made) for made in encoded if "input_ids" not in made or len(made["input_ids"])]
+
+
+class Encodable:
+    """Says of a row whether a template encodes it."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+
+    def __call__(self, row: Row) -> bool:
+        return bool(self._template.check(row))
+
+
+def is_check(step: Step) -> bool:
+    """Whether a step leaves out what cannot be encoded."""
+    return isinstance(step, Keep) and isinstance(step.function, Encodable)
+
+
+class OverColumns:
+    """A step as Hugging Face's ``map`` calls it: with columns, the origin of each row among them."""
+
+    def __init__(self, step: Step, progress: Progress | None = None) -> None:
+        self._step = step
+        self._progress = progress
+
+    def __call__(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        given = {name: values for name, values in columns.items() if name != ORIGIN}
+        origins = list(columns[ORIGIN])
+        if isinstance(self._step, Preprocess):
+            made = self._step.columns(given)
+            same = _length(made) == len(origins)
+            result = {**made, ORIGIN: origins if same else [UNKNOWN_ORIGIN] * _length(made)}
+        else:
+            pairs = zip(rows_of(given), origins, strict=True)
+            result = columns_of([{**made, ORIGIN: origin} for row, origin in pairs for made in self._step.rows(row)])
+        if self._progress is not None:
+            self._progress.advance(len(origins))
+        return result or {ORIGIN: []}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A bar cannot go to another process, and is no part of what the rows depend on.
+        return {"_step": self._step, "_progress": None}
+
+
+def run_steps(row: Row, steps: Sequence[Step]) -> Iterator[Row]:
+    """What becomes of one row under several steps, one after the other; its origin stays with all that it becomes."""
+    origin = row.get(ORIGIN, UNKNOWN_ORIGIN)
+    rows = [{name: value for name, value in row.items() if name != ORIGIN}]
+    for step in steps:
+        rows = [made for each in rows for made in step.rows(each)]
+    for made in rows:
+        yield {**made, ORIGIN: origin}
+
+
+def _length(columns: Columns) -> int:
+    return len(next(iter(columns.values()))) if columns else 0

@@ -1,0 +1,118 @@
+"""Rows of an earlier run are read again only if nothing that they depend on has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.chat_templates import save_tokenizer
+from harness.rows import conversation, write_jsonl
+from twinkle.dataset.workspace import kept_file, key_of
+from twinkle.preprocessor import SelfCognitionProcessor
+
+SCRIPT = """
+    import sys
+    sys.path.insert(0, "FOLDER")
+    from own_preprocessor import Mark
+    from twinkle.dataset import Dataset, DatasetMeta
+
+    dataset = Dataset(DatasetMeta("FOLDER/rows.jsonl"))
+    dataset.map(Mark(SETTING), load_from_cache_file=True)
+    dataset.set_template("Template", model_id="FOLDER/tokenizer", default_system=SYSTEM)
+    dataset.encode(load_from_cache_file=True)
+    print(Mark.calls, dataset[0]["mark"], dataset[0]["length"])
+"""
+PREPROCESSOR = """
+    from twinkle.preprocessor import Preprocessor
+    from own_words import word
+
+    class Mark(Preprocessor):
+        calls = 0
+        def __init__(self, setting):
+            self.setting = setting
+        def __call__(self, columns):
+            type(self).calls += 1
+            return {"mark": [word() + self.setting for _ in columns["messages"]]}
+"""
+
+
+class Run:
+    """A script with a preprocessor in another file, which uses a third."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        save_tokenizer(folder / "tokenizer")
+        write_jsonl(folder / "rows.jsonl", [conversation(n) for n in range(3)])
+        self.word("a")
+
+    def word(self, word: str) -> None:
+        (self.folder / "own_preprocessor.py").write_text(textwrap.dedent(PREPROCESSOR))
+        (self.folder / "own_words.py").write_text(f"def word():\n    return {word!r}\n")
+
+    def __call__(self, setting: str = "", system: str | None = None) -> str:
+        script = textwrap.dedent(SCRIPT).replace("FOLDER", str(self.folder))
+        script = script.replace("SETTING", repr(setting)).replace("SYSTEM", repr(system))
+        environment = {**os.environ, "HF_HOME": str(self.folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        ran = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        return ran.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_what_has_not_changed_is_read_and_what_has_changed_is_made_anew(run: Run) -> None:
+    calls, mark, length = run().split()
+    assert (calls, mark) == ("1", "a")
+
+    assert run() == f"0 a {length}"
+
+    run.word("b")
+    assert run() == f"1 b {length}"
+    assert int(run(system="Be brief.").split()[2]) > int(length)
+
+
+def test_a_preprocessor_with_other_settings_has_another_key() -> None:
+    assert key_of(SelfCognitionProcessor("a", "b")) == key_of(SelfCognitionProcessor("a", "b"))
+    assert key_of(SelfCognitionProcessor("a", "b")) != key_of(SelfCognitionProcessor("a", "c"))
+    assert key_of(lambda columns: columns) != key_of(lambda columns: {**columns})
+
+
+def test_what_cannot_be_pickled_has_no_key() -> None:
+    assert key_of(number for number in range(3)) is None
+
+
+def test_a_changed_chat_template_is_noticed(run: Run) -> None:
+    length = int(run().split()[2])
+    folder = run.folder / "tokenizer"
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    templates = [folder / "chat_template.jinja"] if "chat_template" not in config else []
+    for path in templates:
+        path.write_text("more words " + path.read_text())
+    if not templates:
+        config["chat_template"] = "more words " + config["chat_template"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+    assert int(run().split()[2]) > length
+
+
+def test_what_no_run_has_read_for_long_is_removed() -> None:
+    old, used = kept_file("old"), kept_file("used")
+    for path in (old, used):
+        path.write_bytes(b"rows")
+        os.utime(path, (time.time() - 40 * 24 * 3600,) * 2)
+
+    kept_file("used")
+    kept_file("new")
+
+    assert (old.exists(), used.exists()) == (False, True)
