@@ -13,6 +13,7 @@ from harness.worker import WorkerRig
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
+from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 
@@ -67,6 +68,29 @@ def test_a_running_sample_is_dropped_at_the_workers_next_look(
     assert failure is not None
     assert failure.code == "cancelled"
     assert bench.status(SAMPLER, 1).state is OperationState.DONE
+
+
+def test_what_was_drawn_of_a_cancelled_sample_is_paid_for(
+    bench: Bench, rig: WorkerRig, samples: SamplingSessions
+) -> None:
+    (unwanted,) = _queue(bench, 1)
+    _never_finish(rig)
+    rig.engine.drawn_so_far = lambda request_id, known: [  # type: ignore[method-assign]
+        TokenPiece(request_id=request_id, sample=0, start=0, tokens=[5] * 40, logprobs=[-1.0] * 40, topk=None)
+    ]
+    rig.drain(1)
+    before = _share(bench)
+
+    samples.cancel(unwanted, "t0")
+    rig.drain(2)
+
+    # The prompt has three tokens.
+    assert _share(bench) - before == 43
+    assert rig.engine.num_samples_under_way == 0
+
+
+def _share(bench: Bench) -> float:
+    return float(bench.database.read("SELECT vtime FROM share WHERE tenant = 't0'", ())[0].vtime)
 
 
 def test_an_overdue_sample_is_dropped_like_a_cancelled_one_and_nothing_else_is_disturbed(

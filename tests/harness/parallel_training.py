@@ -3,6 +3,7 @@
 A kind is what is trained, the layout, and the model's folder if it is not the plain one: ``lora fsdp hybrid``.
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from twinkle.model import MultiLoraTransformersModel, TransformersModel, Twinkle
 
 LENGTHS = (7, 4, 9, 5)
 STEPS = 4
+HALF = 3
+"""Within a window of two."""
 TWO_RANKS = (
     "fused dp",
     "lora dp",
@@ -33,8 +36,11 @@ TWO_RANKS = (
     "lora fsdp-ep moe",
     "full fsdp-ep moe",
     "full dp-ep moe",
+    "full fsdp-ep missed",
 )
 FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses", "full hsdp-ep moe", "lora hsdp-ulysses-ep moe")
+EARLIER = {"lora hsdp": "lora fsdp", "full hsdp-ep moe": "full fsdp-ep moe"}
+"""Of four ranks: whose training of two they go on with."""
 LAYOUTS: dict[str, dict[str, int]] = {
     "dp": {"dp_size": 2},
     "fsdp": {"fsdp_size": 2},
@@ -48,7 +54,6 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "hsdp-ulysses": {"dp_size": 2, "fsdp_size": 2, "ulysses_size": 2},
 }
 PLAIN = "plain"
-FAMILIES = ("plain", "hybrid", "moe")
 PROCESSORS: dict[str, dict[str, Any]] = {"left": {"padding_side": "left"}, "packed": {"padding_free": True}}
 
 
@@ -86,11 +91,15 @@ def train(model: TwinkleModel, first: int, last: int, mesh: twinkle.DeviceMesh |
 
 
 def main() -> None:
-    models_dir, output_dir, *kinds = sys.argv[1:]
+    models_dir, output_dir, earlier_dir, *kinds = sys.argv[1:]
     torch.set_num_threads(1)
     twinkle.initialize(mode="local", global_device_mesh=mesh_of(kinds[0]))
     for kind in kinds:
-        train_and_resume(kind, Path(models_dir), Path(output_dir) / kind)
+        told = train_and_resume(kind, Path(models_dir), Path(output_dir) / kind)
+        if kind in EARLIER:
+            told["went_on"] = go_on(kind, Path(models_dir), Path(earlier_dir) / EARLIER[kind])
+        if distributed.get_rank() == 0:
+            (Path(output_dir) / kind / "told.json").write_text(json.dumps(told))
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -99,25 +108,42 @@ def mesh_of(kind: str) -> twinkle.DeviceMesh:
     return twinkle.DeviceMesh.from_sizes(**LAYOUTS[kind.split()[1]], device_type="cpu")
 
 
-def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> None:
+def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> dict[str, Any]:
     mesh = mesh_of(kind)
+    # The first layout is the global one, which components take that are given none.
+    given = None if kind.split()[1] == "dp" else mesh
     # Ranks that draw differently must still train one adapter.
     torch.manual_seed(distributed.get_rank())
-    model = make_model(kind, models_dir, mesh)
+    model = make_model(kind, models_dir, given)
     start = model.save("start", output_dir=output_dir)
-    told = train(model, 0, 2, mesh)
+    told = train(model, 0, HALF, mesh)
     half = model.save("half", output_dir=output_dir, save_optimizer=True)
-    told += train(model, 2, STEPS, mesh)
+    told += train(model, HALF, STEPS, mesh)
     state = model.get_state_dict()
     assert start and half
-    resumed = make_model(kind, models_dir, mesh)
+    resumed = make_model(kind, models_dir, given)
     resumed.resume_from_checkpoint(half)
-    train(resumed, 2, STEPS, mesh)
+    train(resumed, HALF, STEPS, mesh)
     is_same = all(torch.equal(value, state[name]) for name, value in resumed.get_state_dict().items())
+    digests: list[str] = [""] * distributed.get_world_size()
+    distributed.all_gather_object(digests, digest(state))
     if distributed.get_rank() == 0:
         end = {name: value.contiguous() for name, value in state.items()}
         safetensors.torch.save_file(end, output_dir / "end.safetensors")
-        (output_dir / "told.json").write_text(json.dumps({"told": told, "resumed_is_same": is_same}))
+    return {"told": told, "resumed_is_same": is_same, "ranks_are_same": len(set(digests)) == 1}
+
+
+def go_on(kind: str, models_dir: Path, earlier_dir: Path) -> list[dict[str, Any]]:
+    """The rest of a training that ranks of another number began."""
+    mesh = mesh_of(kind)
+    model = make_model(kind, models_dir, mesh)
+    model.resume_from_checkpoint(earlier_dir / "half")
+    return train(model, HALF, STEPS, mesh)
+
+
+def digest(state: dict[str, torch.Tensor]) -> str:
+    content = b"".join(state[name].cpu().numpy().tobytes() for name in sorted(state))
+    return hashlib.sha256(content).hexdigest()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ DEFAULT_MAX_NEW_TOKENS = 2048
 """Of transformers' ``generate``, which does not go on until the context ends."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SamplingParams:
     """How continuations are drawn.
 
@@ -181,7 +181,7 @@ class Keyed:
         return [field.name for field in fields(self)]  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SampledSequence(Keyed):
     """One continuation; what made it stop is part of it."""
 
@@ -198,7 +198,7 @@ class SampledSequence(Keyed):
     """The prompt's row with this continuation appended, ready to be trained on."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SampleResponse(Keyed):
     """All continuations of one prompt, and the scores of the prompt itself."""
 

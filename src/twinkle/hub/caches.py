@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinkle.core.errors import ConfigError
-from twinkle.core.hub_settings import HUGGING_FACE
+from twinkle.core.hub_settings import HUGGING_FACE, MODELSCOPE
 
 Kind = Literal["model", "dataset"]
 
@@ -47,14 +47,24 @@ def modelscope_cache() -> Path:
 
 
 def find_cached(hub: str, repository: str, kind: Kind, revision: str | None) -> Path | None:
-    """The folder of a repository in a hub's cache; None where it is not, or not at that revision.
-
-    Raises:
-        ConfigError: Several revisions lie there, and nothing says which is meant.
-    """
+    """The folder of a repository in a hub's cache; None where it is not, or not at that revision."""
     if hub == HUGGING_FACE:
         return _of_hugging_face(repository, kind, revision)
     return _of_modelscope(repository, kind, revision)
+
+
+def find_only_revision(hub: str, repository: str, kind: Kind) -> Path | None:
+    """What the cache holds of a repository of which it does not know the newest, if that is one revision alone.
+
+    Raises:
+        ConfigError: There are several, and nothing says which is meant.
+    """
+    folder = _root(hub, repository, kind) / "snapshots"
+    found = sorted(path for path in folder.iterdir() if _is_filled(path)) if folder.is_dir() else []
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:10])
+        raise ConfigError(f"{repository}: the cache holds several revisions ({names}); name one: {repository}@REVISION")
+    return found[0] if found else None
 
 
 def has_all_weights(folder: Path) -> bool:
@@ -91,25 +101,27 @@ def published_id(folder: str) -> str:
 
 
 def _of_hugging_face(repository: str, kind: Kind, revision: str | None) -> Path | None:
-    root = hugging_face_cache() / f"{kind}s--{repository.replace('/', '--')}"
+    root = _root(HUGGING_FACE, repository, kind)
     reference = root / "refs" / (revision or "main")
     commit = reference.read_text().strip() if reference.is_file() else revision
-    if commit is None:
-        return _the_only_one(repository, root / "snapshots")
-    snapshot = root / "snapshots" / commit
-    return snapshot if _is_filled(snapshot) else None
+    snapshot = root / "snapshots" / (commit or "")
+    return snapshot if commit and _is_filled(snapshot) else None
 
 
 def _of_modelscope(repository: str, kind: Kind, revision: str | None) -> Path | None:
-    base = modelscope_cache()
-    snapshots = base / f"{kind}s" / repository.replace("/", "--") / "snapshots"
+    snapshots = _root(MODELSCOPE, repository, kind) / "snapshots"
     for branch in (revision,) if revision else DEFAULT_BRANCHES:
         if _is_filled(snapshots / branch):
             return snapshots / branch
-    for folder in _older_folders(base, repository, kind):
+    for folder in _older_folders(modelscope_cache(), repository, kind):
         if _is_filled(folder) and (revision is None or revision == _older_revision(folder)):
             return folder
-    return None if revision else _the_only_one(repository, snapshots)
+    return None
+
+
+def _root(hub: str, repository: str, kind: Kind) -> Path:
+    name = repository.replace("/", "--")
+    return hugging_face_cache() / f"{kind}s--{name}" if hub == HUGGING_FACE else modelscope_cache() / f"{kind}s" / name
 
 
 def _older_folders(base: Path, repository: str, kind: Kind) -> Iterator[Path]:
@@ -126,14 +138,6 @@ def _older_revision(folder: Path) -> str:
     if not version.is_file():
         return DEFAULT_BRANCHES[0]
     return version.read_text().partition("Revision:")[2].partition(",")[0].strip()
-
-
-def _the_only_one(repository: str, snapshots: Path) -> Path | None:
-    found = sorted(path for path in snapshots.iterdir() if _is_filled(path)) if snapshots.is_dir() else []
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:10])
-        raise ConfigError(f"{repository}: the cache holds several revisions ({names}); name one: {repository}@REVISION")
-    return found[0] if found else None
 
 
 def _is_filled(folder: Path) -> bool:

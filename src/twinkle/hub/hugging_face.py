@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import httpx
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+# That of httpx, or of httpx2 since version 2.
+from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 
 from twinkle.hub.caches import Kind, hugging_face_cache
 from twinkle.hub.remote import NotThere, Unanswered, Upload
@@ -50,7 +52,7 @@ class HuggingFace:
             return False
         try:
             api.whoami()
-        except (HfHubHTTPError, httpx.HTTPError):
+        except (HfHubHTTPError, TransportError):
             return False
         return True
 
@@ -81,7 +83,7 @@ def _asked(repository: str, call: Callable[[], Result]) -> Result:
     """The answer of the hub, its errors in our words."""
     try:
         return call()
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, TransportError, OSError) as error:
         cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) and error.__cause__ else error
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__

@@ -14,6 +14,7 @@ from twinkle.core.hub_settings import HUB_NAMES, HUGGING_FACE, HubSettings
 from twinkle.hub.caches import (
     Kind,
     find_cached,
+    find_only_revision,
     has_all_weights,
     hugging_face_cache,
     hugging_face_is_offline,
@@ -111,6 +112,8 @@ def locate(
     found, reasons = cached(reference, hubs, kind=kind, with_weights=with_weights)
     if found is None:
         found = _download(reference, hubs, reasons, settings, kind, with_weights, ignored, token)
+    if found is None and reference.revision is None:
+        found = _whatever_lies_there(reference, hubs, kind, with_weights)
     if found is None:
         raise ConfigError(f"{field}: {text} is no folder here, and was not found: {'; '.join(reasons)}")
     return found
@@ -212,6 +215,18 @@ def _download(
             continue
         _say(reference, hub, "network", folder)
         return _found(folder, hub, reference)
+    return None
+
+
+def _whatever_lies_there(reference: Reference, hubs: Sequence[str], kind: Kind, with_weights: bool) -> Found | None:
+    """The one revision in a cache of a repository whose newest nobody here knows, where no hub has told."""
+    for hub in hubs:
+        if find_cached(hub, reference.repository, kind, None) is not None or _mark(hub, kind, reference).exists():
+            continue
+        folder = find_only_revision(hub, reference.repository, kind)
+        if folder is not None and (not with_weights or has_all_weights(folder)):
+            _log.warning("hub.revision_assumed", id=reference.text, revision=folder.name, next="name it to be sure")
+            return _found(folder, hub, reference)
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.answers import MetricResults, ModelOutput
+from twinkle.metric.records import EVAL, TRAIN
 from twinkle.model.checkpoint import TrainingCheckpoints
 from twinkle.model.forward_pass import ForwardPass, PassOptions
 from twinkle.model.hub_calls import HubCalls
@@ -118,7 +119,7 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         if last.loss is None or not last.is_training:
             raise InvalidInput("inputs", "backward needs forward and calculate_loss before it")
         self._backward(group, last)
-        group.count_backward(last.num_tokens)
+        group.count_backward(last)
 
     def forward_backward(
         self,
@@ -138,7 +139,7 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
             group.set_accumulation(gradient_accumulation_steps)
         options = PassOptions(temperature, return_logits, task, micro_batch_size)
         last = self._forward_backward(group, rows_of(group, inputs), options, loss_kwargs)
-        group.count_backward(last.num_tokens)
+        group.count_backward(last)
         return self._keep(group, last)
 
     def _forward_backward(
@@ -186,7 +187,10 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         """The metrics since the last call, mostly as text."""
         group = self.group(adapter_name)
         group.show_metrics()
-        return MetricResults(group.metrics.calculate(is_training))
+        results = MetricResults(group.metrics.calculate(is_training))
+        if results:
+            group.record(TRAIN if is_training else EVAL, results)
+        return results
 
     def get_train_configs(self, *, adapter_name: str = "") -> str:
         """What is set for an adapter, for people to read."""

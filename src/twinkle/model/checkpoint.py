@@ -26,6 +26,9 @@ from twinkle.checkpoint_engine.training_state import (
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.answers import SavedCheckpoint
 from twinkle.hub.tokenizer_files import tokenizer_files
+from twinkle.infra.progress import track
+from twinkle.metric.loss_picture import PICTURE_FILE, draw_loss
+from twinkle.metric.records import METRICS_FILE
 from twinkle.model.optimizer_group import OptimizerGroup
 
 DEFAULT_OUTPUT_DIR = "output"
@@ -60,6 +63,7 @@ class TrainingCheckpoints(ABC):
         """Empty the gradients."""
 
     def _optimizer_files(self, group: OptimizerGroup) -> dict[str, bytes]:
+        group.gather_window()
         files = optimizer_files(group.require_optimizer(), group.parameters)
         return files | gradient_files(group.parameters, num_open=group.num_open, num_tokens=group.num_tokens)
 
@@ -97,15 +101,18 @@ class TrainingCheckpoints(ABC):
             gradient_accumulation_steps=group.gradient_accumulation_steps,
             consumed_train_samples=group.consumed_train_samples,
         )
-        files = state.to_files() | tokenizer_files(self.model_id)
+        files = state.to_files() | tokenizer_files(self.model_id) | _record_files(group)
         if save_optimizer:
             files |= self._optimizer_files(group) | rng_files()
             if group.scheduler is not None:
                 files |= scheduler_files(group.scheduler)
         if _is_first_rank():
-            with staged_directory(target) as folder:
+            with track("save", unit="files") as progress, staged_directory(target) as folder:
                 self._write_weights(group, folder, is_writer=True)
-                write_files(folder, files)
+                progress.advance()
+                for name_of_file, content in files.items():
+                    write_files(folder, {name_of_file: content})
+                    progress.advance()
         else:
             self._write_weights(group, target, is_writer=False)
         if distributed.is_initialized():
@@ -155,8 +162,10 @@ class TrainingCheckpoints(ABC):
             elif SCHEDULER_FILE in files:
                 raise InvalidInput(SCHEDULER_FILE, "is in the checkpoint; call set_lr_scheduler before resuming")
             group.num_open, group.num_tokens = load_gradients(group.parameters, files)
+            group.keep_window_once()
             self._mark_gradients(group)
             load_rng(files)
+            group.records.go_on_from(files.get(METRICS_FILE, b""))
         return {
             "cur_step": state.cur_step,
             "consumed_train_samples": state.consumed_train_samples,
@@ -170,6 +179,13 @@ class TrainingCheckpoints(ABC):
     @abstractmethod
     def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
         """The adapter's config as PEFT has it; empty where all parameters are trained."""
+
+
+def _record_files(group: OptimizerGroup) -> dict[str, bytes]:
+    """What the training has recorded so far, in lines and as a picture; nothing before its first step."""
+    picture = draw_loss(group.records, group.name or "all parameters")
+    lines = {METRICS_FILE: group.records.to_file()} if group.records.lines else {}
+    return lines if picture is None else {**lines, PICTURE_FILE: picture}
 
 
 def _find(name: str | Path, output_dir: str | Path | None) -> Path:

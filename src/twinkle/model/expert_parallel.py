@@ -49,6 +49,11 @@ class SharedExperts:
         """How many ranks have each expert."""
         return self.mesh[COPIES_AXIS].size()
 
+    @property
+    def is_first_copy(self) -> bool:
+        """Whether this is the first of the ranks that have its experts."""
+        return self.mesh[COPIES_AXIS].get_local_rank() == 0
+
     def adapt(self, model: Any) -> None:
         """Let adapters on experts, which hold those of all ranks, add to each rank's own; once there is one."""
         for outermost in _wrappers(model):

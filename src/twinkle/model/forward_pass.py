@@ -16,6 +16,9 @@ from twinkle.loss import Loss
 from twinkle.model.pictures import Picture
 from twinkle.processor.input_processor import IGNORED_LABEL
 
+CAUSAL = "causal_lm"
+EMBEDDING = "embedding"
+
 
 @dataclass(frozen=True)
 class PassOptions:

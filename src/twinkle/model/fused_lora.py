@@ -24,6 +24,7 @@ from twinkle.model.adam import adam_step
 from twinkle.model.batch_jobs import run_with_batches
 from twinkle.model.determinism import agreed_product, measure_determinism
 from twinkle.model.device_traits import plain_dtype
+from twinkle.model.fused_embedding import FusedEmbedding
 from twinkle.model.fused_step import FusedStep
 from twinkle.model.independence import Independence
 from twinkle.model.job_run import JobRun, settle, start_runs
@@ -151,11 +152,13 @@ class FusedLoraModel:
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             max_rank=MAX_RANK,
         )
+        num_tokens = tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR)
+        self.embedding = FusedEmbedding(self._inputs, self._decode, tokens_per_pass=num_tokens, device=self.device)
         self._step = FusedStep(
             self._inputs,
             self._decode,
             self._head,
-            tokens_per_pass=tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR),
+            tokens_per_pass=num_tokens,
             device=self.device,
             lockstep=ranks if shard else ALONE,
             encoder=self.pictures,

@@ -19,9 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from twinkle.core.errors import BatchTooLong, InvalidInput
 from twinkle.core.pictures import PictureRules
 from twinkle.loss import Loss
-from twinkle.model.forward_pass import ForwardPass
+from twinkle.model.forward_pass import CAUSAL, EMBEDDING, ForwardPass, PassOptions
 from twinkle.model.pictures import Patches, Picture
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter
 from twinkle.processor import InputProcessor
 from twinkle.processor.input_processor import IGNORED_LABEL, TokenSequence
@@ -169,3 +169,25 @@ def _teacher_rows(indices: Any, targets: Sequence[torch.Tensor]) -> list[torch.T
             f"have shape {tuple(indices_BTK.shape)}; send ({len(targets)}, {longest}, K), padded like the rows",
         )
     return [row_TK[: len(target)].to(torch.int64) for row_TK, target in zip(indices_BTK, targets, strict=True)]
+
+
+def refuse_options(options: PassOptions, *, may_return_logits: bool) -> None:
+    """Raise ``InvalidInput`` for what the engine does not compute."""
+    if options.temperature != 1.0:
+        raise InvalidInput("temperature", f"is {options.temperature}; the fused engine computes logprobs at 1 only")
+    if options.return_logits and not may_return_logits:
+        raise InvalidInput("return_logits", "the fused engine keeps no logits in training; ask forward_only for them")
+    if options.task not in (CAUSAL, EMBEDDING):
+        tasks = f"{CAUSAL} and {EMBEDDING}"
+        raise InvalidInput(
+            "task", f"is {options.task!r}; the fused engine does {tasks}, for others use TransformersModel"
+        )
+
+
+def raise_failures(outcomes: Sequence[TrainOutcome | Exception]) -> None:
+    """Raise the failure of one job, or those of several as a group."""
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise ExceptionGroup(f"the passes of {len(failures)} adapters failed", failures)

@@ -34,8 +34,16 @@ class GradientSync(Protocol):
         """Make every gradient the sum over all ranks."""
         ...
 
+    def keep_once(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Where every rank has the sum already, empty it on all but one: a window that goes on is summed again."""
+        ...
+
     def sum_over_ranks(self, count: int) -> int:
         """A count over all ranks."""
+        ...
+
+    def count_once(self, count: int) -> int:
+        """A count that every rank has, on one of them, and 0 on the others."""
         ...
 
     def to_float(self, norm: torch.Tensor) -> float:
@@ -58,7 +66,14 @@ class OneRank:
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Nothing to do."""
 
+    def keep_once(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Nothing to do."""
+
     def sum_over_ranks(self, count: int) -> int:
+        """The count itself."""
+        return count
+
+    def count_once(self, count: int) -> int:
         """The count itself."""
         return count
 
@@ -103,6 +118,17 @@ class ReplicatedRanks:
             for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 gradient.copy_(summed)
 
+    def keep_once(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Empty the gradients on all ranks but the first."""
+        if distributed.get_rank(self._world) != 0:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+
+    def count_once(self, count: int) -> int:
+        """The count on the first of the ranks with other rows."""
+        return count if distributed.get_rank(self.process_group) == 0 else 0
+
     def with_experts(self, experts: SharedExperts) -> ReplicatedRanks:
         """The same ranks, once they share experts."""
         return ReplicatedWithExperts(self._world, self._device, experts, with_other_rows=self.process_group)
@@ -138,6 +164,15 @@ class ReplicatedWithExperts(ReplicatedRanks):
         super().reduce(parameter for parameter in all_parameters if not is_spread(parameter))
         self._experts.reduce(parameter for parameter in all_parameters if is_spread(parameter))
 
+    def keep_once(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Empty the gradients on all ranks but the first, those of experts on all but the first that has them."""
+        all_parameters = list(parameters)
+        super().keep_once(parameter for parameter in all_parameters if not is_spread(parameter))
+        if not self._experts.is_first_copy:
+            for parameter in all_parameters:
+                if is_spread(parameter) and parameter.grad is not None:
+                    parameter.grad.zero_()
+
 
 class ShardedRanks(ReplicatedRanks):
     """FSDP2 has summed the gradients of every backward pass already; each rank holds its shard of the sum."""
@@ -145,6 +180,10 @@ class ShardedRanks(ReplicatedRanks):
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """All-reduce the gradients of what FSDP has left whole."""
         super().reduce(parameter for parameter in parameters if not isinstance(parameter, DTensor))
+
+    def keep_once(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Empty those of what FSDP has left whole on all ranks but the first."""
+        super().keep_once(parameter for parameter in parameters if not isinstance(parameter, DTensor))
 
     def with_experts(self, experts: SharedExperts) -> ReplicatedRanks:
         """These: FSDP sums over the ranks that have an expert, too."""

@@ -26,10 +26,20 @@ from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.determinism import prepare_environment
-from twinkle.model.forward_pass import ForwardPass, PassOptions
+from twinkle.model.forward_pass import CAUSAL, EMBEDDING, ForwardPass, PassOptions
+from twinkle.model.fused_embedding import embedding_pass
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.fused_parameters import lend_moments, parameters_of
-from twinkle.model.fused_rows import job_of, linear_weights, open_pass, set_outputs, weights_of, with_teacher_indices
+from twinkle.model.fused_rows import (
+    job_of,
+    linear_weights,
+    open_pass,
+    raise_failures,
+    refuse_options,
+    set_outputs,
+    weights_of,
+    with_teacher_indices,
+)
 from twinkle.model.gradient_sync import sync_of
 from twinkle.model.loading import load_base_model, stored_paths, takes_pictures
 from twinkle.model.optimizer_group import OptimizerGroup
@@ -42,8 +52,6 @@ from twinkle.model.script_settings import rows_of
 from twinkle.model.training import TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig, Segment
 from twinkle.module.packed_attention import CausalSpans
-
-CAUSAL = "causal_lm"
 
 
 class MultiLoraTransformersModel(ComponentModel):
@@ -166,6 +174,7 @@ class MultiLoraTransformersModel(ComponentModel):
     def remove_adapter(self, adapter_name: str) -> None:
         """Forget an adapter and everything set for it; its slot is free again."""
         group = self.group(adapter_name)
+        group.forwarding.close()
         del self.optimizer_group[group.name], self._adapters[group.name]
 
     def _require_rank(self, config: LoraConfig) -> None:
@@ -219,7 +228,9 @@ class MultiLoraTransformersModel(ComponentModel):
     def _forward(
         self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
     ) -> ForwardPass:
-        _refuse_options(options, may_return_logits=False)
+        refuse_options(options, may_return_logits=False)
+        if options.task == EMBEDDING:
+            return self._embed(group, rows, loss_kwargs, self._adapters[group.name], is_training=True)
         opened = self._open(group, rows, loss_kwargs)
         self._score([opened], [self._adapters[group.name]])
         return opened
@@ -232,16 +243,41 @@ class MultiLoraTransformersModel(ComponentModel):
         loss_kwargs: Mapping[str, Any],
         disable_lora: bool,
     ) -> ForwardPass:
-        _refuse_options(options, may_return_logits=True)
-        opened = self._open(group, rows, loss_kwargs, is_training=False)
+        refuse_options(options, may_return_logits=True)
         adapter = self._base if disable_lora else self._adapters[group.name]
+        if options.task == EMBEDDING:
+            return self._embed(group, rows, loss_kwargs, adapter, is_training=False)
+        opened = self._open(group, rows, loss_kwargs, is_training=False)
         self._score([opened], [adapter])
         if options.return_logits:
             opened.return_logits = True
             opened.outputs["logits"] = self._logits(opened.tokens, adapter)
         return opened
 
+    def _embed(
+        self,
+        group: OptimizerGroup,
+        rows: Rows,
+        loss_kwargs: Mapping[str, Any],
+        adapter: LoraAdapter,
+        *,
+        is_training: bool,
+    ) -> ForwardPass:
+        return embedding_pass(
+            self.core.embedding,
+            adapter,
+            rows_of(group, rows),
+            group.processor,
+            loss_kwargs,
+            is_training=is_training,
+            max_length=self.max_length,
+            vocab_size=self.core.info.vocab_size,
+        )
+
     def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
+        if last.parts is not None:
+            last.parts.backward(last, lambda loss: loss)
+            return
         self._run([job_of(last, self._adapters[group.name], weights_of(last))])
 
     def forward_backward(
@@ -257,8 +293,16 @@ class MultiLoraTransformersModel(ComponentModel):
         **loss_kwargs: Any,
     ) -> ModelOutput:
         """Forward, loss and backward of one adapter. Passes are cut by tokens, whatever ``micro_batch_size`` says."""
-        _refuse_options(PassOptions(temperature, return_logits, task), may_return_logits=False)
+        refuse_options(PassOptions(temperature, return_logits, task), may_return_logits=False)
         group = self.group(adapter_name)
+        if task == EMBEDDING:
+            return super().forward_backward(
+                inputs=inputs,
+                adapter_name=group.name,
+                task=task,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                **loss_kwargs,
+            )
         if gradient_accumulation_steps is not None:
             group.set_accumulation(gradient_accumulation_steps)
         return self.fused_forward_backward({group.name: inputs}, {group.name: loss_kwargs})[group.name]
@@ -305,8 +349,8 @@ class MultiLoraTransformersModel(ComponentModel):
                     set_outputs(last, outcome.logprobs)
                     last.calculate_loss(group.loss)
                 self._keep(group, last)
-                group.count_backward(last.num_tokens)
-        _raise_failures(outcomes)
+                group.count_backward(last)
+        raise_failures(outcomes)
         return {name: last.output() for name, last in zip(inputs, opened, strict=True)}
 
     def _score(self, passes: Sequence[ForwardPass], adapters: Sequence[LoraAdapter]) -> None:
@@ -316,7 +360,7 @@ class MultiLoraTransformersModel(ComponentModel):
 
     def _run(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome]:
         outcomes = self.core.forward_backward(jobs)
-        _raise_failures(outcomes)
+        raise_failures(outcomes)
         return [outcome for outcome in outcomes if isinstance(outcome, TrainOutcome)]
 
     def _logits(self, tokens: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:
@@ -370,20 +414,3 @@ class MultiLoraTransformersModel(ComponentModel):
             write_settings(self._adapters[self.group(adapter_name).name], self.model_id)
         )
         return config
-
-
-def _refuse_options(options: PassOptions, *, may_return_logits: bool) -> None:
-    if options.temperature != 1.0:
-        raise InvalidInput("temperature", f"is {options.temperature}; the fused engine computes logprobs at 1 only")
-    if options.return_logits and not may_return_logits:
-        raise InvalidInput("return_logits", "the fused engine keeps no logits in training; ask forward_only for them")
-    if options.task != CAUSAL:
-        raise InvalidInput("task", f"is {options.task!r}; the fused engine does {CAUSAL} only, use TransformersModel")
-
-
-def _raise_failures(outcomes: Sequence[TrainOutcome | Exception]) -> None:
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if len(failures) == 1:
-        raise failures[0]
-    if failures:
-        raise ExceptionGroup(f"the passes of {len(failures)} adapters failed", failures)

@@ -10,7 +10,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
+from twinkle.infra.device_mesh import current_rank
 from twinkle.loss import CrossEntropyLoss, Loss
+from twinkle.metric.forwarding import Forwarding
+from twinkle.metric.records import STEP, Records
 from twinkle.model.forward_pass import ForwardPass
 from twinkle.model.gradient_sync import GradientSync, clip_gradients
 from twinkle.model.metric_board import MetricBoard
@@ -72,6 +75,10 @@ class OptimizerGroup:
         self.grad_norm: float | None = None
         self.consumed_train_samples = 0
         self.last: ForwardPass | None = None
+        self.records = Records()
+        self.forwarding = Forwarding()
+        self._window_loss = (0.0, 0)
+        self._window_norm: float | None = None
         self._sync = sync
         self._is_reduced = False
         self._is_unscaled = False
@@ -100,11 +107,14 @@ class OptimizerGroup:
             raise InvalidInput("inputs", f"{what} needs a forward pass of adapter {self.name!r} before it")
         return self.last
 
-    def count_backward(self, num_tokens: int) -> None:
+    def count_backward(self, last: ForwardPass) -> None:
         """Note that one backward pass has added its gradients."""
         self.cur_step += 1
         self.num_open += 1
-        self.num_tokens += num_tokens
+        self.num_tokens += last.num_tokens
+        if last.loss is not None:
+            total, count = self._window_loss
+            self._window_loss = (total + float(last.loss.detach()), count + last.num_tokens)
 
     @torch.no_grad()
     def clip_grad_norm(self, max_grad_norm: float, norm_type: float) -> float | None:
@@ -121,7 +131,7 @@ class OptimizerGroup:
                 parameter.grad.div_(count)
         self.num_tokens = 0
         norm = clip_gradients(parameters, max_grad_norm, norm_type)
-        self.grad_norm = self._sync.to_float(norm)
+        self.grad_norm = self._window_norm = self._sync.to_float(norm)
         return self.grad_norm
 
     def step(self, optim_params: Mapping[str, Any] | None = None) -> bool:
@@ -143,6 +153,7 @@ class OptimizerGroup:
             self.scaler.step(optimizer)
             self.scaler.update()
             self._is_unscaled = False
+        self._record_step()
         return True
 
     def lr_step(self) -> None:
@@ -154,11 +165,42 @@ class OptimizerGroup:
         """Forget the counts; the owner clears the gradients themselves."""
         self.num_open = 0
         self.num_tokens = 0
+        self._window_loss, self._window_norm = (0.0, 0), None
         self._is_reduced = False
         if self.scaler is not None and self._is_unscaled:
             # Clipped and then thrown away: the scale stays, and the next gradients are scaled again.
             self.scaler.update(self.scaler.get_scale())
         self._is_unscaled = False
+
+    def _record_step(self) -> None:
+        total, count = self._window_loss
+        values: dict[str, float] = {"loss": total / max(1, count)}
+        if self._window_norm is not None:
+            values["grad_norm"] = self._window_norm
+        values |= {
+            "learning_rate" if index == 0 else f"learning_rate_{index}": rate
+            for index, rate in enumerate(self.learning_rates())
+        }
+        self.record(STEP, values)
+        self._window_loss, self._window_norm = (0.0, 0), None
+
+    def record(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Keep a line of this training, and send it to where the script wants it seen. Of several ranks the first."""
+        if current_rank() == 0:
+            step = self.cur_step // self.gradient_accumulation_steps
+            self.forwarding.send(self.records.add(kind, step, values))
+
+    def gather_window(self) -> None:
+        """Bring an open window of all ranks together on one, as it is stored and as it comes back."""
+        if self.num_open and not self._is_reduced:
+            self._sync.reduce(self.parameters.values())
+            self.num_tokens = self._sync.sum_over_ranks(self.num_tokens)
+            self.keep_window_once()
+
+    def keep_window_once(self) -> None:
+        """Leave a window that every rank has read whole on one of them."""
+        self._sync.keep_once(self.parameters.values())
+        self.num_tokens = self._sync.count_once(self.num_tokens)
 
     def show_metrics(self) -> None:
         """Show the last pass to the metrics, now that the norm of its gradient is known."""

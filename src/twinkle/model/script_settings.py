@@ -10,9 +10,11 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.core.errors import InvalidInput
+from twinkle.infra.device_mesh import current_rank
 from twinkle.loss import LOSSES, Loss
 from twinkle.loss.base import PlainLoss
 from twinkle.metric import METRICS, Metric
+from twinkle.metric.forwarding import Forwarder
 from twinkle.model.optimizer_group import BatchTemplate, OptimizerGroup, Template
 from twinkle.model.optimizers import DEFAULT_LR, DEFAULT_WEIGHT_DECAY, OptimizerArg, create_optimizer
 from twinkle.module.scheduler import SCHEDULERS
@@ -109,13 +111,19 @@ class ScriptSettings(ABC):
 
     def set_processor(
         self,
-        processor_cls: str | InputProcessor | type[InputProcessor] = "InputProcessor",
+        processor_cls: str | InputProcessor | type[InputProcessor] | Callable[..., Any] = "InputProcessor",
         *,
         adapter_name: str = "",
         **settings: Any,
     ) -> None:
-        """Set what makes batches of rows."""
-        processor = construct_class("processor_cls", processor_cls, InputProcessor, PROCESSORS, **settings)
+        """Set what makes batches of rows; a plain function makes other rows first (``InputProcessor.function``)."""
+
+        def wrapped(function: Callable[..., Any]) -> InputProcessor:
+            return InputProcessor(function=function, **settings)
+
+        processor = construct_class(
+            "processor_cls", processor_cls, InputProcessor, PROCESSORS, wrap=wrapped, **settings
+        )
         self.group(adapter_name).processor = processor
 
     def add_metric(
@@ -135,6 +143,20 @@ class ScriptSettings(ABC):
         for kind in (True, False) if is_training is None else (is_training,):
             metric = construct_class("metric_cls", metric_cls, Metric, METRICS, **{**own, **settings})  # type: ignore[type-abstract]
             board.add(metric, kind)
+
+    def report_to(self, *forwarders: str | Forwarder, adapter_name: str = "", **settings: Any) -> None:
+        """Send each step's loss, rate and norm, and each report of metrics, to where people watch them.
+
+        Args:
+            forwarders: ``tensorboard``, ``wandb``, ``swanlab``, ``mlflow``, ``trackio``, or objects with ``log`` and
+                ``close``. One that fails is told once and left out; training goes on.
+            adapter_name: Whose.
+            settings: Of those that are named: ``log_dir``, ``project``, ``tracking_uri``, ...
+        """
+        group = self.group(adapter_name)
+        for forwarder in forwarders:
+            if current_rank() == 0:
+                group.forwarding.add(forwarder, settings)
 
 
 def rows_of(group: OptimizerGroup, inputs: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> list[Mapping[str, Any]]:

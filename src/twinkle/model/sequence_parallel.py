@@ -27,8 +27,7 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh
 from twinkle.infra.process_group import group_of_ranks
 from twinkle.loss import Loss
-from twinkle.model.forward_pass import PassOptions, entropies, label_logps
-from twinkle.model.transformers_pass import EMBEDDING
+from twinkle.model.forward_pass import EMBEDDING, PassOptions, entropies, label_logps
 from twinkle.processor import ModelBatch
 from twinkle.processor.input_processor import IGNORED_LABEL
 

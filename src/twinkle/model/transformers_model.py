@@ -24,7 +24,7 @@ from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.expert_parallel import share_experts, step_one_by_one
-from twinkle.model.forward_pass import ForwardPass, PassOptions
+from twinkle.model.forward_pass import CAUSAL, ForwardPass, PassOptions
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
 from twinkle.model.micro_batches import MicroBatches, Scale
 from twinkle.model.optimizer_group import OptimizerGroup
@@ -33,7 +33,7 @@ from twinkle.model.outgoing import NamedWeights, outgoing_weights
 from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
 from twinkle.model.sequence_parallel import sequence_parallel
-from twinkle.model.transformers_pass import CAUSAL, check_options, outputs_of
+from twinkle.model.transformers_pass import check_options, outputs_of
 from twinkle.model.weight_files import (
     adapter_parameters,
     load_adapter,
@@ -176,6 +176,7 @@ class TransformersModel(ComponentModel):
         self._require_adapter(group)
         if len(self.optimizer_group) == 1:
             raise InvalidInput("adapter_name", f"{group.name!r} is the last adapter; load the model again instead")
+        group.forwarding.close()
         del self.optimizer_group[group.name]
         self.model.delete_adapter(group.name)
 

@@ -5,18 +5,16 @@ Shapes: B rows, T positions (padded), V vocabulary, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import Loss
-from twinkle.model.forward_pass import PassOptions, entropies, label_logps
+from twinkle.model.forward_pass import CAUSAL, EMBEDDING, PassOptions, entropies, label_logps
 from twinkle.processor import ModelBatch
+from twinkle.processor.media import PIXELS
 
-CAUSAL = "causal_lm"
-EMBEDDING = "embedding"
 TASKS = (CAUSAL, EMBEDDING, "fused_lm_ce")
 
 
@@ -36,7 +34,7 @@ def outputs_of(model: Any, batch: ModelBatch, loss: Loss, options: PassOptions) 
 
 
 def _score(model: Any, batch: ModelBatch, loss: Loss, options: PassOptions) -> dict[str, torch.Tensor]:
-    logits_BTV = batch.unpack(model(**_clamped(batch.model_inputs), use_cache=False).logits)
+    logits_BTV = batch.unpack(model(**_inputs(model, batch), use_cache=False).logits)
     if options.temperature != 1.0:
         logits_BTV = logits_BTV / options.temperature
     outputs: dict[str, torch.Tensor] = {}
@@ -51,15 +49,29 @@ def _score(model: Any, batch: ModelBatch, loss: Loss, options: PassOptions) -> d
 
 def values_of(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
     """What a critic, whose head has one output, says of each position: the values (B, T)."""
-    return {"values": batch.unpack(model(**_clamped(batch.model_inputs), use_cache=False).logits).squeeze(-1)}
+    return {"values": batch.unpack(model(**_inputs(model, batch), use_cache=False).logits).squeeze(-1)}
 
 
 def _embed(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
     """The last token's last hidden state of each row: the embeddings (B, H)."""
-    result = model(**_clamped(batch.model_inputs), use_cache=False, output_hidden_states=True, logits_to_keep=1)
+    result = model(**_inputs(model, batch), use_cache=False, output_hidden_states=True, logits_to_keep=1)
     return {"embeddings": batch.last_positions(result.hidden_states[-1])}
 
 
-def _clamped(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Padding has position -1, which a table of positions does not hold; what stands there is masked anyway."""
+def _inputs(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
+    """What the model is given.
+
+    Padding has position -1, which a table of positions does not hold; what stands there is masked anyway.
+
+    Raises:
+        InvalidInput: The batch has pictures, and the model was loaded without what looks at them.
+    """
+    inputs = batch.model_inputs
+    pictures = [name for name in PIXELS if name in inputs]
+    if pictures and getattr(model.config, "vision_config", None) is None:
+        raise InvalidInput(
+            "inputs",
+            f"have {pictures[0]}, but the model was loaded for text alone; name its class for pictures as model_cls, as"
+            " in model_cls='AutoModelForImageTextToText', or take MultiLoraTransformersModel",
+        )
     return {**inputs, "position_ids": inputs["position_ids"].clamp(min=0)}

@@ -9,10 +9,10 @@ import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import PPOValueLoss
-from twinkle.model.forward_pass import PassOptions
+from twinkle.model.forward_pass import CAUSAL, PassOptions
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.transformers_model import TransformersModel
-from twinkle.model.transformers_pass import CAUSAL, values_of
+from twinkle.model.transformers_pass import values_of
 from twinkle.model.weight_files import read_tensors_of
 from twinkle.processor import ModelBatch
 

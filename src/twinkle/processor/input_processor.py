@@ -5,14 +5,15 @@ Shapes: B sequences, T positions of the longest, P packed positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import InvalidInput
+from twinkle.processor.media import BY_TOKEN, PIXELS, RowPictures, batch_media, read_media, read_pictures
 
 IGNORED_LABEL = -100
 PADDING = {"input_ids": 0, "attention_mask": 0, "position_ids": -1, "labels": IGNORED_LABEL}
@@ -21,21 +22,17 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class RowPictures:
-    """The pictures of a row, as an image processor gives them: patches [P, values] and each one's grid [B, 3]."""
-
-    pixel_values: torch.Tensor
-    image_grid_thw: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class TokenSequence:
-    """One sequence of a row, padding and masked positions taken away; ``labels`` need not be as long."""
+    """One sequence of a row, padding and masked positions taken away; ``labels`` need not be as long.
+
+    ``position_ids`` are [N], or [3, N] where pictures spread over rows and columns.
+    """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     labels: torch.Tensor | None
     pictures: RowPictures | None = None
+    media: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +61,19 @@ class ModelBatch:
 
 
 class InputProcessor:
-    """Pads rows, or lays them in one row without padding; keys that no language model takes are ignored.
+    """Pads rows, or lays them in one row without padding; keys that no model takes are ignored.
 
-    A row holds ``input_ids`` and perhaps ``labels``, ``attention_mask``, ``position_ids``, ``pixel_values`` with
-    ``image_grid_thw``. Where position ids begin again, the row holds several sequences, which are taken apart: a loss
-    sees one row for each sequence. A row with pictures is one sequence.
+    A row holds ``input_ids`` and perhaps ``labels``, ``attention_mask``, ``position_ids``, and what is of its pictures
+    (``pixel_values`` with ``image_grid_thw`` or ``image_position_ids``, ``mm_token_type_ids``). Where position ids
+    begin again, the row holds several sequences, which are taken apart: a loss sees one row for each sequence. A row
+    with pictures is one sequence; beside it rows of text alone are filled up.
 
     Args:
         device_mesh: Not used; rows are those of this rank already.
         padding_free: One row for all sequences, with position ids that begin again, in place of padding.
         framework: ``transformers`` is the only one.
         padding_side: Where the padding goes.
+        function: Makes other rows of the rows first, or takes a dict of padded values for rows.
     """
 
     def __init__(
@@ -83,6 +82,7 @@ class InputProcessor:
         padding_free: bool = False,
         framework: str = "transformers",
         padding_side: Literal["right", "left"] = "right",
+        function: Callable[[Sequence[Row]], Sequence[Row] | Row] | None = None,
     ) -> None:
         if framework != "transformers":
             raise InvalidInput("framework", f"is {framework!r}; only 'transformers' is supported")
@@ -91,30 +91,34 @@ class InputProcessor:
         self.device_mesh = device_mesh
         self.padding_free = padding_free
         self.padding_side = padding_side
+        self.function = function
 
     def __call__(self, rows: Sequence[Row] | Row, device: torch.device | str = "cpu") -> ModelBatch:
         """The batch of ``rows``.
 
         Raises:
             InvalidInput: A row has no tokens, its fields differ in length, some rows have labels and others none, or
-                one has pictures.
+                rows with pictures are to be laid in one row.
         """
         sequences = self.sequences(rows)
-        if any(sequence.pictures is not None for sequence in sequences):
-            raise InvalidInput("inputs", "have pixel_values; of pictures, MultiLoraTransformersModel trains adapters")
-        columns = {
-            "input_ids": [sequence.input_ids for sequence in sequences],
-            "position_ids": [sequence.position_ids for sequence in sequences],
-        }
-        lengths = tuple(len(ids) for ids in columns["input_ids"])
+        input_ids = [sequence.input_ids for sequence in sequences]
+        lengths = tuple(len(ids) for ids in input_ids)
+        positions = [sequence.position_ids for sequence in sequences]
+        media = batch_media([sequence.media for sequence in sequences], lengths, self.padding_side)
         if self.padding_free:
-            inputs = {name: torch.cat(values)[None].to(device) for name, values in columns.items()}
+            if media:
+                raise InvalidInput("padding_free", f"takes no {', '.join(media)}; pad rows with pictures")
+            inputs = {"input_ids": torch.cat(input_ids)[None], "position_ids": torch.cat(positions)[None]}
         else:
-            columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
-            inputs = {name: self._pad(name, values).to(device) for name, values in columns.items()}
+            inputs = {
+                "input_ids": self._pad("input_ids", input_ids),
+                "position_ids": self._padded_positions(positions),
+                "attention_mask": self._pad("attention_mask", [torch.ones_like(ids) for ids in input_ids]),
+                **media,
+            }
         labels_BT = self._labels(sequences)
         return ModelBatch(
-            model_inputs=inputs,
+            model_inputs={name: values.to(device) for name, values in inputs.items()},
             labels=None if labels_BT is None else labels_BT.to(device),
             lengths=lengths,
             is_packed=self.padding_free,
@@ -123,10 +127,12 @@ class InputProcessor:
 
     def sequences(self, rows: Sequence[Row] | Row) -> list[TokenSequence]:
         """The sequences of all rows, in order, without padding."""
-        if isinstance(rows, Mapping):
-            rows = [rows]
+        rows = [rows] if isinstance(rows, Mapping) else rows
         if not rows:
             raise InvalidInput("inputs", "is empty; send at least one row")
+        if self.function is not None:
+            made = self.function(rows)
+            rows = _rows_of_batch(made) if isinstance(made, Mapping) else made
         return [sequence for index, row in enumerate(rows) for sequence in _sequences(f"inputs[{index}]", row)]
 
     def _labels(self, sequences: Sequence[TokenSequence]) -> torch.Tensor | None:
@@ -138,6 +144,13 @@ class InputProcessor:
                 "inputs", f"{len(labels)} of {len(sequences)} rows have labels; send them with all rows or with none"
             )
         return self._pad("labels", labels)
+
+    def _padded_positions(self, positions: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(B, T), or (3, B, T) if a row has positions along three axes."""
+        if all(of_row.dim() == 1 for of_row in positions):
+            return self._pad("position_ids", positions)
+        axes = [of_row.expand(3, -1) if of_row.dim() == 1 else of_row for of_row in positions]
+        return torch.stack([self._pad("position_ids", [of_row[axis] for of_row in axes]) for axis in range(3)])
 
     def _pad(self, name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
         # A packed batch is unpacked to the right, whatever the side of padding.
@@ -151,18 +164,21 @@ def _sequences(field: str, row: Row) -> list[TokenSequence]:
     input_ids = _integers(f"{field}.input_ids", row["input_ids"])
     if not len(input_ids):
         raise InvalidInput(f"{field}.input_ids", "is empty; send at least one token")
-    position_ids = _optional(field, row, "position_ids", len(input_ids))
+    position_ids = _positions(field, row, len(input_ids))
+    media = read_media(field, row, len(input_ids))
     labels = None if row.get("labels") is None else _numbers(f"{field}.labels", row["labels"])
     mask = _optional(field, row, "attention_mask", len(input_ids))
     if mask is not None and not bool(mask.bool().all()):
         kept = mask.bool()
         labels = labels[kept] if labels is not None and len(labels) == len(kept) else labels
-        position_ids = None if position_ids is None else position_ids[kept]
+        position_ids = None if position_ids is None else position_ids[..., kept]
+        media = {name: values[kept] if name in BY_TOKEN else values for name, values in media.items()}
         input_ids = input_ids[kept]
-    pictures = _pictures(field, row)
-    if position_ids is None or pictures is not None:
-        # With pictures positions have three axes, which follow from where these lie.
-        return [TokenSequence(input_ids, torch.arange(len(input_ids)), labels, pictures)]
+    if position_ids is None:
+        position_ids = torch.arange(len(input_ids))
+    pictures = read_pictures(field, media)
+    if position_ids.dim() == 2 or not media.keys().isdisjoint(PIXELS):
+        return [TokenSequence(input_ids, position_ids, labels, pictures, media)]
     starts = [0, *((position_ids[1:] == 0) & (position_ids[:-1] != -1)).nonzero().flatten().add(1).tolist()]
     if len(starts) == 1:
         return [TokenSequence(input_ids, position_ids, labels)]
@@ -174,20 +190,33 @@ def _sequences(field: str, row: Row) -> list[TokenSequence]:
     ]
 
 
-def _pictures(field: str, row: Row) -> RowPictures | None:
-    if row.get("pixel_values") is None:
+def _positions(field: str, row: Row, num_tokens: int) -> torch.Tensor | None:
+    """[N], or [3, N] of a row whose template counts along three axes."""
+    given = row.get("position_ids")
+    if given is None:
         return None
-    if row.get("image_grid_thw") is None:
-        raise InvalidInput(f"{field}.image_grid_thw", "is missing; send it with pixel_values")
-    pixel_values, grids = torch.as_tensor(row["pixel_values"]), torch.as_tensor(row["image_grid_thw"])
-    if grids.dim() != 2 or grids.shape[1] != 3 or grids.is_floating_point():
-        raise InvalidInput(f"{field}.image_grid_thw", f"has shape {tuple(grids.shape)}; send (pictures, 3) integers")
-    if pixel_values.dim() != 2 or len(pixel_values) != int(grids.prod(1).sum()):
+    try:
+        values = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        return _optional(field, row, "position_ids", num_tokens)
+    values = values.squeeze(1) if values.dim() == 3 and values.shape[1] == 1 else values
+    if values.dim() != 2 or values.shape[0] != 3:
+        return _optional(field, row, "position_ids", num_tokens)
+    if values.shape[1] != num_tokens or values.is_floating_point():
         raise InvalidInput(
-            f"{field}.pixel_values",
-            f"has shape {tuple(pixel_values.shape)}; send a row for each of {int(grids.prod(1).sum())} patches",
+            f"{field}.position_ids", f"has shape {tuple(values.shape)}; send 3 integers for each of {num_tokens} tokens"
         )
-    return RowPictures(pixel_values.cpu(), grids.cpu())
+    return values.to("cpu", torch.int64)
+
+
+def _rows_of_batch(batch: Row) -> list[Row]:
+    """The rows of padded values, all of which have a row for each of ``input_ids``."""
+    if "input_ids" not in batch:
+        raise InvalidInput("function", f"gave a dict of {', '.join(batch) or 'nothing'}; give input_ids, or rows")
+    sizes = {name: len(values) for name, values in batch.items()}
+    if len(set(sizes.values())) > 1:
+        raise InvalidInput("function", f"gave values of {sizes} rows; give as many of each")
+    return [{name: values[index] for name, values in batch.items()} for index in range(sizes["input_ids"])]
 
 
 def _split_labels(field: str, labels: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:

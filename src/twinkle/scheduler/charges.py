@@ -2,7 +2,8 @@
 
 - A forward pass, with or without its backward pass: its tokens. It shares its device time with others. An operation
   whose loss compares datums goes through the model twice, and is charged twice.
-- A sample: the tokens of its prompt and those that were drawn, for the same reason.
+- A sample: the tokens of its prompt and those that were drawn, for the same reason; also one that was cancelled or came
+  too late while it was drawn.
 - Everything else has the device to itself, and is charged for the device's time: the seconds it took, times the tokens
   per second that the mesh's passes have come to lately. A fork or a rewind replays past operations at its tenant's
   wish: those tokens are the least it is charged.

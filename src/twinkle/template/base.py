@@ -32,6 +32,10 @@ KEY_ROUNDS = "key_rounds"
 _log = event_log()
 
 
+class _Deleted(RowError):
+    """A row that is too long, where such rows are left out."""
+
+
 class Template:
     """Encodes trajectories for one model.
 
@@ -105,7 +109,7 @@ class Template:
             raise InvalidInput("truncation_strategy", "is 'split', which makes several rows of one; use batch_encode")
         rows = self._encode(trajectory, add_generation_prompt)
         if not rows:
-            raise RowError("messages", f"are longer than max_length {self.max_length}, and such rows are deleted")
+            raise _Deleted("messages", f"are longer than max_length {self.max_length}, and such rows are deleted")
         return rows[0]
 
     @overload
@@ -125,7 +129,7 @@ class Template:
         encoded: list[Row] = []
         for number, trajectory in enumerate(rows_of(batch)):
             try:
-                encoded += self._encode(trajectory, add_generation_prompt)
+                encoded += self._rows_of(trajectory, add_generation_prompt)
             except RowError as error:
                 raise error.at_row(number) from error
         return columns_of(encoded, batch) if isinstance(batch, Mapping) else encoded
@@ -133,7 +137,7 @@ class Template:
     def check(self, trajectory: Trajectory) -> bool:
         """Whether a trajectory can be encoded."""
         try:
-            return bool(self._encode(trajectory, False))
+            return bool(self._rows_of(trajectory, False))
         except RowError:
             return False
 
@@ -177,6 +181,15 @@ class Template:
         return extended_row(prompt_feature, np.asarray(new_tokens, dtype=np.int64).tolist(), texts=texts)
 
     # The way of one row.
+
+    def _rows_of(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[Row]:
+        """The rows of one trajectory among many: by the ``encode`` of a template of one's own, if it has one."""
+        if type(self).encode is Template.encode:
+            return self._encode(trajectory, add_generation_prompt)
+        try:
+            return [self.encode(trajectory, add_generation_prompt=add_generation_prompt)]
+        except _Deleted:
+            return []
 
     def _encode(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[Row]:
         nested = [name for name, value in trajectory.items() if isinstance(value, Mapping) and "messages" in value]

@@ -242,7 +242,7 @@ class MeshWorker(Generic[State]):
     # -- sampling -----------------------------------------------------------------------------------------------------
 
     def _sample_once(self, lease: Lease) -> bool:
-        self._drop_ended()
+        self._drop_ended(lease)
         claims: list[Claim] = []
         if self._samples.room > 0:
             claims = self._journal.claim_samples(
@@ -264,11 +264,16 @@ class MeshWorker(Generic[State]):
             heads, room=self._samples.room, is_idle=self._samples.is_idle, suspect_from=self._suspect_from
         )
 
-    def _drop_ended(self) -> None:
-        """Free what samples hold that were cancelled or are overdue. They have their outcome; their events are left."""
+    def _drop_ended(self, lease: Lease) -> None:
+        """Free what samples hold that were cancelled or are overdue.
+
+        They have their outcome; their events are left, and what the device has done for them, which is paid for.
+        """
         if self._samples.is_idle:
             return
         failures = self._journal.failed_meanwhile(self._samples.under_way)
         dropped = self._samples.drop(list(failures))
-        ended = [outcome_of_failure(claim, failures[claim.request_id]) for claim in dropped]
+        ended = [outcome_of_failure(claim, failures[claim.request_id], charge=charge) for claim, charge in dropped]
+        if ended:
+            self._journal.charge(lease, ended)
         self._reporter.ended(ended, self._clock.now())

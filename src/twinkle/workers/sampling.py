@@ -32,6 +32,10 @@ class _UnderWay:
     num_prompt_tokens: int = 0
     weights_charge: int = 0
 
+    def charge(self, num_tokens: int) -> int:
+        """What it is charged once so many tokens are drawn."""
+        return charge_of_tokens(self.num_prompt_tokens + num_tokens) + self.weights_charge
+
 
 @dataclass(frozen=True)
 class _Leaving:
@@ -41,6 +45,11 @@ class _Leaving:
     job: Job[Payload]
     elapsed_s: float
     num_tokens: int
+
+    @property
+    def charge(self) -> int:
+        """What it is charged: all of it is drawn."""
+        return self.of.charge(self.num_tokens)
 
 
 class CacheGroups:
@@ -175,15 +184,16 @@ class SampleDesk(Generic[State]):
                 del self._leaving[request_id]
                 self._end(execution, leaving)
 
-    def drop(self, request_ids: list[str]) -> list[Claim]:
-        """Stop some samples for ever; the claims of those that were under way."""
+    def drop(self, request_ids: list[str]) -> list[tuple[Claim, int]]:
+        """Stop some samples for ever; the claims of those that were under way, and what each is charged until here."""
         dropped = []
         for request_id in request_ids:
+            charge = self._charge_so_far(request_id)
             under_way = self._forget(request_id)
             if under_way is not None:
                 self._engine.drop_sample(request_id)
                 self._reports.end(request_id)
-                dropped.append(under_way.claim)
+                dropped.append((under_way.claim, charge))
         return dropped
 
     def abandon(self) -> list[str]:
@@ -195,6 +205,16 @@ class SampleDesk(Generic[State]):
         self._drawing.clear()
         self._leaving.clear()
         return request_ids
+
+    def _charge_so_far(self, request_id: str) -> int:
+        """What the device has done for a sample that nobody wants any more."""
+        if request_id in self._leaving:
+            return self._leaving[request_id].charge
+        under_way = self._drawing.get(request_id)
+        if under_way is None:
+            return 1
+        pieces = self._engine.drawn_so_far(request_id, [0] * under_way.claim.num_sequences)
+        return under_way.charge(sum(len(piece.tokens) for piece in pieces))
 
     def _forget(self, request_id: str) -> _UnderWay | None:
         if request_id in self._entering:
@@ -225,9 +245,13 @@ class SampleDesk(Generic[State]):
             self._fail(execution, leaving.of, job.error)
             return
         execution.begun[claim.request_id] = (claim, leaving.of.started_at)
-        charge = charge_of_tokens(leaving.of.num_prompt_tokens + leaving.num_tokens) + leaving.of.weights_charge
         self._endings.succeed(
-            execution, claim, job.result, device_s=leaving.elapsed_s, num_tokens=leaving.num_tokens, charge=charge
+            execution,
+            claim,
+            job.result,
+            device_s=leaving.elapsed_s,
+            num_tokens=leaving.num_tokens,
+            charge=leaving.charge,
         )
 
     def _fail(self, execution: Execution, under_way: _UnderWay, error: Exception) -> None:

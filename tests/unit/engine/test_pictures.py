@@ -239,5 +239,5 @@ def test_rows_with_pixel_values_are_trained_as_their_files_are(model, folder):
         open_pass([wrong], InputProcessor(), {}, **settings)
     with pytest.raises(InvalidInput, match=r"inputs\[0\]\.pixel_values: is a picture, but this model takes text"):
         open_pass([row], InputProcessor(), {}, **{**settings, "picture_rules": None})
-    with pytest.raises(InvalidInput, match="MultiLoraTransformersModel"):
-        InputProcessor()([row])
+    with pytest.raises(InvalidInput, match="padding_free: takes no pixel_values"):
+        InputProcessor(padding_free=True)([row])

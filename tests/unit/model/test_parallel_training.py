@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from harness import parallel_training
-from harness.parallel_training import FOUR_RANKS, PLAIN, STEPS, TWO_RANKS, make_model, train
+from harness.parallel_training import EARLIER, FOUR_RANKS, HALF, PLAIN, STEPS, TWO_RANKS, make_model, train
 from twinkle.core.errors import ConfigError
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.infra import DeviceMesh
@@ -30,7 +30,19 @@ def models_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     sizes = {"texts": TEXTS, "vocab_size": 288, "hidden_size": 64, "layers": 2, "context": 256}
     make_tiny_model(folder / "hybrid", family="qwen3_5_text", **sizes)
     make_tiny_model(folder / "moe", family="qwen3_moe", **sizes)
+    make_tiny_model(folder / "missed", family="qwen3_moe", **sizes)
+    _let_no_token_reach_the_last_experts(folder / "missed")
     return folder
+
+
+def _let_no_token_reach_the_last_experts(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for name in [name for name in tensors if name.endswith("mlp.gate.weight")]:
+        # Of a row and its negative one has a positive product, so two of these four are before all zeros.
+        rows = tensors[name]
+        tensors[name] = torch.cat([rows[:2], -rows[:2], torch.zeros_like(rows[4:])])
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +53,15 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     def folder(kind: str) -> Path:
         num_ranks, kinds = (4, FOUR_RANKS) if kind in FOUR_RANKS else (2, TWO_RANKS)
         if num_ranks not in folders:
+            earlier = folder(TWO_RANKS[0]).parent if num_ranks == 4 else Path(os.devnull)
             folders[num_ranks] = tmp_path_factory.mktemp("ranks")
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
             subprocess.run(
-                [*command, parallel_training.__file__, str(models_dir), str(folders[num_ranks]), *kinds],
+                [*command, parallel_training.__file__, str(models_dir), str(folders[num_ranks]), str(earlier), *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
-                timeout=150,
+                timeout=240,
             )
         return folders[num_ranks] / kind
 
@@ -75,6 +88,30 @@ def test_ranks_with_their_rows_train_like_one_with_all(
         # Adam divides by the root of a second moment near 0: rounding shows in weights whose gradient is almost none.
         torch.testing.assert_close(value, state[name], atol=2e-3, rtol=1e-2)
     assert found["resumed_is_same"]
+    assert found["ranks_are_same"]
+
+
+@pytest.mark.parametrize("kind", ["full dp", "lora fsdp", "full ulysses hybrid", "full fsdp-ep moe"])
+def test_one_process_goes_on_where_two_ranks_stopped(
+    kind: str, models_dir: Path, trained: Callable[[str], Path]
+) -> None:
+    output = trained(kind)
+    alone = make_model(kind, models_dir, None)
+    alone.resume_from_checkpoint(output / "half")
+
+    [step] = train(alone, HALF, STEPS, None)
+
+    expected = json.loads((output / "told.json").read_text())["told"][-1]
+    assert step["norm"] == pytest.approx(expected["norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", EARLIER)
+def test_four_ranks_go_on_where_two_stopped(kind: str, trained: Callable[[str], Path]) -> None:
+    [step] = json.loads((trained(kind) / "told.json").read_text())["went_on"]
+
+    expected = json.loads((trained(EARLIER[kind]) / "told.json").read_text())["told"][-1]
+    assert step["norm"] == pytest.approx(expected["norm"], rel=1e-4)
+    assert step["rate"] == expected["rate"]
 
 
 def test_other_kinds_of_parallelism_and_lone_processes_are_refused(model_dir: Path) -> None:

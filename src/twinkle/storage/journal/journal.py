@@ -40,6 +40,7 @@ from twinkle.storage.journal.executing import (
 )
 from twinkle.storage.journal.lanes import (
     NO_MESH,
+    LockedLane,
     accept,
     accept_complete,
     advance_lane,
@@ -230,15 +231,7 @@ class Journal:
             now = self._clock.now()
             for outcome in outcomes:
                 committed.note(outcome, record_outcome(transaction, lease, outcome, now))
-            least = charge(
-                transaction,
-                lease.mesh,
-                committed.recorded,
-                lanes,
-                mesh_vtime=mesh_vtime,
-                now=now,
-                tokens_per_minute=self._limits.tokens_per_minute,
-            )
+            least = self._charge(transaction, lease, committed.recorded, lanes, mesh_vtime)
             for outcome in committed.recorded:
                 least_vtime = least[lanes[outcome.lane].tenant]
                 if outcome.kind.is_ordered:
@@ -249,6 +242,35 @@ class Journal:
                     records[outcome.request_id].insert(transaction, now)
             crash_point("journal.commit")
         return committed
+
+    def charge(self, lease: Lease, outcomes: Sequence[Outcome]) -> None:
+        """Charge for operations that others have ended while the caller worked on them. Nothing else is written.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh.
+        """
+        with self.database.transaction() as transaction:
+            mesh_vtime = check_lease(transaction, lease)
+            lanes = lock_lanes(transaction, (outcome.lane for outcome in outcomes))
+            self._charge(transaction, lease, outcomes, lanes, mesh_vtime)
+
+    def _charge(
+        self,
+        transaction: Transaction,
+        lease: Lease,
+        outcomes: Sequence[Outcome],
+        lanes: Mapping[str, LockedLane],
+        mesh_vtime: float,
+    ) -> dict[str, float]:
+        return charge(
+            transaction,
+            lease.mesh,
+            outcomes,
+            lanes,
+            mesh_vtime=mesh_vtime,
+            now=self._clock.now(),
+            tokens_per_minute=self._limits.tokens_per_minute,
+        )
 
     def give_back(
         self,

@@ -1,0 +1,154 @@
+"""Embeddings of rows by the fused engine: the hidden state of each row's last token, and the way back from it.
+
+A loss of embeddings compares rows, so it is computed between two runs: the first gives the embeddings, the second the
+adapter's gradient for theirs.
+
+Shapes: B rows, T packed tokens, N tokens of a row, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from twinkle.core.errors import BatchTooLong, InvalidInput
+from twinkle.model.forward_pass import ForwardPass
+from twinkle.model.job_run import all_finite
+from twinkle.module.adapter import LoraPair
+from twinkle.module.lora import LoraAdapter, Segment
+from twinkle.module.packed_attention import CausalSpans, PackedAttention
+from twinkle.processor import InputProcessor
+from twinkle.processor.input_processor import IGNORED_LABEL
+
+Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttention], torch.Tensor]
+
+
+class FusedEmbedding:
+    """Packed passes of whole rows, about ``tokens_per_pass`` tokens each."""
+
+    def __init__(
+        self,
+        inputs: Callable[[torch.Tensor], torch.Tensor],
+        decode: Decode,
+        *,
+        tokens_per_pass: int,
+        device: torch.device,
+    ) -> None:
+        self._inputs = inputs
+        self._decode = decode
+        self._tokens_per_pass = tokens_per_pass
+        self._device = device
+
+    @torch.no_grad()
+    def embed(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:
+        """The embeddings (B, H) of token ids (N,), on the CPU in float32."""
+        parts = [self._run(part, adapter, None) for part in self._passes(rows)]
+        return torch.cat([hidden_TH[ends].float().cpu() for hidden_TH, ends in parts])
+
+    def add_gradient(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter, gradient_BH: torch.Tensor) -> None:
+        """Add the gradient of the rows' embeddings to the adapter's.
+
+        Raises:
+            InvalidInput: It is not finite; the adapter's is as it was.
+        """
+        total = torch.zeros_like(adapter.grad)
+        views = adapter.layout.views(total)
+        first = 0
+        for part in self._passes(rows):
+            hidden_TH, ends = self._run(part, adapter, views)
+            d_hidden_TH = torch.zeros_like(hidden_TH)
+            d_hidden_TH[ends] = gradient_BH[first : first + len(part)].to(d_hidden_TH)
+            hidden_TH.backward(d_hidden_TH)
+            first += len(part)
+        if not all_finite(total):
+            raise InvalidInput("inputs", "give a gradient that is not finite; nothing was applied")
+        adapter.grad.add_(total)
+        adapter.has_gradients = True
+
+    def _passes(self, rows: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+        start, num_tokens = 0, 0
+        for index, row in enumerate(rows):
+            if index > start and num_tokens + len(row) > self._tokens_per_pass:
+                yield rows[start:index]
+                start, num_tokens = index, 0
+            num_tokens += len(row)
+        yield rows[start:]
+
+    def _run(
+        self, rows: Sequence[torch.Tensor], adapter: LoraAdapter, gradient: Mapping[str, LoraPair] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states (T, H), with a graph where there is a place for the gradient, and where the rows end."""
+        lengths = torch.tensor([len(row) for row in rows])
+        ends = lengths.cumsum(0)
+        spans = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
+        tokens_T = torch.cat(list(rows)).to(self._device)
+        positions_T = torch.cat([torch.arange(len(row)) for row in rows]).to(self._device)
+        segments = [Segment(adapter, start, end, gradient) for start, end in spans]
+        with torch.set_grad_enabled(gradient is not None):
+            embeddings_TH = self._inputs(tokens_T).detach()
+            if gradient is not None:
+                embeddings_TH.requires_grad_(True)
+            return self._decode(embeddings_TH, positions_T, segments, CausalSpans(spans)), ends - 1
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedRows:
+    """The second run of a pass over rows, for their gradient."""
+
+    engine: FusedEmbedding
+    adapter: LoraAdapter
+    rows: Sequence[torch.Tensor]
+
+    def backward(self, last: ForwardPass, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Add the gradient of the pass's loss."""
+        assert last.loss is not None
+        (gradient_BH,) = torch.autograd.grad(scale(last.loss), last.outputs["embeddings"])
+        self.engine.add_gradient(self.rows, self.adapter, gradient_BH)
+
+
+def embedding_pass(
+    engine: FusedEmbedding,
+    adapter: LoraAdapter,
+    rows: Sequence[Mapping[str, Any]],
+    processor: InputProcessor,
+    loss_kwargs: Mapping[str, Any],
+    *,
+    is_training: bool,
+    max_length: int,
+    vocab_size: int,
+) -> ForwardPass:
+    """A pass whose outputs are ``embeddings`` (B, H); ``labels`` of any length go to the loss as they are.
+
+    Raises:
+        BatchTooLong: The rows hold more than ``max_length`` tokens.
+        InvalidInput: A row has pictures, or a token that the model does not have.
+    """
+    sequences = processor.sequences(rows)
+    tokens = [sequence.input_ids for sequence in sequences]
+    num_tokens = sum(len(row) for row in tokens)
+    if num_tokens > max_length:
+        raise BatchTooLong(
+            "inputs", f"hold {num_tokens} tokens, max_length is {max_length}; send fewer or shorter rows"
+        )
+    for index, sequence in enumerate(sequences):
+        if sequence.pictures is not None:
+            raise InvalidInput(f"inputs[{index}].pixel_values", "is a picture; embeddings are of text alone")
+        if int(sequence.input_ids.min()) < 0 or int(sequence.input_ids.max()) >= vocab_size:
+            raise InvalidInput(f"inputs[{index}].input_ids", f"must be between 0 and {vocab_size - 1}")
+    labels = [sequence.labels for sequence in sequences if sequence.labels is not None]
+    if labels and len(labels) < len(sequences):
+        raise InvalidInput("inputs", f"{len(labels)} of {len(sequences)} rows have labels; send all of them or none")
+    embeddings_BH = engine.embed(tokens, adapter)
+    opened = ForwardPass(
+        inputs={"labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED_LABEL)} if labels else {},
+        outputs={"embeddings": embeddings_BH.requires_grad_(is_training)},
+        is_training=is_training,
+        loss_kwargs=loss_kwargs,
+    )
+    if is_training:
+        opened.parts = EmbeddedRows(engine, adapter, tokens)
+    return opened
