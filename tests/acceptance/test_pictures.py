@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import tinker
 import torch
+from PIL import Image
 
 from harness.picture_files import picture_file
-from harness.pictures import VISION_END, VISION_START, num_tokens, save_picture_model
+from harness.pictures import IMAGE_TOKEN, VISION_END, VISION_START, image_processor, num_tokens, save_picture_model
 from harness.served import Served
 
 WIDTH = HEIGHT = 64
@@ -61,6 +63,26 @@ def test_a_run_learns_to_tell_two_pictures_apart_and_samples_what_it_learnt(serv
     assert [sequence.tokens for sequence in drawn] == [[11], [22]]
     for sequence, output in zip(drawn, outputs, strict=True):
         assert sequence.logprobs == pytest.approx([output["logprobs"].data[-1]], abs=1e-4)
+
+
+def test_patches_of_a_clients_processor_are_trained_on_as_the_file_they_were_made_of(served: Served) -> None:
+    picture = picture_file(4, width=WIDTH, height=HEIGHT)
+    made = image_processor()([Image.open(io.BytesIO(picture))], return_tensors="np")
+    by_file = datum_of(picture, 11)
+    tokens = [5, 6, VISION_START, *[IMAGE_TOKEN] * LENGTH, VISION_END, 7, 8]
+    patches = {name: tinker.TensorData.from_numpy(made[name]) for name in ("pixel_values", "image_grid_thw")}
+    by_patches = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens), loss_fn_inputs={**by_file.loss_fn_inputs, **patches}
+    )
+    narrow = {**patches, "pixel_values": tinker.TensorData.from_numpy(made["pixel_values"][:, :-1])}
+    wrong = tinker.Datum(model_input=by_patches.model_input, loss_fn_inputs={**by_file.loss_fn_inputs, **narrow})
+    run = served.client("patches").create_lora_training_client(base_model="pictures", rank=8, seed=1).result()
+
+    outputs = run.forward([by_file, by_patches], "cross_entropy").result().loss_fn_outputs
+
+    assert outputs[0]["logprobs"].data == outputs[1]["logprobs"].data
+    with pytest.raises(tinker.RequestFailedError, match=r"pixel_values: has \(95,\) values for a patch"):
+        run.forward([wrong], "cross_entropy").result()
 
 
 def test_what_the_model_would_count_otherwise_fails_before_anything_is_computed(served: Served) -> None:

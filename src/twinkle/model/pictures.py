@@ -234,6 +234,12 @@ class PictureEncoder:
 
     def _patches(self, content: bytes | Patches) -> Patches:
         if isinstance(content, Patches):
+            num_values = 3 * self._processor.temporal_patch_size * self.rules.patch_size**2
+            if content.pixel_values.shape[1:] != (num_values,):
+                raise InvalidInput(
+                    "pixel_values",
+                    f"has {content.pixel_values.shape[1:]} values for a patch, this model's has {num_values}",
+                )
             return content
         # It imports Pillow, which nobody needs who serves text alone.
         from twinkle.model.picture_files import decoded  # noqa: PLC0415

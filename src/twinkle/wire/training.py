@@ -20,6 +20,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
 from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.wire import protobuf as pb
+from twinkle.wire.patches import GRIDS, PATCHES, WirePatches, have_patches, place_patches, read_grids
 from twinkle.wire.pictures import SentPicture, WirePicture
 from twinkle.wire.scan import scan_fields
 from twinkle.wire.tensors import (
@@ -65,20 +66,25 @@ class ForwardBackwardEnvelope:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether any datum holds one."""
-        return any(chunk.HasField("image") for datum in self.message.data for chunk in datum.model_input)
+        """Whether any datum holds one, as a file or in patches."""
+        return any(
+            have_patches(datum.loss_fn_inputs) or any(chunk.HasField("image") for chunk in datum.model_input)
+            for datum in self.message.data
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class WireDatum:
     """One training example: ``tokens`` is int64 (N,), ``inputs`` the loss function's dense tensors by name.
 
-    ``pictures`` lie among the tokens, each of which is there the model's own for pictures.
+    ``pictures`` lie among the tokens, each of which is there the model's own for pictures; ``patches`` instead of them
+    are pictures that the client's processor has prepared.
     """
 
     tokens: Array
     inputs: dict[str, Array]
     pictures: tuple[WirePicture, ...] = ()
+    patches: tuple[WirePatches, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,16 +152,28 @@ def judge_batch_loss(envelope: ForwardBackwardEnvelope) -> None:
 
 
 def judge_pictures(envelope: ForwardBackwardEnvelope, rules: PictureRules | None, limits: PictureLimits) -> int:
-    """How many tokens the pictures of a request are; raises ``InvalidInput`` for the first that cannot be."""
+    """How many tokens files of pictures are in a request; raises ``InvalidInput`` for a picture that cannot be."""
     budget = CellBudget()
     for i, datum in enumerate(envelope.message.data):
         field = f"data[{i}].model_input"
         sent = [(j, chunk.image) for j, chunk in enumerate(datum.model_input) if chunk.HasField("image")]
         limits.check_number(field, len(sent))
+        if have_patches(datum.loss_fn_inputs):
+            _judge_patches(datum, f"data[{i}].loss_fn_inputs", rules, limits)
         for j, image in sent:
             place = f"{field}[{j}]"
             budget.spend(_sent_picture(image, place).num_tokens(place, rules, limits), place)
     return DEFAULT_MAX_CELLS - budget.cells
+
+
+def _judge_patches(datum: pb.Message, field: str, rules: PictureRules | None, limits: PictureLimits) -> None:
+    grids = None
+    if GRIDS in datum.loss_fn_inputs:
+        place = f"{field}.{GRIDS}"
+        # Sparse ones expand to no more than may be.
+        budget = CellBudget(3 * limits.max_pictures)
+        grids = densify(read_tensor(datum.loss_fn_inputs[GRIDS], field=place), field=place, budget=budget)
+    read_grids(grids, field=field, rules=rules, limits=limits)
 
 
 def decode_data(
@@ -211,9 +229,16 @@ def write_forward_backward(body: ForwardBackwardBody) -> pb.Message:
     for datum in body.data:
         written = message.data.add()
         _write_tokens(written, datum)
-        for name, array in datum.inputs.items():
+        for name, array in (datum.inputs | _patch_inputs(datum.patches)).items():
             written.loss_fn_inputs[name].CopyFrom(write_tensor(array))
     return message
+
+
+def _patch_inputs(patches: Sequence[WirePatches]) -> dict[str, Array]:
+    if not patches:
+        return {}
+    grids = np.array([picture.grid_thw for picture in patches], dtype=np.int64)
+    return {PATCHES: np.concatenate([picture.pixel_values for picture in patches]), GRIDS: grids}
 
 
 def _write_tokens(written: pb.Message, datum: WireDatum) -> None:
@@ -317,7 +342,12 @@ def _read_datum(
     tokens, pictures = _read_tokens(
         datum.model_input, field=f"{field}.model_input", picture_rules=picture_rules, budget=budget
     )
-    return WireDatum(tokens, inputs, pictures)
+    if pictures and have_patches(inputs):
+        raise InvalidInput(
+            f"{field}.loss_fn_inputs.{PATCHES}", "comes beside files of pictures; send all as files, or all as patches"
+        )
+    patches = place_patches(tokens, inputs, field=field, rules=picture_rules)
+    return WireDatum(tokens, inputs, pictures, patches)
 
 
 def _ones_like(targets: Array | Csr) -> Array | Csr:

@@ -26,7 +26,7 @@ from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.determinism import prepare_environment
 from twinkle.model.fused_lora import FusedLoraModel
 from twinkle.model.loading import decoder_of
-from twinkle.model.pictures import Picture
+from twinkle.model.pictures import Patches, Picture
 from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.probe import SamplerProbe
@@ -38,6 +38,7 @@ from twinkle.sampler.torch_sampler import SteppedTorchSampler
 from twinkle.sampler.vllm.sampler import SteppedVLLMSampler
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
+from twinkle.wire.patches import WirePatches
 from twinkle.wire.pictures import WirePicture
 from twinkle.wire.sample_result import (
     PromptAltTokens,
@@ -375,7 +376,8 @@ def _train_job(item: Pass[LoraAdapter]) -> TrainJob:
     return TrainJob(
         adapter=item.state,
         data=tuple(
-            Datum(datum.tokens, datum.inputs, _pictures(datum.pictures, item.cache_group)) for datum in body.data
+            Datum(datum.tokens, datum.inputs, _pictures(datum.pictures or datum.patches, item.cache_group))
+            for datum in body.data
         ),
         loss=body.loss_fn,
         loss_config=body.loss_fn_config,
@@ -384,8 +386,12 @@ def _train_job(item: Pass[LoraAdapter]) -> TrainJob:
     )
 
 
-def _pictures(pictures: Sequence[WirePicture], group: str) -> tuple[Picture, ...]:
-    return tuple(Picture(picture.start, picture.num_tokens, picture.data, group) for picture in pictures)
+def _pictures(pictures: Sequence[WirePicture | WirePatches], group: str) -> tuple[Picture, ...]:
+    return tuple(Picture(picture.start, picture.num_tokens, _content(picture), group) for picture in pictures)
+
+
+def _content(picture: WirePicture | WirePatches) -> bytes | Patches:
+    return picture.data if isinstance(picture, WirePicture) else Patches(picture.pixel_values, picture.grid_thw)
 
 
 def _wire_result(outcome: TrainOutcome, body: ForwardBackwardBody) -> ForwardBackwardResult:
