@@ -1,1 +1,10 @@
-"""Agents' loops over the training library: rollouts of several turns, tools, environments."""
+"""Agents' loops over the training library.
+
+rollout       conversations of several turns with a sampler, token by token what was sampled
+tools         what a model may call
+envs          what its calls change: environments, pools of them, and how they become tools
+reward        how good a conversation with tools was
+preprocessor  filters of data by quality, from rules alone
+condenser     long conversations made shorter by a model, and taken apart for it (``chunker``)
+protocol      a model behind an API that speaks OpenAI's protocol
+"""
