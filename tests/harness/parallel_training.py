@@ -39,6 +39,7 @@ TWO_RANKS = (
     "full fsdp-ep missed",
 )
 FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses", "full hsdp-ep moe", "lora hsdp-ulysses-ep moe")
+EIGHT_RANKS = ("lora document hybrid", "full document hybrid", "full document-ulysses-ep moe")
 EARLIER = {"lora hsdp": "lora fsdp", "full hsdp-ep moe": "full fsdp-ep moe"}
 """Of four ranks: whose training of two they go on with."""
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -50,6 +51,8 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "dp-ep": {"dp_size": 2, "ep_size": 2},
     "hsdp-ep": {"dp_size": 2, "fsdp_size": 2, "ep_size": 2},
     "hsdp-ulysses-ep": {"dp_size": 2, "fsdp_size": 2, "ulysses_size": 2, "ep_size": 2},
+    "document": {"fsdp_size": 4, "dp_size": 2},
+    "document-ulysses-ep": {"fsdp_size": 4, "dp_size": 2, "ulysses_size": 2, "ep_size": 4},
     "hsdp": {"dp_size": 2, "fsdp_size": 2},
     "hsdp-ulysses": {"dp_size": 2, "fsdp_size": 2, "ulysses_size": 2},
 }
@@ -81,7 +84,7 @@ def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> 
 def train(model: TwinkleModel, first: int, last: int, mesh: twinkle.DeviceMesh | None) -> list[dict[str, Any]]:
     told = []
     for step in range(first, last):
-        rows = make_rows(step, LENGTHS)
+        rows = make_rows(step, LENGTHS * 2)
         model.forward_backward(inputs=rows if mesh is None else mesh.slice_data(rows))
         norm = model.clip_grad_and_step(max_grad_norm=0.5)
         if norm is not None:

@@ -12,8 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import ConfigError
+from twinkle.core.events import event_log
 from twinkle.infra import DeviceMesh
 from twinkle.model.expert_parallel import SharedExperts, is_spread
+
+log = event_log()
 
 BUCKET_BYTES = 32 << 20
 CLIP_EPSILON = 1e-6
@@ -202,7 +205,9 @@ def sync_of(mesh: DeviceMesh | None, device: torch.device) -> GradientSync:
     """
     if mesh is None or mesh.world_size == 1:
         return OneRank()
-    mesh.require_data_axes("this model")
+    mesh.require_data_axes("MultiLoraTransformersModel")
+    if mesh.size("fsdp") > 1:
+        log.warning("model.mesh.replicated", fsdp_size=mesh.size("fsdp"), next="every rank holds the whole base model")
     return ReplicatedRanks(data_group(mesh), device)
 
 

@@ -12,13 +12,14 @@ import safetensors.torch
 import torch
 
 from harness import parallel_training
-from harness.parallel_training import EARLIER, FOUR_RANKS, HALF, PLAIN, STEPS, TWO_RANKS, make_model, train
+from harness.parallel_training import EARLIER, EIGHT_RANKS, FOUR_RANKS, HALF, PLAIN, STEPS, TWO_RANKS, make_model, train
 from twinkle.core.errors import ConfigError
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.infra import DeviceMesh
 from twinkle.model import TransformersModel
 
 TEXTS = ["the quick brown fox jumps over the lazy dog, and the dog looks at the fox. " * 8]
+KINDS = {2: TWO_RANKS, 4: FOUR_RANKS, 8: EIGHT_RANKS}
 TESTS = Path(parallel_training.__file__).parents[1]
 
 
@@ -51,7 +52,7 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     folders: dict[int, Path] = {}
 
     def folder(kind: str) -> Path:
-        num_ranks, kinds = (4, FOUR_RANKS) if kind in FOUR_RANKS else (2, TWO_RANKS)
+        num_ranks, kinds = next((number, kinds) for number, kinds in KINDS.items() if kind in kinds)
         if num_ranks not in folders:
             earlier = folder(TWO_RANKS[0]).parent if num_ranks == 4 else Path(os.devnull)
             folders[num_ranks] = tmp_path_factory.mktemp("ranks")
@@ -61,14 +62,16 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
                 [*command, parallel_training.__file__, str(models_dir), str(folders[num_ranks]), str(earlier), *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
-                timeout=240,
+                timeout=400,
             )
         return folders[num_ranks] / kind
 
     return folder
 
 
-@pytest.mark.parametrize("kind", [*TWO_RANKS, *FOUR_RANKS])
+@pytest.mark.parametrize(
+    "kind", [*TWO_RANKS, *FOUR_RANKS, *(pytest.param(kind, marks=pytest.mark.soak) for kind in EIGHT_RANKS)]
+)
 def test_ranks_with_their_rows_train_like_one_with_all(
     kind: str, models_dir: Path, trained: Callable[[str], Path]
 ) -> None:
