@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 Results = dict[str, str | float | int]
 Part = TypeVar("Part")
+
+
+Batch = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+def padded(inputs: Batch, outputs: Mapping[str, Any], *, ignore_index: int) -> tuple[Any, Mapping[str, Any]]:
+    """Labels and outputs as tensors of one batch, where a script's own loop brings rows, or outputs part by part."""
+    if not isinstance(inputs, Mapping):
+        labels = [torch.as_tensor(row["labels"]).flatten() for row in inputs]
+        inputs = {"labels": pad_sequence(labels, batch_first=True, padding_value=ignore_index)}
+    width = inputs["labels"].shape[-1]
+    joined = {
+        name: torch.cat([pad(torch.as_tensor(part), (0, width - part.shape[-1])) for part in value])
+        if isinstance(value, (list, tuple))
+        else value
+        for name, value in outputs.items()
+    }
+    return inputs, joined
 
 
 class Metric(ABC):

@@ -19,7 +19,7 @@ from torch import distributed
 from twinkle.core.errors import InvalidInput
 from twinkle.loss.alignment import Rows, align
 from twinkle.loss.base import row_means, target_logps
-from twinkle.metric.base import Metric, Results
+from twinkle.metric.base import Metric, Results, padded
 
 MAX_LOG_RATIO = 20.0
 
@@ -70,14 +70,15 @@ class GRPOMetric(Metric):
 
     def accumulate(
         self,
-        inputs: Mapping[str, torch.Tensor],
+        inputs: Any,
         outputs: Mapping[str, Any],
         *,
         old_logps: Rows | None = None,
         advantages: Rows | None = None,
         **kwargs: object,
     ) -> None:
-        """Take one batch in; ``old_logps`` and ``advantages`` come as for the loss."""
+        """Take one batch in, of tensors or of rows; ``old_logps`` and ``advantages`` come as for the loss."""
+        inputs, outputs = padded(inputs, outputs, ignore_index=self.ignore_index)
         logps_BT, mask_BT = target_logps(inputs, outputs, self.ignore_index)
         logps_BT = logps_BT.detach()
         if not mask_BT.any():

@@ -78,11 +78,12 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         return_logits: bool = False,
         task: str = "causal_lm",
         micro_batch_size: int | None = None,
+        router_replay_action: object = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
         """Run rows through the model in training mode; ``loss_kwargs`` are kept for the loss."""
         group = self.group(adapter_name)
-        options = PassOptions(temperature, return_logits, task, micro_batch_size)
+        options = PassOptions(temperature, return_logits, task, micro_batch_size, router_replay_action)
         return self._keep(group, self._forward(group, rows_of(group, inputs), options, loss_kwargs))
 
     def forward_only(
@@ -95,11 +96,12 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         return_logits: bool = False,
         task: str = "causal_lm",
         micro_batch_size: int | None = None,
+        router_replay_action: object = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
         """Run rows in evaluation mode, without gradients; with ``disable_lora`` through the base model alone."""
         group = self.group(adapter_name)
-        options = PassOptions(temperature, return_logits, task, micro_batch_size)
+        options = PassOptions(temperature, return_logits, task, micro_batch_size, router_replay_action)
         rows = rows_of(group, inputs)
         return self._keep(group, self._forward_only(group, rows, options, loss_kwargs, disable_lora))
 
@@ -130,6 +132,7 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         return_logits: bool = False,
         task: str = "causal_lm",
         micro_batch_size: int | None = None,
+        router_replay_action: object = None,
         gradient_accumulation_steps: int | None = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
@@ -137,7 +140,7 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         group = self.group(adapter_name)
         if gradient_accumulation_steps is not None:
             group.set_accumulation(gradient_accumulation_steps)
-        options = PassOptions(temperature, return_logits, task, micro_batch_size)
+        options = PassOptions(temperature, return_logits, task, micro_batch_size, router_replay_action)
         last = self._forward_backward(group, rows_of(group, inputs), options, loss_kwargs)
         group.count_backward(last)
         return self._keep(group, last)

@@ -25,13 +25,14 @@ class PassOptions:
     """How a forward pass is made.
 
     ``temperature`` divides the logits before the logprobs are taken. ``micro_batch_size`` is how many rows go through
-    the model at once; all of them without it.
+    the model at once; all of them without it. ``router_replay_action`` is a ``RouterReplayAction`` or its name.
     """
 
     temperature: float = 1.0
     return_logits: bool = False
     task: str = "causal_lm"
     micro_batch_size: int | None = None
+    router_replay_action: object = None
 
 
 class Parts(Protocol):

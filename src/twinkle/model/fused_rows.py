@@ -175,6 +175,8 @@ def refuse_options(options: PassOptions, *, may_return_logits: bool) -> None:
     """Raise ``InvalidInput`` for what the engine does not compute."""
     if options.temperature != 1.0:
         raise InvalidInput("temperature", f"is {options.temperature}; the fused engine computes logprobs at 1 only")
+    if options.router_replay_action is not None:
+        raise InvalidInput("router_replay_action", "the fused engine routes every pass anew; use TransformersModel")
     if options.return_logits and not may_return_logits:
         raise InvalidInput("return_logits", "the fused engine keeps no logits in training; ask forward_only for them")
     if options.task not in (CAUSAL, EMBEDDING):

@@ -27,6 +27,9 @@ RunPart = Callable[[Sequence[Row]], ForwardPass]
 BY_ROW = frozenset({"embeddings"})
 """Outputs that have no positions."""
 
+PADDING = {"routed_experts": -1}
+"""What stands after the end of a row, where it is not 0."""
+
 
 class MicroBatches:
     """The parts of one batch.
@@ -69,14 +72,16 @@ class MicroBatches:
                 self._run(self._parts[0])
         joined = self._join(passes)
         if joined.is_training:
-            joined.outputs = {name: values.requires_grad_(True) for name, values in joined.outputs.items()}
+            joined.outputs = {
+                name: values.requires_grad_(values.is_floating_point()) for name, values in joined.outputs.items()
+            }
             joined.parts = self
         return joined
 
     def backward(self, last: ForwardPass, scale: Scale) -> None:
         """Run the parts again for the gradient of the pass's loss."""
         assert last.loss is not None
-        leaves = last.outputs
+        leaves = {name: values for name, values in last.outputs.items() if values.requires_grad}
         found = torch.autograd.grad(scale(last.loss), list(leaves.values()), allow_unused=True)
         gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
         after = random_state()
@@ -135,7 +140,7 @@ class MicroBatches:
             for name in first.inputs
         }
         outputs = {
-            name: torch.cat(values) if name in BY_ROW else self._cat(values, 0)
+            name: torch.cat(values) if name in BY_ROW else self._cat(values, PADDING.get(name, 0))
             for name in names
             for values in [[one.outputs[name].detach() for one in passes]]
         }

@@ -289,11 +289,13 @@ class MultiLoraTransformersModel(ComponentModel):
         return_logits: bool = False,
         task: str = CAUSAL,
         micro_batch_size: int | None = None,
+        router_replay_action: object = None,
         gradient_accumulation_steps: int | None = None,
         **loss_kwargs: Any,
     ) -> ModelOutput:
         """Forward, loss and backward of one adapter. Passes are cut by tokens, whatever ``micro_batch_size`` says."""
-        refuse_options(PassOptions(temperature, return_logits, task), may_return_logits=False)
+        options = PassOptions(temperature, return_logits, task, micro_batch_size, router_replay_action)
+        refuse_options(options, may_return_logits=False)
         group = self.group(adapter_name)
         if task == EMBEDDING:
             return super().forward_backward(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from twinkle.model.outgoing import NamedWeights, outgoing_weights
 from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
 from twinkle.model.sequence_parallel import sequence_parallel
+from twinkle.model.transformers.moe.router_replay import RouterReplay, RouterReplayAction
 from twinkle.model.transformers_pass import check_options, outputs_of
 from twinkle.model.weight_files import (
     adapter_parameters,
@@ -67,6 +68,7 @@ class TransformersModel(ComponentModel):
         grad_scaler_config: Torch's GradScaler's, for ``fp16``.
         memory_efficient_init: Changes nothing: weights are always read one tensor at a time, each rank its own copy.
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
+        enable_router_replay: Whether ``router_replay_action`` means something; without it every pass routes anew.
         from_pretrained_kwargs: For transformers; ``dtype`` is float32 if omitted.
     """
 
@@ -84,6 +86,7 @@ class TransformersModel(ComponentModel):
         grad_scaler_config: Mapping[str, Any] | None = None,
         memory_efficient_init: bool = False,
         gradient_checkpointing: bool = True,
+        enable_router_replay: bool = True,
         **from_pretrained_kwargs: Any,
     ) -> None:
         super().__init__()
@@ -95,6 +98,8 @@ class TransformersModel(ComponentModel):
         self._mesh = device_mesh
         self._compute_dtype = compute_dtype(mixed_precision, self.device)
         self._scaler_settings = dict(grad_scaler_config or {})
+        self._may_replay = enable_router_replay
+        self._routers: RouterReplay | None = None
         check_ddp(ddp_config)
         self._fsdp_settings = FsdpSettings.of(fsdp_config)
         self._sync = training_sync(device_mesh, self.device)
@@ -324,11 +329,14 @@ class TransformersModel(ComponentModel):
     ) -> ForwardPass:
         check_options(options)
         batch = group.processor(rows, self.device)
+        action = self._route(options, [rows] if isinstance(rows, Mapping) else rows, batch)
         inputs = {} if batch.labels is None else {"labels": batch.labels}
         with torch.autocast(
             self.device.type, self._compute_dtype, enabled=self._compute_dtype is not None and not self._is_sharded
         ):
             outputs = self._outputs(group, batch, options)
+        if action is RouterReplayAction.RECORD and self._routers is not None:
+            outputs["routed_experts"] = self._routers.recorded(batch)
         return ForwardPass(
             inputs=inputs,
             outputs=outputs,
@@ -336,6 +344,19 @@ class TransformersModel(ComponentModel):
             loss_kwargs=loss_kwargs,
             return_logits=options.return_logits,
         )
+
+    def _route(
+        self, options: PassOptions, rows: Sequence[Mapping[str, Any]], batch: ModelBatch
+    ) -> RouterReplayAction | None:
+        """Tell the routers what the pass does; nothing where routing is not replayed at all."""
+        action = RouterReplayAction.of(options.router_replay_action) if self._may_replay else None
+        if action is not None and self._sequences is not None:
+            raise InvalidInput("router_replay_action", "is not for sequences shared over ranks; use dp, fsdp or ep")
+        if action is not None and self._routers is None:
+            self._routers = RouterReplay(self.model, self.model.config.get_text_config())
+        if self._routers is not None:
+            self._routers.begin(action, rows, batch)
+        return action
 
     def _outputs(self, group: OptimizerGroup, batch: ModelBatch, options: PassOptions) -> dict[str, torch.Tensor]:
         compute = outputs_of if self._sequences is None else self._sequences.outputs_of

@@ -38,6 +38,15 @@ def test_a_policy_is_compared_with_the_one_that_sampled():
     assert metric.calculate() == {}
 
 
+def test_rows_and_parts_of_outputs_are_taken_as_a_loop_has_them():
+    whole, parts = GRPOMetric(), GRPOMetric()
+    whole.accumulate(INPUTS, OUTPUTS, old_logps=OLD)
+    rows = [{"labels": [-100, 1, 2], "messages": []}, {"labels": [3]}]
+    parts.accumulate(rows, {"logps": [LOGPS[:1], LOGPS[1:, :1]], "loss": 1.0}, old_logps=OLD, advantages=[1.0, 1.0])
+    found, expected = parts.calculate(), whole.calculate()
+    assert {name: found[name] for name in expected} == expected
+
+
 def test_rows_are_clipped_or_tokens_from_above_as_the_loss_does():
     for kind, high in ((GSPOMetric, 0.0), (CISPOMetric, 1 / 3), (PPOMetric, 0.0)):
         metric = kind(epsilon=0.2)

@@ -1,0 +1,1 @@
+"""What mixtures of experts need of a training loop."""
