@@ -24,7 +24,7 @@ POINTS = [
     ("worker.committed",),
     ("worker.published",),
     ("sampler.claimed", "sampler.executed"),
-    ("sampler.committed",),
+    ("sampler.committed", "sampler.published"),
     ("checkpoint.file_stored",),
     ("snapshot.stored",),
     ("snapshot.listed:2", "worker.committed:9"),
