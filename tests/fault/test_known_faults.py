@@ -11,7 +11,10 @@ import pytest
 import tinker
 
 from harness.calls import optim_step, passes, retrieve, send_passes
+from harness.deployment import Deployment
+from harness.polling import wait_until
 from harness.served import Served
+from harness.servers import free_port
 
 TOKENS = [11, 12, 13, 14, 15, 16]
 
@@ -164,3 +167,24 @@ def _adapter(http: httpx.Client) -> str:
     ticket = http.post("/create_model", json=body).json()
     retrieve(http, ticket["request_id"])
     return str(ticket["model_id"])
+
+
+def test_a_worker_that_waits_for_its_database_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    settings = {
+        "TWINKLE_DATABASE_URL": f"postgresql://nobody@127.0.0.1:{free_port()}/nowhere",
+        "TWINKLE_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",
+        "TWINKLE_HOME": str(tmp_path / "home"),
+    }
+    deployment = Deployment(tmp_path, settings)
+    worker = deployment.start("worker", "worker", "--engine", "null", "--model", "null")
+    try:
+        wait_until(
+            lambda: "worker.waits_for_database" in deployment.log("worker"),
+            what="the worker meets no database",
+            deadline_s=60,
+        )
+        worker.terminate()
+        worker.wait(timeout=10)
+    finally:
+        worker.kill()
+        worker.wait()

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import structlog
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Engine, text
 
+from twinkle.core.clock import Clock
+from twinkle.core.errors import StorageUnavailable
+
 _LOCK_KEY = 7_462_118_020
+_RETRY_S = 1.0
+
+_log = structlog.get_logger()
 
 
 def upgrade(engine: Engine, *, revision: str = "head") -> None:
@@ -25,3 +32,15 @@ def upgrade(engine: Engine, *, revision: str = "head") -> None:
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
         connection.commit()
+
+
+def upgrade_patiently(engine: Engine, clock: Clock) -> None:
+    """Apply the missing migrations, however long the database stays away. Blocks."""
+    while True:
+        try:
+            upgrade(engine)
+        except StorageUnavailable as error:
+            _log.warning("worker.waits_for_database", error=error.message, retry_s=_RETRY_S)
+            clock.sleep(_RETRY_S)
+        else:
+            return

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import structlog
 
+from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings, environment_of
 from twinkle.hub.support import check_model
+from twinkle.storage.database import sql_engine
+from twinkle.storage.schema import upgrade_patiently
 from twinkle.tasks.app import mesh_queue
 from twinkle.workers.refusal import REFUSAL_FILE
 
@@ -33,6 +36,10 @@ def run_worker(settings: Settings) -> int:
     """
     if settings.engine == "transformers" and settings.model:
         check_model(settings.model)
+    # Waited for here first: until the pool has its child, Celery would hold back whoever asks this process to end.
+    journal = sql_engine(settings.resolved_database_url)
+    upgrade_patiently(journal, SystemClock())
+    journal.dispose()
     os.environ.update({**_ALLOCATOR, **os.environ, **environment_of(settings)})
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 

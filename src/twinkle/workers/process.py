@@ -13,16 +13,15 @@ import redis
 import structlog
 from celery import Celery
 from kombu.exceptions import OperationalError
-from sqlalchemy import Engine as SqlEngine
 
-from twinkle.core.clock import Clock, SystemClock
+from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import open_blob_store
-from twinkle.storage.schema import upgrade
+from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
@@ -36,7 +35,6 @@ _PUMP_BUDGET_S = 1.0
 # Longer than a training loop needs from one answer to its next request.
 _AWAKE_S = 0.05
 _SOCKET_TIMEOUT_S = 5.0
-_STORAGE_RETRY_S = 1.0
 EXIT_FAILED_START = 75
 """Another child is to be started."""
 
@@ -55,7 +53,7 @@ class MeshProcess:
         settings = self.settings
         clock = SystemClock()
         stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
-        _upgrade_patiently(stores.engine, clock)
+        upgrade_patiently(stores.engine, clock)
         thread_record = self._thread_record = ThreadRecord(stores.meshes, settings)
         engine = self._engine = build_engine(thread_record.settings(limit=thread_limit(settings.ranks)))
         redis_url = settings.redis_url.get_secret_value()
@@ -150,18 +148,6 @@ class MeshProcess:
             _log.warning("worker.threads_outdated", next="another child starts, with the number that is kept")
             os._exit(EXIT_FAILED_START)
         return self._keeper.try_acquire() is not None
-
-
-def _upgrade_patiently(sql: SqlEngine, clock: Clock) -> None:
-    """Bring the journal up to date, however long its database stays away: the model is loaded once, after that."""
-    while True:
-        try:
-            upgrade(sql)
-        except StorageUnavailable as error:
-            _log.warning("worker.waits_for_database", error=error.message, retry_s=_STORAGE_RETRY_S)
-            clock.sleep(_STORAGE_RETRY_S)
-        else:
-            return
 
 
 def build_engine(settings: Settings) -> Engine[Any]:
