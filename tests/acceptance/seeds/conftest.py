@@ -22,4 +22,4 @@ def scripts() -> list[Script]:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> HubWorld:
     """Caches with everything that the scripts here ask for."""
-    return make_hub_world(tmp_path_factory.mktemp("hubs"), models=("Qwen/Qwen3.5-4B", "Qwen/Qwen3-4B"))
+    return make_hub_world(tmp_path_factory.mktemp("hubs"))
