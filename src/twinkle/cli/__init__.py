@@ -1,7 +1,21 @@
-"""The ``twinkle`` command. Heavy things are imported by the command that needs them, never by ``--help``."""
+"""The ``twinkle`` command, and the arguments of training scripts (``CLI.from_args()``).
+
+Heavy things are imported by the command that needs them, never by ``--help``.
+"""
 
 from __future__ import annotations
 
-from twinkle.cli.app import main
+from typing import TYPE_CHECKING
 
-__all__ = ["main"]
+from twinkle.core.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from twinkle.cli.app import main
+    from twinkle.cli.script_arguments import CLI, Args
+
+__all__ = ["CLI", "Args", "main"]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {"CLI": "twinkle.cli.script_arguments", "Args": "twinkle.cli.script_arguments", "main": "twinkle.cli.app"},
+)
