@@ -11,7 +11,6 @@ import pytest
 from twinkle.cli import CLI, Args
 from twinkle.core.errors import ConfigError
 
-
 EVERY_TYPE = """
     --use-lora --no-gradient-checkpointing --lazy-collect false --top-k -1 --lr 1e-4 --max-steps 1e3
     --lora-target-modules q_proj v_proj --reward-fns a,b --ddp-config {"x":1} --num-train-epochs none
