@@ -7,6 +7,7 @@ picture to a size that it likes. So the size in the head of a file is enough to 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.core.errors import InvalidInput
@@ -81,3 +82,20 @@ class PictureLimits:
                 field,
                 f"is a picture of {width} x {height} pixels: one side is more than {MAX_ASPECT_RATIO} times the other",
             )
+
+
+def expand_places(tokens: Sequence[int], token_id: int, lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Tokens in which each ``token_id`` becomes as many as ``lengths`` has for it, and where each of these runs begins.
+
+    There is a length for each place.
+    """
+    left = iter(lengths)
+    expanded: list[int] = []
+    starts: list[int] = []
+    for token in tokens:
+        if token == token_id:
+            starts.append(len(expanded))
+            expanded += [token] * next(left)
+        else:
+            expanded.append(token)
+    return expanded, starts

@@ -9,9 +9,10 @@ from twinkle.core.lazy import lazy_attributes
 if TYPE_CHECKING:
     from twinkle.data_format.row_error import RowError
     from twinkle.template.base import Template
-    from twinkle.template.families import Qwen3_5Template
+    from twinkle.template.families import Qwen2_5VLTemplate, Qwen3_5Template
 
 __all__ = [
+    "Qwen2_5VLTemplate",
     "Qwen3_5Template",
     "RowError",
     "Template",
@@ -20,6 +21,7 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "Qwen2_5VLTemplate": "twinkle.template.families",
         "Qwen3_5Template": "twinkle.template.families",
         "RowError": "twinkle.data_format.row_error",
         "Template": "twinkle.template.base",

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
 from transformers import AutoTokenizer
 
 from twinkle.core.errors import InvalidInput
@@ -18,6 +19,8 @@ from twinkle.data_format.row_error import RowError
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.sampler.scripts.rows import Texts, extended_row
 from twinkle.template.conversation import read_messages, read_tools, with_reasoning, with_system
+from twinkle.template.media import with_pictures
+from twinkle.template.pictures import PicturePreparer, picture_preparer, put_in_place, read_picture
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
 from twinkle.template.spans import TurnFinder
 from twinkle.template.tool_calls import parse_tool_calls, without_tool_calls
@@ -149,8 +152,8 @@ class Template:
         """The text of a trajectory as the model reads it, before it is cut into tokens."""
         if not self.use_chat_template:
             return _plain_text(trajectory)
-        messages = self._turns(trajectory, add_generation_prompt)
-        return self.renderer.render(messages, read_tools(trajectory), add_generation_prompt=add_generation_prompt)
+        turns, _ = self._turns(trajectory, add_generation_prompt)
+        return self.renderer.render(turns, read_tools(trajectory), add_generation_prompt=add_generation_prompt)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         """The text of tokens; those that are ignored as labels are left out."""
@@ -160,6 +163,41 @@ class Template:
     def batch_decode(self, token_ids: Sequence[Any], skip_special_tokens: bool = False) -> list[str]:
         """The text of each of many."""
         return [self.decode(row, skip_special_tokens) for row in token_ids]
+
+    # Pictures.
+
+    @cached_property
+    def pictures(self) -> PicturePreparer | None:
+        """What prepares pictures; None for a model of text alone. It is loaded for the first picture."""
+        return picture_preparer(self.model_path)
+
+    @property
+    def is_mm(self) -> bool:
+        """Whether the model takes pictures."""
+        return self.pictures is not None
+
+    def preprocess_image(self, image: Any) -> PIL.Image.Image:
+        """The picture that a data set holds, decoded."""
+        return read_picture("image", image)
+
+    def preprocess_images(self, images: Sequence[Any]) -> list[PIL.Image.Image]:
+        """Those of a row, in order."""
+        return [read_picture(f"images[{number}]", image) for number, image in enumerate(images)]
+
+    def get_vllm_input_ids(self, row: Mapping[str, Any]) -> list[int]:
+        """The tokens of a row with one for each picture, as vLLM wants them: it counts by itself."""
+        tokens = np.asarray(row["input_ids"], dtype=np.int64)
+        if row.get("mm_token_type_ids") is None:
+            return [int(token) for token in tokens]
+        is_picture = np.asarray(row["mm_token_type_ids"]).reshape(-1) == 1
+        is_first = is_picture & ~np.append(False, is_picture[:-1])
+        borders = self.pictures.borders if self.pictures is not None else ()
+        return [int(token) for token in tokens[(~is_picture | is_first) & ~np.isin(tokens, borders)]]
+
+    def _picture_preparer(self) -> PicturePreparer:
+        if self.pictures is None:
+            raise RowError("images", f"are in the row, but {self.model_id} takes text alone")
+        return self.pictures
 
     # What a model has written.
 
@@ -213,24 +251,31 @@ class Template:
             encoded[name] = rows[0]
         return [encoded]
 
-    def _turns(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[dict[str, Any]]:
-        """The messages as the chat template is given them."""
-        messages = read_messages(trajectory)
+    def _turns(self, trajectory: Trajectory, add_generation_prompt: bool) -> tuple[list[dict[str, Any]], list[Any]]:
+        """The messages as the chat template is given them, and the pictures that belong into them."""
+        messages, pictures = with_pictures(read_messages(trajectory), trajectory)
         if add_generation_prompt and _is_empty_answer(messages[-1]):
             messages = messages[:-1]
         messages = with_system(messages, self.default_system)
-        return with_reasoning(messages, is_read=self.renderer.reads_reasoning)
+        return with_reasoning(messages, is_read=self.renderer.reads_reasoning), pictures
 
     def _tokenized(self, trajectory: Trajectory, add_generation_prompt: bool) -> TokenRow:
         """The tokens of a trajectory, however long, and their shifted labels."""
         if not self.use_chat_template:
             tokens = self._token_ids(self.tokenizer(_plain_text(trajectory))["input_ids"])
             return TokenRow(tokens, np.full_like(tokens, IGNORED_LABEL) if add_generation_prompt else _shifted(tokens))
-        turns, tools = self._turns(trajectory, add_generation_prompt), read_tools(trajectory)
+        turns, pictures = self._turns(trajectory, add_generation_prompt)
+        tools = read_tools(trajectory)
         text = self.renderer.render(turns, tools, add_generation_prompt=add_generation_prompt)
         spans = [] if add_generation_prompt else self._training_spans(trajectory, turns, tools, text)
         tokens, is_trained = self._tokenize(text, spans)
-        return TokenRow(tokens, _shifted(np.where(is_trained, tokens, IGNORED_LABEL)))
+        media: dict[str, Any] = {}
+        positions = None
+        if pictures:
+            preparer = self._picture_preparer()
+            made = preparer.prepare(self.preprocess_images(pictures))
+            tokens, is_trained, media, positions = put_in_place(tokens, is_trained, preparer, made)
+        return TokenRow(tokens, _shifted(np.where(is_trained, tokens, IGNORED_LABEL)), positions, media)
 
     def _training_spans(
         self, trajectory: Trajectory, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, text: str

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
-from twinkle.core.pictures import PictureLimits, PictureRules
+from twinkle.core.pictures import PictureLimits, PictureRules, expand_places
 from twinkle.server.openai.drawing import PlacedPicture
 from twinkle.wire.pictures import read_data_url
 from twinkle.wire.sampling import IMAGE, PromptChunk
@@ -53,14 +53,5 @@ def place_pictures(
             "messages",
             f"hold {len(pictures)} pictures, but the model's chat template has places for {num_places}",
         )
-    left = iter(pictures)
-    filled: list[int] = []
-    placed: list[PlacedPicture] = []
-    for token in tokens:
-        if token != rules.token_id:
-            filled.append(token)
-            continue
-        chunk = next(left)
-        placed.append(PlacedPicture(len(filled), chunk))
-        filled += [token] * chunk.length
-    return filled, placed
+    filled, starts = expand_places(tokens, rules.token_id, [chunk.length for chunk in pictures])
+    return filled, [PlacedPicture(start, chunk) for start, chunk in zip(starts, pictures, strict=True)]

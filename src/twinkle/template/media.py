@@ -1,0 +1,98 @@
+"""Where the pictures of a row belong in its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from twinkle.data_format.row_error import RowError
+
+IMAGE_MARK = "<image>"
+IMAGE_PART = {"type": "image"}
+IMAGE_TYPES = ("image", "image_url", "input_image")
+SOURCES = ("image", "image_url", "url", "path", "base64")
+NOT_TAKEN = {"videos": ("video", "video_url"), "audios": ("audio", "audio_url", "input_audio")}
+
+Message = dict[str, Any]
+
+
+def with_pictures(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[list[Message], list[Any]]:
+    """The messages with a part for every picture, and the pictures in the order of these parts.
+
+    A part may bring its picture; else it, and every ``<image>`` in a text, gets the message's own ``images`` first,
+    then the row's. What is left stands before the first user's text. A row without pictures stays as it is.
+
+    Raises:
+        RowError: There are more places than pictures, or films or sounds.
+    """
+    _refuse_others(messages, row)
+    if not (row.get("images") or any(message.get("images") for message in messages) or _has_parts(messages)):
+        return list(messages), []
+    shared = iter(row.get("images") or ())
+    placed = [_placed(number, message, shared) for number, message in enumerate(messages)]
+    left = list(shared)
+    if left:
+        first = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
+        if first is None:
+            raise RowError("images", f"hold {len(left)} pictures without a place, and there is no user's message")
+        message, pictures = placed[first]
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        placed[first] = ({**message, "content": [*(IMAGE_PART for _ in left), *parts]}, [*left, *pictures])
+    return [message for message, _ in placed], [picture for _, pictures in placed for picture in pictures]
+
+
+def _refuse_others(messages: Sequence[Message], row: Mapping[str, Any]) -> None:
+    for name, types in NOT_TAKEN.items():
+        if row.get(name):
+            raise RowError(name, "are not taken; only images are")
+        for number, message in enumerate(messages):
+            parts = message["content"] if isinstance(message["content"], list) else []
+            if message.get(name) or any(part["type"] in types for part in parts):
+                raise RowError(f"messages[{number}]", f"holds {name}; only images are taken", message_number=number)
+
+
+def _has_parts(messages: Sequence[Message]) -> bool:
+    return any(
+        part["type"] in IMAGE_TYPES
+        for message in messages
+        if isinstance(message["content"], list)
+        for part in message["content"]
+    )
+
+
+def _placed(number: int, message: Message, shared: Iterator[Any]) -> tuple[Message, list[Any]]:
+    own = list(message.get("images") or ())
+    plain = {name: value for name, value in message.items() if name != "images"}
+    content = message["content"]
+    pictures: list[Any] = []
+    parts: list[dict[str, Any]] = []
+
+    def take() -> Any:
+        picture = own.pop(0) if own else next(shared, None)
+        if picture is None:
+            raise RowError(
+                "images", f"are fewer than the places that messages hold for them; message {number} has none for one"
+            )
+        return picture
+
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        if part["type"] in IMAGE_TYPES:
+            brought = _source(part)
+            pictures.append(take() if brought is None else brought)
+            parts.append(IMAGE_PART)
+            continue
+        for index, text in enumerate(part["text"].split(IMAGE_MARK)):
+            if index:
+                pictures.append(take())
+                parts.append(IMAGE_PART)
+            if text:
+                parts.append({"type": "text", "text": text})
+    if not pictures and not own:
+        return plain, []
+    return {**plain, "content": [*(IMAGE_PART for _ in own), *parts]}, [*own, *pictures]
+
+
+def _source(part: Mapping[str, Any]) -> Any:
+    value = next((part[name] for name in SOURCES if part.get(name) is not None), None)
+    return value.get("url") if isinstance(value, Mapping) and set(value) <= {"url", "detail"} else value

@@ -1,0 +1,200 @@
+"""Pictures get their places among the tokens, and the model gets what it needs of them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from harness.chat_templates import save_tokenizer
+from harness.hub_models import save_hub_model
+from harness.picture_files import picture_file
+from twinkle.model import TransformersModel
+from twinkle.template import Qwen3_5Template, RowError, Template
+
+PNG = picture_file(1, width=24, height=16)
+ANSWER = {"role": "assistant", "content": "a cat"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_hub_model(tmp_path_factory.mktemp("model") / "qwen3_5", "qwen3_5")
+
+
+@pytest.fixture(scope="module")
+def template(folder: Path) -> Template:
+    return Qwen3_5Template(str(folder))
+
+
+def user(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+def image_places(template: Template, row: dict[str, Any]) -> list[str]:
+    """The text with one token for each picture, cut at these."""
+    text = template.tokenizer.decode(template.get_vllm_input_ids(row))
+    return text.split("<|image_pad|>")
+
+
+def test_a_picture_has_its_tokens_its_grid_and_positions_as_the_model_itself_counts_them(
+    folder: Path, template: Template
+) -> None:
+    row = template.encode({"messages": [user("<image>What is <image>?"), ANSWER], "images": [PNG, picture_file(2)]})
+
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    ids = torch.tensor(row["input_ids"])[None]
+    kinds = torch.tensor(row["mm_token_type_ids"])[None]
+    positions, _ = model.model.get_rope_index(ids, kinds, torch.tensor(row["image_grid_thw"]))
+    assert row["position_ids"].tolist() == positions[:, 0].tolist()
+    assert kinds.bool().tolist() == (ids == model.config.image_token_id).tolist()
+    assert int(kinds.sum()) * 4 == len(row["pixel_values"]) == int(row["image_grid_thw"].prod(1).sum())
+    assert template.decode(row["labels"]) == "a cat<|im_end|>"
+    assert (
+        row["labels"][:-1][row["labels"][:-1] >= 0].tolist() == row["input_ids"][1:][row["labels"][:-1] >= 0].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "images"),
+    [
+        (user("one<image>two<image>"), [PNG, PNG]),
+        (user([{"type": "text", "text": "one"}, {"type": "image"}, "two", {"type": "image"}]), [PNG, PNG]),
+        (user([{"type": "text", "text": "one<image>two"}, {"type": "image", "image": PNG}]), [PNG]),
+        (user("one<image>two<image>", images=[PNG]), [PNG]),
+    ],
+)
+def test_pictures_go_where_marks_and_parts_are(template: Template, message: dict[str, Any], images: list[Any]) -> None:
+    row = template.encode({"messages": [message, ANSWER], "images": images})
+
+    before, between, after = image_places(template, row)
+    assert before.endswith("user\none<|vision_start|>")
+    assert between == "<|vision_end|>two<|vision_start|>" and after.startswith("<|vision_end|><|im_end|>")
+
+
+def test_pictures_without_a_place_stand_before_the_first_question(template: Template) -> None:
+    messages = [{"role": "system", "content": "s"}, user("<image>one"), ANSWER, user("two")]
+
+    row = template.encode({"messages": messages, "images": [PNG, picture_file(3, width=16)]})
+
+    before, between, after = image_places(template, row)
+    assert before.endswith("user\n<|vision_start|>") and between == "<|vision_end|><|vision_start|>"
+    assert after.startswith("<|vision_end|>one")
+    # The mark has the first picture, the other stands before it.
+    assert (
+        row["image_grid_thw"].tolist()[1]
+        == template.encode({"messages": [user("<image>")], "images": [PNG]})["image_grid_thw"].tolist()[0]
+    )
+
+
+def test_pictures_come_as_files_bytes_arrays_urls_or_a_data_sets_objects(template: Template, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    picture = Image.open(io.BytesIO(PNG))
+    url = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    given: list[Any] = [
+        PNG,
+        picture,
+        np.asarray(picture),
+        url,
+        str(tmp_path / "a.png"),
+        f"file://{tmp_path}/a.png",
+        {"bytes": PNG, "path": None},
+        {"bytes": None, "path": str(tmp_path / "a.png")},
+    ]
+
+    rows = [template.encode({"messages": [user("<image>"), ANSWER], "images": [value]}) for value in given]
+    part = {"type": "image_url", "image_url": {"url": url}}
+    rows.append(template.encode({"messages": [user([part]), ANSWER]}))
+
+    assert all(np.array_equal(row["pixel_values"], rows[0]["pixel_values"]) for row in rows)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"messages": [user("<image><image>")], "images": [PNG]},
+        "images: are fewer than the .* message 0 has none",
+    ),
+    ({"messages": [user("<image>")], "images": [b"no"]}, r"images\[0\]: cannot be decoded"),
+    ({"messages": [user("<image>")], "images": ["/nowhere.png"]}, r"images\[0\]: cannot be read: No such file"),
+    ({"messages": [user("<image>")], "images": ["https://x/a.png"]}, r"images\[0\]: is an address, and nothing is"),
+    ({"messages": [user("<image>")], "images": [7]}, r"images\[0\]: is a int"),
+    ({"messages": [user("<image><|image_pad|>")], "images": [PNG]}, "images: are 1, but the text has 2 places"),
+    ({"messages": [user("?")], "videos": ["a.mp4"]}, "videos: are not taken"),
+    ({"messages": [user([{"type": "video", "video": "a"}])]}, r"messages\[0\]: holds videos; only images"),
+]
+
+
+@pytest.mark.parametrize(("row", "told"), WRONG)
+def test_what_is_wrong_with_pictures_is_told(template: Template, row: dict[str, Any], told: str) -> None:
+    with pytest.raises(RowError, match=told):
+        template.encode(row)
+
+
+def test_rows_with_pictures_are_not_cut(folder: Path) -> None:
+    row = {"messages": [user("<image>What is it?"), ANSWER], "images": [PNG]}
+
+    with pytest.raises(RowError, match="images: are in a row of .* which is not cut"):
+        Qwen3_5Template(str(folder), max_length=20, truncation_strategy="left").encode(row)
+    deleting = Qwen3_5Template(str(folder), max_length=20, truncation_strategy="delete")
+    assert deleting.batch_encode([row]) == []
+
+
+def test_a_sampled_answer_goes_on_after_the_pictures_positions(template: Template) -> None:
+    prompt = template.encode({"messages": [user("<image>What?")], "images": [PNG]}, add_generation_prompt=True)
+
+    row = template.concat_input_feature(prompt, [5, 6])
+
+    following = int(prompt["position_ids"].max()) + 1
+    assert [axis[-2:] for axis in row["position_ids"]] == [[following, following + 1]] * 3
+    assert row["mm_token_type_ids"][-2:] == [0, 0] and len(row["mm_token_type_ids"]) == row["length"]
+
+
+def test_text_under_the_template_for_pictures_has_plain_positions_and_loads_nothing_for_them(tmp_path: Path) -> None:
+    text_model = Qwen3_5Template(str(save_hub_model(tmp_path / "text", "qwen3")))
+    alone = Qwen3_5Template(str(save_tokenizer(tmp_path / "tokenizer", "qwen3.5")))
+    row = {"messages": [user([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]), ANSWER]}
+
+    for template in (text_model, alone):
+        encoded = template.encode(row)
+        assert encoded["position_ids"].tolist() == list(range(encoded["length"]))
+        assert "one two" in template.decode(encoded["input_ids"])
+        assert "pictures" not in template.__dict__
+    with pytest.raises(RowError, match="images: are in the row, but .* takes text alone"):
+        text_model.encode({"messages": [user("<image>")], "images": [PNG]})
+    assert text_model.encode({"messages": [user("an <image> tag"), ANSWER]})["length"] > 0
+
+
+def test_a_conversation_with_a_picture_trains_by_the_templates_name(folder: Path) -> None:
+    model = TransformersModel(model_id=str(folder), model_cls="AutoModelForImageTextToText", mixed_precision="no")
+    model.set_template("Qwen3_5Template")
+    model.set_optimizer("AdamW", lr=1e-2)
+    rows = [{"messages": [user("<image>What?"), ANSWER], "images": [PNG]}, {"messages": [user("Who?"), ANSWER]}]
+
+    losses = []
+    for _ in range(4):
+        losses.append(model.forward_backward(inputs=rows)["loss"])
+        model.clip_grad_and_step()
+
+    assert losses[-1] < losses[0] - 1
+
+
+def test_a_template_loads_neither_data_sets_nor_hubs_nor_image_processors(tmp_path: Path) -> None:
+    program = (
+        "import sys, twinkle.template, twinkle.preprocessor\n"
+        f"template = twinkle.template.Template({str(save_tokenizer(tmp_path))!r})\n"
+        "template.encode({'messages': [{'role': 'user', 'content': '?'}]})\n"
+        "names = ('datasets', 'modelscope', 'torchvision', 'image_processing_pil', 'image_processing_qwen')\n"
+        "print([name for name in sys.modules if any(part in name for part in names) and 'dummy' not in name])\n"
+    )
+
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+
+    assert found.stdout.splitlines()[-1] == "[]"
