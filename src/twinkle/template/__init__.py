@@ -9,9 +9,12 @@ from twinkle.core.lazy import lazy_attributes
 if TYPE_CHECKING:
     from twinkle.data_format.row_error import RowError
     from twinkle.template.base import Template
-    from twinkle.template.families import Qwen2_5VLTemplate, Qwen3_5Template
+    from twinkle.template.deepseek import DeepseekV4Template
+    from twinkle.template.families import Gemma4Template, Qwen2_5VLTemplate, Qwen3_5Template
 
 __all__ = [
+    "DeepseekV4Template",
+    "Gemma4Template",
     "Qwen2_5VLTemplate",
     "Qwen3_5Template",
     "RowError",
@@ -21,6 +24,8 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "DeepseekV4Template": "twinkle.template.deepseek",
+        "Gemma4Template": "twinkle.template.families",
         "Qwen2_5VLTemplate": "twinkle.template.families",
         "Qwen3_5Template": "twinkle.template.families",
         "RowError": "twinkle.data_format.row_error",

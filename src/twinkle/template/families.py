@@ -6,10 +6,15 @@ from twinkle.template.base import Template
 
 
 class Qwen3_5Template(Template):  # noqa: N801 - the name is the documents'
-    """For Qwen3.5, and for every model that comes with a chat template: with pictures, whose tokens have positions along
-    three axes, or for text alone.
+    """For Qwen3.5, and for every model with a chat template: with pictures, whose positions have three axes, or none.
+
+    A model of text alone has plain positions, and nothing for pictures is loaded.
     """
 
 
 class Qwen2_5VLTemplate(Template):  # noqa: N801
     """For Qwen2.5-VL: as Qwen3.5's, whose pictures are prepared in the same way."""
+
+
+class Gemma4Template(Template):
+    """For Gemma 4, whose pictures stand between two tokens of their own."""

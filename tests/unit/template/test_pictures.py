@@ -141,7 +141,7 @@ def test_what_is_wrong_with_pictures_is_told(template: Template, row: dict[str, 
 def test_rows_with_pictures_are_not_cut(folder: Path) -> None:
     row = {"messages": [user("<image>What is it?"), ANSWER], "images": [PNG]}
 
-    with pytest.raises(RowError, match="images: are in a row of .* which is not cut"):
+    with pytest.raises(RowError, match=r"images: are in a row of .* which is not cut"):
         Qwen3_5Template(str(folder), max_length=20, truncation_strategy="left").encode(row)
     deleting = Qwen3_5Template(str(folder), max_length=20, truncation_strategy="delete")
     assert deleting.batch_encode([row]) == []
@@ -167,7 +167,7 @@ def test_text_under_the_template_for_pictures_has_plain_positions_and_loads_noth
         assert encoded["position_ids"].tolist() == list(range(encoded["length"]))
         assert "one two" in template.decode(encoded["input_ids"])
         assert "pictures" not in template.__dict__
-    with pytest.raises(RowError, match="images: are in the row, but .* takes text alone"):
+    with pytest.raises(RowError, match=r"images: are in the row, but .* takes text alone"):
         text_model.encode({"messages": [user("<image>")], "images": [PNG]})
     assert text_model.encode({"messages": [user("an <image> tag"), ANSWER]})["length"] > 0
 
