@@ -11,6 +11,7 @@ import tinker
 import torch
 from PIL import Image
 
+import twinkle.client
 from harness.picture_files import picture_file
 from harness.pictures import IMAGE_TOKEN, VISION_END, VISION_START, image_processor, num_tokens, save_picture_model
 from harness.served import Served
@@ -83,6 +84,28 @@ def test_patches_of_a_clients_processor_are_trained_on_as_the_file_they_were_mad
     assert outputs[0]["logprobs"].data == outputs[1]["logprobs"].data
     with pytest.raises(tinker.RequestFailedError, match=r"pixel_values: has \(95,\) values for a patch"):
         run.forward([wrong], "cross_entropy").result()
+
+
+def test_the_native_client_sends_pictures_among_tokens_as_the_sdk_does(served: Served) -> None:
+    picture = picture_file(5, width=WIDTH, height=HEIGHT)
+    pieces = [[5, 6, VISION_START], twinkle.client.Picture(picture, LENGTH), [VISION_END, 7, 8]]
+    length = LENGTH + 6
+    run = served.client("natively").create_lora_training_client(base_model="pictures", rank=8, seed=1).result()
+    datum = datum_of(picture, 11)
+    theirs = run.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
+    params = tinker.SamplingParams(max_tokens=4, temperature=0.0)
+    sampler = served.client("natively").create_sampling_client(base_model="pictures")
+    (expected,) = sampler.sample(prompt_of(picture), 1, params).result().sequences
+
+    with twinkle.client.Client(served.url, served.create_key("native")) as client:
+        ours = client.create_run("pictures", rank=8, seed=1)
+        own = twinkle.client.Datum(pieces, {"target_tokens": [11] * length, "weights": np.ones(length)})
+        (logprobs,) = ours.forward([own], "cross_entropy").result(timeout=120).logprobs
+        native = client.sampler(base_model="pictures")
+        (drawn,) = native.sample(pieces, max_tokens=4, temperature=0.0).result(timeout=120).sequences
+
+    assert logprobs.tolist() == theirs
+    assert list(drawn.tokens) == list(expected.tokens)
 
 
 def test_what_the_model_would_count_otherwise_fails_before_anything_is_computed(served: Served) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from twinkle.client.async_client import AsyncClient
 from twinkle.client.client import Client
-from twinkle.client.datum import Datum, next_token_datum
+from twinkle.client.datum import Datum, Picture, next_token_datum
 from twinkle.client.future import Future
 from twinkle.client.promise import Promise
 from twinkle.client.run import Run
@@ -21,6 +21,7 @@ __all__ = [
     "Client",
     "Datum",
     "Future",
+    "Picture",
     "Promise",
     "Run",
     "Sampler",

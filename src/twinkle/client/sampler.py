@@ -7,16 +7,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy.typing as npt
-
 from twinkle.client.bodies import make_body, to_json
 from twinkle.client.connection import Connection
-from twinkle.client.datum import to_token_ids
+from twinkle.client.datum import Tokens, to_chunks
 from twinkle.client.errors import ClientClosed, TwinkleError
 from twinkle.client.future import Future
 from twinkle.client.transport import TINKER_PREFIX, Request
 from twinkle.wire.sample_result import SampleResult
-from twinkle.wire.sampling import Prompt, PromptChunk, SampleRequest, SamplingParams
+from twinkle.wire.sampling import Prompt, SampleRequest, SamplingParams
 
 
 class Sampler:
@@ -30,7 +28,7 @@ class Sampler:
 
     def sample(
         self,
-        prompt: npt.ArrayLike,
+        prompt: Tokens,
         *,
         max_tokens: int,
         num_samples: int = 1,
@@ -46,7 +44,7 @@ class Sampler:
         """Draw ``num_samples`` continuations of one prompt of token ids.
 
         Args:
-            prompt: (N,) token ids.
+            prompt: (N,) token ids, or a list of such pieces with pictures between.
             max_tokens: How many tokens a sample may have.
             num_samples: How many samples.
             temperature: 0 takes the likeliest token each time.
@@ -62,7 +60,7 @@ class Sampler:
             InvalidInput: It cannot be sent; the server judges the rest.
             ClientClosed: The client is closed.
         """
-        tokens = to_token_ids(prompt, field="prompt").tolist()
+        chunks = to_chunks(prompt, field="prompt")
         params = make_body(
             SamplingParams,
             max_tokens=max_tokens,
@@ -74,7 +72,7 @@ class Sampler:
         )
         body = make_body(
             SampleRequest,
-            prompt=Prompt(chunks=[PromptChunk(tokens=tokens)]),
+            prompt=Prompt(chunks=chunks),
             sampling_params=params,
             num_samples=num_samples,
             sampling_session_id=self.id,

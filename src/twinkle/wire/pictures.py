@@ -34,7 +34,7 @@ class WirePicture:
     @property
     def format(self) -> str:
         """What the file begins as."""
-        return "png" if self.data.startswith(_PNG_HEAD) else "jpeg"
+        return format_of(self.data) or "jpeg"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,13 @@ class SentPicture:
                 f"is {self.expected_tokens}, but this model makes {counted} tokens of {width} x {height} pixels",
             )
         return counted
+
+
+def format_of(data: bytes) -> str | None:
+    """What a file begins as; None if it is of no kind that is taken."""
+    if data.startswith(_PNG_HEAD):
+        return "png"
+    return "jpeg" if data.startswith(_JPEG_HEAD) else None
 
 
 def read_base64(text: str, *, field: str) -> bytes:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from harness.picture_files import picture_file
 from harness.scripted_server import Reply, ScriptedServer
-from twinkle.client import AsyncClient, Client, Datum, next_token_datum
-from twinkle.client.datum import to_wire
+from twinkle.client import AsyncClient, Client, Datum, Picture, next_token_datum
+from twinkle.client.datum import to_chunks, to_wire
 from twinkle.client.endpoint import DEFAULT_URL, find_endpoint
 from twinkle.client.errors import ConfigError, InvalidInput
 from twinkle.client.facade import LoopThread
+from twinkle.core.pictures import PictureRules
+from twinkle.wire.training import ForwardBackwardBody, decode_data, encode_forward_backward
 
 KEY = "tml-test"
+RULES = PictureRules(token_id=300, patch_size=4, merge_size=2, min_pixels=8 * 8, max_pixels=64 * 64)
 
 
 def test_arguments_win_over_our_variables_and_those_over_the_sdks() -> None:
@@ -69,6 +74,33 @@ def test_a_text_predicts_its_next_tokens() -> None:
 def test_what_cannot_be_sent_is_refused_where_it_was_written(datum: Datum, field: str) -> None:
     with pytest.raises(InvalidInput, match=field):
         to_wire([datum])
+
+
+def test_pictures_stand_among_the_tokens_of_a_datum_and_of_a_prompt() -> None:
+    picture = Picture(picture_file(1), num_tokens=6)
+    (datum,) = to_wire([Datum([[1, 2], picture, np.array([3])], {"target_tokens": [0] * 9})])
+    read = decode_data(
+        encode_forward_backward(ForwardBackwardBody("m", 1, False, "cross_entropy", {}, (datum,))), picture_rules=RULES
+    )
+
+    assert read.data[0].tokens.tolist() == [1, 2, *[RULES.token_id] * 6, 3]
+    assert [(one.start, one.num_tokens, one.data) for one in read.data[0].pictures] == [(2, 6, picture.data)]
+    chunks = to_chunks([[1, 2], Picture(picture.data)], field="prompt")
+    assert chunks[0].tokens == [1, 2]
+    assert chunks[1].picture("prompt").num_tokens("prompt", RULES) == 6
+
+
+@pytest.mark.parametrize(
+    ("piece", "field"),
+    [
+        (Picture(b"GIF89a", 6), "data[0].tokens[1].data"),
+        (Picture(picture_file(1)), "data[0].tokens[1].num_tokens"),
+        (Picture(picture_file(1), 0), "data[0].tokens[1].num_tokens"),
+    ],
+)
+def test_a_picture_that_cannot_be_sent_is_refused_where_it_was_written(piece: Picture, field: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(field)):
+        to_wire([Datum([[1], piece], {})])
 
 
 def test_the_blocking_client_has_every_method_with_the_same_arguments() -> None:
