@@ -9,7 +9,7 @@ import typer
 
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
 from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of
-from twinkle.cli.groups import keys, runs, tenants, tokens
+from twinkle.cli.groups import data, keys, runs, tenants, tokens
 from twinkle.core.errors import TwinkleError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(runs, name="runs")
 app.add_typer(tokens, name="tokens")
 app.add_typer(tenants, name="tenants")
+app.add_typer(data, name="data")
 
 
 def main() -> None:

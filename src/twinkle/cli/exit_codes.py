@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+EXIT_FOUND = 1
+"""What was looked for is there, and should not be: rows of a data set that cannot be trained on."""
+
 EXIT_ERROR = 2
 """Something is wrong that trying again does not mend."""
 

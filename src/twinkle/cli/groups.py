@@ -1,4 +1,4 @@
-"""The commands that come in groups: keys, runs, tokens, tenants."""
+"""The commands that come in groups: keys, runs, tokens, tenants, data."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ tokens = typer.Typer(
     help="Weights access tokens: who reads whose checkpoints.", no_args_is_help=True, rich_markup_mode=None
 )
 tenants = typer.Typer(help="Tenants: their weights and limits.", no_args_is_help=True, rich_markup_mode=None)
+
+data = typer.Typer(help="Training data: what is wrong with it.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @keys.command("create")
@@ -206,3 +208,45 @@ def tenants_set(
         "tokens_per_minute": tokens_per_minute,
     }
     set_tenant(settings_of(home=home), tenant, weight=weight, limits=limits)
+
+
+@data.command("check")
+def data_check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file or folder of rows, or the id of a data set.")],
+    model: Annotated[str, typer.Option(help="Whose tokenizer and chat template: a folder, or an id of a hub.")],
+    template: Annotated[str, typer.Option(help="The class that encodes.")] = "Template",
+    preprocessor: Annotated[
+        str | None, typer.Option("--map", metavar="NAME", help="A preprocessor that makes conversations of the rows.")
+    ] = None,
+    init_args: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments of the preprocessor.")] = None,
+    max_length: Annotated[int, typer.Option(min=1, help="In tokens.")] = 8192,
+    truncation_strategy: Annotated[str, typer.Option(help="raise, left, right, split or delete.")] = "raise",
+    use_chat_template: Annotated[bool, typer.Option(help="Or raw text, of which all tokens train.")] = True,
+    subset: Annotated[str, typer.Option(help="Of a hub's data set.")] = "default",
+    split: Annotated[str, typer.Option(help="Of a hub's data set.")] = "train",
+    limit: Annotated[int | None, typer.Option(min=1, help="Look at so many rows only.  [default: all]")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Name the rows that cannot be trained on, and tell how long the others are and what of them trains.
+
+    Ends with 1 if a row is wrong.
+
+    twinkle data check train.jsonl --model Qwen/Qwen3.5-4B --template Qwen3_5Template
+    """
+    from twinkle.cli.data import DataCheck, check
+
+    settings_of()
+    asked = DataCheck(
+        file=file,
+        subset=subset,
+        split=split,
+        template=template,
+        model=model,
+        max_length=max_length,
+        truncation_strategy=truncation_strategy,
+        use_chat_template=use_chat_template,
+        preprocessor=preprocessor,
+        init_args=init_args,
+        limit=limit,
+    )
+    raise SystemExit(check(asked, as_json=as_json))

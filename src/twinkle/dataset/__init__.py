@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twinkle.core.errors import ConfigError
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ __all__ = [
     "WrongRows",
 ]
 
-__getattr__ = lazy_attributes(
+NEEDED = ("datasets", "pyarrow", "filelock", "transformers", "torch")
+
+_load = lazy_attributes(
     __name__,
     {
         "Dataset": "twinkle.dataset.dataset",
@@ -43,3 +46,14 @@ __getattr__ = lazy_attributes(
         "WrongRows": "twinkle.dataset.problems",
     },
 )
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _load(name)
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        raise ConfigError(
+            f"data sets need {error.name}, which is not installed: pip install 'twinkle-queue[scripts]'"
+        ) from error

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import datasets
 from filelock import FileLock
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.problems import MOST_PROBLEMS, Place, Problem, WrongRows, problem_of
-from twinkle.dataset.source import ORIGIN, PER_SOURCE, Source
+from twinkle.dataset.source import ORIGIN, PER_SOURCE, Source, one_bar
 from twinkle.dataset.steps import Keep, OverColumns, Row, Step, run_steps
 from twinkle.dataset.workspace import Workspace, kept_file, key_of
 from twinkle.infra.progress import track
@@ -91,7 +90,7 @@ class Members:
             with (
                 FileLock(f"{file}.lock") if key is not None else nullcontext(),
                 track(step.doing, total=len(rows)) as progress,
-                _no_second_bar(several),
+                one_bar(several),
             ):
                 return rows.map(
                     OverColumns(step, None if several else progress),
@@ -112,7 +111,7 @@ class Members:
         """The rows that a filter keeps."""
         file = str(self.new_file(".arrow")) if rows.cache_files else None
         try:
-            with track(step.doing, total=len(rows)) as progress, _no_second_bar(False):
+            with track(step.doing, total=len(rows)) as progress, one_bar(False):
                 return rows.filter(
                     _Kept(step, progress.advance if (options.get("num_proc") or 1) == 1 else None),
                     cache_file_name=file,
@@ -162,16 +161,3 @@ class _Kept:
         if self._advance is not None:
             self._advance(1)
         return bool(self._step.rows({name: value for name, value in row.items() if name != ORIGIN}))
-
-
-@contextmanager
-def _no_second_bar(several: bool) -> Iterator[None]:
-    """Leave bars to ours; where other processes do the work, only Hugging Face's knows how far they are."""
-    if several or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()

@@ -6,7 +6,8 @@ what a wrong row is named by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.dataset.lines import COMPRESSIONS, data_suffix, lines_of_rows
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.problems import Place
+from twinkle.infra.progress import track
 
 ORIGIN = "_twinkle_origin"
 """Number of the source times ``PER_SOURCE`` plus the row's number there; negative where it is not known."""
@@ -96,14 +98,15 @@ def data_files(path: Path) -> list[Path]:
 def load_files(files: Sequence[Path], *, streaming: bool, num_proc: int | None, **options: Any) -> Any:
     """The rows of files of one kind, in the order of the files."""
     builder, defaults = BUILDERS[data_suffix(files[0])]
-    return datasets.load_dataset(
-        builder,
-        data_files=[str(file) for file in files],
-        split="train",
-        streaming=streaming,
-        num_proc=None if streaming else num_proc,
-        **{**defaults, **options},
-    )
+    with track("read", unit="files"), one_bar((num_proc or 1) > 1):
+        return datasets.load_dataset(
+            builder,
+            data_files=[str(file) for file in files],
+            split="train",
+            streaming=streaming,
+            num_proc=None if streaming else num_proc,
+            **{**defaults, **options},
+        )
 
 
 def rows_in_memory(data: Any, *, streaming: bool) -> Any:
@@ -174,3 +177,16 @@ def _sliced_stream(rows: Any, wanted: Any) -> Any:
         raise InvalidInput("data_slice", "of a stream must be a range(start, stop); other rows need Dataset")
     # Past its end a stream begins anew, as an index does.
     return rows.repeat(None).skip(wanted.start).take(len(wanted))
+
+
+@contextmanager
+def one_bar(several: bool = False) -> Iterator[None]:
+    """Leave bars to ours; where other processes do the work, only Hugging Face's knows how far they are."""
+    if several or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()

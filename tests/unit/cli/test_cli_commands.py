@@ -39,6 +39,7 @@ COMMANDS = [
     "flower",
     "keys",
     "tenants",
+    "data",
     "orphans",
     "status",
     "top",
