@@ -14,8 +14,8 @@ from twinkle.core.events import event_log
 from twinkle.dataloader.fetch import Collator, Fetched, RowFetcher, Skipped, handed_out
 from twinkle.dataloader.order import RowOrder, num_batches
 from twinkle.dataloader.streams import StreamReader
-from twinkle.infra.device_mesh import DeviceMesh
-from twinkle.infra.runtime import runtime
+from twinkle.infra.device_mesh import DeviceMesh, current_world_size
+from twinkle.infra.runtime import mesh_of, runtime
 from twinkle.plugin.construct import construct_class
 from twinkle.processor import InputProcessor
 
@@ -43,7 +43,7 @@ class DataLoader:
         batch_size: Rows of a batch over all data-parallel ranks; each rank gets its part.
         min_batch_size: A last batch with fewer rows is dropped, and not counted by ``len()``. Default: the number of
             data-parallel ranks.
-        device_mesh: How ranks share a batch. Default: what ``initialize`` was told.
+        device_mesh: How ranks share a batch. Default: what ``initialize`` was told, else all ranks on ``dp``.
         max_retries: How many other rows are tried in place of one that raises or is None.
         num_workers: Processes that read ahead. A stream is read in this one.
         shuffle: Take the rows in random order.
@@ -76,7 +76,7 @@ class DataLoader:
         **torch_kwargs: Any,
     ) -> None:
         self.dataset = dataset() if callable(dataset) else dataset
-        self.device_mesh = device_mesh or runtime().device_mesh or DeviceMesh.from_sizes()
+        self.device_mesh = mesh_of(device_mesh) or DeviceMesh.from_sizes(dp_size=current_world_size())
         self.is_stream = not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__")
         self.batch_size = batch_size
         self.min_batch_size = self._least(min_batch_size, drop_last)

@@ -85,6 +85,14 @@ class TestBatches:
         of_rank(monkeypatch, 0, 1)
         assert batches == list(DataLoader(list(range(22)), batch_size=8, shuffle=True, seed=3))
 
+    def test_without_a_mesh_all_ranks_share_a_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        parts = []
+        for rank in range(2):
+            of_rank(monkeypatch, rank, 2)
+            parts.append(list(DataLoader(list(range(8)), batch_size=4)))
+
+        assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
     def test_a_batch_smaller_than_the_ranks_is_refused(self) -> None:
         with pytest.raises(InvalidInput, match="each needs at least one row"):
             DataLoader([1], batch_size=1, device_mesh=DeviceMesh.from_sizes(dp_size=2))
