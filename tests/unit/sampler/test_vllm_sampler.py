@@ -12,6 +12,7 @@ from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.core.errors import Conflict, InvalidInput, UserError
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.pictures import Picture
 from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler import SampleRequest, SampleResult, SteppedSampler, SteppedTorchSampler
@@ -309,6 +310,13 @@ def test_files_that_are_no_adapter_are_refused(vllm_sampler: SteppedVLLMSampler,
     with pytest.raises(InvalidInput) as refused:
         vllm_sampler.sample([[9, 8]], {"max_tokens": 1}, adapter_path=str(tmp_path))
     assert refused.value.field == "adapter"
+    assert not vllm_sampler.has_work
+
+
+def test_pictures_are_refused_when_they_are_added(vllm_sampler: SteppedVLLMSampler) -> None:
+    request = SampleRequest(key="p", adapter=None, prompt=(9, 8), seed=0, pictures=(Picture(0, 1, b"a file"),))
+    with pytest.raises(InvalidInput, match="vLLM draws samples of text alone"):
+        vllm_sampler.add(request)
     assert not vllm_sampler.has_work
 
 

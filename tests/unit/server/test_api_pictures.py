@@ -142,6 +142,28 @@ def test_limits_are_those_of_the_settings(serve_api, make_database_url) -> None:
     ]
 
 
+def test_a_mesh_whose_samples_vllm_draws_trains_on_pictures_and_refuses_them_in_prompts(
+    serve_api, make_database_url
+) -> None:
+    with serve_api(make_database_url("sqlite")) as served:
+        worker = FakeWorker(served.settings, capabilities=CAPABILITIES.model_copy(update={"sampler": "vllm"}))
+        worker.start()
+        key = served.new_key()
+        run = served.sdk(key).create_lora_training_client(base_model=BASE_MODEL, rank=8).result()
+        prompt = tinker.ModelInput(chunks=[tinker.types.ImageChunk(data=PICTURE, format="png", expected_tokens=6)])
+        datum = tinker.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": [0] * 6, "weights": [1.0] * 6})
+        run.forward_backward([datum], "cross_entropy").result()
+        with served.http(key) as http:
+            session = http.post("/create_session", json={"type": "create_session"}).json()["session_id"]
+            body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+            sampler = http.post("/create_sampling_session", json=body).json()["sampling_session_id"]
+            refused = http.post("/asample", json=sample(sampler, image()))
+        worker.stop()
+
+    assert refused.status_code == 400
+    assert "prompt: holds a picture, but here vllm draws samples, of text alone" in refused.json()["detail"]
+
+
 TEMPLATE = """{%- for message in messages %}<s>{{ message.role }}:
 {%- if message.content is string %}{{ message.content }}
 {%- else %}{%- for part in message.content %}{% if part.type == 'image' %}<p>{% else %}{{ part.text }}{% endif %}

@@ -114,6 +114,8 @@ class SteppedVLLMSampler(SteppedSampler):
     def add(self, request: SampleRequest) -> None:
         """See :class:`SteppedSampler`."""
         engine = self._engine
+        if request.pictures:
+            raise InvalidInput("prompt", "holds a picture, but vLLM draws samples of text alone here")
         check_request(
             request,
             vocab_size=engine.vocab_size,
