@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from twinkle.core.errors import TwinkleError
+
 Notifier = Callable[[str], object]
 
 LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "connect timeout", "nccl error")
@@ -52,7 +54,14 @@ class _LastWords:
             sentence = f"{self._whose} ends with {kind.__name__}: {error}"
         print(sentence, file=sys.stderr, flush=True)
         if self._notifier is not None and not issubclass(kind, (KeyboardInterrupt, SystemExit)):
-            self._notifier(sentence)
+            self._tell(self._notifier, sentence)
+
+    @staticmethod
+    def _tell(notifier: Notifier, sentence: str) -> None:
+        try:
+            notifier(sentence)
+        except (TwinkleError, OSError) as error:
+            print(f"the notifier was not reached: {error}", file=sys.stderr, flush=True)
 
 
 def _end_on_sigterm(whose: str) -> None:
