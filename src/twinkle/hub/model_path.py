@@ -206,6 +206,7 @@ def _download(
                 found, _ = cached(reference, (hub,), kind=kind, with_weights=with_weights)
                 if found is not None:
                     return found
+                _log.info("hub.download", id=reference.text, hub=HUB_NAMES[hub], folder=str(_cache(hub)))
                 with _marked_unfinished(hub, kind, reference):
                     folder = remote.download(
                         reference.repository, kind, reference.revision, ignored=ignored, token=token
