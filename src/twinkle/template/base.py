@@ -7,14 +7,13 @@ from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 import PIL.Image
 from transformers import AutoTokenizer
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
-from twinkle.data_format.conversation import ToolCall, user_data_get
+from twinkle.data_format.conversation import ToolCall
 from twinkle.data_format.row_error import RowError
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.sampler.scripts.rows import Texts, extended_row
@@ -22,15 +21,23 @@ from twinkle.template.conversation import read_messages, read_tools, with_reason
 from twinkle.template.media import with_pictures
 from twinkle.template.pictures import PicturePreparer, picture_preparer, put_in_place, read_picture
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
-from twinkle.template.spans import TurnFinder
+from twinkle.template.spans import TurnFinder, TurnMarks, key_rounds
+from twinkle.template.tokenizing import plain_text, shifted, token_ids, tokenize
 from twinkle.template.tool_calls import parse_tool_calls, without_tool_calls
-from twinkle.template.truncation import TRUNCATION_STRATEGIES, TokenRow, TruncationStrategy, truncate
+from twinkle.template.truncation import (
+    IGNORED_LABEL,
+    TRUNCATION_STRATEGIES,
+    TokenRow,
+    TruncationStrategy,
+    truncate,
+)
 
 Trajectory = Mapping[str, Any]
-Tokens = npt.NDArray[np.int64]
 
-IGNORED_LABEL = -100
-KEY_ROUNDS = "key_rounds"
+UNUSED_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "none", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 
 _log = event_log()
 
@@ -81,6 +88,7 @@ class Template:
         self.variables = dict(variables)
         self.model_path = resolve_model_id(model_id, ignore_model=True)
         self.tokenizer = self._load_tokenizer()
+        self._marks_of: dict[bool, TurnMarks] = {}
 
     def _load_tokenizer(self) -> Any:
         return AutoTokenizer.from_pretrained(self.model_path)
@@ -151,7 +159,7 @@ class Template:
     def format_trajectory(self, trajectory: Trajectory, add_generation_prompt: bool = False) -> str:
         """The text of a trajectory as the model reads it, before it is cut into tokens."""
         if not self.use_chat_template:
-            return _plain_text(trajectory)
+            return plain_text(trajectory)
         turns, _ = self._turns(trajectory, add_generation_prompt)
         return self.renderer.render(turns, read_tools(trajectory), add_generation_prompt=add_generation_prompt)
 
@@ -262,26 +270,26 @@ class Template:
     def _tokenized(self, trajectory: Trajectory, add_generation_prompt: bool) -> TokenRow:
         """The tokens of a trajectory, however long, and their shifted labels."""
         if not self.use_chat_template:
-            tokens = self._token_ids(self.tokenizer(_plain_text(trajectory))["input_ids"])
-            return TokenRow(tokens, np.full_like(tokens, IGNORED_LABEL) if add_generation_prompt else _shifted(tokens))
+            tokens = token_ids(self.tokenizer(plain_text(trajectory))["input_ids"])
+            return TokenRow(tokens, np.full_like(tokens, IGNORED_LABEL) if add_generation_prompt else shifted(tokens))
         turns, pictures = self._turns(trajectory, add_generation_prompt)
         tools = read_tools(trajectory)
         text = self.renderer.render(turns, tools, add_generation_prompt=add_generation_prompt)
         spans = [] if add_generation_prompt else self._training_spans(trajectory, turns, tools, text)
-        tokens, is_trained = self._tokenize(text, spans)
+        tokens, is_trained = tokenize(self.tokenizer, text, spans)
         media: dict[str, Any] = {}
         positions = None
         if pictures:
             preparer = self._picture_preparer()
             made = preparer.prepare(self.preprocess_images(pictures))
             tokens, is_trained, media, positions = put_in_place(tokens, is_trained, preparer, made)
-        return TokenRow(tokens, _shifted(np.where(is_trained, tokens, IGNORED_LABEL)), positions, media)
+        return TokenRow(tokens, shifted(np.where(is_trained, tokens, IGNORED_LABEL)), positions, media)
 
     def _training_spans(
         self, trajectory: Trajectory, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, text: str
     ) -> list[Span]:
         """Which characters train."""
-        rounds = self._key_rounds(trajectory, turns)
+        rounds = key_rounds(trajectory, turns)
         marked = self.renderer.generated_spans(turns, tools)
         if marked is not None and rounds is None:
             return marked
@@ -289,71 +297,23 @@ class Template:
         def write(some: Sequence[Any], add_generation_prompt: bool) -> str:
             return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
 
-        found = TurnFinder(write, self.tokenizer.get_added_vocab()).spans(turns, text)
+        found = TurnFinder(write, self._turn_marks(bool(tools))).spans(turns, text)
         chosen = [span for number, span in found.items() if rounds is None or number in rounds]
         if marked is None:
             return chosen
         return [span for span in marked if any(start < span[1] and span[0] < end for start, end in chosen)]
 
-    def _key_rounds(self, trajectory: Trajectory, turns: Sequence[Mapping[str, Any]]) -> set[int] | None:
-        """The numbers of the turns that train, if the row says so; turns may be one more than the row's messages."""
-        rounds = user_data_get(trajectory.get("user_data"), KEY_ROUNDS)
-        if rounds is None:
-            return None
-        shift = len(turns) - len(trajectory["messages"])
-        if not isinstance(rounds, Sequence) or not all(isinstance(number, int) for number in rounds):
-            raise RowError(f"user_data.{KEY_ROUNDS}", f"is {rounds!r}; send a list of message numbers")
-        for number in rounds:
-            if not 0 <= number < len(turns) - shift or turns[number + shift]["role"] != "assistant":
-                raise RowError(f"user_data.{KEY_ROUNDS}", f"names message {number}, which is none of an assistant's")
-        return {number + shift for number in rounds}
+    def _turn_marks(self, has_tools: bool) -> TurnMarks:
+        """By what turns are told apart; a tokenizer may have another chat template for conversations with tools."""
+        if has_tools not in self._marks_of:
+            tools = [UNUSED_TOOL] if has_tools else None
 
-    def _tokenize(self, text: str, spans: Sequence[Span]) -> tuple[Tokens, npt.NDArray[np.bool_]]:
-        """The tokens of a text, and which of them lie in the spans."""
-        if not self.tokenizer.is_fast:
-            return self._tokenize_in_pieces(text, spans)
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        tokens = self._token_ids(encoding["input_ids"])
-        is_trained = np.zeros(len(tokens), dtype=bool)
-        if spans:
-            offsets = np.asarray(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-            for start, end in spans:
-                is_trained |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-        return tokens, is_trained
+            def write(some: Sequence[Any], add_generation_prompt: bool) -> str:
+                return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
 
-    def _tokenize_in_pieces(self, text: str, spans: Sequence[Span]) -> tuple[Tokens, npt.NDArray[np.bool_]]:
-        """For tokenizers that cannot tell where a token lies: what trains is cut into tokens by itself."""
-        pieces: list[tuple[str, bool]] = []
-        last = 0
-        for start, end in spans:
-            pieces += [(text[last:start], False), (text[start:end], True)]
-            last = end
-        pieces.append((text[last:], False))
-        tokens = [self._token_ids(self.tokenizer(piece, add_special_tokens=False)["input_ids"]) for piece, _ in pieces]
-        trained = [np.full(len(ids), is_trained) for ids, (_, is_trained) in zip(tokens, pieces, strict=True)]
-        return np.concatenate(tokens), np.concatenate(trained)
-
-    @staticmethod
-    def _token_ids(values: Any) -> Tokens:
-        tokens: Tokens = np.asarray(values, dtype=np.int64)
-        if not len(tokens):
-            raise RowError("messages", "are no tokens at all; send some text")
-        return tokens
-
-
-def _shifted(labels: Tokens) -> Tokens:
-    return np.append(labels[1:], IGNORED_LABEL)
+            self._marks_of[has_tools] = TurnMarks.found(write, self.tokenizer.get_added_vocab())
+        return self._marks_of[has_tools]
 
 
 def _is_empty_answer(message: Mapping[str, Any]) -> bool:
     return message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
-
-
-def _plain_text(trajectory: Trajectory) -> str:
-    if isinstance(trajectory.get("text"), str) and not trajectory.get("messages"):
-        return str(trajectory["text"])
-    messages = read_messages(trajectory)
-    content = messages[0]["content"]
-    if len(messages) != 1 or messages[0]["role"] != "user" or not isinstance(content, str):
-        raise RowError("messages", "must be one user message of plain text where use_chat_template is off")
-    return content

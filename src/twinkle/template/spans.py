@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from twinkle.data_format.conversation import user_data_get
 from twinkle.data_format.row_error import RowError
 from twinkle.template.conversation import THINK_END
 from twinkle.template.rendering import MARK, Span, Turn
@@ -19,37 +21,60 @@ from twinkle.template.rendering import MARK, Span, Turn
 Write = Callable[[Sequence[Turn], bool], str]
 """Conversation and whether to add a generation prompt, to text."""
 
+KEY_ROUNDS = "key_rounds"
 SHORTEST_CLUE = 4
 """Characters of a prompt's end by which the place is found where the model goes on."""
 _PROBE: Turn = {"role": "user", "content": "?"}
 
 
-class TurnFinder:
-    """Finds assistants' turns in texts that ``write`` makes.
+@dataclass(frozen=True)
+class TurnMarks:
+    """What a chat template writes around an assistant's turn."""
 
-    Args:
-        write: Writes a conversation.
-        special_tokens: Texts that are tokens of their own, one of which ends a turn.
-    """
+    prompt: str
+    """The generation prompt."""
+    header: str
+    """As much of it as stands before every turn."""
+    lead: str
+    """Without a generation prompt the model writes everything after a question itself: what comes before its words."""
+    turn_end: str
+    """What ends a turn after which others follow, as far as the model writes it."""
+    last_end: str
+    """What ends the last one."""
 
-    def __init__(self, write: Write, special_tokens: Collection[str]) -> None:
-        self._write = write
+    @classmethod
+    def found(cls, write: Write, special_tokens: Collection[str]) -> TurnMarks:
+        """Those of a template.
+
+        Args:
+            write: Writes a conversation.
+            special_tokens: Texts that are tokens of their own, one of which ends a turn.
+        """
         answer: Turn = {"role": "assistant", "content": MARK}
         base = write([_PROBE], False)
-        self._prompt = _added(base, write([_PROBE], True))
+        prompt = _added(base, write([_PROBE], True))
         head, _, end = write([_PROBE, answer], False).rpartition(MARK)
         middle_head, _, middle_end = write([_PROBE, answer, _PROBE], False).rpartition(MARK)
         before = _common(_added(base, head), _added(base, middle_head))
-        self._header = _common(self._prompt, before)
-        # Without a generation prompt the model writes everything after a question itself.
-        self._lead = "" if self._prompt else before
-        self._last_end = end.rstrip()
+        last_end = end.rstrip()
         longest_first = sorted(special_tokens, key=len, reverse=True)
         special = re.search("|".join(map(re.escape, longest_first)) or "(?!)", middle_end)
-        if special and not (self._last_end and middle_end.startswith(self._last_end)):
-            self._turn_end = middle_end[: special.end()]
-        else:
-            self._turn_end = _common(self._last_end, middle_end)
+        is_like_the_last = last_end and middle_end.startswith(last_end)
+        return cls(
+            prompt=prompt,
+            header=_common(prompt, before),
+            lead="" if prompt else before,
+            turn_end=middle_end[: special.end()] if special and not is_like_the_last else _common(last_end, middle_end),
+            last_end=last_end,
+        )
+
+
+class TurnFinder:
+    """Finds assistants' turns in texts that ``write`` makes."""
+
+    def __init__(self, write: Write, marks: TurnMarks) -> None:
+        self._write = write
+        self._marks = marks
 
     def spans(self, turns: Sequence[Turn], text: str) -> dict[int, Span]:
         """By number, where the assistant's turns lie in the text of the whole conversation.
@@ -93,12 +118,12 @@ class TurnFinder:
 
     def _generation_start(self, before: Sequence[Turn], text: str, floor: int, at: int) -> int:
         """Where the model's own begins before ``at``: after as much of the generation prompt as stands there."""
-        for length in range(len(self._prompt), max(1, len(self._header)) - 1, -1):
-            found = text.rfind(self._prompt[:length], floor, at)
-            if found >= 0 and self._header:
+        for length in range(len(self._marks.prompt), max(1, len(self._marks.header)) - 1, -1):
+            found = text.rfind(self._marks.prompt[:length], floor, at)
+            if found >= 0 and self._marks.header:
                 return found + length
-        if self._lead and text.endswith(self._lead, floor, at):
-            return at - len(self._lead)
+        if self._marks.lead and text.endswith(self._marks.lead, floor, at):
+            return at - len(self._marks.lead)
         # Some write all that a model says between two questions as one turn: then it goes on after a tool's answer.
         prompt = self._write(before, True) if before else ""
         for length in range(min(len(prompt), at - floor), SHORTEST_CLUE - 1, -1):
@@ -109,13 +134,13 @@ class TurnFinder:
 
     def _end(self, turns: Sequence[Turn], number: int, text: str, at: int) -> int:
         turn, is_last = turns[number], number == len(turns) - 1
-        end = self._last_end if is_last else self._turn_end
+        end = self._marks.last_end if is_last else self._marks.turn_end
         if isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
             rest = turn["content"].strip() + end
             if end and text.startswith(rest, at):
                 return at + len(rest)
         if is_last:
-            return len(text.rstrip()) if self._last_end else len(text)
+            return len(text.rstrip()) if self._marks.last_end else len(text)
         shorter = self._write(turns[: number + 1], False)
         # From the last part on, of which no other is written behind, what follows a turn aside.
         for place, begin in zip(
@@ -124,18 +149,36 @@ class TurnFinder:
             strict=False,
         ):
             rest, there = shorter[begin:].strip(), place + _num_spaces(text[place:])
-            body = rest.removesuffix(self._last_end)
+            body = rest.removesuffix(self._marks.last_end)
             if text.startswith(rest, there):
                 return there + len(rest)
             if text.startswith(body, there):
                 after = there + len(body)
-                return after + len(self._turn_end) if text.startswith(self._turn_end, after) else after
+                return after + len(self._marks.turn_end) if text.startswith(self._marks.turn_end, after) else after
         raise RowError(
             f"messages[{number}]",
             "is written in another way once more messages follow, so it cannot be told what of it trains; use a chat"
             " template with {% generation %}",
             message_number=number,
         )
+
+
+def key_rounds(trajectory: Turn, turns: Sequence[Turn]) -> set[int] | None:
+    """The numbers of the turns that train, if the row says so; turns may be one more than the row's messages.
+
+    Raises:
+        RowError: A number is none of an assistant's message.
+    """
+    rounds = user_data_get(trajectory.get("user_data"), KEY_ROUNDS)
+    if rounds is None:
+        return None
+    shift = len(turns) - len(trajectory["messages"])
+    if not isinstance(rounds, Sequence) or not all(isinstance(number, int) for number in rounds):
+        raise RowError(f"user_data.{KEY_ROUNDS}", f"is {rounds!r}; send a list of message numbers")
+    for number in rounds:
+        if not 0 <= number < len(turns) - shift or turns[number + shift]["role"] != "assistant":
+            raise RowError(f"user_data.{KEY_ROUNDS}", f"names message {number}, which is none of an assistant's")
+    return {number + shift for number in rounds}
 
 
 def _num_spaces(text: str) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from harness.chat_templates import CHAT_TEMPLATES, chat_template, save_tokenizer
 from twinkle.template import RowError, Template
+from twinkle.template.tokenizing import tokenize, tokenize_in_pieces
 
 USER = {"role": "user", "content": "What is the weather in Paris?"}
 TOOL = {"role": "tool", "content": "17 degrees"}
@@ -125,7 +126,7 @@ def test_a_tokenizer_that_cannot_tell_places_gives_the_same_row(pairs: dict[str,
     text = template.format_trajectory(row)
     start = text.index("Still warm.")
 
-    tokens, is_trained = template._tokenize_in_pieces(text, [(start, start + len("Still warm.<|im_end|>"))])
+    tokens, is_trained = tokenize_in_pieces(template.tokenizer, text, [(start, start + len("Still warm.<|im_end|>"))])
 
-    whole, is_trained_whole = template._tokenize(text, [(start, start + len("Still warm.<|im_end|>"))])
+    whole, is_trained_whole = tokenize(template.tokenizer, text, [(start, start + len("Still warm.<|im_end|>"))])
     assert tokens.tolist() == whole.tolist() and is_trained.tolist() == is_trained_whole.tolist()
