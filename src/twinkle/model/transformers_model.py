@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
 from peft import PeftModel
-from torch import distributed
+from torch.utils.hooks import RemovableHandle
 
 from twinkle.checkpoint_engine.peft_tensors import published_key
 from twinkle.checkpoint_engine.sharded import whole
@@ -21,20 +20,16 @@ from twinkle.hub.caches import published_id
 from twinkle.hub.trust import open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
-from twinkle.loss import Loss
-from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.expert_parallel import share_experts, step_one_by_one
-from twinkle.model.forward_pass import CAUSAL, ForwardPass, PassOptions
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
-from twinkle.model.micro_batches import MicroBatches, Scale
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.outgoing import NamedWeights, outgoing_weights
 from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
+from twinkle.model.plain_passes import PlainPasses
 from twinkle.model.sequence_parallel import sequence_parallel
-from twinkle.model.transformers.moe.router_replay import RouterReplay, RouterReplayAction
-from twinkle.model.transformers_pass import check_options, outputs_of
+from twinkle.model.transformers.moe.router_replay import RouterReplay
 from twinkle.model.weight_files import (
     adapter_parameters,
     load_adapter,
@@ -44,10 +39,9 @@ from twinkle.model.weight_files import (
     save_adapter,
     save_model,
 )
-from twinkle.processor import ModelBatch
 
 
-class TransformersModel(ComponentModel):
+class TransformersModel(PlainPasses):
     """A transformers model, with torch's optimizers and schedules, on a CPU or CUDA, on one rank or several.
 
     Without an adapter all parameters are trained, in the group ``""``. The first adapter freezes the base model and
@@ -98,6 +92,7 @@ class TransformersModel(ComponentModel):
         self._mesh = device_mesh
         self._compute_dtype = compute_dtype(mixed_precision, self.device)
         self._scaler_settings = dict(grad_scaler_config or {})
+        self._hooks: dict[str, RemovableHandle] = {}
         self._may_replay = enable_router_replay
         self._routers: RouterReplay | None = None
         check_ddp(ddp_config)
@@ -227,6 +222,36 @@ class TransformersModel(ComponentModel):
         """Scale losses by torch's GradScaler, built with these settings over ``grad_scaler_config``."""
         self.group(adapter_name).scaler = make_scaler(self.device, {**self._scaler_settings, **settings})
 
+    def register_mm_forward_hook(self, group: OptimizerGroup) -> None:
+        """Let the group's template see what goes into the model (``pre_forward_hook``); for templates that have one."""
+        hook = vars(type(group.template)).get("pre_forward_hook")
+        if hook is None:
+            raise InvalidInput("template", f"{type(group.template).__name__} has no pre_forward_hook to register")
+        self.unregister_mm_forward_hook(group)
+        self._hooks[group.name] = self.model.register_forward_pre_hook(
+            group.template.pre_forward_hook,  # type: ignore[union-attr]
+            with_kwargs=True,
+        )
+
+    def unregister_mm_forward_hook(self, group: OptimizerGroup) -> None:
+        """Take the hook away."""
+        if group.name in self._hooks:
+            self._hooks.pop(group.name).remove()
+
+    def reload_initial_weights(self) -> None:
+        """Make all parameters what they were at the start; the optimizer, its schedule and the window are forgotten.
+
+        Raises:
+            InvalidInput: There are adapters: the base model beneath them has not changed.
+        """
+        group = self.optimizer_group.get("")
+        if group is None:
+            raise InvalidInput("adapter_name", "the base model has not changed; remove the adapter and add it again")
+        self._load_weights(group, Path(self.model_id))
+        self._clear_gradients(group)
+        group.clear_window()
+        group.optimizer, group.scheduler, group.last, group.cur_step = None, None, None, 0
+
     def _shard_once(self) -> None:
         if self._is_sharded or self._mesh is None or self._mesh.size("fsdp") == 1:
             return
@@ -237,143 +262,6 @@ class TransformersModel(ComponentModel):
         self._is_sharded = True
         for group in self.optimizer_group.values():
             group.parameters = self._parameters(group.name)
-
-    # Passes.
-
-    def _check_loss(self, loss: Loss) -> None:
-        """Whatever a loss wants is computed here."""
-
-    def _forward(
-        self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
-    ) -> ForwardPass:
-        self._shard_once()
-        self._activate(group)
-        self.model.train()
-        if options.micro_batch_size is not None:
-            return self._in_parts(group, rows, options, loss_kwargs, is_training=True).score()
-        return self._run(group, rows, options, loss_kwargs, is_training=True)
-
-    def _forward_backward(
-        self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]
-    ) -> ForwardPass:
-        if options.micro_batch_size is None or options.task != CAUSAL or not group.loss.is_linear:
-            return super()._forward_backward(group, rows, options, loss_kwargs)
-        self._shard_once()
-        self._activate(group)
-        self.model.train()
-        labels_BT = group.processor(rows, self.device).labels
-        if labels_BT is None:
-            raise InvalidInput("inputs", "have no labels; send the next token for each of input_ids")
-        parts = self._in_parts(group, rows, options, loss_kwargs, is_training=True)
-        return parts.train_linear(labels_BT, group.loss, loss_kwargs, self._scale_of(group))
-
-    def _forward_only(
-        self,
-        group: OptimizerGroup,
-        rows: Rows,
-        options: PassOptions,
-        loss_kwargs: Mapping[str, Any],
-        disable_lora: bool,
-    ) -> ForwardPass:
-        self._shard_once()
-        self._activate(group)
-        self.model.eval()
-        base_alone: AbstractContextManager[Any] = nullcontext()
-        if disable_lora:
-            self._require_adapter(group)
-            base_alone = self.model.disable_adapter()
-        with torch.no_grad(), base_alone:
-            if options.micro_batch_size is not None:
-                return self._in_parts(group, rows, options, loss_kwargs, is_training=False).score()
-            return self._run(group, rows, options, loss_kwargs, is_training=False)
-
-    def _in_parts(
-        self,
-        group: OptimizerGroup,
-        rows: Rows,
-        options: PassOptions,
-        loss_kwargs: Mapping[str, Any],
-        *,
-        is_training: bool,
-    ) -> MicroBatches:
-        check_options(options)
-        assert options.micro_batch_size is not None
-        return MicroBatches(
-            lambda part: self._run(group, part, options, loss_kwargs, is_training=is_training),
-            [rows] if isinstance(rows, Mapping) else rows,
-            options.micro_batch_size,
-            pads_left=group.processor.padding_side == "left" and not group.processor.padding_free,
-            agree=self._most_of_all_ranks,
-        )
-
-    def _most_of_all_ranks(self, count: int) -> int:
-        """The largest count of all ranks where they share layers, and so must make as many passes each."""
-        if not self._is_sharded and self._experts is None:
-            return count
-        most = torch.tensor(count, device=self.device)
-        distributed.all_reduce(most, distributed.ReduceOp.MAX, group=self._sync.process_group)
-        return int(most)
-
-    def _activate(self, group: OptimizerGroup) -> None:
-        if group.name and self.model.active_adapter != group.name:
-            self.model.set_adapter(group.name, inference_mode=group.name in self._frozen)
-
-    def _run(
-        self,
-        group: OptimizerGroup,
-        rows: Rows,
-        options: PassOptions,
-        loss_kwargs: Mapping[str, Any],
-        *,
-        is_training: bool,
-    ) -> ForwardPass:
-        check_options(options)
-        batch = group.processor(rows, self.device)
-        action = self._route(options, [rows] if isinstance(rows, Mapping) else rows, batch)
-        inputs = {} if batch.labels is None else {"labels": batch.labels}
-        with torch.autocast(
-            self.device.type, self._compute_dtype, enabled=self._compute_dtype is not None and not self._is_sharded
-        ):
-            outputs = self._outputs(group, batch, options)
-        if action is RouterReplayAction.RECORD and self._routers is not None:
-            outputs["routed_experts"] = self._routers.recorded(batch)
-        return ForwardPass(
-            inputs=inputs,
-            outputs=outputs,
-            is_training=is_training,
-            loss_kwargs=loss_kwargs,
-            return_logits=options.return_logits,
-        )
-
-    def _route(
-        self, options: PassOptions, rows: Sequence[Mapping[str, Any]], batch: ModelBatch
-    ) -> RouterReplayAction | None:
-        """Tell the routers what the pass does; nothing where routing is not replayed at all."""
-        action = RouterReplayAction.of(options.router_replay_action) if self._may_replay else None
-        if action is not None and self._sequences is not None:
-            raise InvalidInput("router_replay_action", "is not for sequences shared over ranks; use dp, fsdp or ep")
-        if action is not None and self._routers is None:
-            self._routers = RouterReplay(self.model, self.model.config.get_text_config())
-        if self._routers is not None:
-            self._routers.begin(action, rows, batch)
-        return action
-
-    def _outputs(self, group: OptimizerGroup, batch: ModelBatch, options: PassOptions) -> dict[str, torch.Tensor]:
-        compute = outputs_of if self._sequences is None else self._sequences.outputs_of
-        return compute(self.model, batch, group.loss, options)
-
-    def _backward(self, group: OptimizerGroup, last: ForwardPass) -> None:
-        scale = self._scale_of(group)
-        if last.parts is not None:
-            last.parts.backward(last, scale)
-        else:
-            assert last.loss is not None
-            scale(last.loss).backward()
-        last.release_graph()
-
-    @staticmethod
-    def _scale_of(group: OptimizerGroup) -> Scale:
-        return (lambda loss: loss) if group.scaler is None else group.scaler.scale
 
     # The end of a window.
 
