@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +15,20 @@ from twinkle.infra.device_mesh import current_rank
 LOGGER_NAME = "twinkle"
 LEVEL_VARIABLE = "LOG_LEVEL"
 FORMAT = "[%(asctime)s][%(levelname)s:%(name)s] %(message)s"
-QUIET_LIBRARIES = {
+LIBRARIES = ("datasets", "modelscope", "peft", "transformers")
+QUIET_WHEN_LOADED = {
     "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "DATASETS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
-"""By which libraries are told to be quiet before they are loaded."""
+"""The variables by which libraries that are loaded later are told to be quiet."""
+PROGRESS_BARS = {
+    "transformers.utils.logging": "disable_progress_bar",
+    "datasets.utils.tqdm": "disable_progress_bars",
+    "huggingface_hub.utils.tqdm": "disable_progress_bars",
+}
+"""By which those that are loaded already are."""
 
 
 def get_logger(
@@ -51,10 +60,14 @@ def get_logger(
 
 def quieten_rank() -> None:
     """Let this rank, which is not the first, say errors alone: ours, the script's and the libraries'."""
-    for variable, value in QUIET_LIBRARIES.items():
+    for variable, value in QUIET_WHEN_LOADED.items():
         os.environ.setdefault(variable, value)
-    logging.getLogger().setLevel(logging.ERROR)
-    logging.getLogger(LOGGER_NAME).setLevel(logging.ERROR)
+    for module, switch in PROGRESS_BARS.items():
+        if module in sys.modules:
+            vars(sys.modules[module])[switch]()
+    for name in (None, LOGGER_NAME, *LIBRARIES):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
     if find_spec("structlog") is not None:
         structlog = import_module("structlog")
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
