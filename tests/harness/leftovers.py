@@ -32,6 +32,8 @@ _POOLS = (
     "sql_",
     "objects_",
     "traces_",
+    "formula-answers",
+    "push_",
 )
 # By what they run: the one thread in which all clients of the SDK live, and connections, which end with their clients.
 _SHARED = ("(_background_thread_func)", "(process_request_thread)")

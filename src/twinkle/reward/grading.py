@@ -93,7 +93,9 @@ class _GraderProcess:
         self._questions = self._process.stdin
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         # A pipe is not read with a time limit everywhere, a queue is.
-        threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True).start()
+        threading.Thread(
+            target=_read, args=(self._process.stdout, self._answers), name="formula-answers", daemon=True
+        ).start()
         self._finalizer = weakref.finalize(self, _end, self._process)
         self._is_ready = False
 
