@@ -69,6 +69,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/fusion.py --short --determinism --output build/bench/fusion.json
 	$(BIN)/python benchmarks/adapter_switch.py --short --output build/bench/adapter_switch.json
 	$(BIN)/python benchmarks/sampling.py --short --output build/bench/sampling.json
+	$(BIN)/python benchmarks/pictures.py --short --output build/bench/pictures.json
 	$(BIN)/python benchmarks/ranks.py --short --output build/bench/ranks.json
 	$(BIN)/python benchmarks/tables.py --results build/bench --print
 

@@ -397,7 +397,7 @@ def _head_rows(device: torch.device, vocab_size: int) -> int:
 def _eos_token_ids(model: Any) -> tuple[int, ...]:
     configured = model.generation_config.eos_token_id
     if configured is None:
-        configured = model.config.get_text_config().eos_token_id
+        configured = getattr(model.config.get_text_config(), "eos_token_id", None)
     if configured is None:
         return ()
     return tuple(configured) if isinstance(configured, Iterable) else (configured,)

@@ -213,6 +213,13 @@ def test_tokens_are_counted_as_the_image_processor_counts_them(model, side):
         assert model.picture_rules.num_tokens(side, other) == num_tokens(side, other)
 
 
+def test_a_config_without_an_end_of_text_makes_a_model_without_one(tmp_path):
+    config = PICTURE_FAMILIES["qwen3-vl"]()
+    del config.text_config.eos_token_id
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    assert FusedLoraModel.from_pretrained(str(tmp_path)).info.eos_token_ids == ()
+
+
 def test_a_model_of_text_alone_refuses_a_picture(load_model):
     model = load_model("qwen3")
     (refusal,) = model.forward_backward([TrainJob(adapter_of(model, 1), (datum_of(1),), "cross_entropy")])
