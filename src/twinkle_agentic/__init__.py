@@ -6,5 +6,4 @@ envs          what its calls change: environments, pools of them, and how they b
 reward        how good a conversation with tools was
 preprocessor  filters of data by quality, from rules alone
 condenser     long conversations made shorter by a model, and taken apart for it (``chunker``)
-protocol      a model behind an API that speaks OpenAI's protocol
 """

@@ -163,7 +163,7 @@ def test_a_loop_of_rollout_advantage_loss_and_sync_learns_what_its_environment_r
     rollout = MultiTurnRollout(sampler, template, sampling_params=params, max_turns=2)
 
     def mean_length():
-        prompts = [{"messages": [{"role": "user", "content": VowelEnv().reset().observation}]}] * 256
+        prompts = [{"messages": [{"role": "user", "content": VowelEnv().reset().observation}]}] * 512
         return sum(len(sequence.tokens) for sequence in sampler.sample(prompts, params).sequences) / len(prompts)
 
     before = mean_length()
@@ -186,5 +186,5 @@ def test_a_loop_of_rollout_advantage_loss_and_sync_learns_what_its_environment_r
         model.clip_grad_and_step()
     assert max(row["turns"] for row in rows) > 1
     manager.sync_weights(merge_and_sync=False)
-    assert mean_length() < 0.85 * before
+    assert mean_length() < 0.9 * before
     pool.close()

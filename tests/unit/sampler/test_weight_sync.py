@@ -1,6 +1,12 @@
 """A sampler in step with a training: it says at once what the trained model says."""
 
 import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import peft
 import pytest
@@ -13,6 +19,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
 from twinkle.sampler import TorchSampler
 
+TESTS = Path(__file__).resolve().parents[2]
 PROMPT = [5, 6, 7, 8]
 GREEDY = {"max_tokens": 8, "temperature": 0.0, "stop": [], "prompt_logprobs": 0}
 ROW = {"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, 9]}
@@ -170,3 +177,25 @@ def test_an_engine_of_ones_own_carries_the_weights(model_id, sampler, make):
 def test_a_model_of_another_shape_is_refused_by_the_name_of_its_weight(experts_id, sampler):
     with pytest.raises(InvalidInput, match="weights"):
         CheckpointEngineManager(TransformersModel(experts_id), sampler).sync_weights()
+
+
+def test_ranks_that_sample_get_the_weights_of_those_that_train_also_where_they_lie_in_parts(model_id):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    paths = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "harness.sync_training", model_id, rank, port],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+        )
+        for rank in "01"
+    ]
+    trained, sampled = (
+        [json.loads(line) for line in rank.communicate(timeout=120)[0].splitlines() if line.startswith(b"[")]
+        for rank in ranks
+    )
+    assert len(trained) == len(sampled) == 3
+    for wanted, told in zip(trained, sampled, strict=True):
+        assert told == pytest.approx(wanted, abs=1e-4)

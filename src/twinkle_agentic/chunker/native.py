@@ -1,0 +1,5 @@
+"""Where scripts import it from."""
+
+from twinkle_agentic.chunker import NativeChunker
+
+__all__ = ["NativeChunker"]

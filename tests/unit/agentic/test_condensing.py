@@ -1,0 +1,103 @@
+"""Long conversations made shorter, and their originals on demand."""
+
+import pytest
+
+from twinkle.core.errors import InvalidInput
+from twinkle.sampler import TorchSampler
+from twinkle.template import Template
+from twinkle_agentic.chunker.native import NativeChunker
+from twinkle_agentic.condenser import ModelCondenser
+from twinkle_agentic.tools import ExtractCondensed, ToolManager
+
+PASSAGE = "The mill stands by the river. It was built in 1804 by two brothers. " * 10
+ROW = {
+    "messages": [
+        {"role": "system", "content": PASSAGE},
+        {"role": "user", "content": "Question: who built it?\n\n" + PASSAGE},
+    ]
+}
+
+
+class Brief:
+    """A sampler that answers with one text."""
+
+    def __init__(self, text):
+        self.text, self.prompts, self.calls = text, [], []
+
+    def sample(self, prompts, params, **call):
+        self.prompts += prompts
+        self.calls.append((len(prompts), params, call))
+        return [{"sequences": [{"decoded": self.text}]} for _ in prompts]
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 10_000])
+def test_passages_put_together_are_the_text_and_none_is_too_long(size):
+    for text in (PASSAGE, "x" * 120, "", "a.\n\n\nb. c!\n" * 9):
+        passages = NativeChunker(size).split(text)
+        assert "".join(passages) == text and all(0 < len(passage) <= size for passage in passages)
+    assert NativeChunker(60).split("One two. Three four. " * 4)[0].endswith(". ")
+
+
+def test_long_passages_are_shortened_and_their_originals_can_be_asked_for():
+    chunks = NativeChunker(400)(ROW)
+    brief = Brief("Mill; 1804; two brothers.")
+    condenser = ModelCondenser(
+        brief,
+        compression_ratio=4.0,
+        min_budget_chars=50,
+        related_query=lambda chunk: "who built it?" if "Question:" in chunk.content else None,
+    )
+
+    shorter = condenser(chunks)
+
+    row = shorter.to_trajectory()
+    assert row["messages"][0] == ROW["messages"][0]
+    assert "<block_0>\nMill; 1804; two brothers.\n</block_0>" in row["messages"][1]["content"]
+    assert all("who built it?" in prompt["messages"][1]["content"] for prompt in brief.prompts)
+    assert "".join(shorter.originals()) == ROW["messages"][1]["content"]
+    tools = ToolManager([ExtractCondensed(shorter.originals())])
+    call = {"function": {"name": "extract_condensed", "arguments": {"block": 0}}}
+    assert tools(call) == shorter.originals()[0]
+    call["function"]["arguments"] = {"block": 99}
+    assert "99 is none" in tools(call)
+
+
+def test_what_does_not_come_out_shorter_stays_as_it_is():
+    chunks = NativeChunker(400)(ROW)
+    assert ModelCondenser(Brief("long " * 500))(chunks) == chunks
+    assert ModelCondenser(Brief(""))(chunks) == chunks
+    assert ModelCondenser(Brief("s"), skip_pattern="mill")(chunks) == chunks
+    assert ModelCondenser(Brief("s"), rounds=[0])(chunks) == chunks
+    assert chunks.to_trajectory() == ROW
+
+
+def test_passages_go_in_batches_to_the_base_model_or_to_an_adapter():
+    brief = Brief("short")
+    ModelCondenser(brief, batch_size=1, min_budget_chars=50)(NativeChunker(400)(ROW))
+    assert [count for count, _, _ in brief.calls] == [1] * len(brief.calls)
+    assert brief.calls[0][2] == {"use_base_model": True} and brief.calls[0][1]["temperature"] == 0.0
+    other = Brief("short")
+    ModelCondenser(other, lora_path="a", min_budget_chars=50)(NativeChunker(400)(ROW))
+    assert other.calls[0][2] == {"adapter_path": "a"}
+
+
+def test_a_real_sampler_shortens(model_id):
+    sampler = TorchSampler(model_id)
+    sampler.set_template(Template, model_id=model_id)
+    condenser = ModelCondenser(sampler, min_budget_chars=20, sampling_params={"max_tokens": 4, "stop": []})
+    shorter = condenser(NativeChunker(400)(ROW))
+    assert shorter.originals()
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"compression_ratio": 1.0}, "compression_ratio"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"user_prompt_template": "{text}"}, "user_prompt_template"),
+    ],
+)
+def test_wrong_settings_are_refused_by_their_name(settings, field):
+    with pytest.raises(InvalidInput) as refused:
+        ModelCondenser(Brief(""), **settings)
+    assert refused.value.field == field

@@ -1,0 +1,152 @@
+"""Filters by quality: what leaves, and for which reason."""
+
+import pytest
+
+from twinkle.core.errors import InvalidInput
+from twinkle_agentic.preprocessor import (
+    DeadLoopFilter,
+    DedupFilter,
+    FixUnicodeFilter,
+    HardFilter,
+    IntentClassifier,
+    MessageNormalizer,
+    MessageSanityFilter,
+    ModelFilter,
+    QualityPreprocessor,
+    RefuseFilter,
+    RemoveRepeatSentencesFilter,
+    SpecialCharsFilter,
+    TokenNumFilter,
+    TokenSoupFilter,
+)
+
+
+def chat(*texts, roles=("user", "assistant")):
+    return {"messages": [{"role": roles[i % len(roles)], "content": text} for i, text in enumerate(texts)], "id": 1}
+
+
+GOOD = chat("How does a bird fly?", "It beats its wings, which push air down, and so the air pushes the bird up.")
+
+
+@pytest.mark.parametrize(
+    ("make", "row", "reason"),
+    [
+        (HardFilter, {"messages": []}, "no messages"),
+        (HardFilter, chat("x", roles=("alien",)), "unknown role"),
+        (HardFilter, chat("x", roles=("assistant",)), "nobody asks"),
+        (HardFilter, chat("x"), "no answer at the end"),
+        (HardFilter, chat("x", "  "), "empty answer"),
+        (
+            MessageSanityFilter,
+            chat("a", "b", "c", roles=("user", "user", "assistant")),
+            "two turns of the user in a row",
+        ),
+        (MessageSanityFilter, chat("a", "b", roles=("tool", "assistant")), "tool's answer without a call"),
+        (
+            MessageSanityFilter,
+            chat("a", "b", "c", roles=("user", "system", "assistant")),
+            "system message in the middle",
+        ),
+        (lambda: MessageSanityFilter(["WINGS"]), GOOD, "sensitive word"),
+        (RefuseFilter, chat("Do it.", "I’m sorry, but I can't help with that."), "refusal"),
+        (RefuseFilter, chat("做吧", "抱歉，我无法回答这个问题。"), "refusal"),
+        (DeadLoopFilter, chat("x", "the same line again\n" * 5), "one line again and again"),
+        (TokenNumFilter, chat("a", "b"), "too short"),
+        (lambda: TokenNumFilter(len, max_num=20), GOOD, "too long"),
+        (SpecialCharsFilter, chat("x", "#$%&" * 20), "signs for the most part"),
+        (TokenSoupFilter, chat("x", "foo bar " * 100), "few different words"),
+        (
+            TokenSoupFilter,
+            chat("x", " ".join(f"wоrd{i}" for i in range(60))),  # with a Cyrillic o
+            "scripts change within words",
+        ),
+    ],
+)
+def test_a_row_that_teaches_nothing_good_leaves_with_its_reason(make, row, reason):
+    one = make()
+    assert one.apply([row]) == [] and dict(one.dropped) == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    "make", [HardFilter, MessageSanityFilter, RefuseFilter, DeadLoopFilter, SpecialCharsFilter, TokenSoupFilter]
+)
+@pytest.mark.parametrize(
+    "row",
+    [
+        GOOD,
+        chat("写一个函数", "可以使用Python编写一个函数，例如定义foo并返回结果。" * 3),
+        chat("a", "I can help: sorry is a word like any other."),
+        {
+            "messages": [
+                {"role": "user", "content": "add"},
+                {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]},
+                {"role": "tool", "content": "3"},
+                {"role": "tool", "content": "4"},
+                {"role": "assistant", "content": "7"},
+            ]
+        },
+    ],
+)
+def test_good_rows_stay_as_they_are(make, row):
+    assert make().apply([row]) == [row]
+
+
+def test_one_call_made_again_and_again_is_a_loop():
+    turn = [{"role": "assistant", "tool_calls": [{"function": {"name": "ls"}}]}, {"role": "tool", "content": "x"}]
+    looping = DeadLoopFilter()
+    assert looping.apply([{"messages": turn * 5}]) == [] and looping.apply([{"messages": turn * 4}])
+    with pytest.raises(InvalidInput):
+        DeadLoopFilter(max_repeats=0)
+
+
+def test_the_first_of_like_conversations_stays():
+    alike = chat("how does a BIRD fly", GOOD["messages"][1]["content"].replace(",", ""))
+    assert DedupFilter().apply([GOOD, alike, chat("other", "answer")]) == [GOOD, chat("other", "answer")]
+
+
+def test_texts_are_mended_in_every_part_of_a_message():
+    row = {"messages": [{"role": "Human", "content": [{"type": "text", "text": " e\u0301\x00 "}, {"type": "image"}]}]}
+    (mended,) = FixUnicodeFilter().apply(MessageNormalizer().apply([row]))
+    assert mended["messages"] == [{"role": "user", "content": [{"type": "text", "text": "é"}, {"type": "image"}]}]
+    said = "This sentence is long enough. Yes. This sentence is long enough. Yes."
+    (once,) = RemoveRepeatSentencesFilter().apply([chat("x", said)])
+    assert once["messages"][1]["content"] == "This sentence is long enough. Yes. Yes."
+    (cut,) = MessageSanityFilter().apply([chat("x", "y", "bye")])
+    assert len(cut["messages"]) == 2
+
+
+def test_what_a_conversation_is_about_is_named_by_its_questions():
+    named = IntentClassifier().apply(
+        [chat(text, "y") for text in ("Fix this bug", "把它翻译", "Solve it", "Why?", "Hi")]
+    )
+    assert [row["intent"] for row in named] == ["code", "translation", "math", "question", "chat"]
+
+
+def test_a_model_judges_all_rows_in_one_call():
+    class Judge:
+        calls = 0
+
+        def sample(self, prompts, params):
+            self.calls += 1
+            assert "bird" in prompts[0]["messages"][0]["content"] and params["temperature"] == 0.0
+            return [{"sequences": [{"decoded": text}]} for text in ("0.9", "0.1 or so", "well", "7")]
+
+    judge = Judge()
+    one = ModelFilter(judge, min_score=0.5)
+    assert one.apply([GOOD] * 4) == [{**GOOD, "quality_score": 0.9}]
+    assert judge.calls == 1 and dict(one.dropped) == {"low score": 1, "no score": 2}
+    assert one.apply([]) == []
+
+
+def test_the_whole_pipeline_takes_columns_and_reports_what_it_dropped():
+    pipeline = QualityPreprocessor(dedup=True)
+    rows = [GOOD, chat("x", "I'm sorry, but I cannot do that, as I said before and will say again."), GOOD]
+    columns = pipeline.map_row_to_col(rows)
+
+    kept = pipeline(columns)
+
+    assert len(kept["messages"]) == 1 and kept["id"] == [1]
+    assert pipeline.report() == "RefuseFilter: 1 dropped, refusal\nDedupFilter: 1 dropped, seen before"
+    assert pipeline.dropped == {"refusal": 1, "seen before": 1}
+    assert QualityPreprocessor().report() == "nothing was dropped"
+    assert pipeline({"messages": [], "id": []}) == {"messages": [], "id": []}
