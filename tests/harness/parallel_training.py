@@ -37,6 +37,8 @@ TWO_RANKS = (
     "full fsdp-ep moe",
     "full dp-ep moe",
     "full fsdp-ep missed",
+    "grpo fsdp-ulysses hybrid",
+    "micro fsdp",
 )
 FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses", "full hsdp-ep moe", "lora hsdp-ulysses-ep moe")
 EIGHT_RANKS = ("lora document hybrid", "full document hybrid", "full document-ulysses-ep moe")
@@ -57,6 +59,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "hsdp-ulysses": {"dp_size": 2, "fsdp_size": 2, "ulysses_size": 2},
 }
 PLAIN = "plain"
+ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.25, -0.25]
 PROCESSORS: dict[str, dict[str, Any]] = {"left": {"padding_side": "left"}, "packed": {"padding_free": True}}
 
 
@@ -74,6 +77,8 @@ def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> 
             "a", peft.LoraConfig(r=4, target_modules="all-linear"), gradient_accumulation_steps=2
         )
     model.group("").set_accumulation(2)
+    if what == "grpo":
+        model.set_loss("GRPOLoss", epsilon=0.2, entropy_coef=0.01)
     if what in PROCESSORS:
         model.set_processor("InputProcessor", **PROCESSORS[what])
     model.set_optimizer("AdamW", lr=1e-2)
@@ -81,11 +86,19 @@ def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> 
     return model
 
 
-def train(model: TwinkleModel, first: int, last: int, mesh: twinkle.DeviceMesh | None) -> list[dict[str, Any]]:
+def arguments_of(kind: str) -> dict[str, Any]:
+    """Of each pass: of seven rows on two ranks, one has two parts and the other one."""
+    what = kind.split()[0]
+    return {"grpo": {"advantages": ADVANTAGES}, "micro": {"micro_batch_size": 3}}.get(what, {})
+
+
+def train(
+    kind: str, model: TwinkleModel, first: int, last: int, mesh: twinkle.DeviceMesh | None
+) -> list[dict[str, Any]]:
     told = []
     for step in range(first, last):
-        rows = make_rows(step, LENGTHS * 2)
-        model.forward_backward(inputs=rows if mesh is None else mesh.slice_data(rows))
+        rows = make_rows(step, LENGTHS * 2)[: 7 if kind.startswith("micro") else 8]
+        model.forward_backward(inputs=rows if mesh is None else mesh.slice_data(rows), **arguments_of(kind))
         norm = model.clip_grad_and_step(max_grad_norm=0.5)
         if norm is not None:
             metrics = model.calculate_metric(True)
@@ -119,14 +132,14 @@ def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> dict[str,
     torch.manual_seed(distributed.get_rank())
     model = make_model(kind, models_dir, given)
     start = model.save("start", output_dir=output_dir)
-    told = train(model, 0, HALF, mesh)
+    told = train(kind, model, 0, HALF, mesh)
     half = model.save("half", output_dir=output_dir, save_optimizer=True)
-    told += train(model, HALF, STEPS, mesh)
+    told += train(kind, model, HALF, STEPS, mesh)
     state = model.get_state_dict()
     assert start and half
     resumed = make_model(kind, models_dir, given)
     resumed.resume_from_checkpoint(half)
-    train(resumed, HALF, STEPS, mesh)
+    train(kind, resumed, HALF, STEPS, mesh)
     is_same = all(torch.equal(value, state[name]) for name, value in resumed.get_state_dict().items())
     digests: list[str] = [""] * distributed.get_world_size()
     distributed.all_gather_object(digests, digest(state))
@@ -141,7 +154,7 @@ def go_on(kind: str, models_dir: Path, earlier_dir: Path) -> list[dict[str, Any]
     mesh = mesh_of(kind)
     model = make_model(kind, models_dir, mesh)
     model.resume_from_checkpoint(earlier_dir / "half")
-    return train(model, HALF, STEPS, mesh)
+    return train(kind, model, HALF, STEPS, mesh)
 
 
 def digest(state: dict[str, torch.Tensor]) -> str:

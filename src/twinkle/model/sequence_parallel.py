@@ -178,6 +178,8 @@ class SequenceParallel:
         unknown = sorted(inputs.keys() - {"input_ids", "position_ids", "attention_mask"})
         if unknown:
             raise InvalidInput(unknown[0], "cannot be shared by ranks (ulysses_size); set ulysses_size to 1")
+        if inputs["position_ids"].dim() != 2:
+            raise InvalidInput("position_ids", "of pictures cannot be shared by ranks (ulysses_size); send text alone")
         num_positions = inputs["input_ids"].shape[1]
         padding = -num_positions % self.size
         positions_BT = functional.pad(inputs["position_ids"], (0, padding), value=-1)

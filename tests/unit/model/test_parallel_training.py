@@ -79,7 +79,7 @@ def test_ranks_with_their_rows_train_like_one_with_all(
     found = json.loads((output / "told.json").read_text())
     alone = make_model(kind, models_dir, None)
     alone.load(output / "start")
-    expected = train(alone, 0, STEPS, None)
+    expected = train(kind, alone, 0, STEPS, None)
     assert len(expected) == STEPS // 2
     for ours, theirs in zip(found["told"], expected, strict=True):
         assert ours["norm"] == pytest.approx(theirs["norm"], rel=1e-4)
@@ -102,7 +102,7 @@ def test_one_process_goes_on_where_two_ranks_stopped(
     alone = make_model(kind, models_dir, None)
     alone.resume_from_checkpoint(output / "half")
 
-    [step] = train(alone, HALF, STEPS, None)
+    [step] = train(kind, alone, HALF, STEPS, None)
 
     expected = json.loads((output / "told.json").read_text())["told"][-1]
     assert step["norm"] == pytest.approx(expected["norm"], rel=1e-4)
