@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -16,6 +17,7 @@ from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
 from twinkle.data_format.conversation import ToolCall
 from twinkle.data_format.row_error import RowError
 from twinkle.hub.model_path import resolve_model_id
+from twinkle.hub.trust import check_model_code
 from twinkle.sampler.scripts.rows import Texts, extended_row
 from twinkle.template.conversation import read_messages, read_tools, with_reasoning, with_system
 from twinkle.template.media import with_pictures
@@ -61,6 +63,9 @@ class Template:
             beginning (``right``), ``split`` it into several rows, or ``delete`` it.
         default_system: The system message of a conversation that has none.
         enable_thinking: What the chat template is told; it decides where an answer begins.
+        revision: Of the model, if its id names none.
+        token: For the hub.
+        trust_remote_code: Has no effect: whose code runs is for the operator to say (``TWINKLE_TRUST_REMOTE_CODE``).
         variables: Further variables for the chat template.
     """
 
@@ -72,6 +77,10 @@ class Template:
         truncation_strategy: TruncationStrategy = "raise",
         default_system: str | None = None,
         enable_thinking: bool = True,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        trust_remote_code: bool | None = None,
         **variables: Any,
     ) -> None:
         if truncation_strategy not in TRUNCATION_STRATEGIES:
@@ -86,12 +95,10 @@ class Template:
         self.default_system = default_system
         self.enable_thinking = enable_thinking
         self.variables = dict(variables)
-        self.model_path = resolve_model_id(model_id, ignore_model=True)
-        self.tokenizer = self._load_tokenizer()
+        self.model_path = resolve_model_id(model_id, revision=revision, token=token, ignore_model=True)
+        runs_code = check_model_code(model_id, Path(self.model_path), revision=revision)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=runs_code)
         self._marks_of: dict[bool, TurnMarks] = {}
-
-    def _load_tokenizer(self) -> Any:
-        return AutoTokenizer.from_pretrained(self.model_path)
 
     @cached_property
     def renderer(self) -> Renderer:

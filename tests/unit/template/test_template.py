@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,22 @@ def test_settings_outside_their_range_are_named(folder: Path) -> None:
         Template(str(folder), truncation_strategy="middle")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="max_length: is 0"):
         Template(str(folder), max_length=0)
+
+
+def test_the_code_of_a_tokenizer_runs_for_the_operator_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tokenizer(tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "own.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass OwnTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+
+    plain = Template(str(folder), trust_remote_code=True)
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", str(folder))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    trusted = Template(str(folder))
+
+    assert type(plain.tokenizer).__name__ != "OwnTokenizer"
+    assert type(trusted.tokenizer).__name__ == "OwnTokenizer"
+    assert plain.variables == {}
