@@ -14,7 +14,7 @@ from twinkle.dataset.problems import Problem
 from twinkle.dataset.report import Report, report_of
 from twinkle.dataset.saving import Format, RowWriter, format_of
 from twinkle.dataset.source import ORIGIN
-from twinkle.dataset.steps import Encodable, Encode, Keep, Preprocess, Row, Step, resolve
+from twinkle.dataset.steps import Encodable, Encode, Keep, Preprocess, Row, Step, check_options, resolve
 from twinkle.infra.device_mesh import current_rank
 from twinkle.plugin.construct import construct_class
 from twinkle.plugin.registry import Registry
@@ -140,6 +140,7 @@ class DatasetBase(Members):
         """
         if not batched:
             raise InvalidInput("batched", "is False; a preprocessor gets columns")
+        check_options(map_kwargs)
         removed = (remove_columns,) if isinstance(remove_columns, str) else tuple(remove_columns or ())
         step = Preprocess(resolve("preprocess_func", preprocess_func, init_args, Preprocessor), removed)
         for member in self.named(dataset_meta):
@@ -150,14 +151,27 @@ class DatasetBase(Members):
         filter_func: Callable[..., Any] | type | str,
         dataset_meta: DatasetMeta | None = None,
         init_args: Mapping[str, Any] | None = None,
+        *,
+        load_from_cache_file: bool = False,
+        batched: bool = False,
         **filter_kwargs: Any,
     ) -> None:
         """Keep the rows of which a filter says yes; it gets one row.
 
+        Args:
+            filter_func: An object, a class, or a function.
+            dataset_meta: The member to filter; without it all are.
+            init_args: Of the class's constructor.
+            load_from_cache_file: Has no effect: what a filter says is never kept.
+            batched: Must be False.
+            filter_kwargs: Passed on to ``filter`` of Hugging Face's, like ``num_proc``.
+
         Raises:
             WrongRows: Rows that the filter refuses, each named.
         """
-        filter_kwargs.pop("batched", None)
+        if batched:
+            raise InvalidInput("batched", "is True; a filter gets one row")
+        check_options(filter_kwargs)
         step = Keep(resolve("filter_func", filter_func, init_args, DataFilter))
         for member in self.named(dataset_meta):
             self._keep(step, member, **filter_kwargs)
@@ -175,12 +189,14 @@ class DatasetBase(Members):
         Raises:
             WrongRows: Rows that cannot be encoded: the first hundred, each with file, line, field and reason.
         """
+        check_options(map_kwargs)
         step = Encode(self.needed_template(), add_generation_prompt)
         for member in self.members:
             self._do(step, member, load_from_cache_file=load_from_cache_file, **map_kwargs)
 
-    def check(self, **filter_kwargs: Any) -> None:
+    def check(self, *, load_from_cache_file: bool = False, batched: bool = False, **filter_kwargs: Any) -> None:
         """Keep the rows that the template can encode."""
+        check_options(filter_kwargs)
         step = Keep(Encodable(self.needed_template()))
         for member in self.members:
             self._keep(step, member, **filter_kwargs)
@@ -224,6 +240,10 @@ class DatasetBase(Members):
         for member in self.members:
             for row in member.rows:
                 yield row, member.steps
+
+    def num_undone(self) -> int | None:
+        """How many rows ``undone`` has; None for a stream."""
+        return None if self._streams else sum(len(member.rows) for member in self.members)
 
     # What is kept of them.
 

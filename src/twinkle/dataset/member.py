@@ -16,7 +16,7 @@ from twinkle.core.events import event_log
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.problems import MOST_PROBLEMS, Place, Problem, WrongRows, problem_of
 from twinkle.dataset.source import ORIGIN, PER_SOURCE, Source, one_bar
-from twinkle.dataset.steps import Keep, OverColumns, Row, Step, run_steps
+from twinkle.dataset.steps import Keep, Misused, OverColumns, Row, Step, run_steps
 from twinkle.dataset.workspace import Workspace, kept_file, key_of
 from twinkle.infra.progress import track
 
@@ -101,7 +101,7 @@ class Members:
                     new_fingerprint=fingerprint,
                     **options,
                 )
-        except WrongRows:
+        except Misused:
             raise
         except Exception as error:
             self.raise_wrong(rows, [step], error)

@@ -61,7 +61,7 @@ class WrongRows(InvalidInput, ValueError):
         rows = f"{count} row{'s' if count != 1 else ''}" if is_whole else f"at least {count} rows"
         lines = [str(problem) for problem in self.problems[:MOST_IN_A_MESSAGE]]
         if count > len(lines):
-            lines.append("the others: dataset.report(), or `twinkle data check` on the command line")
+            lines.append("all of them: `twinkle data check` on the command line, or dataset.report()")
         super().__init__("data", f"{rows} cannot be {doing}\n  " + "\n  ".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:

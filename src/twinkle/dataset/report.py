@@ -198,7 +198,7 @@ def report_of(
         report.rows += 1
         report.add_problem(problem)
     measure = None if template is None else _Measure(report, template)
-    with track("report", total=limit) as progress:
+    with track("report", total=dataset.num_undone() if limit is None else limit) as progress:
         for seen, (row, steps) in enumerate(dataset.undone()):
             if seen == limit:
                 break

@@ -112,6 +112,8 @@ def load_files(files: Sequence[Path], *, streaming: bool, num_proc: int | None, 
 def rows_in_memory(data: Any, *, streaming: bool) -> Any:
     """A data set of what a script passed as ``data``."""
     if isinstance(data, datasets.Dataset | datasets.IterableDataset):
+        # Rows are plain values here, whatever they are to others.
+        data = data.with_format(None)
         if streaming and isinstance(data, datasets.Dataset):
             return data.to_iterable_dataset()
         if not streaming and isinstance(data, datasets.IterableDataset):

@@ -21,6 +21,14 @@ Row = dict[str, Any]
 Columns = Mapping[str, list[Any]]
 
 
+OPTIONS = ("batch_size", "num_proc", "keep_in_memory", "writer_batch_size", "desc")
+"""What ``map``, ``encode``, ``filter`` and ``check`` pass on to Hugging Face's."""
+
+
+class Misused(InvalidInput):
+    """A preprocessor returned what is no columns: its own mistake, not that of a row."""
+
+
 class Step(Protocol):
     """One thing done to rows, without the column of their origin."""
 
@@ -64,6 +72,19 @@ def resolve(
     return made
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse an option before a single row is mapped.
+
+    Raises:
+        InvalidInput: It is not known.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(OPTIONS)}"
+            raise InvalidInput(name, f"is not known; {hint}")
+
+
 def name_of(function: object) -> str:
     """How messages call a preprocessor."""
     return getattr(function, "__name__", type(function).__name__)
@@ -87,15 +108,15 @@ class Preprocess:
         if isinstance(made, Sequence) and all(isinstance(row, Mapping) for row in made):
             made = columns_of(made)
         if not isinstance(made, Mapping):
-            raise InvalidInput(name_of(self.function), f"returned {type(made).__name__}; return a dict of columns")
+            raise Misused(name_of(self.function), f"returned {type(made).__name__}; return a dict of columns")
         new = {name: list(values) for name, values in made.items()}
         kept = {name: values for name, values in columns.items() if name not in self.removed and name not in new}
         sizes = {name: len(values) for name, values in new.items()}
         if len(set(sizes.values())) > 1:
-            raise InvalidInput(name_of(self.function), f"returned columns of different lengths: {sizes}")
+            raise Misused(name_of(self.function), f"returned columns of different lengths: {sizes}")
         given, got = _length(columns), _length(new) if new else _length(columns)
         if kept and got != given:
-            raise InvalidInput(
+            raise Misused(
                 name_of(self.function),
                 f"made {got} rows of {given}, but the column {next(iter(kept))} still has {given}; return all columns"
                 " or pass remove_columns",

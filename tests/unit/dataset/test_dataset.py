@@ -73,6 +73,35 @@ def test_a_preprocessor_that_drops_rows_must_return_all_columns() -> None:
         memory().map(lambda columns: {"tag": columns["tag"][:1]})
 
 
+def test_an_option_that_is_not_known_is_refused_before_a_row_is_mapped() -> None:
+    with pytest.raises(InvalidInput, match="did you mean num_proc"):
+        memory().map(Upper(), num_procs=2)
+    with pytest.raises(InvalidInput, match="a filter gets one row"):
+        memory().filter(bool, batched=True)
+
+
+def test_a_filter_that_a_script_tells_of_caches_works_all_the_same() -> None:
+    dataset = memory()
+
+    dataset.filter(lambda row: True, load_from_cache_file=False, num_proc=1)
+
+    assert len(dataset) == 5
+
+
+def test_a_preprocessor_that_drops_rows_and_columns_is_at_fault_and_no_row_is() -> None:
+    with pytest.raises(InvalidInput, match="made 0 rows of 5") as raised:
+        memory().map(lambda columns: {"tag": []})
+
+    assert not isinstance(raised.value, WrongRows)
+
+
+def test_rows_that_come_as_tensors_are_plain_values() -> None:
+    dataset = Dataset(DatasetMeta(data=datasets.Dataset.from_dict({"n": [1, 2]}).with_format("numpy")))
+
+    assert json.dumps(list(dataset)) == '[{"n": 1}, {"n": 2}]'
+    assert str(dataset.place_of(1)) == "data[1]"
+
+
 def test_a_preprocessor_may_return_fewer_rows() -> None:
     dataset = memory()
 

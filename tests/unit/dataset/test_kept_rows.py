@@ -76,6 +76,8 @@ def test_what_has_not_changed_is_read_and_what_has_changed_is_made_anew(run: Run
     assert (calls, mark) == ("1", "a")
 
     assert run() == f"0 a {length}"
+    # The rows that were mapped and those that were encoded: none was made again under another key.
+    assert len(list((run.folder / "cache" / "datasets" / "twinkle" / "kept").glob("*.arrow"))) == 2
 
     run.word("b")
     assert run() == f"1 b {length}"
