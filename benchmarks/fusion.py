@@ -6,8 +6,8 @@ Tenants with ranks of their own bring one sequence each. Our engine fuses them; 
 adapters, our engine tenant by tenant, and two limits: one tenant with the whole batch in our engine, and in plain PEFT.
 All are alive all the time and take turns, so that a busy machine is busy for all; what counts is the ratio.
 
-``--family qwen3_5_text`` takes a hybrid of the same size (every other layer a gated delta net) in place of a dense
-model; written to ``fusion-qwen3_5_text.json``, its cells lie beside the dense model's.
+``--family qwen3_5_text`` takes a hybrid of the same size (every other layer a gated delta net; with ``nemotron_h``
+Mamba-2) in place of a dense model; written to ``fusion-qwen3_5_text.json``, its cells lie beside the dense model's.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> None:
         "workload": {
             "family": family,
             "hidden_size": config["hidden_size"],
-            "layers": config["num_hidden_layers"],
+            "layers": config.get("num_hidden_layers") or len(config["layers_block_type"]),
             "vocab_size": config["vocab_size"],
             "ranks": RANKS,
             "threads": arguments.threads,

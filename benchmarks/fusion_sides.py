@@ -26,6 +26,11 @@ LORA_ALPHA = 32
 TOKENS_PER_PASS = 1024
 """Where the engine cuts its passes on a CPU; the batches of one PEFT adapter are cut at as many."""
 ANSWER_TIMEOUT_S = 600.0
+PROJECTIONS = """
+    q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head
+    in_proj in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj
+""".split()  # noqa: SIM905 - a line for each would take half a screen
+"""What both sides train, the second row in layers that carry a state."""
 
 Way = Literal["fused", "one_by_one", "limit", "step", "peft_switching", "peft_one_adapter", "peft_step"]
 ENGINE_WAYS: tuple[Way, ...] = ("fused", "one_by_one", "limit")
@@ -230,6 +235,10 @@ class PeftSide:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         self._vocab_size = base.config.vocab_size
+        # PEFT takes no adapters of the last projection of Mamba, and neither do we.
+        self._projections = [
+            name for name in PROJECTIONS if name != "out_proj" or base.config.model_type != "nemotron_h"
+        ]
         # As ours, adapters are float32 also beside a base in bfloat16: PEFT's own default.
         self._model = get_peft_model(base.to(self._device), self._config(RANKS[0]), adapter_name="tenant0").train()
         self._optimizer: Any = None
@@ -289,12 +298,10 @@ class PeftSide:
         loss.backward()
         return float(loss.item())
 
-    @staticmethod
-    def _config(rank: int) -> Any:
+    def _config(self, rank: int) -> Any:
         from peft import LoraConfig  # noqa: PLC0415
 
-        projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
-        return LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=projections, lora_dropout=0.0)
+        return LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=self._projections, lora_dropout=0.0)
 
 
 class MemorySide(EngineSide):

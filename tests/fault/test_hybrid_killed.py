@@ -11,6 +11,7 @@ import tinker
 from harness.crashes import Crashes
 from harness.models import make_text_model
 from harness.served import Served
+from twinkle.hub.tiny import Family
 
 NUM_STEPS = 6
 KILL_AFTER = {1: "worker.executed", 3: "worker.committed"}
@@ -48,11 +49,12 @@ def train_and_sample(served: Served, tenant: str, kills: dict[int, partial[None]
     return losses, path, [(list(sequence.tokens), list(sequence.logprobs)) for sequence in drawn]
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("nemotron_h", marks=pytest.mark.soak)])
 def test_a_killed_run_on_a_hybrid_ends_with_the_same_bits_and_samples_the_same_tokens(
-    tmp_path_factory: pytest.TempPathFactory,
+    family: Family, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hybrid")
-    model = make_text_model(folder / "model", "qwen3_5_text")
+    model = make_text_model(folder / "model", family)
     crashes = Crashes(folder / "crashes")
     with Served(folder / "home", model=str(model), model_name="hybrid", **crashes.variables) as served:
         losses, path, drawn = train_and_sample(served, "calm", {})

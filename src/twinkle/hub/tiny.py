@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from twinkle.core.errors import ConfigError
 
-Family = Literal["qwen3", "qwen2", "llama", "qwen3_moe", "qwen3_5_text"]
+Family = Literal["qwen3", "qwen2", "llama", "qwen3_moe", "qwen3_5_text", "nemotron_h"]
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -113,7 +113,7 @@ def make_tiny_model(
         path: The folder to make; its parents are made too.
         texts: What the tokenizer is trained on.
         family: The architecture; ``qwen3_moe`` has 8 experts in each layer, 2 of them for each token; every other layer
-            of ``qwen3_5_text`` is a gated delta net.
+            of ``qwen3_5_text`` is a gated delta net, of ``nemotron_h`` Mamba-2.
         vocab_size: Upper limit; a small text may give a smaller vocabulary.
         hidden_size: A multiple of 32, the size of an attention head.
         layers: Number of transformer layers.
@@ -226,6 +226,7 @@ def build_model(recipe: TinyModelRecipe, tokenizer: PreTrainedTokenizerFast) -> 
         pad_token_id=pad,
         **_expert_sizes(recipe),
         **_delta_net_sizes(recipe),
+        **_mamba_sizes(recipe),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -263,4 +264,19 @@ def _delta_net_sizes(recipe: TinyModelRecipe) -> dict[str, int | list[str]]:
         "linear_key_head_dim": HEAD_SIZE,
         "linear_value_head_dim": HEAD_SIZE,
         "layer_types": [kinds[layer % 2] for layer in range(recipe.layers)],
+    }
+
+
+def _mamba_sizes(recipe: TinyModelRecipe) -> dict[str, int | list[str]]:
+    """The same for Mamba-2. Its MLPs count as layers: each of the recipe's layers is two of this model's."""
+    if recipe.family != "nemotron_h":
+        return {}
+    heads = recipe.hidden_size // HEAD_SIZE
+    kinds = ("linear_attention", "full_attention")
+    return {
+        "mamba_num_heads": heads,
+        "mamba_head_dim": HEAD_SIZE,
+        "ssm_state_size": HEAD_SIZE,
+        "n_groups": 1,
+        "layers_block_type": [kind for layer in range(recipe.layers) for kind in (kinds[layer % 2], "mlp")],
     }
