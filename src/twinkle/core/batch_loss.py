@@ -72,6 +72,7 @@ BATCH_LOSSES: Mapping[str, BatchLossRules] = MappingProxyType(
     {
         "CrossEntropyLoss": BatchLossRules(settings={"reduction": ("mean", "sum"), "dft": "flag"}),
         "GRPOLoss": _policy(epsilon_high="number"),
+        "PPOLoss": _policy(epsilon_high="number", loss_agg_mode=("token-mean", "seq-mean-token-mean")),
         "GSPOLoss": _policy(epsilon_high="number"),
         "CISPOLoss": _policy(epsilon_high="number"),
         "BNPOLoss": _policy(epsilon_high="number"),

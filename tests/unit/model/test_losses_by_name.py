@@ -37,6 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ChunkedCrossEntropyLoss": ({"chunk_size": 3}, {}),
     "LigerFusedLinearCrossEntropyLoss": ({}, {}),
     "GRPOLoss": ({"epsilon": 0.2, "beta": 0.04}, {**POLICY, "ref_logps": REF_LOGPS}),
+    "PPOLoss": ({"loss_agg_mode": "token-mean"}, POLICY),
     "GSPOLoss": ({}, POLICY),
     "SAPOLoss": ({}, POLICY),
     "CISPOLoss": ({}, POLICY),
@@ -54,7 +55,7 @@ TOLERANCE = {"atol": 2e-6, "rtol": 2e-4}
 def test_every_loss_that_takes_logps_is_among_the_cases() -> None:
     covered = {type(create_loss(name, **settings)) for name, (settings, _) in CASES.items()}
     others = {kind.__name__ for kind in LOSSES.values()} - {kind.__name__ for kind in covered}
-    assert others == {"GKDLoss", "InfonceLoss", "MSELoss"}
+    assert others == {"GKDLoss", "InfonceLoss", "MSELoss", "PPOValueLoss"}
 
 
 @pytest.mark.parametrize("name", CASES)
