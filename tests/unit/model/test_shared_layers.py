@@ -1,16 +1,19 @@
-"""What ranks cannot share is refused by name, before they meet."""
+"""What ranks share, as far as one can tell alone; what they cannot is refused by name, before they meet."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh
 from twinkle.model import MultiLoraTransformersModel
 from twinkle.model.expert_parallel import share_experts
+from twinkle.model.sequence_parallel import SequenceLayout
 
 
 def test_a_model_without_experts_shares_none(model_dir: Path) -> None:
@@ -46,3 +49,23 @@ def test_the_fused_model_says_what_it_cannot_share(model_dir: Path, sizes: dict[
 
     with pytest.raises(ConfigError, match=f"{next(iter(sizes))}: is 2"):
         MultiLoraTransformersModel(model_id=str(model_dir), device_mesh=mesh)
+
+
+def layout_of(positions: list[int], *, is_packed: bool = False, pads_left: bool = False) -> SequenceLayout:
+    group: Any = None  # a mask is made without the other ranks
+    return SequenceLayout(group, 2, 0, torch.tensor([positions]), is_packed=is_packed, pads_left=pads_left)
+
+
+def seen(mask: torch.Tensor | None) -> list[str]:
+    """Per position of the only row, what it attends to."""
+    assert mask is not None
+    return ["".join("x" if sees else "." for sees in row) for row in mask[0, 0].tolist()]
+
+
+def test_positions_attend_to_what_they_would_on_one_rank() -> None:
+    assert layout_of([0, 1, 2, 3]).mask(None) is None
+    assert layout_of([0, 1, 2, 3]).mask(4) is None
+    assert seen(layout_of([0, 1, 2, 3]).mask(2)) == ["x...", "xx..", ".xx.", "..xx"]
+    assert seen(layout_of([0, 1, 0, 1], is_packed=True).mask(None)) == ["x...", "xx..", "..x.", "..xx"]
+    # Padding attends to itself alone, or its softmax would be no number.
+    assert seen(layout_of([-1, -1, 0, 1], pads_left=True).mask(None)) == ["x...", ".x..", "..x.", "..xx"]
