@@ -153,33 +153,52 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         self._backward(group, last)
         return last
 
+    # Scripts that set the length of the window in forward_backward say it in each of these again.
+
     def clip_grad_norm(
-        self, max_grad_norm: float = 1.0, norm_type: float = 2, *, adapter_name: str = ""
+        self,
+        max_grad_norm: float = 1.0,
+        norm_type: float = 2,
+        *,
+        adapter_name: str = "",
+        gradient_accumulation_steps: int | None = None,
     ) -> float | None:
         """Divide the gradient by the window's count (of all ranks) and clip it; its norm before. None in a window."""
-        return self.group(adapter_name).clip_grad_norm(max_grad_norm, norm_type)
+        return self._windowed(adapter_name, gradient_accumulation_steps).clip_grad_norm(max_grad_norm, norm_type)
 
-    def step(self, optim_params: Mapping[str, Any] | None = None, *, adapter_name: str = "") -> None:
+    def step(
+        self,
+        optim_params: Mapping[str, Any] | None = None,
+        *,
+        adapter_name: str = "",
+        gradient_accumulation_steps: int | None = None,
+    ) -> None:
         """Step the optimizer; ``optim_params`` (lr, betas, eps, weight_decay) set it anew. No-op in a window."""
-        group = self.group(adapter_name)
+        group = self._windowed(adapter_name, gradient_accumulation_steps)
         if group.step(optim_params):
             self._publish(group)
 
-    def zero_grad(self, *, adapter_name: str = "") -> None:
+    def zero_grad(self, *, adapter_name: str = "", gradient_accumulation_steps: int | None = None) -> None:
         """Clear the gradients. No-op in a window."""
-        group = self.group(adapter_name)
+        group = self._windowed(adapter_name, gradient_accumulation_steps)
         if group.is_window_full:
             self._clear_gradients(group)
             group.clear_window()
 
-    def lr_step(self, *, adapter_name: str = "") -> None:
+    def lr_step(self, *, adapter_name: str = "", gradient_accumulation_steps: int | None = None) -> None:
         """Move the learning rate's schedule on. No-op in a window."""
-        self.group(adapter_name).lr_step()
+        self._windowed(adapter_name, gradient_accumulation_steps).lr_step()
 
     def clip_grad_and_step(
-        self, max_grad_norm: float = 1.0, norm_type: float = 2, *, adapter_name: str = ""
+        self,
+        max_grad_norm: float = 1.0,
+        norm_type: float = 2,
+        *,
+        adapter_name: str = "",
+        gradient_accumulation_steps: int | None = None,
     ) -> float | None:
         """Clip, step, clear, and move the schedule on; the norm before clipping."""
+        self._windowed(adapter_name, gradient_accumulation_steps)
         norm = self.clip_grad_norm(max_grad_norm, norm_type, adapter_name=adapter_name)
         self.step(adapter_name=adapter_name)
         self.zero_grad(adapter_name=adapter_name)
@@ -226,6 +245,13 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel
         there = ", ".join(sorted(adapters)) or "none"
         problem = f"{adapter_name!r} is not known" if adapter_name else "is missing"
         raise InvalidInput("adapter_name", f"{problem}; add it with add_adapter_to_model, or name one of: {there}")
+
+    def _windowed(self, adapter_name: str, gradient_accumulation_steps: int | None) -> OptimizerGroup:
+        """The group of an adapter, its window as long as is said."""
+        group = self.group(adapter_name)
+        if gradient_accumulation_steps is not None:
+            group.set_accumulation(gradient_accumulation_steps)
+        return group
 
     @staticmethod
     def _keep(group: OptimizerGroup, last: ForwardPass) -> ModelOutput:

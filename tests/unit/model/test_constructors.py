@@ -103,3 +103,32 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_and_lowers_the_scal
     assert all(torch.equal(value, before[name]) for name, value in model.get_state_dict().items())
     scaler = model.group("").scaler
     assert scaler is not None and scaler.get_scale() == 32.0
+
+
+def test_what_is_no_argument_of_ours_goes_to_transformers(model_dir: Path) -> None:
+    model = TransformersModel(model_id=str(model_dir), attn_implementation="eager")
+
+    assert model.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_the_length_of_a_window_may_be_said_in_every_call_of_a_step(
+    plain: TransformersModel, lora: MakeConfig, rows: list[Row], in_pieces: bool
+) -> None:
+    plain.add_adapter_to_model("a", lora())
+    plain.set_optimizer("AdamW", lr=1e-2)
+    before = plain.get_state_dict()
+    changed = []
+    for _ in range(4):
+        plain.forward_backward(inputs=rows, gradient_accumulation_steps=2)
+        if in_pieces:
+            plain.step(gradient_accumulation_steps=2)
+            plain.zero_grad(gradient_accumulation_steps=2)
+            plain.lr_step(gradient_accumulation_steps=2)
+        else:
+            plain.clip_grad_and_step(max_grad_norm=1.0, gradient_accumulation_steps=2)
+        after = plain.get_state_dict()
+        changed.append(any(not torch.equal(after[name], before[name]) for name in after))
+        before = after
+
+    assert changed == [False, True, False, True]
