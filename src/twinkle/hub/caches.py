@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ Kind = Literal["model", "dataset"]
 DEFAULT_BRANCHES = ("master", "main")
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\..+)")
 VERSION_FILE = ".mv"
 """What ModelScope's library up to 1.37 leaves beside a model: ``Revision:v1.0.0,CreatedAt:...``."""
 
@@ -81,6 +83,23 @@ def has_all_weights(folder: Path) -> bool:
             shards = set(json.loads(index.read_text())["weight_map"].values())
             return all((folder / shard).is_file() for shard in shards)
     return any(file.suffix in WEIGHTS and file.is_file() for file in folder.iterdir())
+
+
+def missing_shards(folder: Path) -> str | None:
+    """What lacks of files that number themselves like ``train-00000-of-00005.parquet``; None where nothing does.
+
+    A library that was stopped in the middle leaves the shards it had, in a folder like that of all.
+    """
+    found: dict[tuple[Path, str, int, str], set[int]] = {}
+    for file in folder.rglob("*-of-*"):
+        match = SHARD.fullmatch(file.name)
+        if match is not None and file.is_file():
+            key = (file.parent, match["stem"], int(match["total"]), match["suffix"])
+            found.setdefault(key, set()).add(int(match["number"]))
+    for (_, stem, total, suffix), numbers in found.items():
+        if len(numbers) < total:
+            return f"{total - len(numbers)} of the {total} files {stem}-*-of-*{suffix}"
+    return None
 
 
 def published_id(folder: str) -> str:

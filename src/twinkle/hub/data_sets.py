@@ -16,8 +16,8 @@ from datasets.packaged_modules.cache.cache import Cache
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.events import event_log
 from twinkle.core.hub_settings import HUB_NAMES, HUGGING_FACE, HubSettings
-from twinkle.hub.caches import find_cached, hugging_face_home, modelscope_cache
-from twinkle.hub.model_path import is_offline, locate
+from twinkle.hub.caches import find_cached, hugging_face_home, missing_shards, modelscope_cache
+from twinkle.hub.model_path import cached, is_offline, locate
 from twinkle.hub.reference import Reference, parse_reference
 
 DEFAULT_SUBSET = "default"
@@ -68,7 +68,16 @@ def load(text: str, part: Part, *, hub: str | None, revision: str | None, token:
     prepared = _prepared(reference, hubs, part)
     if prepared is not None:
         return prepared
-    if HUGGING_FACE in hubs[:1] and not _has_raw(reference, hubs) and not is_offline(HUGGING_FACE, settings):
+    may_be_asked = hubs[0] == HUGGING_FACE and not is_offline(HUGGING_FACE, settings)
+    found, _ = cached(reference, hubs, kind="dataset", with_weights=False)
+    if found is not None:
+        try:
+            return read_place(found.path, part)
+        except ConfigError:
+            # Its library keeps the files of the subsets that were asked for, in a folder like that of the whole.
+            if found.hub != HUGGING_FACE or not may_be_asked:
+                raise
+    if may_be_asked:
         # It reads the files of one subset alone, or streams them: a repository may hold terabytes.
         return _of_hugging_face(reference, part, token)
     found = locate(text, kind="dataset", hub=hub, revision=revision, token=token, field="dataset_id")
@@ -88,6 +97,9 @@ def read_place(place: Path, part: Part) -> DataSet:
         options = {"delimiter": "\t"} if place.suffix.lower() == ".tsv" else {}
         files = {part.split.partition("[")[0]: str(place)}
         return _read(reader, part, data_files=files, **options)
+    missing = missing_shards(place)
+    if missing is not None:
+        raise ConfigError(f"dataset_id: {place} is not whole: it lacks {missing}")
     if (place / "state.json").is_file() or (place / "dataset_dict.json").is_file():
         return _saved(place, part)
     arguments = {"data_dir": part.subset} if _is_folder_of_rows(place, part.subset) else _subset(place, part.subset)
@@ -97,7 +109,7 @@ def read_place(place: Path, part: Part) -> DataSet:
 def _read(path: str, part: Part, **arguments: Any) -> DataSet:
     try:
         return _checked(datasets.load_dataset(path, **arguments, **part.reading))
-    except (ValueError, DatasetsError) as error:
+    except (ValueError, FileNotFoundError, DatasetsError) as error:
         place = next(iter(arguments.get("data_files", {"": path}).values()))
         raise ConfigError(f"dataset_id: {place}, subset {part.subset!r}, split {part.split!r}: {error}") from error
 
@@ -121,7 +133,7 @@ def _is_folder_of_rows(place: Path, subset: str) -> bool:
 def _subsets(place: Path) -> list[str]:
     try:
         return list(datasets.get_dataset_config_names(str(place)))
-    except DatasetsError as error:
+    except (FileNotFoundError, DatasetsError) as error:
         code = sorted(file.name for file in place.glob("*.py"))
         why = f"; code beside the data does not run ({', '.join(code)})" if code else ""
         raise ConfigError(f"dataset_id: {place} holds no data that can be read: {error}{why}") from error
@@ -186,10 +198,6 @@ def _is_at(builder: Cache, hub: str, reference: Reference) -> bool:
     snapshot = find_cached(hub, reference.repository, "dataset", reference.revision)
     commit = snapshot.name if snapshot is not None else reference.revision
     return bool(builder.hash == commit)
-
-
-def _has_raw(reference: Reference, hubs: tuple[str, ...]) -> bool:
-    return any(find_cached(hub, reference.repository, "dataset", reference.revision) is not None for hub in hubs)
 
 
 def _of_hugging_face(reference: Reference, part: Part, token: str | None) -> DataSet:

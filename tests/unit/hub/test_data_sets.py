@@ -136,6 +136,15 @@ def test_what_a_library_has_prepared_before_is_taken_as_it_lies(caches: Caches, 
         HubOperation.load_dataset("hf://openai/gsm8k@decade", "main", "test")
 
 
+def test_a_folder_that_lacks_some_of_its_shards_is_not_taken_for_the_whole(caches: Caches) -> None:
+    shards = {f"data/train-0000{number}-of-00003.jsonl": lines(ROWS) for number in (0, 2)}
+    caches.put_hugging_face("org/data", shards, kind="dataset", ref="main")
+    with pytest.raises(ConfigError, match=r"is not whole: it lacks 1 of the 3 files train-\*-of-\*\.jsonl"):
+        HubOperation.load_dataset("hf://org/data")
+    caches.put("datasets/org--data/snapshots/master", shards | {"data/train-00001-of-00003.jsonl": lines(ROWS)})
+    assert len(HubOperation.load_dataset("ms://org/data")) == 6
+
+
 def test_code_beside_the_data_never_runs(caches: Caches, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     script = f"open({str(ran)!r}, 'w').write('ran')\n"

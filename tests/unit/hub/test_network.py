@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,36 @@ def test_a_data_set_is_fetched_from_modelscope(hubs: Hubs) -> None:
     hubs.asked.clear()
     assert MSHub.load_dataset("swift/self-cognition").to_list() == [{"query": "q"}]
     assert hubs.asked == []
+
+
+def test_of_hugging_face_one_subset_is_fetched_and_others_are_still_found_later(hubs: Hubs, tmp_path: Path) -> None:
+    parts = [("one", "train"), ("one", "test"), ("two", "train")]
+    configs = {subset: [split for name, split in parts if name == subset] for subset, _ in parts}
+    card = "".join(
+        f"- config_name: {subset}\n  data_files:\n"
+        + "".join(f"  - {{split: {split}, path: {subset}/{split}.jsonl}}\n" for split in splits)
+        for subset, splits in configs.items()
+    )
+    files = {f"{subset}/{split}.jsonl": lines([{"part": f"{subset}/{split}"}]) for subset, split in parts}
+    hubs.put("datasets/org/rows", {"README.md": f"---\nconfigs:\n{card}---\n", **files})
+    code = (
+        "import sys; from twinkle.hub import HubOperation\n"
+        "subset, split, how = sys.argv[1:]\n"
+        "rows = HubOperation.load_dataset('hf://org/rows', subset, split, streaming=how == 'stream')\n"
+        "print('rows:', list(rows))"
+    )
+
+    def load(subset: str, split: str, how: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, subset, split, how], capture_output=True, text=True, check=True
+        )
+        return done.stdout.rpartition("rows: ")[2].strip()
+
+    assert load("one", "train", "whole") == "[{'part': 'one/train'}]"
+    assert not any("two/train" in asked for asked in hubs.asked)
+    hubs.asked.clear()
+    assert load("one", "test", "whole") == "[{'part': 'one/test'}]" and hubs.asked == []
+    assert load("two", "train", "stream") == "[{'part': 'two/train'}]"
 
 
 @pytest.mark.parametrize("hub", HUBS)
