@@ -28,7 +28,7 @@ from twinkle.model.fused_embedding import FusedEmbedding
 from twinkle.model.fused_step import FusedStep
 from twinkle.model.independence import Independence
 from twinkle.model.job_run import JobRun, settle, start_runs
-from twinkle.model.loading import decoder_of, load_base_model, stored_paths, takes_pictures
+from twinkle.model.loading import A_LEVEL_DEEPER, decoder_of, load_base_model, stored_paths, takes_pictures
 from twinkle.model.logit_form import LogitForm
 from twinkle.model.loss_head import LossHead
 from twinkle.model.pictures import PackedPictures, PictureEncoder
@@ -259,10 +259,20 @@ class FusedLoraModel:
             weights[wrapped.get(inside, "") + name.removeprefix(inside)] = parameter
         return weights
 
-    def untied_weights(self) -> list[str]:
-        """The names of the frozen weights that have values of their own."""
+    def language_weights(self) -> list[str]:
+        """The names of the frozen weights that text goes through, of those that have values of their own."""
         tied = getattr(self._model, "all_tied_weights_keys", {})
-        return [name for name in self.base_weights() if name not in tied]
+        inside = {id(parameter) for parameter in self._decoder.parameters()}
+        inside.add(id(self._model.get_output_embeddings().weight))
+        return [name for name, weight in self.base_weights().items() if id(weight) in inside and name not in tied]
+
+    def own_name(self, name: str) -> str:
+        """What a weight is called here that a class for text alone, or one for pictures too, calls ``name``."""
+        own = self.base_weights()
+        published = A_LEVEL_DEEPER
+        inner = published.loaded + name.removeprefix(published.published)
+        found = (each for each in (name, published.stored(name), inner) if each in own)
+        return next(found, name)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -278,12 +288,13 @@ class FusedLoraModel:
             InvalidInput: A name or a shape is not this model's; weights before it are copied already.
         """
         own = self.base_weights()
-        for name, tensor in weights:
+        for given, tensor in weights:
+            name = self.own_name(given)
             if name not in own:
                 # Tied to a weight that has a name of its own.
                 if name in getattr(self._model, "all_tied_weights_keys", {}):
                     continue
-                raise InvalidInput("weights", f"hold {name}, which {self.info.architecture} does not have")
+                raise InvalidInput("weights", f"hold {given}, which {self.info.architecture} does not have")
             if own[name].shape != tensor.shape:
                 shapes = f"{tuple(tensor.shape)}, here {tuple(own[name].shape)}"
                 raise InvalidInput("weights", f"{name} has shape {shapes}")

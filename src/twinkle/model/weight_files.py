@@ -101,18 +101,15 @@ def save_model(folder: Path, state: Mapping[str, torch.Tensor], model: Any) -> N
     verify_tensors(folder, state)
 
 
-def stored_weights(folder: Path, *, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
-    """The weights of a whole model in its directory; others than those wanted come too.
+def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a whole model in its directory.
 
     Raises:
-        InvalidInput: There is no model, or a weight is missing.
+        InvalidInput: There is no model.
     """
     tensors = read_tensors_of(folder)
     if not tensors:
         raise InvalidInput("checkpoint", f"{folder} holds no model.safetensors")
-    missing = sorted(wanted - tensors.keys())
-    if missing:
-        raise InvalidInput("model.safetensors", f"lacks {missing[0]}; it was saved from another model")
     return tensors
 
 
@@ -124,7 +121,7 @@ def load_model(
     Raises:
         InvalidInput: There is no model, or a tensor is missing, unknown or of another shape.
     """
-    tensors = stored_weights(folder, wanted=frozenset())
+    tensors = stored_weights(folder)
     if parameters.keys() - tensors.keys() - optional:
         tensors = _converted(folder, model) or tensors
     _fill("model.safetensors", tensors, parameters, optional=optional)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from harness.hub_models import save_hub_model
 from harness.models import make_text_model
 from twinkle.checkpoint_engine import CheckpointEngine, CheckpointEngineManager, MemoryCheckpointEngine
 from twinkle.core.errors import InvalidInput
@@ -199,3 +200,15 @@ def test_ranks_that_sample_get_the_weights_of_those_that_train_also_where_they_l
     assert len(trained) == len(sampled) == 3
     for wanted, told in zip(trained, sampled, strict=True):
         assert told == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("make", [TransformersModel, MultiLoraTransformersModel])
+def test_a_class_for_pictures_too_samples_with_what_its_text_model_learned(tmp_path, make):
+    model_id = str(save_hub_model(tmp_path / "model", "qwen3_5"))
+    model = make(model_id=model_id)
+    sampler = TorchSampler(model_id, slots=4)
+    model.add_adapter_to_model("default", peft.LoraConfig(r=4, target_modules="all-linear"))
+    train(model)
+    for merge in (True, False):
+        CheckpointEngineManager(model=model, sampler=sampler).sync_weights(merge_and_sync=merge)
+        assert scores(sampler) == pytest.approx(logps(model), abs=1e-3)

@@ -81,7 +81,11 @@ class TorchSampler(SteppingSampler):
             InvalidInput: There are no weights, some are missing, or they are another model's.
         """
         folder = Path(resolve_model_id(str(path), field="path"))
-        self.receive_weights(stored_weights(folder, wanted=frozenset(self._model.untied_weights())).items())
+        weights = stored_weights(folder)
+        missing = sorted(set(self._model.language_weights()) - {self._model.own_name(name) for name in weights})
+        if missing:
+            raise InvalidInput("path", f"{path} lacks {missing[0]}; it was saved from another model")
+        self.receive_weights(weights.items())
 
     def apply_patch(self, patch_cls: Any, **settings: Any) -> None:
         """Change the model that samples by a patch; see ``twinkle.patch.apply_patch``."""
