@@ -6,15 +6,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from harness.hub_caches import MODEL, Caches, fill, lines
 from harness.hub_server import TOKEN, Hubs, hub_server
+from harness.models import make_text_model
 from twinkle.core.errors import ConfigError
 from twinkle.hub import HFHub, HubOperation, ModelCard, MSHub, resolve_model_id
 from twinkle.hub.model_path import locate
+from twinkle.model import TransformersModel
 
 HUBS = ("ms", "hf")
 
@@ -168,6 +171,18 @@ def test_a_push_is_private_and_carries_a_card(hubs: Hubs, hub: str, token: None,
     text = files["README.md"].decode()
     for line in ('base_model: "Qwen/Qwen3-4B"', '- "swift/self-cognition"', "library_name: peft", "| loss | 0.5 |"):
         assert line in text
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_model_pushes_a_checkpoint(hubs: Hubs, token: None, tmp_path: Path, is_async: bool) -> None:
+    model = TransformersModel(model_id=str(make_text_model(tmp_path / "model")))
+    folder = model.save("last", output_dir=str(tmp_path))
+    pushed = model.upload_to_hub(str(folder), "hf://me/mine", async_upload=is_async)
+    url = pushed.result() if isinstance(pushed, Future) else pushed
+    assert url is not None and url.startswith(hubs.url)
+    files = hubs.repositories["models/me/mine"].revisions["main"]
+    assert {"README.md", "config.json", "model.safetensors"} <= set(files)
+    assert str(tmp_path) not in files["README.md"].decode()
 
 
 @pytest.mark.parametrize("hub", HUBS)
