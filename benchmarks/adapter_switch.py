@@ -26,9 +26,9 @@ from machine import load_average, machine_facts
 from measures import rounded
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
-from twinkle.model.determinism import prepare_environment
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter, LoraConfig
 
 RESULTS = Path(__file__).parent / "results"

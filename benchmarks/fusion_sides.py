@@ -151,8 +151,8 @@ class EngineSide:
     def __init__(self, folder: Path, threads: int, mode: MklMode, device: str = "cpu") -> None:
         import torch  # noqa: PLC0415 - the parent only orders and needs none of it
 
-        from twinkle.model.determinism import prepare_environment  # noqa: PLC0415
-        from twinkle.model.fused_lora import FusedLoraModel  # noqa: PLC0415
+        from twinkle.model.fused.determinism import prepare_environment  # noqa: PLC0415
+        from twinkle.model.fused.model import FusedLoraModel  # noqa: PLC0415
 
         os.environ.pop("MKL_CBWR", None)
         if mode == "strict":
@@ -179,7 +179,7 @@ class EngineSide:
 
     def run(self, load: Load, way: Way) -> float:
         """See ``Side``."""
-        from twinkle.model.training import AdamParams  # noqa: PLC0415
+        from twinkle.model.fused.training import AdamParams  # noqa: PLC0415
 
         calls = (
             [[job] for job in self._jobs] if way == "one_by_one" else [self._jobs if way == "fused" else self._whole]
@@ -208,7 +208,7 @@ class EngineSide:
 
     def datum(self, number: int, num_tokens: int) -> Any:
         """A sequence with every target weighted 1."""
-        from twinkle.model.training import Datum  # noqa: PLC0415
+        from twinkle.model.fused.training import Datum  # noqa: PLC0415
 
         tokens = make_tokens(number, num_tokens, self.model.info.vocab_size)
         weights = np.ones(num_tokens, dtype=np.float32)
@@ -216,7 +216,7 @@ class EngineSide:
 
     def job(self, number: int, data: list[Any]) -> Any:
         """Cross entropy of one adapter."""
-        from twinkle.model.training import TrainJob  # noqa: PLC0415
+        from twinkle.model.fused.training import TrainJob  # noqa: PLC0415
 
         return TrainJob(adapter=self.adapters[number], data=tuple(data), loss="cross_entropy")
 
@@ -332,7 +332,7 @@ class MemorySide(EngineSide):
         self.facts = SideFacts(determinism=self.facts.determinism, memory=memory)
 
     def _train(self, jobs: list[Any]) -> None:
-        from twinkle.model.training import AdamParams  # noqa: PLC0415
+        from twinkle.model.fused.training import AdamParams  # noqa: PLC0415
 
         for outcome in self.model.forward_backward(jobs):
             if isinstance(outcome, Exception):

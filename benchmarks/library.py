@@ -30,7 +30,7 @@ from markdown_table import Result, machine_line, table
 from measures import rounded
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
-from twinkle.model.determinism import prepare_environment
+from twinkle.model.fused.determinism import prepare_environment
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate")

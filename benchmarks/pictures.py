@@ -30,10 +30,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from machine import load_average, machine_facts
 from measures import rounded
-from twinkle.model.determinism import prepare_environment
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.model.pictures import Picture
-from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
 RESULTS = Path(__file__).parent / "results"

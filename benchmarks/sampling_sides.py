@@ -15,8 +15,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from twinkle.checkpoint_engine.peft import export_adapter
-from twinkle.model.determinism import prepare_environment
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, SteppedSampler, SteppedTorchSampler, SteppedVLLMSampler
 

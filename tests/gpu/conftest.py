@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter, LoraConfig
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import transformers
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
-from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
+from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
 

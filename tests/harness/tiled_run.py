@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from harness.families import FAMILIES, VOCAB_SIZE
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
 CONFIGS = (LoraConfig(rank=8, seed=1), LoraConfig(rank=3, seed=2, train_mlp=False), LoraConfig(rank=1, seed=3))

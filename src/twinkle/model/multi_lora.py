@@ -25,12 +25,12 @@ from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
-from twinkle.model.determinism import prepare_environment
 from twinkle.model.forward_pass import CAUSAL, EMBEDDING, ForwardPass, PassOptions
-from twinkle.model.fused_embedding import embedding_pass
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.fused_parameters import lend_moments, parameters_of
-from twinkle.model.fused_rows import (
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.embedding import embedding_pass
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.parameters import lend_moments, parameters_of
+from twinkle.model.fused.rows import (
     job_of,
     linear_weights,
     open_pass,
@@ -40,16 +40,16 @@ from twinkle.model.fused_rows import (
     weights_of,
     with_teacher_indices,
 )
-from twinkle.model.gradient_sync import sync_of
+from twinkle.model.fused.training import TrainJob, TrainOutcome
 from twinkle.model.loading import load_base_model, stored_paths, takes_pictures
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.outgoing import NamedWeights, outgoing_fused
-from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
+from twinkle.model.parallel.gradient_sync import sync_of
+from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
 from twinkle.model.placement import MixedPrecision, device_of, model_class, weights_dtype
 from twinkle.model.script_settings import rows_of
-from twinkle.model.training import TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig, Segment
 from twinkle.module.packed_attention import CausalSpans
 

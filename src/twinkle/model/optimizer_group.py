@@ -15,8 +15,8 @@ from twinkle.loss import CrossEntropyLoss, Loss
 from twinkle.metric.forwarding import Forwarding
 from twinkle.metric.records import STEP, Records
 from twinkle.model.forward_pass import ForwardPass
-from twinkle.model.gradient_sync import GradientSync, clip_gradients
 from twinkle.model.metric_board import MetricBoard
+from twinkle.model.parallel.gradient_sync import GradientSync, clip_gradients
 from twinkle.processor import InputProcessor
 
 log = event_log()

@@ -14,9 +14,9 @@ from twinkle.infra import DeviceMesh, Platform
 from twinkle.infra.platform import local_rank
 from twinkle.infra.process_group import group_of_ranks, torch_mesh
 from twinkle.model.device_traits import plain_dtype
-from twinkle.model.expert_parallel import SharedExperts
-from twinkle.model.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
-from twinkle.model.parallel_settings import FsdpSettings
+from twinkle.model.parallel.experts import SharedExperts
+from twinkle.model.parallel.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
+from twinkle.model.parallel.settings import FsdpSettings
 
 MixedPrecision = Literal["bf16", "fp16", "no"]
 

@@ -16,12 +16,12 @@ from torch import distributed
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
-from twinkle.model.expert_parallel import SharedExperts
 from twinkle.model.forward_pass import CAUSAL, ForwardPass, PassOptions
-from twinkle.model.gradient_sync import GradientSync
 from twinkle.model.micro_batches import MicroBatches, Scale
 from twinkle.model.optimizer_group import OptimizerGroup
-from twinkle.model.sequence_parallel import SequenceParallel
+from twinkle.model.parallel.experts import SharedExperts
+from twinkle.model.parallel.gradient_sync import GradientSync
+from twinkle.model.parallel.sequence import SequenceParallel
 from twinkle.model.transformers.moe.router_replay import RouterReplay, RouterReplayAction
 from twinkle.model.transformers_pass import check_options, outputs_of
 from twinkle.processor import ModelBatch

@@ -20,15 +20,15 @@ from twinkle.hub.caches import published_id
 from twinkle.hub.trust import open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
-from twinkle.model.expert_parallel import share_experts, step_one_by_one
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
 from twinkle.model.outgoing import NamedWeights, outgoing_weights
-from twinkle.model.parallel_settings import FsdpSettings, check_ddp, check_strategy
+from twinkle.model.parallel.experts import share_experts, step_one_by_one
+from twinkle.model.parallel.sequence import sequence_parallel
+from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
 from twinkle.model.plain_passes import PlainPasses
-from twinkle.model.sequence_parallel import sequence_parallel
 from twinkle.model.transformers.moe.router_replay import RouterReplay
 from twinkle.model.weight_files import (
     adapter_parameters,

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import ConfigError
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.probe import is_off
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.probe import is_off
 from twinkle.module.lora import LoraAdapter, LoraConfig, Segment
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.sampler.request import SampleRequest, SampleResult

@@ -4,7 +4,7 @@ A state machine that its owner steps, so that sampling and training take turns o
 of each running continuation and a few chunks of prompts into one row, runs the model once, and chooses tokens. Nothing
 a request gets depends on its company: attention and LoRA work sequence by sequence, prompts are cut at fixed positions,
 and randomness is addressed by (seed, sample, position). Where the model's matrix products have independent rows (see
-``twinkle.model.determinism``) tokens and logprobs are therefore the same bits alone or in any batch.
+``twinkle.model.fused.determinism``) tokens and logprobs are therefore the same bits alone or in any batch.
 
 Shape suffixes: T packed tokens, N rows that need logits, H hidden size, V vocabulary.
 """
@@ -20,7 +20,7 @@ import torch
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
 from twinkle.core.events import event_log
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.pictures import PictureLayout, TokenRange, pack
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.module.recurrence import CHUNK_TOKENS

@@ -3,7 +3,7 @@
 More threads are not always quicker: on small models they wait for each other longer than they compute. The quickest
 number is measured at the first start of a mesh with its model on a kind of CPU, and published with what else the mesh
 is; every later start, and whoever takes the mesh over, computes with it too. Where products are tiled
-(``twinkle.model.determinism``), a replay gives the bits of the first time only so.
+(``twinkle.model.fused.determinism``), a replay gives the bits of the first time only so.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from twinkle.core.settings import Settings
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import ALONE, RankGroup
-from twinkle.model.determinism import prepare_environment
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.model.loading import decoder_of
 from twinkle.model.pictures import Patches, Picture
-from twinkle.model.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText, TopLogprobs

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from harness.families import FAMILIES, VOCAB_SIZE, stir
-from twinkle.model.determinism import prepare_environment
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import Datum
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum
 
 prepare_environment()
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from twinkle.core.batch_loss import BATCH_LOSSES, judge_batch, num_passes
 from twinkle.core.errors import InvalidInput, UserError
 from twinkle.loss import LOSSES, create_loss
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
 CONFIG = LoraConfig(rank=4, seed=1)

@@ -12,7 +12,7 @@ from harness import traced_losses
 from harness.traced_losses import graph_of
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import TracedLoss
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
 CONFIG = LoraConfig(rank=4, seed=1)

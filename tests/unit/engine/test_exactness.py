@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from harness.families import FAMILIES
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import AdamParams, Datum, TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
 CONFIGS = [

@@ -8,7 +8,7 @@ import transformers
 
 from harness.families import FAMILIES, SIZES, WINDOW
 from twinkle.core.errors import ConfigError
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.packed_attention import CausalSpans
 
 LOOKS_AHEAD = transformers.Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True)
@@ -51,8 +51,8 @@ def with_a_third_weight(model):
 def test_a_model_that_would_be_computed_wrongly_is_refused_though_its_config_did_not_tell(
     config, change, reason, monkeypatch
 ):
-    monkeypatch.setattr("twinkle.model.fused_lora.check_config", lambda name, config: None)
-    monkeypatch.setattr("twinkle.model.logit_form.FACTORS", ())
+    monkeypatch.setattr("twinkle.model.fused.model.check_config", lambda name, config: None)
+    monkeypatch.setattr("twinkle.model.fused.logit_form.FACTORS", ())
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     change(model)
     with pytest.raises(ConfigError, match=reason):
@@ -70,7 +70,7 @@ def test_a_window_that_is_not_kept_is_noticed_with_a_few_tokens(base_dirs, monke
         def __call__(self, *args, form):
             return super().__call__(*args, form=dataclasses.replace(form, window=None))
 
-    monkeypatch.setattr("twinkle.model.probe.CausalSpans", FullSpans)
+    monkeypatch.setattr("twinkle.model.fused.probe.CausalSpans", FullSpans)
     with pytest.raises(ConfigError, match="same logits"):
         FusedLoraModel.from_pretrained(str(base_dirs("mistral")))
 
@@ -82,6 +82,6 @@ def test_a_model_is_refused_by_its_config_before_its_weights_are_read(tmp_path):
 
 
 def test_a_cap_that_is_left_out_is_noticed(base_dirs, monkeypatch):
-    monkeypatch.setattr("twinkle.model.logit_form.CAP", "none")
+    monkeypatch.setattr("twinkle.model.fused.logit_form.CAP", "none")
     with pytest.raises(ConfigError, match="same logits"):
         FusedLoraModel.from_pretrained(str(base_dirs("gemma2")))

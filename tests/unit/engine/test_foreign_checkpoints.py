@@ -11,7 +11,7 @@ from torch.nn import functional
 from harness.families import FAMILIES, SIZES, stir
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.workers.transformers_engine import TransformersEngine
 

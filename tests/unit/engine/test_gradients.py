@@ -9,7 +9,7 @@ import transformers
 from harness.families import FAMILIES
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer
-from twinkle.model.training import TrainJob
+from twinkle.model.fused.training import TrainJob
 from twinkle.module.lora import LoraConfig
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import TrainJob
 from twinkle.module.lora import LoraConfig
 
 

@@ -10,11 +10,11 @@ import transformers
 from harness.families import FAMILIES, SIZES
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.model import fused_lora
-from twinkle.model.determinism import UNPADDED
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.independence import Independence
-from twinkle.model.probe import Probe
+from twinkle.model.fused import model as fused_model
+from twinkle.model.fused.determinism import UNPADDED
+from twinkle.model.fused.independence import Independence
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.probe import Probe
 from twinkle.module.segmented import Route
 from twinkle.workers.ranks.engine import RankedEngine
 from twinkle.workers.transformers_engine import TransformersEngine
@@ -100,7 +100,7 @@ def long_rope(tokens):
 def unpacked_layers(monkeypatch):
     """What lets their convolution and their state start anew with every sequence, taken away."""
     for name in ("pack_delta_nets", "pack_mamba_layers"):
-        monkeypatch.setattr(fused_lora, name, lambda model, functions: False)
+        monkeypatch.setattr(fused_model, name, lambda model, functions: False)
 
 
 def leave_only(monkeypatch, check):
@@ -124,7 +124,7 @@ def test_a_layer_that_lets_one_sequence_into_another_is_refused(leak, dtype, pro
     model = make(transformers.Qwen3Config(**SIZES, head_dim=16), dtype)
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: LEAKS[leak](output))
     if promise == "no bits":
-        monkeypatch.setattr(fused_lora, "measure_determinism", lambda device, dtype: ("none", UNPADDED))
+        monkeypatch.setattr(fused_model, "measure_determinism", lambda device, dtype: ("none", UNPADDED))
 
     with pytest.raises(ConfigError, match="not supported"):
         FusedLoraModel(model, name="leaky")

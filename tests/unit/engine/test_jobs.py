@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from twinkle.core.errors import InvalidInput, OutOfMemory
-from twinkle.model.fused_step import FusedStep
-from twinkle.model.training import AdamParams, Datum, TrainJob
+from twinkle.model.fused.step import FusedStep
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
 CONFIG = LoraConfig(rank=4, seed=1)

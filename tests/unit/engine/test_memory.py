@@ -5,9 +5,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.fused_step import GROW_AFTER_PASSES, PassSize
-from twinkle.model.training import TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.step import GROW_AFTER_PASSES, PassSize
+from twinkle.model.fused.training import TrainJob
 from twinkle.module.lora import LoraConfig
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter, read_config
 from twinkle.core.errors import InvalidInput
-from twinkle.model.training import AdamParams, TrainJob
+from twinkle.model.fused.training import AdamParams, TrainJob
 from twinkle.module.lora import LoraConfig, Segment
 from twinkle.module.packed_attention import CausalSpans
 

@@ -12,7 +12,7 @@ import transformers
 from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE, export_adapter, import_adapter
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
 from twinkle.core.errors import InvalidInput
-from twinkle.model.training import AdamParams, TrainJob
+from twinkle.model.fused.training import AdamParams, TrainJob
 from twinkle.module.lora import Segment
 from twinkle.module.packed_attention import CausalSpans
 

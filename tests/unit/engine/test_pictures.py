@@ -22,9 +22,9 @@ from harness.pictures import (
 )
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.core.errors import InvalidInput, UserError
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.fused_rows import job_of, open_pass
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.rows import job_of, open_pass
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 from twinkle.processor import InputProcessor
 

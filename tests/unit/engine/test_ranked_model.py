@@ -15,9 +15,9 @@ from twinkle.checkpoint_engine.snapshot import fingerprint
 from twinkle.infra.platform import CPU
 from twinkle.infra.process_group import join_world
 from twinkle.infra.rank_group import RankGroup
-from twinkle.model.determinism import prepare_environment
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
 prepare_environment()

@@ -11,8 +11,8 @@ import transformers
 
 from harness.families import RELEASED, stir
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import AdamParams, TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import AdamParams, TrainJob
 from twinkle.module.lora import LoraConfig, Segment, TrainedModule
 from twinkle.module.packed_attention import CausalSpans
 

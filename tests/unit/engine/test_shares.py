@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.core.errors import InvalidInput, OutOfMemory, UserError
-from twinkle.model.job_run import FailureReport, shares_of
-from twinkle.model.training import Datum
+from twinkle.model.fused.job_run import FailureReport, shares_of
+from twinkle.model.fused.training import Datum
 
 lengths = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 

@@ -11,7 +11,7 @@ MEASURE = """
 import torch
 if {too_late}:
     torch.ones(64, 64) @ torch.ones(64, 64)
-from twinkle.model.determinism import measure_determinism, prepare_environment, strict_mode_in_force
+from twinkle.model.fused.determinism import measure_determinism, prepare_environment, strict_mode_in_force
 prepare_environment()
 print(strict_mode_in_force(), measure_determinism(torch.device("cpu"), torch.float32)[0])
 """

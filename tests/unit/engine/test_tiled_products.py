@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness import tiled_run
-from twinkle.model.determinism import MKL_MODE_VARIABLE, rows_are_independent
+from twinkle.model.fused.determinism import MKL_MODE_VARIABLE, rows_are_independent
 from twinkle.module.row_product import RowProduct
 
 TESTS = Path(tiled_run.__file__).parents[1]

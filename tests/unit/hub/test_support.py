@@ -17,7 +17,7 @@ from harness.refused import REFUSED
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.hub.support import check_model
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.workers.transformers_engine import TransformersEngine
 
 

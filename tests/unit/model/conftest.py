@@ -11,7 +11,7 @@ import torch
 from harness.training import Row, make_rows
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
-from twinkle.model.determinism import prepare_environment
+from twinkle.model.fused.determinism import prepare_environment
 
 prepare_environment()
 torch.set_num_threads(1)

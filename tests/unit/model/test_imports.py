@@ -11,7 +11,7 @@ import sys
 queue = "pydantic pydantic_settings structlog sqlalchemy sqlmodel fastapi celery redis obstore httpx PIL"
 sys.modules.update(dict.fromkeys(queue.split()))
 import twinkle.checkpoint_engine.snapshot
-import twinkle.model.fused_lora
+import twinkle.model.fused.model
 import twinkle.model.multi_lora
 import twinkle.sampler
 from twinkle.core.events import PlainLog, event_log

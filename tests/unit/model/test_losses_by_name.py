@@ -23,7 +23,7 @@ from twinkle.core.batch_loss import BATCH_LOSSES
 from twinkle.core.errors import InvalidInput
 from twinkle.loss import LOSSES, Loss, create_loss
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
-from twinkle.model.training import Datum, TrainJob, TrainOutcome
+from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 
 MakeConfig = Callable[..., peft.LoraConfig]
 

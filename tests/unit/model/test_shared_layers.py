@@ -12,8 +12,8 @@ import transformers
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh
 from twinkle.model import MultiLoraTransformersModel
-from twinkle.model.expert_parallel import share_experts
-from twinkle.model.sequence_parallel import SequenceLayout
+from twinkle.model.parallel.experts import share_experts
+from twinkle.model.parallel.sequence import SequenceLayout
 
 
 def test_a_model_without_experts_shares_none(model_dir: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
 
-from twinkle.model.determinism import prepare_environment
+from twinkle.model.fused.determinism import prepare_environment
 from twinkle.module.delta_kernels import FlashDeltaRule
 from twinkle.module.delta_rule import DeltaInputs, PlainDeltaRule
 from twinkle.module.packed_states import LayerState, PackedStates, SpanChunks, Taps

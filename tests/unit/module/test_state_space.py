@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 
-from twinkle.model.determinism import prepare_environment
+from twinkle.model.fused.determinism import prepare_environment
 from twinkle.module.packed_states import SpanChunks
 from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.module.state_space import SpaceInputs, StateSpace

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
-from twinkle.model.determinism import prepare_environment
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler import SampleRequest, SampleResult, SteppedSampler, SteppedTorchSampler
 

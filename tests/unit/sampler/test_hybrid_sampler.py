@@ -7,7 +7,7 @@ import transformers
 
 from harness.families import FAMILIES, VOCAB_SIZE, stir
 from twinkle.core.errors import ConfigError, OutOfMemory
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, SteppedTorchSampler, torch_sampler
 from twinkle.sampler.attention import CachedStates

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from twinkle.core.errors import OutOfMemory
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
 

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from harness.families import FAMILIES, VOCAB_SIZE, stir
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
 

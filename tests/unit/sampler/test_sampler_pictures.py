@@ -12,8 +12,8 @@ from PIL import Image
 from harness.picture_files import picture_file
 from harness.pictures import IMAGE_TOKEN, image_processor, picture_prompt, save_picture_model
 from twinkle.core.errors import InvalidInput
-from twinkle.model.fused_lora import FusedLoraModel
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler import SampleRequest, SteppedTorchSampler

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from twinkle.core.errors import Conflict, InvalidInput
-from twinkle.model.training import Datum, TrainJob
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.sampler import SampleRequest, SampleResult, SteppedTorchSampler
 from twinkle.sampler.kv_cache import BLOCK_TOKENS
 

@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.core.errors import Conflict, InvalidInput, UserError
 from twinkle.hub.tiny import make_tiny_model
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.model.pictures import Picture
-from twinkle.model.training import Datum, TrainJob
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler import SampleRequest, SampleResult, SteppedSampler, SteppedTorchSampler
 from twinkle.sampler.vllm.sampler import SteppedVLLMSampler

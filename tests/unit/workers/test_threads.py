@@ -18,7 +18,7 @@ from harness.models import make_text_model
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.settings import Settings
 from twinkle.infra.rank_group import ALONE
-from twinkle.model.training import AdamParams, Datum, TrainJob
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.wire.sampling import parse_sample
 from twinkle.workers import transformers_engine
 from twinkle.workers.threads import candidates, kind_of_cpu, measure_threads, thread_limit, usable_cores

@@ -17,9 +17,9 @@ from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
-from twinkle.model.determinism import prepare_environment
 from twinkle.model.device_traits import plain_dtype
-from twinkle.model.fused_lora import FusedLoraModel
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.loading import load_base_model, stored_paths
 from twinkle.model.placement import device_of
 from twinkle.model.weight_files import stored_weights

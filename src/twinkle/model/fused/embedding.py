@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import BatchTooLong, InvalidInput
 from twinkle.model.forward_pass import ForwardPass
-from twinkle.model.job_run import all_finite
+from twinkle.model.fused.job_run import all_finite
 from twinkle.module.adapter import LoraPair
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.module.packed_attention import CausalSpans, PackedAttention

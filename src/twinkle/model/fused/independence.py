@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import ConfigError, UserError
-from twinkle.model.probe import is_off
-from twinkle.model.training import Datum, TrainJob, TrainOutcome
+from twinkle.model.fused.probe import is_off
+from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraConfig, LoraPool
 
 LENGTHS = ((67, 3), (9,))

@@ -20,22 +20,22 @@ from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
-from twinkle.model.adam import adam_step
-from twinkle.model.batch_jobs import run_with_batches
-from twinkle.model.determinism import agreed_product, measure_determinism
 from twinkle.model.device_traits import plain_dtype
-from twinkle.model.fused_embedding import FusedEmbedding
-from twinkle.model.fused_step import FusedStep
-from twinkle.model.independence import Independence
-from twinkle.model.job_run import JobRun, settle, start_runs
+from twinkle.model.fused.adam import adam_step
+from twinkle.model.fused.batch_jobs import run_with_batches
+from twinkle.model.fused.determinism import agreed_product, measure_determinism
+from twinkle.model.fused.embedding import FusedEmbedding
+from twinkle.model.fused.independence import Independence
+from twinkle.model.fused.job_run import JobRun, settle, start_runs
+from twinkle.model.fused.logit_form import LogitForm
+from twinkle.model.fused.loss_head import LossHead
+from twinkle.model.fused.probe import PackedPath, Probe
+from twinkle.model.fused.step import FusedStep
+from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
+from twinkle.model.fused.validation import validate_batch, validate_job
 from twinkle.model.loading import A_LEVEL_DEEPER, decoder_of, load_base_model, stored_paths, takes_pictures
-from twinkle.model.logit_form import LogitForm
-from twinkle.model.loss_head import LossHead
+from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
-from twinkle.model.probe import PackedPath, Probe
-from twinkle.model.sharding import shard_decoder
-from twinkle.model.training import AdamParams, TrainJob, TrainOutcome
-from twinkle.model.validation import validate_batch, validate_job
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.delta_net import pack_delta_nets
 from twinkle.module.experts import LoraExperts

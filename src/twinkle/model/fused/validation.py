@@ -12,8 +12,8 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
 from twinkle.core.pictures import PictureRules
 from twinkle.loss import DatumLoss, TracedLoss, create_datum_loss
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.model.pictures import check_pictures
-from twinkle.model.training import AdamParams, Datum, TrainJob
 
 
 def validate_job(

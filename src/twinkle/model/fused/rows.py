@@ -20,8 +20,8 @@ from twinkle.core.errors import BatchTooLong, InvalidInput
 from twinkle.core.pictures import PictureRules
 from twinkle.loss import Loss
 from twinkle.model.forward_pass import CAUSAL, EMBEDDING, ForwardPass, PassOptions
+from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.model.pictures import Patches, Picture
-from twinkle.model.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter
 from twinkle.processor import InputProcessor
 from twinkle.processor.input_processor import IGNORED_LABEL, TokenSequence

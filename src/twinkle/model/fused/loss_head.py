@@ -17,7 +17,7 @@ import torch
 
 from twinkle.core.errors import UserError
 from twinkle.loss import DatumLoss
-from twinkle.model.logit_form import LogitForm
+from twinkle.model.fused.logit_form import LogitForm
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.packed_products import LoopedProducts, SegmentPair
 from twinkle.module.row_product import RowProduct

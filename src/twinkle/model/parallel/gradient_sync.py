@@ -14,7 +14,7 @@ from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
 from twinkle.infra import DeviceMesh
-from twinkle.model.expert_parallel import SharedExperts, is_spread
+from twinkle.model.parallel.experts import SharedExperts, is_spread
 
 log = event_log()
 

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, judge_batch
 from twinkle.core.errors import UserError
 from twinkle.loss import Loss, Surrogate, create_loss, differentiate
-from twinkle.model.training import Datum, TrainJob, TrainOutcome
+from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 
 Outcome = TrainOutcome | Exception
 RunJobs = Callable[[Sequence[TrainJob]], list[Outcome]]

@@ -15,8 +15,8 @@ import torch
 from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.core.events import event_log
 from twinkle.infra.rank_group import ALONE, RankGroup
-from twinkle.model.job_run import JobRun
-from twinkle.model.loss_head import HeadItem, LossHead
+from twinkle.model.fused.job_run import JobRun
+from twinkle.model.fused.loss_head import HeadItem, LossHead
 from twinkle.model.pictures import PackedPictures, PictureEncoder, PictureLayout, TokenRange, pack
 from twinkle.module.lora import Segment
 from twinkle.module.packed_attention import CausalSpans, PackedAttention

@@ -17,7 +17,7 @@ import torch
 from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
-from twinkle.model.training import Datum, TrainJob, TrainOutcome
+from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.adapter import LoraPair
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from twinkle.model.training import AdamParams
-from twinkle.model.validation import validate_adam
+from twinkle.model.fused.training import AdamParams
+from twinkle.model.fused.validation import validate_adam
 from twinkle.module.lora import LoraAdapter
 
 NORM_BLOCK = 4096

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from twinkle.core.errors import ConfigError
-from twinkle.model.fused_step import Decode
+from twinkle.model.fused.step import Decode
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.module.targets import is_router
 

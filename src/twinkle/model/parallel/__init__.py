@@ -1,0 +1,1 @@
+"""One model on several ranks: gradients summed, layers, sequences and experts shared."""
