@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from twinkle.dataloader.fetch import Collator, Fetched, RowFetcher, Skipped, han
 from twinkle.dataloader.order import RowOrder, num_batches
 from twinkle.dataloader.streams import StreamReader
 from twinkle.infra.device_mesh import DeviceMesh, current_world_size
+from twinkle.infra.progress import NO_PROGRESS, Progress, track
 from twinkle.infra.runtime import mesh_of, runtime
 from twinkle.plugin.construct import construct_class
 from twinkle.processor import InputProcessor
@@ -50,6 +52,7 @@ class DataLoader:
         seed: Of that order. Default: that of ``initialize``.
         drop_last: Drop a last batch that is not full.
         collate_fn: Makes a batch of rows, in place of a list.
+        phase: What a pass over the rows is called where progress is shown; None shows none.
         remote_group: For scripts that run on Ray; has no meaning in one process.
         instance_id: Not used.
         torch_kwargs: Passed on to torch's loader, like ``prefetch_factor`` and ``pin_memory``.
@@ -71,6 +74,7 @@ class DataLoader:
         seed: int | None = None,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        phase: str | None = "train",
         remote_group: str | None = None,
         instance_id: str | None = None,
         **torch_kwargs: Any,
@@ -86,6 +90,7 @@ class DataLoader:
         self._seed = runtime().seed if seed is None else seed
         self._shuffles = shuffle
         self._collate = collate_fn
+        self._phase = phase
         self._torch_kwargs = torch_kwargs
         self._consumed = 0
         self._in_whole_passes = 0
@@ -188,12 +193,14 @@ class DataLoader:
             **self._torch_kwargs,
         )
         fetched: Fetched
-        for batch, fetched in zip(batches, loader, strict=True):
-            self._consumed += len(batch)
-            for row in fetched.skipped:
-                self.skipped.add(row)
-            handed_out(self.dataset, fetched.rows)
-            yield fetched.batch
+        with self._shown(len(batches)) as progress:
+            for batch, fetched in zip(batches, loader, strict=True):
+                self._consumed += len(batch)
+                for row in fetched.skipped:
+                    self.skipped.add(row)
+                handed_out(self.dataset, fetched.rows)
+                yield fetched.batch
+                progress.advance()
         self._consumed = (number + 1) * order.num_rows
 
     def _stream_batches(self) -> Iterator[Any]:
@@ -202,16 +209,22 @@ class DataLoader:
         skip = self._consumed - self._in_whole_passes if self._is_passing else 0
         self._consumed, self._is_passing = self._in_whole_passes + skip, False
         waiting: list[Any] = []
-        for row in reader.rows(skip):
-            waiting.append(row)
-            if len(waiting) == self.batch_size:
-                yield self._handed_out(waiting, reader)
-                waiting = []
+        with self._shown(None) as progress:
+            for row in reader.rows(skip):
+                waiting.append(row)
+                if len(waiting) == self.batch_size:
+                    yield self._handed_out(waiting, reader)
+                    progress.advance()
+                    waiting = []
         if len(waiting) >= self.min_batch_size:
             yield self._handed_out(waiting, reader)
         else:
             self._consumed += len(waiting)
         self._in_whole_passes = self._consumed
+
+    def _shown(self, num_batches: int | None) -> AbstractContextManager[Progress]:
+        """The progress of a pass: what the script does with a batch is part of the phase."""
+        return NO_PROGRESS if self._phase is None else track(self._phase, total=num_batches, unit="batches")
 
     def _handed_out(self, rows: list[Any], reader: StreamReader) -> Any:
         self._consumed += len(rows)

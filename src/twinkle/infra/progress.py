@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any, Protocol, TextIO
 
@@ -30,6 +30,10 @@ class _Silence:
 
     def advance(self, n: int = 1) -> None:
         pass
+
+
+NO_PROGRESS: AbstractContextManager[Progress] = nullcontext(_Silence())
+"""A phase that shows nothing."""
 
 
 class _Bar:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from harness.rows import conversation, write_jsonl
 from twinkle.core.errors import InvalidInput
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta, IterableDataset, LazyDataset
-from twinkle.infra import DeviceMesh
+from twinkle.infra import DeviceMesh, progress
 from twinkle.processor import InputProcessor, ModelBatch
 from twinkle.template import Template
 
@@ -44,6 +45,29 @@ class Broken:
                 return None
             raise error
         return index
+
+
+class TestProgress:
+    def test_where_a_loop_stands_is_told_now_and_then_with_rate_and_time_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+        with capture_logs() as said:
+            for _ in DataLoader(list(range(8)), batch_size=4):
+                pass
+            for _ in DataLoader(list(range(8)), batch_size=4, phase=None):
+                pass
+
+        told = [line for line in said if line["event"] == "progress"]
+        assert [(line["phase"], line["done"], line["total"], line["unit"]) for line in told] == [
+            ("train", 1, 2, "batches"),
+            ("train", 2, 2, "batches"),
+        ]
+        assert "left_s" in told[0]
+
+    def test_a_loop_that_is_left_early_leaves_nothing_open(self) -> None:
+        for _ in DataLoader(list(range(8)), batch_size=4):
+            break
 
 
 class TestBatches:
