@@ -22,6 +22,10 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 # Several processes run tests at once, and start services with engines: more threads than cores make all of them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What tests look up on hubs neither finds what a user of this machine has, nor leaves anything there.
+_caches = tempfile.TemporaryDirectory(prefix="twinkle-hubs-")
+os.environ.setdefault("MODELSCOPE_CACHE", f"{_caches.name}/modelscope")
+os.environ.setdefault("HF_HOME", f"{_caches.name}/huggingface")
 
 MakeDatabaseUrl = Callable[[str], str]
 _BUCKET = "twinkle-tests"

@@ -128,6 +128,9 @@ def _of_hugging_face(repository: str, kind: Kind, revision: str | None) -> Path 
 
 
 def _of_modelscope(repository: str, kind: Kind, revision: str | None) -> Path | None:
+    if "/" not in repository:
+        # No id of ModelScope's; what the library keeps of others would be taken for it.
+        return None
     snapshots = _root(MODELSCOPE, repository, kind) / "snapshots"
     for branch in (revision,) if revision else DEFAULT_BRANCHES:
         if _is_filled(snapshots / branch):

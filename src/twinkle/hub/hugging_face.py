@@ -22,6 +22,10 @@ Result = TypeVar("Result")
 class HuggingFace:
     """See :class:`twinkle.hub.remote.Remote`."""
 
+    @property
+    def endpoint(self) -> str:
+        return str(self._api(None).endpoint)
+
     def download(
         self, repository: str, kind: Kind, revision: str | None, *, ignored: Sequence[str], token: str | None
     ) -> Path:

@@ -21,7 +21,7 @@ from twinkle.hub.caches import (
     modelscope_cache,
 )
 from twinkle.hub.reference import Reference, parse_reference, pinned
-from twinkle.hub.remote import NotThere, Unanswered, remote_of
+from twinkle.hub.remote import NotThere, Unanswered, reachable_remote
 
 WEIGHT_FILES = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.ckpt", "*.onnx", "*.msgpack"),
@@ -154,7 +154,8 @@ def locate_file(
             reasons.append(Unanswered(f"{HUB_NAMES[asked]}'s cache has it not, and the hub is not asked (offline)"))
             continue
         try:
-            return remote_of(asked).download_file(reference.repository, kind, name, reference.revision, token=token)
+            remote = reachable_remote(asked, reference.repository)
+            return remote.download_file(reference.repository, kind, name, reference.revision, token=token)
         except NotThere as error:
             reasons.append(error)
     kind_of_error = Unanswered if any(isinstance(reason, Unanswered) for reason in reasons) else ConfigError
@@ -200,7 +201,7 @@ def _download(
             reasons.append(f"{HUB_NAMES[hub]} is not asked (offline)")
             continue
         try:
-            remote = remote_of(hub)
+            remote = reachable_remote(hub, reference.repository)
             with _turn(hub, kind, reference):
                 # Another process may have brought it meanwhile.
                 found, _ = cached(reference, (hub,), kind=kind, with_weights=with_weights)

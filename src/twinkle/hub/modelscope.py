@@ -24,6 +24,10 @@ Result = TypeVar("Result")
 class ModelScope:
     """See :class:`twinkle.hub.remote.Remote`."""
 
+    @property
+    def endpoint(self) -> str:
+        return str(_api(None)._config.endpoint)
+
     def download(
         self, repository: str, kind: Kind, revision: str | None, *, ignored: Sequence[str], token: str | None
     ) -> Path:

@@ -14,9 +14,12 @@ import pytest
 from harness.hub_caches import MODEL, Caches, fill, lines
 from harness.hub_server import TOKEN, Hubs, hub_server
 from harness.models import make_text_model
+from harness.servers import free_port
 from twinkle.core.errors import ConfigError
 from twinkle.hub import HFHub, HubOperation, ModelCard, MSHub, resolve_model_id
+from twinkle.hub.hugging_face import HuggingFace
 from twinkle.hub.model_path import locate
+from twinkle.hub.modelscope import ModelScope
 from twinkle.model import TransformersModel
 
 HUBS = ("ms", "hf")
@@ -230,3 +233,25 @@ def test_a_push_says_where_to_and_never_leaves_an_offline_machine(caches: Caches
         HubOperation.push_to_hub("ms://mine", tmp_path)
     with pytest.raises(ConfigError, match="TWINKLE_OFFLINE"):
         HubOperation.push_to_hub("ms://me/mine", tmp_path)
+
+
+def test_a_hub_that_is_not_there_is_not_waited_for(hubs: Hubs, monkeypatch: pytest.MonkeyPatch, caches: Caches) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", nowhere)
+    monkeypatch.setenv("HF_ENDPOINT", nowhere)
+    # What their libraries would go through, at length.
+    monkeypatch.setattr(ModelScope, "download", unexpected)
+    monkeypatch.setattr(HuggingFace, "download", unexpected)
+    with pytest.raises(ConfigError, match=r"ModelScope cannot be reached .*Hugging Face cannot be reached"):
+        resolve_model_id("org/name")
+
+
+def test_a_word_without_an_owner_is_no_id_of_modelscopes(hubs: Hubs) -> None:
+    hubs.put("models/name", MODEL)
+    with pytest.raises(ConfigError, match="ModelScope's ids are owner/name"):
+        resolve_model_id("ms://name")
+    assert hubs.asked == []
+
+
+def unexpected(*arguments: object, **options: object) -> Path:
+    raise AssertionError("the library was asked")
