@@ -98,9 +98,10 @@ def test_training_above_the_rate_is_accepted_and_waits_and_says_why(limited: Api
     key = _named(limited, "training")
     client = limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8)
     _tenants(limited).set("training", limits={"tokens_per_minute": 60})
+    # Ten seconds' worth may be used at once; the six that are left are what a busy machine has to ask in.
     datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints([1] * 12),
-        loss_fn_inputs={"target_tokens": tinker.TensorData(data=[1] * 12, dtype="int64", shape=[12])},
+        model_input=tinker.ModelInput.from_ints([1] * 16),
+        loss_fn_inputs={"target_tokens": tinker.TensorData(data=[1] * 16, dtype="int64", shape=[16])},
     )
     futures = [client.forward_backward([datum], "cross_entropy") for _ in range(2)]
     futures[0].result()
@@ -112,8 +113,8 @@ def test_training_above_the_rate_is_accepted_and_waits_and_says_why(limited: Api
     assert pending.status_code == 408
     assert pending.json()["queue_state"] == "paused_rate_limit"
     assert "tokens per minute are used up" in pending.json()["queue_state_reason"]
-    assert standing["reason"] == "rate_limited" and 0 < standing["starts_in_s"] <= 3
-    assert futures[1].result(timeout=20).metrics["loss:sum"] == 2.0
+    assert standing["reason"] == "rate_limited" and 0 < standing["starts_in_s"] <= 7
+    assert futures[1].result(timeout=60).metrics["loss:sum"] == 2.0
 
 
 def test_only_the_owner_is_told_where_a_future_stands(limited: Api) -> None:
