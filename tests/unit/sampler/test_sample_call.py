@@ -39,7 +39,7 @@ def stepped(request, sampled_model, model_folder):
     vllm_sampler.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sampler(stepped):
     return SteppingSampler(stepped, tokenizer=Numbers())
 
