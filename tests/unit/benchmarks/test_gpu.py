@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
+# What somebody adds to their pytest is for the tests around these.
+_OWN = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+ENVIRONMENT = {**_OWN, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
