@@ -22,21 +22,14 @@ from twinkle.module.delta_kernels import delta_rule
 from twinkle.module.delta_rule import DeltaInputs
 from twinkle.module.packed_attention import PackedAttention
 from twinkle.module.packed_states import LayerState, Taps
-from twinkle.module.recurrence import LayerFunctions, mix, state_bytes
+from twinkle.module.recurrence import LayerFunctions, mix, pack_layers, state_bytes
 
 DELTA_NETS = (Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet, Qwen3_5MoeGatedDeltaNet)
 
 
 def pack_delta_nets(model: torch.nn.Module, functions: LayerFunctions) -> int:
     """Let the gated delta-net layers of ``model`` run on packed rows; the bytes that they remember of a sequence."""
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, DELTA_NETS)]
-    size_bytes = 0
-    for path, module in found:
-        parent, _, name = path.rpartition(".")
-        packed = PackedDeltaNet(module, functions)
-        setattr(model.get_submodule(parent), name, packed)
-        size_bytes += packed.state_bytes
-    return size_bytes
+    return pack_layers(model, DELTA_NETS, lambda layer: PackedDeltaNet(layer, functions))
 
 
 class PackedDeltaNet(torch.nn.Module):

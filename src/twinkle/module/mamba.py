@@ -17,20 +17,13 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mi
 from twinkle.core.errors import ConfigError
 from twinkle.module.packed_attention import PackedAttention
 from twinkle.module.packed_states import LayerState, Taps
-from twinkle.module.recurrence import LayerFunctions, mix, state_bytes
+from twinkle.module.recurrence import LayerFunctions, mix, pack_layers, state_bytes
 from twinkle.module.state_space import SpaceInputs, StateSpace
 
 
 def pack_mamba_layers(model: torch.nn.Module, functions: LayerFunctions) -> int:
     """Let the Mamba-2 layers of ``model`` run on packed rows; the bytes that they remember of a sequence."""
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, NemotronHMamba2Mixer)]
-    size_bytes = 0
-    for path, module in found:
-        parent, _, name = path.rpartition(".")
-        packed = PackedMamba(module, functions)
-        setattr(model.get_submodule(parent), name, packed)
-        size_bytes += packed.state_bytes
-    return size_bytes
+    return pack_layers(model, (NemotronHMamba2Mixer,), lambda layer: PackedMamba(layer, functions))
 
 
 class PackedMamba(torch.nn.Module):

@@ -111,6 +111,31 @@ def state_bytes(num_values: int, convolution: torch.nn.Conv1d) -> int:
     return num_values * torch.float32.itemsize + past_bytes
 
 
+class PackedLayer(Protocol):
+    """A layer that runs on packed rows."""
+
+    @property
+    def state_bytes(self) -> int:
+        """What a ``LayerState`` of it takes."""
+        ...
+
+
+def pack_layers(
+    model: torch.nn.Module,
+    kinds: tuple[type[torch.nn.Module], ...],
+    packed: Callable[[torch.nn.Module], PackedLayer],
+) -> int:
+    """Put packed layers in place of those of some kinds; the bytes that all of them remember of a sequence."""
+    found = [(path, module) for path, module in model.named_modules() if isinstance(module, kinds)]
+    size_bytes = 0
+    for path, module in found:
+        parent, _, name = path.rpartition(".")
+        layer = packed(module)
+        setattr(model.get_submodule(parent), name, layer)
+        size_bytes += layer.state_bytes
+    return size_bytes
+
+
 class ChunkTerms(NamedTuple):
     """What the scan from chunk to chunk takes, laid out as the chunks are.
 
