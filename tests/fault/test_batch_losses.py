@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import tinker
 
 from harness.crashes import Crashes
+from harness.killed_runs import stored_hashes, train
 from harness.models import make_text_model
 from harness.served import Served
 
@@ -33,22 +34,16 @@ def pairs(step: int, **inputs: float) -> list[tinker.Datum]:
     ]
 
 
-def train(served: Served, tenant: str, kills: dict[int, partial[None]]) -> tuple[list[float], str]:
-    """Pipelined steps of two losses in turn; the losses, and where the state was saved."""
+def train_both_ways(served: Served, tenant: str, kills: dict[int, partial[None]]) -> tuple[list[float], str]:
+    """Steps of two losses in turn; the losses, and where the state was saved."""
     client = served.client(tenant).create_lora_training_client(base_model="text", rank=4, seed=7).result()
-    pending = []
-    for step in range(NUM_STEPS):
+
+    def send_pass(step: int) -> Any:
         if step % 2:
-            passed = client.forward_backward(pairs(0, ref_logps=-4.0), "DPOLoss", {"beta": 0.5})
-        else:
-            passed = client.forward_backward(pairs(0, advantages=1.0 - step, old_logps=-4.0), "GRPOLoss")
-        client.optim_step(tinker.AdamParams(learning_rate=1e-2))
-        pending.append(passed)
-        if step in kills:
-            passed.result()
-            kills[step]()
-    losses = [passed.result().metrics["loss:sum"] for passed in pending]
-    return losses, client.save_state("end").result().path
+            return client.forward_backward(pairs(0, ref_logps=-4.0), "DPOLoss", {"beta": 0.5})
+        return client.forward_backward(pairs(0, advantages=1.0 - step, old_logps=-4.0), "GRPOLoss")
+
+    return train(client, send_pass, num_steps=NUM_STEPS, kills=kills)
 
 
 def wrong_batches_are_refused(served: Served) -> None:
@@ -72,14 +67,13 @@ def test_preferences_and_groups_end_in_the_same_bits_when_the_worker_is_killed(
     crashes = Crashes(folder / "crashes")
     with Served(folder / "home", model=str(model), model_name="text", **crashes.variables) as served:
         wrong_batches_are_refused(served)
-        losses, path = train(served, "calm", {})
+        losses, path = train_both_ways(served, "calm", {})
         kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}
-        struck_losses, struck_path = train(served, "struck", kills)
-        stored = dict(served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'"))
+        struck_losses, struck_path = train_both_ways(served, "struck", kills)
+        hashes = [stored_hashes(served, at) for at in (path, struck_path)]
 
     assert all(crashes.has_fired(point) for point in KILL_AFTER.values())
     assert struck_losses == losses
     # The margin of the same pairs grows.
     assert losses[3] < losses[1]
-    hashes = [{name: entry["sha256"] for name, entry in json.loads(stored[at]).items()} for at in (path, struck_path)]
     assert hashes[0] == hashes[1]

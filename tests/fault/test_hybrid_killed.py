@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
 import tinker
 
 from harness.crashes import Crashes
+from harness.killed_runs import stored_hashes, train
 from harness.models import make_text_model
 from harness.served import Served
 from twinkle.hub.tiny import Family
@@ -35,16 +35,9 @@ def data(step: int) -> list[tinker.Datum]:
 def train_and_sample(served: Served, tenant: str, kills: dict[int, partial[None]]) -> tuple[object, ...]:
     """Pipelined steps; the losses, where the state was saved, and what two samples of the end are."""
     client = served.client(tenant).create_lora_training_client(base_model="hybrid", rank=4, seed=7).result()
-    pending = []
-    for step in range(NUM_STEPS):
-        passed = client.forward_backward(data(step), "cross_entropy")
-        client.optim_step(tinker.AdamParams(learning_rate=1e-2))
-        pending.append(passed)
-        if step in kills:
-            passed.result()
-            kills[step]()
-    losses = [passed.result().metrics["loss:sum"] for passed in pending]
-    path = client.save_state("end").result().path
+    losses, path = train(
+        client, lambda step: client.forward_backward(data(step), "cross_entropy"), num_steps=NUM_STEPS, kills=kills
+    )
     drawn = client.save_weights_and_get_sampling_client().sample(PROMPT, 2, PARAMS).result().sequences
     return losses, path, [(list(sequence.tokens), list(sequence.logprobs)) for sequence in drawn]
 
@@ -60,10 +53,9 @@ def test_a_killed_run_on_a_hybrid_ends_with_the_same_bits_and_samples_the_same_t
         losses, path, drawn = train_and_sample(served, "calm", {})
         kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}
         struck_losses, struck_path, struck_drawn = train_and_sample(served, "struck", kills)
-        stored = dict(served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'"))
+        hashes = [stored_hashes(served, at) for at in (path, struck_path)]
 
     assert all(crashes.has_fired(point) for point in KILL_AFTER.values())
     assert struck_losses == losses
     assert struck_drawn == drawn
-    hashes = [{name: entry["sha256"] for name, entry in json.loads(stored[at]).items()} for at in (path, struck_path)]
     assert hashes[0] == hashes[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import tinker
 
 from harness.crashes import Crashes
+from harness.killed_runs import stored_hashes, train
 from harness.picture_files import picture_file
 from harness.pictures import VISION_END, VISION_START, num_tokens, save_picture_model
 from harness.served import Served
@@ -44,16 +44,9 @@ def data(step: int) -> list[tinker.Datum]:
 def train_and_sample(served: Served, tenant: str, kills: dict[int, partial[None]]) -> tuple[object, ...]:
     """Pipelined steps; the losses, where the state was saved, and a sample of the end."""
     client = served.client(tenant).create_lora_training_client(base_model="pictures", rank=4, seed=7).result()
-    pending = []
-    for step in range(NUM_STEPS):
-        passed = client.forward_backward(data(step), "cross_entropy")
-        client.optim_step(tinker.AdamParams(learning_rate=1e-2))
-        pending.append(passed)
-        if step in kills:
-            passed.result()
-            kills[step]()
-    losses = [passed.result().metrics["loss:sum"] for passed in pending]
-    path = client.save_state("end").result().path
+    losses, path = train(
+        client, lambda step: client.forward_backward(data(step), "cross_entropy"), num_steps=NUM_STEPS, kills=kills
+    )
     sampler = client.save_weights_and_get_sampling_client()
     drawn = sampler.sample(prompt_of(1, *SIZES[1]), 2, PARAMS).result().sequences
     return losses, path, [(list(sequence.tokens), list(sequence.logprobs)) for sequence in drawn]
@@ -70,10 +63,9 @@ def test_a_killed_run_on_pictures_ends_with_the_same_bits_and_samples_the_same_t
         losses, path, drawn = train_and_sample(served, "calm", {})
         kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}
         struck_losses, struck_path, struck_drawn = train_and_sample(served, "struck", kills)
-        stored = dict(served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'"))
+        hashes = [stored_hashes(served, at) for at in (path, struck_path)]
 
     assert all(crashes.has_fired(point) for point in KILL_AFTER.values())
     assert struck_losses == losses
     assert struck_drawn == drawn
-    hashes = [{name: entry["sha256"] for name, entry in json.loads(stored[at]).items()} for at in (path, struck_path)]
     assert hashes[0] == hashes[1]
