@@ -119,7 +119,7 @@ def test_training_above_the_rate_is_accepted_and_waits_and_says_why(limited: Api
 
 def test_only_the_owner_is_told_where_a_future_stands(limited: Api) -> None:
     owner, other = _named(limited, "owner"), _named(limited, "other")
-    client = limited.sdk(owner).create_lora_training_client(BASE_MODEL, rank=8)
+    client = limited.sdk(owner).create_lora_training_client(BASE_MODEL, rank=8).result()
     future = f"{limited.url}/api/native/v1/futures/{client.model_id}:req:1"
     with limited.http(owner) as http, limited.http(other) as stranger, limited.worker.paused():
         send_passes(http, passes(str(client.model_id), 1))
@@ -136,7 +136,7 @@ def test_only_the_owner_is_told_where_a_future_stands(limited: Api) -> None:
 def test_an_administrator_sees_all_lines_and_nobody_else_does(limited: Api) -> None:
     key = _named(limited, "curious")
     url = f"{limited.url}/api/native/v1/meshes/default/queue"
-    client = limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8)
+    client = limited.sdk(key).create_lora_training_client(BASE_MODEL, rank=8).result()
 
     with limited.http(key) as http, limited.worker.paused():
         send_passes(http, passes(str(client.model_id), 1))
