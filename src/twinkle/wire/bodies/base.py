@@ -131,7 +131,7 @@ def _refuse_too_many_values(raw: bytes) -> None:
 def invalid_input(error: ValidationError) -> InvalidInput:
     """Turns pydantic's first complaint into ours."""
     first = error.errors(include_url=False, include_context=False)[0]
-    return InvalidInput(_path(first["loc"]) or "body", complaint(first))
+    return InvalidInput(path_of(first["loc"]) or "body", complaint(first))
 
 
 def complaint(error: ErrorDetails) -> str:
@@ -158,7 +158,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def path_of(location: tuple[int | str, ...]) -> str:
+    """A place in a body as we write it, like ``data[3].weight``."""
     path = ""
     for part in location:
         if isinstance(part, str) and not part.isidentifier():

@@ -1,0 +1,26 @@
+"""Which spec each kind of jobs has. Adding a kind is one line here and one in ``twinkle.jobs.plans``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from twinkle.core.errors import InvalidInput
+from twinkle.wire.bodies.jobs_base import JobSpec, parse_part
+from twinkle.wire.bodies.jobs_ops import OpsSpec
+
+SPECS: Mapping[str, type[JobSpec]] = {
+    "ops": OpsSpec,
+}
+
+
+def parse_spec(kind: str, values: Mapping[str, object], *, within: str = "spec") -> JobSpec:
+    """Reads the spec of a kind of jobs; ``within`` is where in the request it stands.
+
+    Raises:
+        InvalidInput: A field is wrong, missing or unknown, or there is no such kind.
+    """
+    spec_class = SPECS.get(kind)
+    if spec_class is None:
+        raise InvalidInput("kind", f"{kind!r} is none of {', '.join(sorted(SPECS))}")
+    return parse_part(spec_class, json.dumps(dict(values)).encode(), within=within)
