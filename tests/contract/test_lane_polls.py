@@ -46,9 +46,9 @@ def _hold(polls: LanePolls, *lanes: str) -> list[asyncio.Task[list[EndedSample]]
 
 
 class _Statements:
-    """Every query that is read, as it comes."""
+    """Every query that is read from one database, as it comes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -56,7 +56,8 @@ class _Statements:
 
         def noted(database: Database, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
             rows = read(database, sql, parameters)
-            self._loop.call_soon_threadsafe(self._note, sql)
+            if database is bench.database:
+                self._loop.call_soon_threadsafe(self._note, sql)
             return rows
 
         monkeypatch.setattr(Database, "read", noted)
@@ -80,7 +81,7 @@ async def test_a_look_for_lost_messages_is_one_query_however_many_polls_are_held
 ) -> None:
     lanes = [f"s{number}" for number in range(40)]
     _open(bench, *lanes)
-    statements = _Statements(monkeypatch)
+    statements = _Statements(bench, monkeypatch)
     async with _polls(bench, sweep_s=0.02) as polls:
         held = _hold(polls, *lanes)
         while sum("ORDER BY ended_no" in sql for sql in statements.seen) < len(lanes):
@@ -102,7 +103,7 @@ async def test_a_poll_whose_message_was_lost_is_answered_and_its_neighbours_wait
         late = asyncio.create_task(polls.wait("a", client=0, after=1, timeout_s=60))
         other_client = asyncio.create_task(polls.wait("a", client=1, after=0, timeout_s=60))
         waiting = asyncio.create_task(polls.wait("c", client=0, after=0, timeout_s=60))
-        statements = _Statements(monkeypatch)
+        statements = _Statements(bench, monkeypatch)
         await statements.next(6)
         assert not (late.done() or other_client.done() or waiting.done())
 

@@ -22,6 +22,8 @@ _QUIET = (
     "celery.worker.strategy",
     "celery.app.trace",
 )
+# The same list every time: a logger keeps the one it met at its first use, and must follow when logging changes.
+_PROCESSORS: list[Processor] = []
 
 
 def configure_logging(level: str, json: bool) -> None:
@@ -39,8 +41,9 @@ def configure_logging(level: str, json: bool) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
+    _PROCESSORS[:] = [*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=_PROCESSORS,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,

@@ -11,9 +11,9 @@ from twinkle.storage.journal.meshes import MeshStatus
 def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
     """The mesh that serves ``base_model``: one with a live worker if there is any, then the one with the least load.
 
-    The load of a mesh is the tokens it was served lately, and for each adapter of a live session as many as such an
-    adapter came to on average: a client that has just come, or pauses, will bring some too. Adapters whose clients have
-    gone count for nothing, however many there are.
+    The load of a mesh is the tokens it was served lately, and for each live adapter that brought none as many as those
+    that did came to on average: a client that has just come, or pauses, will bring some too. Adapters whose clients
+    have gone count for nothing, however many there are.
 
     Raises:
         InvalidInput: Other models are served here, this one is not.
@@ -26,13 +26,13 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
     if not fitting:
         names = sorted({mesh.capabilities.base_model for mesh in served if mesh.capabilities is not None})
         raise InvalidInput("base_model", f"{base_model!r} is not served here; this server serves: {', '.join(names)}")
-    num_live = sum(mesh.num_live for mesh in fitting)
-    mean_tokens = sum(mesh.recent_tokens for mesh in fitting) / max(num_live, 1)
+    num_served = sum(mesh.num_served for mesh in fitting)
+    mean_tokens = sum(mesh.recent_tokens for mesh in fitting) / max(num_served, 1)
     return min(
         fitting,
         key=lambda mesh: (
             not mesh.alive,
-            mesh.recent_tokens + mean_tokens * mesh.num_live,
+            mesh.recent_tokens + mean_tokens * max(mesh.num_live - mesh.num_served, 0),
             mesh.num_live,
             mesh.name,
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import subprocess
@@ -14,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import structlog
 
 from harness.clock import HandClock
 from harness.journal import CONFIG, Bench, new_sampler, submission
+from harness.logs import logging_as_before
 from twinkle.cli import main
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
@@ -70,8 +69,6 @@ def twinkle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Runs a command in this process: a process of its own would spend seconds on imports."""
     for name in [name for name in os.environ if name.startswith("TWINKLE_")]:
         monkeypatch.delenv(name)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
 
     def run(*arguments: str, **variables: str) -> Done:
         with monkeypatch.context() as patch:
@@ -83,10 +80,8 @@ def twinkle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         said = capsys.readouterr()
         return Done(int(end.value.code or 0), said.out, said.err)
 
-    yield run
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+    with logging_as_before():
+        yield run
 
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:

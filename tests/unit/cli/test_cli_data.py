@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
+from harness.logs import logging_as_before
 from harness.rows import conversation, own_data_cache, template_folder, write_jsonl
 from twinkle.cli import main
 from twinkle.dataset import Dataset, DatasetMeta
@@ -24,13 +23,9 @@ NO_TEXT = {"messages": [{"role": "user", "content": None}]}
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+def _restored_logging() -> Iterator[None]:
+    with logging_as_before():
+        yield
 
 
 def check(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -8,18 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
+from harness.logs import logging_as_before
 from twinkle.core.logs import configure_logging, redact
 
 
 @pytest.fixture(autouse=True)
 def _restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+    with logging_as_before():
+        yield
 
 
 def test_our_records_and_the_libraries_come_in_one_form(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +37,18 @@ def test_away_from_a_terminal_a_record_is_one_line_of_keys_and_values(capsys: py
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "event=nudge.failed mesh=first" in lines[0]
+
+
+def test_a_logger_that_has_been_used_follows_when_logging_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = structlog.get_logger()
+    configure_logging("INFO", json=True)
+    logger.info("first")
+    configure_logging("INFO", json=False)
+    with capture_logs() as captured:
+        logger.info("second")
+
+    assert [line["event"] for line in captured] == ["second"]
+    assert "second" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

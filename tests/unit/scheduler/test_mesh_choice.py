@@ -11,7 +11,13 @@ from twinkle.storage.journal.meshes import MeshStatus
 
 
 def _mesh(
-    name: str, base_model: str | None = "a", *, alive: bool = True, num_live: int = 0, recent_tokens: int = 0
+    name: str,
+    base_model: str | None = "a",
+    *,
+    alive: bool = True,
+    num_live: int = 0,
+    recent_tokens: int = 0,
+    num_served: int = 0,
 ) -> MeshStatus:
     capabilities = None
     if base_model is not None:
@@ -32,6 +38,7 @@ def _mesh(
         num_adapters=5000,
         num_live=num_live,
         recent_tokens=recent_tokens,
+        num_served=num_served,
     )
 
 
@@ -42,15 +49,31 @@ def test_the_emptiest_mesh_of_the_model_is_chosen() -> None:
 
 
 def test_few_adapters_that_work_hard_weigh_more_than_many_that_do_little() -> None:
-    meshes = [_mesh("m0", num_live=2, recent_tokens=90_000), _mesh("m1", num_live=10, recent_tokens=3_000)]
+    meshes = [
+        _mesh("m0", num_live=2, recent_tokens=90_000, num_served=2),
+        _mesh("m1", num_live=10, recent_tokens=3_000, num_served=10),
+    ]
 
     assert choose_mesh(meshes, "a").name == "m1"
 
 
 def test_adapters_that_have_just_come_weigh_what_others_bring() -> None:
-    meshes = [_mesh("m0", num_live=4, recent_tokens=4_000), _mesh("m1", num_live=6, recent_tokens=3_000)]
+    meshes = [
+        _mesh("m0", num_live=4, recent_tokens=4_000, num_served=4),
+        _mesh("m1", num_live=6, recent_tokens=3_000, num_served=3),
+    ]
 
     assert choose_mesh(meshes, "a").name == "m0"
+
+
+def test_many_that_come_at_once_are_spread_though_another_works_already() -> None:
+    num_live = {"m0": 0, "m1": 1}
+    for _ in range(15):
+        busy = {"recent_tokens": 5_000, "num_served": 1}
+        meshes = [_mesh("m0", num_live=num_live["m0"]), _mesh("m1", num_live=num_live["m1"], **busy)]
+        num_live[choose_mesh(meshes, "a").name] += 1
+
+    assert num_live == {"m0": 8, "m1": 8}
 
 
 def test_a_live_mesh_comes_before_an_empty_one() -> None:

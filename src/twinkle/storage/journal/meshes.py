@@ -23,7 +23,9 @@ _MESHES = (
     " FROM mesh m ORDER BY m.name"
 )
 _RECENT_TOKENS = (
-    "SELECT r.mesh, SUM(r.num_tokens) AS num_tokens FROM (SELECT mesh, num_tokens FROM operation"
+    "SELECT r.mesh, SUM(r.num_tokens) AS num_tokens, "
+    " COUNT(DISTINCT CASE WHEN r.num_tokens > 0 THEN r.lane END) AS num_lanes"
+    " FROM (SELECT mesh, lane, num_tokens FROM operation"
     " WHERE finished_at IS NOT NULL AND NOT expired AND finished_at >= ? ORDER BY finished_at DESC LIMIT ?) AS r"
     " GROUP BY r.mesh"
 )
@@ -34,7 +36,8 @@ class MeshStatus:
     """A mesh as everyone may see it. ``alive`` means: its holder has renewed the lease in time.
 
     ``num_parked`` of its adapters lie in the object store only: their clients have gone. ``num_live`` are in sessions
-    that live, and ``recent_tokens`` is what was served in the last minute, or by the last operations in it.
+    that live, and ``recent_tokens`` is what was served in the last minute, or by the last operations in it, to
+    ``num_served`` adapters and sampling sessions.
     """
 
     name: str
@@ -45,6 +48,7 @@ class MeshStatus:
     num_parked: int = 0
     num_live: int = 0
     recent_tokens: int = 0
+    num_served: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,7 @@ class Meshes:
         rows = self._database.read(_MESHES, (now - silent_s,))
         recent = self._database.read(_RECENT_TOKENS, (now - _RECENT_S, _MAX_RECENT))
         tokens = {row.mesh: int(row.num_tokens) for row in recent}
+        num_served = {row.mesh: row.num_lanes for row in recent}
         return [
             MeshStatus(
                 name=row.name,
@@ -174,6 +179,7 @@ class Meshes:
                 num_parked=row.num_parked,
                 num_live=row.num_live,
                 recent_tokens=tokens.get(row.name, 0),
+                num_served=num_served.get(row.name, 0),
             )
             for row in rows
         ]
