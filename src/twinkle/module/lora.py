@@ -7,6 +7,7 @@ Shapes: T packed tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.mesh import AdapterSizes
 from twinkle.module.adapter import (
     AS_LOADED,
     AdapterLayout,
@@ -113,6 +115,20 @@ class LoraPool:
             if target.kind == "unembed"
             else replace(target, module=model.get_submodule(target.module_path), weight=target.weight.to("meta"))
             for target in self._targets
+        )
+
+    @property
+    def sizes(self) -> AdapterSizes:
+        """How large the adapters are that it makes."""
+        of_kind = Counter[TargetKind]()
+        for target in self._targets:
+            of_kind[target.kind] += (target.num_experts or 1) * (target.in_features + target.out_features)
+        copied = self._compute_dtype != torch.float32
+        return AdapterSizes(
+            attn=of_kind["attn"],
+            mlp=of_kind["mlp"],
+            unembed=of_kind["unembed"],
+            copy_bytes=self._compute_dtype.itemsize if copied else 0,
         )
 
     def layout(self, config: LoraConfig) -> AdapterLayout:

@@ -116,6 +116,7 @@ class TransformersEngine:
             shard=settings.shard,
             threads=torch.get_num_threads(),
             tokenizer_path=_readable_tokenizer_path(folder),
+            adapter_sizes=model.pool.sizes,
         )
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
         sampler = _make_sampler(settings, model, decode_text=decode_text)

@@ -87,3 +87,11 @@ def test_an_adapter_on_experts_lives_through_everything_the_worker_asks_for(engi
     trained, base = sample(engine, adapter), sample(engine, None)
     assert trained.tokens.tolist() == sample(engine, restored).tokens.tolist()
     assert trained.tokens.tolist() != base.tokens.tolist()
+
+
+def test_the_size_of_an_adapter_is_told_to_the_last_parameter(engine):
+    sizes = engine.capabilities.adapter_sizes
+    for trained in ({}, {"train_unembed": False}, {"train_attn": False, "train_mlp": False}):
+        config = AdapterConfig(base_model="m", rank=3, seed=1, **trained)
+        asked = {name: getattr(config, name) for name in ("train_attn", "train_mlp", "train_unembed")}
+        assert sizes.num_parameters(3, **asked) == engine.create(config).params.numel()
