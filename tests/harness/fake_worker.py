@@ -22,7 +22,7 @@ from twinkle.core.pictures import PictureRules
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.charges import charge_of_tokens
-from twinkle.scheduler.fairness import with_virtual_time
+from twinkle.scheduler.fairness import in_service_order, with_virtual_time
 from twinkle.scheduler.token_stream import ListenedSample
 from twinkle.storage.blobs import day_of, open_blob_store
 from twinkle.storage.journal.records import NewSamplingSession, Records
@@ -148,7 +148,7 @@ class FakeWorker:
 
     def _claim_samples(self) -> list[Claim]:
         assert self._lease is not None
-        choose = with_virtual_time(lambda heads: heads[:16])
+        choose = with_virtual_time(lambda heads: [turn.head for turn in in_service_order(heads)][:16])
         return self.journal.claim_samples(self._lease, choose, 16, under_way=())
 
     def _answer(self, claim: Claim, records: Records) -> Outcome:

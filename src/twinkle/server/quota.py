@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Quotas:
         self._clock = clock
         self._threads = threads
         self._counts: dict[str, _Count] = {}
+        self._counting: dict[str, asyncio.Lock] = {}
         self._accounts: dict[str, _Known] = {}
         self._max_body_bytes = max_body_bytes
         self._session_timeout_s = session_timeout_s
@@ -71,8 +73,8 @@ class Quotas:
             known = self._accounts[tenant] = _Known(account, self._clock.now())
         return known.account
 
-    async def take_sample(self, tenant: str) -> None:
-        """Count one more sample.
+    async def take_sample(self, tenant: str, *, is_background: bool = False) -> None:
+        """Count one more sample. Those of the background get half of the room, so that others never find it full.
 
         Raises:
             Overloaded: The tenant has too many open ones, or is above its rate; its client comes again by itself.
@@ -85,10 +87,14 @@ class Quotas:
                 retry_after_s=min(math.ceil(pause_s), _LONGEST_RETRY_S),
             )
         most = account.limits.max_samples
-        count = self._counts.get(tenant)
-        if count is None or self._is_old(count, most):
-            num_open = await self._threads.run(self._journal.num_open_samples, tenant)
-            count = self._counts[tenant] = _Count(num_open, self._clock.now())
+        if most and is_background:
+            most = max(most // 2, 1)
+        # One count at a time: the second of two would forget what was taken after the first.
+        async with self._counting.setdefault(tenant, asyncio.Lock()):
+            count = self._counts.get(tenant)
+            if count is None or self._is_old(count, most):
+                num_open = await self._threads.run(self._journal.num_open_samples, tenant)
+                count = self._counts[tenant] = _Count(num_open, self._clock.now())
         if most and count.num_open >= most:
             raise Overloaded(f"{count.num_open} samples are open already, and {most} may be; come again")
         count.num_open += 1

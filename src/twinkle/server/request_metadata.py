@@ -9,6 +9,7 @@ from fastapi import Request
 from twinkle.core.errors import InvalidInput
 
 HEADER = "X-Idempotency-Key"
+SESSION_HEADER = "X-Session-Id"
 MAX_KEY_LENGTH = 256
 PRIORITY_KEY = "twinkle_priority"
 MAX_PRIORITY = 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import httpx
@@ -210,6 +211,37 @@ def test_an_idempotency_key_gets_the_same_operation_and_refuses_another_body(cli
     assert first.id == again.id
     with pytest.raises(openai.BadRequestError, match="already used"):
         client.completions.create(model=BASE_MODEL, prompt="b", max_tokens=1, extra_headers=headers)
+
+
+def test_samples_in_a_session_of_low_priority_give_way_and_leave_half_of_the_room(
+    serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> None:
+    with serve_api(make_database_url("sqlite"), max_outstanding_samples=4) as api, ThreadPoolExecutor(4) as threads:
+        worker, key = FakeWorker(api.settings), api.new_key()
+        worker.start()
+        tenant = api.stores.tenants.key(key).tenant  # type: ignore[union-attr]
+        with api.http(key) as http:
+            metadata = {"twinkle_priority": "-50"}
+            session = http.post("/create_session", json={"user_metadata": metadata}).json()["session_id"]
+        later = {"extra_headers": {"X-Session-Id": session}}
+
+        def draw(number: int, **options: object) -> None:
+            client_of(api, key).completions.create(model=BASE_MODEL, prompt=[number], max_tokens=1, **options)
+
+        with worker.paused():
+            waiting = [threads.submit(draw, number, **later) for number in (1, 2)]
+            wait_until(lambda: worker.journal.num_open_samples(tenant) == 2, what="both wait")
+            with pytest.raises(openai.RateLimitError):
+                draw(3, **later)
+            waiting += [threads.submit(draw, number) for number in (4, 5)]
+            wait_until(lambda: worker.journal.num_open_samples(tenant) == 4, what="all wait")
+        for one in waiting:
+            one.result(timeout=30)
+        order = [parse_sample(worker.payload(claim)).read_prompt()[0][0] for claim in worker.executed]
+        assert sorted(order[:2]) == [4, 5] and sorted(order[2:]) == [1, 2]
+        with pytest.raises(openai.NotFoundError, match="no session"):
+            client_of(api, api.new_key()).completions.create(model=BASE_MODEL, prompt=[1], **later)
+        worker.stop()
 
 
 @pytest.mark.parametrize(

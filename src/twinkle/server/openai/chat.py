@@ -26,6 +26,7 @@ from twinkle.server.openai.shapes import ChatCompletion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.pictures import picture_rules
+from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server
 from twinkle.wire.bodies.base import parse_body
 
@@ -39,7 +40,7 @@ router = APIRouter(prefix="/chat")
         Raw(EVENTS, "With `stream`: objects of the kind `chat.completion.chunk`, then `[DONE]`."),
         body=ChatRequest,
         refusals=[404, 410],
-        headers=["Idempotency-Key"],
+        headers=["Idempotency-Key", SESSION_HEADER],
         access=Access.CALLER,
     ),
 )

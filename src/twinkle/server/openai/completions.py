@@ -23,6 +23,7 @@ from twinkle.server.openai.ordering import draw
 from twinkle.server.openai.shapes import Completion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
+from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server
 from twinkle.wire.bodies.base import parse_body
 
@@ -38,7 +39,7 @@ router = APIRouter()
         Raw(EVENTS, "With `stream`: objects like the answer with a piece of each text, then `[DONE]`."),
         body=CompletionRequest,
         refusals=[404, 410],
-        headers=["Idempotency-Key"],
+        headers=["Idempotency-Key", SESSION_HEADER],
         access=Access.CALLER,
     ),
 )

@@ -26,12 +26,12 @@ from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind,
 from twinkle.scheduler.token_stream import ListenedSample, Listener
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import Drawing, ServedModel
-from twinkle.server.request_metadata import idempotency_key
+from twinkle.server.request_metadata import SESSION_HEADER, idempotency_key, priority_of
 from twinkle.server.state import Server
 from twinkle.server.tinker.answers import canonical_json
 from twinkle.storage.journal.records import NewSamplingSession
 from twinkle.storage.payloads import read_payload
-from twinkle.storage.tenants.sessions import NewSession
+from twinkle.storage.tenants.sessions import NewSession, metadata_of
 from twinkle.wire.bodies.base import invalid_input
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import SamplingSessionId
@@ -54,6 +54,16 @@ class Order:
     request_ids: list[str]
     is_repeatable: bool
     """Whether somebody can ask for the outcome again."""
+    is_background: bool
+    """Whether it gives way to others of its tenant."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """The session in which samples are drawn, and the priority that it gives them."""
+
+    id: str
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -114,19 +124,22 @@ async def prepare(
     """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
     key = idempotency_key(request, "Idempotency-Key")
     seqs = [_number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(drawings))]
-    lane = await _lane(server, tenant, model, repeated_seq=seqs[0] if key else None)
+    session = await _session(server, request, tenant)
+    lane = await _lane(server, tenant, session, model, repeated_seq=seqs[0] if key else None)
     end_texts = () if text_model is None else text_model.end_texts
     return Order(
         tenant=tenant,
         samples=[_sample(drawing, lane, seq, end_texts) for drawing, seq in zip(drawings, seqs, strict=True)],
         request_ids=[request_id_of(lane, seq) for seq in seqs],
         is_repeatable=bool(key),
+        is_background=session.priority < 0,
     )
 
 
 async def submit(server: Server, order: Order, listener: Listener | None = None) -> None:
     """Bring an order into the journal; a listener is told of its tokens on their way."""
     for sample in order.samples:
+        await server.accounts.quotas.take_sample(order.tenant, is_background=order.is_background)
         await _submit(server, order.tenant, sample, listener)
 
 
@@ -160,18 +173,26 @@ async def outcome(server: Server, request: Request, tenant: str, request_id: str
             raise TransientError(reason or f"the sample has not ended within {_LONGEST_WAIT_S:.0f} s; send it again")
 
 
-async def _lane(server: Server, tenant: str, model: ServedModel, *, repeated_seq: int | None) -> str:
+async def _session(server: Server, request: Request, tenant: str) -> _Session:
+    """The session of the caller's that a request names, else the one of all the tenant's OpenAI requests."""
+    named = request.headers.get(SESSION_HEADER)
+    if named is None:
+        return _Session(await server.common.sql.run(server.accounts.sessions.open, tenant, _new_session()), 0)
+    found = await server.common.sql.run(server.accounts.sessions.find, tenant, named)
+    return _Session(found.id, priority_of(metadata_of(found)))
+
+
+async def _lane(server: Server, tenant: str, session: _Session, model: ServedModel, *, repeated_seq: int | None) -> str:
     """The sampling session of what the model's name means now, or of what it meant when this was asked before."""
-    session = await server.common.sql.run(server.accounts.sessions.open, tenant, _new_session())
     meant = model.checkpoint
     if meant is not None and repeated_seq is not None:
         before = await server.common.sql.run(
-            server.artifacts.sampling_sessions.sampled_before, session, checkpoint=meant.path, seq=repeated_seq
+            server.artifacts.sampling_sessions.sampled_before, session.id, checkpoint=meant.path, seq=repeated_seq
         )
         if before is not None:
             return before
     bound_to = () if meant is None else (meant.content, str(meant.generation))
-    lane = str(SamplingSessionId(session, _number_of(model.mesh, model.name, *bound_to)))
+    lane = str(SamplingSessionId(session.id, _number_of(model.mesh, model.name, *bound_to)))
     try:
         await server.common.sql.run(server.artifacts.sampling_sessions.find, lane, tenant=tenant)
     except NotFound:
@@ -179,13 +200,14 @@ async def _lane(server: Server, tenant: str, model: ServedModel, *, repeated_seq
             NewSamplingSession(
                 id=lane,
                 tenant=tenant,
-                session=session,
+                session=session.id,
                 mesh=model.mesh,
                 base_model=model.base_model,
                 model_path=None if meant is None else meant.path,
                 checkpoint=None if meant is None else meant.path,
                 content=None if meant is None else meant.content,
                 generation=0 if meant is None else meant.generation,
+                priority=session.priority,
             )
         )
     return lane
@@ -220,7 +242,6 @@ async def _submit(server: Server, tenant: str, sample: SampleRequest, listener: 
     kept = ListenedSample.model_validate({**dict(sample), "sampling_params": params, "listener": listener})
     num_prompt_tokens = sample.num_prompt_tokens
     assert sample.sampling_session_id is not None and sample.seq_id is not None
-    await server.accounts.quotas.take_sample(tenant)
     await server.queue.submitter.submit(
         Submission(
             tenant=tenant,
