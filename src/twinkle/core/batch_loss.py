@@ -41,8 +41,13 @@ class BatchLossRules:
     """Whether target tokens are (N, K), and the inputs with them."""
     reference: str = ""
     """The input that a reference model gives, which may be needed; see :meth:`needs_reference`."""
-    passes: int = 2
-    """How often a datum goes through the model: first for its logprobs, on which the gradients of all others depend."""
+    linear_without: str | None = None
+    """The setting without which the gradient depends on no logprob, so that none need be found first."""
+
+    def num_passes(self, settings: Mapping[str, Setting]) -> int:
+        """How often a datum goes through the model: first for its logprobs, on which the gradients of all depend."""
+        is_linear = self.linear_without is not None and not settings.get(self.linear_without, False)
+        return 1 if is_linear else 2
 
     def needs_reference(self, settings: Mapping[str, Setting]) -> bool:
         """Whether the settings make a reference part of the loss."""
@@ -70,7 +75,9 @@ def _policy(**settings: Kind) -> BatchLossRules:
 
 BATCH_LOSSES: Mapping[str, BatchLossRules] = MappingProxyType(
     {
-        "CrossEntropyLoss": BatchLossRules(settings={"reduction": ("mean", "sum"), "dft": "flag"}),
+        "CrossEntropyLoss": BatchLossRules(
+            settings={"reduction": ("mean", "sum"), "dft": "flag"}, linear_without="dft"
+        ),
         "GRPOLoss": _policy(epsilon_high="number"),
         "PPOLoss": _policy(epsilon_high="number", loss_agg_mode=("token-mean", "seq-mean-token-mean")),
         "GSPOLoss": _policy(epsilon_high="number"),
@@ -99,10 +106,12 @@ BATCH_LOSSES: Mapping[str, BatchLossRules] = MappingProxyType(
 )
 
 
-def num_passes(name: str, *, forward_only: bool) -> int:
-    """How often an operation with a loss of that name goes through the model."""
+def num_passes(name: str, config: Mapping[str, float | str], *, forward_only: bool) -> int:
+    """How often an operation with a loss of that name and its ``loss_fn_config`` goes through the model."""
     rules = BATCH_LOSSES.get(name)
-    return 1 if rules is None or forward_only else rules.passes
+    if rules is None or forward_only:
+        return 1
+    return rules.num_passes({key: _FLAGS.get(_word(value), True) for key, value in config.items()})
 
 
 def judge_batch(
@@ -153,7 +162,7 @@ def _setting(name: str, rules: BatchLossRules, key: str, value: float | str) -> 
             raise InvalidInput(place, f"is {value!r}, must be one of {', '.join(kind)}")
         return value
     if kind == "flag":
-        word = str(value).lower().removesuffix(".0")
+        word = _word(value)
         if word not in _FLAGS:
             raise InvalidInput(place, f"is {value!r}, must be 0 or 1, true or false")
         return _FLAGS[word]
@@ -168,6 +177,10 @@ def _setting(name: str, rules: BatchLossRules, key: str, value: float | str) -> 
             raise InvalidInput(place, f"is {value!r}, must be a whole number")
         return int(number)
     return number
+
+
+def _word(value: float | str) -> str:
+    return str(value).lower().removesuffix(".0")
 
 
 def _hint(key: str, known: Collection[str]) -> str:

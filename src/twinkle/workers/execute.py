@@ -209,7 +209,7 @@ class Executor(Generic[State]):
         elapsed_s = self._clock.now() - started
         for operation, item in ready:
             operation.num_tokens = _num_tokens(item)
-            times = num_passes(item.body.loss_fn, forward_only=item.body.forward_only)
+            times = num_passes(item.body.loss_fn, item.body.loss_fn_config, forward_only=item.body.forward_only)
             operation.passed_tokens = times * operation.num_tokens
         total_tokens = max(sum(operation.passed_tokens for operation, _ in ready), 1)
         self._rate.note(total_tokens, elapsed_s)

@@ -9,6 +9,7 @@ import torch
 from twinkle.core.batch_loss import BATCH_LOSSES, judge_batch, num_passes
 from twinkle.core.errors import InvalidInput, UserError
 from twinkle.loss import LOSSES, create_loss
+from twinkle.model.fused import model as fused_model
 from twinkle.model.fused.training import Datum, TrainJob
 from twinkle.module.lora import LoraConfig
 
@@ -195,5 +196,41 @@ def test_what_some_datums_bring_all_must():
 
 
 def test_a_batch_counts_as_often_as_it_goes_through_the_model():
-    assert num_passes("DPOLoss", forward_only=False) == 2
-    assert num_passes("DPOLoss", forward_only=True) == num_passes("cross_entropy", forward_only=False) == 1
+    assert num_passes("DPOLoss", {}, forward_only=False) == 2
+    assert num_passes("DPOLoss", {}, forward_only=True) == num_passes("cross_entropy", {}, forward_only=False) == 1
+    assert num_passes("CrossEntropyLoss", {"reduction": "sum", "dft": "false"}, forward_only=False) == 1
+    assert num_passes("CrossEntropyLoss", {"dft": 1.0}, forward_only=False) == 2
+
+
+@pytest.mark.parametrize(("dft", "times"), [("false", 1), ("true", 2)])
+def test_a_gradient_that_needs_no_logprobs_takes_one_pass(load_model, monkeypatch, dft, times):
+    model = load_model()
+    job = make_job(model, "CrossEntropyLoss", dft=dft)
+    by_hand = make_job(model, "CrossEntropyLoss")
+    num_trained = sum(int(datum.inputs["weights"].sum()) for datum in by_hand.data)
+    told = []
+    run_passes = fused_model.run_with_batches
+
+    def counted(jobs, run, judge):
+        def noted(some):
+            told.append(len(some))
+            return run(some)
+
+        return run_passes(jobs, noted, judge)
+
+    monkeypatch.setattr(fused_model, "run_with_batches", counted)
+    [outcome], [gradient] = run_with_gradient(model, [job])
+    assert sum(told) == times
+
+    carried = TrainJob(
+        by_hand.adapter,
+        tuple(Datum(row.tokens, row.inputs | {"weights": row.inputs["weights"] / num_trained}) for row in by_hand.data),
+        "cross_entropy",
+    )
+    [plain], [expected] = run_with_gradient(model, [carried])
+    assert outcome.loss == pytest.approx(expected_loss(job, outcome.logprobs), rel=1e-6)
+    if times == 1:
+        assert outcome.loss == pytest.approx(plain.loss, rel=1e-6)
+        assert torch.equal(gradient, expected)
+    else:
+        assert not torch.allclose(gradient, expected)

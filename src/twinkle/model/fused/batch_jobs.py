@@ -3,7 +3,7 @@
 Such a loss C has the gradient of ``cross_entropy`` with the weights ``-dC/dlp`` (:mod:`twinkle.loss.surrogate`). So
 its datums go through the model twice, each time in passes that other jobs share: for their logprobs, and for the
 gradient. Between the two C is differentiated on the logprobs alone, on the CPU and in the same way on every rank; its
-bits depend on the job's own datums only, as everything else does.
+bits depend on the job's own datums only, as everything else does. Where C is linear the first pass is left out.
 
 Shapes: N tokens of a datum, K targets a token; B datums, T the longest.
 """
@@ -48,22 +48,27 @@ def run_with_batches(jobs: Sequence[TrainJob], run: RunJobs, judge: Callable[[Tr
                 batches[index] = _Batch.of(job)
             except UserError as error:
                 outcomes[index] = error
-    scored = run([batch.scoring() for batch in batches.values()])
-    carriers: dict[int, TrainJob] = {}
-    losses: dict[int, TrainOutcome] = {}
-    for (index, batch), scores in zip(batches.items(), scored, strict=True):
+    carriers = {index: batch.carrier(batch.gradient()) for index, batch in batches.items() if batch.takes_one_pass}
+    compared = {index: batch for index, batch in batches.items() if not batch.takes_one_pass}
+    for (index, batch), scores in zip(
+        compared.items(), run([batch.scoring() for batch in compared.values()]), strict=True
+    ):
         found = scores if isinstance(scores, Exception) else batch.differentiate(scores)
         if isinstance(found, Exception):
             outcomes[index] = found
             continue
         assert isinstance(scores, TrainOutcome)
-        losses[index] = _told(scores, found)
-        if jobs[index].backward:
+        outcomes[index] = _told(scores, found.loss)
+        if batch.job.backward:
             carriers[index] = batch.carrier(found)
     rest = [index for index, job in enumerate(jobs) if index in carriers or job.loss not in BATCH_LOSSES]
     for index, outcome in zip(rest, run([carriers.get(index, jobs[index]) for index in rest]), strict=True):
-        outcomes[index] = losses[index] if index in losses and isinstance(outcome, TrainOutcome) else outcome
-    return [outcomes[index] if index in outcomes else losses[index] for index in range(len(jobs))]
+        if isinstance(outcome, Exception) or index not in batches:
+            outcomes[index] = outcome
+        elif batches[index].takes_one_pass:
+            # Such a loss is the sum of its weighted logprobs, which is what its carrier came to.
+            outcomes[index] = _told(outcome, outcome.loss)
+    return [outcomes[index] for index in range(len(jobs))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +91,16 @@ class _Batch:
             if name in job.data[0].inputs
         }
         return cls(job, create_loss(job.loss, **settings), [_labels(datum) for datum in job.data], keywords)
+
+    @property
+    def takes_one_pass(self) -> bool:
+        """Whether its gradient can be had without its logprobs."""
+        return self.job.backward and self.loss.is_linear
+
+    def gradient(self) -> Surrogate:
+        """The gradient of a loss that depends on no logprob, taken at zeros."""
+        zeros = [torch.zeros(self._targets(datum).shape) for datum in self.job.data]
+        return differentiate(self.loss, zeros, self.labels, loss_kwargs=self.keywords)
 
     def scoring(self) -> TrainJob:
         """The job that finds the logprobs."""
@@ -135,6 +150,6 @@ def _values(datum: Datum, name: str) -> torch.Tensor:
     return values.expand(datum.tokens.size) if values.shape == (1,) else values
 
 
-def _told(scores: TrainOutcome, surrogate: Surrogate) -> TrainOutcome:
-    metrics = {"loss:sum": surrogate.loss, "num_tokens:sum": float(scores.num_tokens)}
-    return replace(scores, loss=surrogate.loss, metrics=metrics)
+def _told(outcome: TrainOutcome, loss: float) -> TrainOutcome:
+    metrics = {"loss:sum": loss, "num_tokens:sum": float(outcome.num_tokens)}
+    return replace(outcome, loss=loss, metrics=metrics)
