@@ -37,7 +37,7 @@ DOCUMENT = create_app(Settings(redis_url="redis://nowhere")).openapi()
 CONFIG = SchemathesisConfig.from_dict({"generation": {"with-security-parameters": False}})
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=CONFIG)
 # These wait for the outcome, so their worker must work; it would also make the samples that others ask for.
-DRAWING = {"/v1/completions", "/v1/chat/completions"}
+DRAWING = {"/v1/completions", "/v1/chat/completions", "/v1/fine_tuning/alpha/graders/run"}
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

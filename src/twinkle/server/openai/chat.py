@@ -27,7 +27,7 @@ from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.pictures import picture_rules
 from twinkle.server.request_metadata import SESSION_HEADER
-from twinkle.server.state import Caller, Server
+from twinkle.server.state import Caller, Server, ServerState
 from twinkle.wire.bodies.base import parse_body
 
 router = APIRouter(prefix="/chat")
@@ -48,15 +48,7 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
     """Answer a conversation."""
     async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, ChatRequest, received.complete())
-        model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
-        text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
-        if text_model is None:
-            raise InvalidInput(
-                "messages",
-                f"the server has no tokenizer of {model.base_model}; send token ids to /v1/completions",
-            )
-        limits = server.common.settings.picture_limits
-        drawing = await server.common.object_io.run(_plan, body, model, text_model, limits)
+        model, text_model, drawing = await plan_turn(server, tenant, body)
     head: JsonObject = {"created": int(server.common.clock.now()), "model": body.model}
     if body.stream:
         wanted = Wanted(scores=bool(body.logprobs), token_ids=bool(body.return_token_ids))
@@ -73,6 +65,23 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
             "usage": usage_of(drawn, [drawing]),
         }
     )
+
+
+async def plan_turn(server: ServerState, tenant: str, body: ChatRequest) -> tuple[ServedModel, TextModel, Drawing]:
+    """What answers a conversation, and what is drawn from it.
+
+    Raises:
+        UserError: There is no such model, or it cannot answer this.
+    """
+    model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
+    text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
+    if text_model is None:
+        raise InvalidInput(
+            "messages",
+            f"the server has no tokenizer of {model.base_model}; send token ids to /v1/completions",
+        )
+    limits = server.common.settings.picture_limits
+    return model, text_model, await server.common.object_io.run(_plan, body, model, text_model, limits)
 
 
 def _plan(body: ChatRequest, model: ServedModel, text_model: TextModel, limits: PictureLimits) -> Drawing:

@@ -98,9 +98,11 @@ async def draw(
     model: ServedModel,
     text_model: TextModel | None,
     drawings: Sequence[Drawing],
+    *,
+    part: str = "",
 ) -> list[Drawn]:
-    """Submit every drawing, then wait for all of them."""
-    order = await prepare(server, request, tenant, model, text_model, drawings)
+    """Submit every drawing, then wait for all of them. Several draws for one request are each a ``part`` of it."""
+    order = await prepare(server, request, tenant, model, text_model, drawings, part=part)
     patience = Patience()
     try:
         await submit(server, order)
@@ -120,10 +122,12 @@ async def prepare(
     model: ServedModel,
     text_model: TextModel | None,
     drawings: Sequence[Drawing],
+    *,
+    part: str = "",
 ) -> Order:
     """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
     key = idempotency_key(request, "Idempotency-Key")
-    seqs = [_number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(drawings))]
+    seqs = [_number_of(key, f"{part}{i}") if key else secrets.randbits(62) for i in range(len(drawings))]
     session = await _session(server, request, tenant)
     lane = await _lane(server, tenant, session, model, repeated_seq=seqs[0] if key else None)
     end_texts = () if text_model is None else text_model.end_texts
