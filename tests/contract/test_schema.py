@@ -287,8 +287,8 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
         ),
         ("SELECT id FROM lane WHERE gap_since IS NOT NULL AND gap_since <= ? LIMIT ?", (0.0, 500), "lane_gap"),
         (
-            "SELECT request_id FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND finished_at <= ?"
-            " LIMIT ?",
+            "SELECT request_id FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL"
+            " AND finished_at <= ? LIMIT ?",
             (0.0, 500),
             "operation_kept",
         ),

@@ -30,6 +30,7 @@ _POOLS = (
     "append_",
     "futures_",
     "sql_",
+    "jobs-sql_",
     "objects_",
     "traces_",
     "formula-answers",

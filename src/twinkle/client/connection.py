@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
+import httpx
+
 from twinkle.client.backoff import RetryPolicy
 from twinkle.client.bodies import read_answer, to_json
 from twinkle.client.collector import Collector, is_sample
@@ -26,9 +28,12 @@ ResponseT = TypeVar("ResponseT", bound=ResponseBody)
 class Connection:
     """One client's connection. Lives on the event loop it is made on; only :meth:`call_soon` is for other threads."""
 
-    def __init__(self, endpoint: Endpoint, policy: RetryPolicy) -> None:
+    def __init__(
+        self, endpoint: Endpoint, policy: RetryPolicy, *, carrier: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        """Connect nothing yet; ``carrier`` is how requests travel, over the network if nothing is said."""
         self.loop = asyncio.get_running_loop()
-        self.transport = Transport(endpoint, policy)
+        self.transport = Transport(endpoint, policy, carrier=carrier)
         self.collector = Collector(self.transport)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_unsent = 0

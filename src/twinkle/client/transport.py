@@ -41,11 +41,15 @@ class Request:
 class Transport:
     """Requests to one server. Lives on one event loop."""
 
-    def __init__(self, endpoint: Endpoint, policy: RetryPolicy) -> None:
+    def __init__(
+        self, endpoint: Endpoint, policy: RetryPolicy, *, carrier: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        """Connect nothing yet; ``carrier`` is how requests travel, over the network if nothing is said."""
         self._policy = policy
         self._submissions = asyncio.Semaphore(_MAX_SUBMISSIONS)
         self._http = httpx.AsyncClient(
             base_url=endpoint.url,
+            transport=carrier,
             headers={"X-API-Key": endpoint.api_key.get_secret_value()},
             limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
         )

@@ -238,6 +238,12 @@ class Settings(BaseSettings):
         default={}, description='kinds with a deadline of their own, like {"sample": 600}'
     )
 
+    # Jobs.
+    job_concurrency: int = Field(default=8, gt=0, description="jobs that one jobs worker runs at once")
+    job_lease_s: float = Field(
+        default=30.0, gt=0, description="how long a job stays with a jobs worker that nothing is heard of"
+    )
+
     # Flower.
     flower_host: str = "127.0.0.1"
     flower_port: int = 5555

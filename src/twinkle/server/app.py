@@ -82,6 +82,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         redirect_slashes=False,
         dependencies=[Depends(_refuse_nul)],
     )
+    app.state.allows_acting = False
     install_error_answers(app)
     app.include_router(health.router)
     app.include_router(downloads.router)

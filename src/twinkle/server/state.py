@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI, Request
 
 from twinkle.core.clock import Clock
 from twinkle.core.settings import Settings
+from twinkle.server.acting import acting_in
 from twinkle.server.auth import Keys, Tokens
 from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies
@@ -129,6 +130,9 @@ async def _artifacts(request: Request) -> ArtifactParts:
 
 
 async def _key(request: Request) -> ValidKey:
+    acting = acting_in(request)
+    if acting is not None:
+        return acting.key
     return await state_of(request.app).accounts.keys.key_of(request.headers.get("x-api-key"))
 
 
@@ -137,6 +141,9 @@ async def _tenant(request: Request) -> str:
 
 
 async def _caller(request: Request) -> str:
+    acting = acting_in(request)
+    if acting is not None:
+        return acting.tenant
     authorization = request.headers.get("authorization", "")
     bearer = authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else None
     return await state_of(request.app).accounts.keys.tenant_of(bearer or request.headers.get("x-api-key"))

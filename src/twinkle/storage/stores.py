@@ -11,6 +11,9 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.jobs.jobs import Jobs
+from twinkle.storage.jobs.running import RunningJobs
+from twinkle.storage.jobs.waiting import WaitingJobs
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
@@ -34,6 +37,8 @@ class Stores:
       from them, from base models or from weights without a name.
     - ``tenants`` have keys and limits, ``sessions`` are their clients' presence, and ``accounting`` knows what they
       used and did.
+    - ``jobs`` are what the service does by itself for tenants, ``running_jobs`` who runs them, ``waiting_jobs`` which
+      of them are to be run next.
     - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for.
     """
 
@@ -61,6 +66,9 @@ class Stores:
         self.tenants = Tenants(database, engine, clock, limits=limits)
         self.sessions = Sessions(database, engine, clock)
         self.accounting = Accounting(database, clock)
+        self.jobs = Jobs(database, clock)
+        self.running_jobs = RunningJobs(database, clock)
+        self.waiting_jobs = WaitingJobs(database, clock)
         self.upkeep = Upkeep(database, clock)
         self.waste = Waste(database, clock)
 

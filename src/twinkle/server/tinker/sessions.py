@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import Expired
+from twinkle.server.acting import acting_in
 from twinkle.server.openapi import described
 from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
@@ -42,6 +43,7 @@ async def create_session(request: Request, common: Common, accounts: Accounts, t
     """A new session; the same idempotency key gets the same one."""
     body = parse_body(CreateSessionRequest, await common.bodies.read(request))
     priority_of(body.user_metadata)
+    acting = acting_in(request)
     new = NewSession(
         tags=body.tags,
         user_metadata=body.user_metadata,
@@ -49,6 +51,7 @@ async def create_session(request: Request, common: Common, accounts: Accounts, t
         display_name=body.display_name,
         sdk_version=body.sdk_version,
         idempotency_key=idempotency_key(request),
+        job=None if acting is None else acting.job,
     )
     session_id = await common.sql.run(accounts.sessions.open, tenant, new)
     return answer(CreateSessionResponse(session_id=session_id))

@@ -26,7 +26,8 @@ _RECENT_TOKENS = (
     "SELECT r.mesh, SUM(r.num_tokens) AS num_tokens, "
     " COUNT(DISTINCT CASE WHEN r.num_tokens > 0 THEN r.lane END) AS num_lanes"
     " FROM (SELECT mesh, lane, num_tokens FROM operation"
-    " WHERE finished_at IS NOT NULL AND NOT expired AND finished_at >= ? ORDER BY finished_at DESC LIMIT ?) AS r"
+    " WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL AND finished_at >= ?"
+    " ORDER BY finished_at DESC LIMIT ?) AS r"
     " GROUP BY r.mesh"
 )
 

@@ -40,7 +40,7 @@ _SAMPLES = (
 )
 _RECENT = (
     "SELECT kind, tenant, started_at, finished_at, num_tokens FROM (SELECT mesh, kind, tenant, started_at, finished_at,"
-    " num_tokens FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND finished_at >= ?"
+    " num_tokens FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL AND finished_at >= ?"
     " ORDER BY finished_at DESC LIMIT ?) AS r WHERE mesh = ? AND started_at IS NOT NULL"
 )
 
@@ -250,8 +250,8 @@ class Queues:
 
     def _has_ended_one(self, mesh: str, *, since: float) -> bool:
         rows = self._database.read(
-            "SELECT 1 FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND finished_at > ? AND mesh = ?"
-            " LIMIT 1",
+            "SELECT 1 FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL"
+            " AND finished_at > ? AND mesh = ? LIMIT 1",
             (since, mesh),
         )
         return bool(rows)

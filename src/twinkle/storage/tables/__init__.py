@@ -15,6 +15,7 @@ from twinkle.storage.tables.artifacts import (
     SamplingSessionRow,
     SnapshotRow,
 )
+from twinkle.storage.tables.jobs import JobAttemptRow, JobDependencyRow, JobEventRow, JobRow
 from twinkle.storage.tables.queue import BranchRow, LaneRow, MeshRow, OperationRow, ShareRow
 from twinkle.storage.tables.tenants import ApiKeyRow, AuditRow, SessionRow, TenantRow
 
@@ -27,6 +28,10 @@ __all__ = [
     "CheckpointRow",
     "DoomedBlobRow",
     "EphemeralWeightsRow",
+    "JobAttemptRow",
+    "JobDependencyRow",
+    "JobEventRow",
+    "JobRow",
     "LaneRow",
     "MeshRow",
     "OperationRow",

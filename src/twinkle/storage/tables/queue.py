@@ -128,8 +128,8 @@ class OperationRow(SQLModel, table=True):
         Index(
             "operation_kept",
             "finished_at",
-            sqlite_where=text("finished_at IS NOT NULL AND NOT expired"),
-            postgresql_where=text("finished_at IS NOT NULL AND NOT expired"),
+            sqlite_where=text("finished_at IS NOT NULL AND NOT expired AND held_by IS NULL"),
+            postgresql_where=text("finished_at IS NOT NULL AND NOT expired AND held_by IS NULL"),
         ),
         Index(
             "sample_ended",
@@ -137,6 +137,12 @@ class OperationRow(SQLModel, table=True):
             "ended_no",
             sqlite_where=text("ended_no IS NOT NULL"),
             postgresql_where=text("ended_no IS NOT NULL"),
+        ),
+        Index(
+            "operation_held",
+            "held_by",
+            sqlite_where=text("held_by IS NOT NULL"),
+            postgresql_where=text("held_by IS NOT NULL"),
         ),
         Index(
             "operation_used",
@@ -191,5 +197,7 @@ class OperationRow(SQLModel, table=True):
     accepted_at: float = Field(sa_type=Float)
     started_at: float | None = Field(default=None, sa_type=Float)
     finished_at: float | None = Field(default=None, sa_type=Float)
+    held_by: str | None = None
+    """The job that has not ended yet, which may ask for the result again although its time is over."""
     ended_no: int | None = Field(default=None, sa_type=BigInteger)
     """A sample's place among those of its lane that have ended: given under the lane's lock, so none is seen late."""

@@ -55,6 +55,8 @@ class SessionRow(SQLModel, table=True):
     finished_at: float | None = Field(default=None, sa_type=Float)
     finish_reason: str | None = None
     finish_detail: str | None = None
+    job: str | None = Field(default=None, unique=True, index=True)
+    """The job that works in it: what it has submitted is kept while that has not ended."""
 
 
 class AuditRow(SQLModel, table=True):

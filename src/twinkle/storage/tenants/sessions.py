@@ -29,6 +29,8 @@ class NewSession:
     display_name: str | None = None
     sdk_version: str = ""
     idempotency_key: str | None = None
+    job: str | None = None
+    """The job that works in it. It has one session, under this id and no other key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +72,15 @@ class Sessions:
         self._clock = clock
 
     def open(self, tenant: str, new: NewSession) -> str:
-        """Create a session; the same idempotency key gets the same session."""
-        existing = self.opened_under(tenant, new.idempotency_key)
+        """Create a session; the same idempotency key, or the same job, gets the same session."""
+        existing = self._opened(tenant, new)
         if existing is not None:
             return existing
         now = self._clock.now()
         row = SessionRow(
             id=new_session_id(),
             tenant=tenant,
-            idempotency_key=new.idempotency_key,
+            idempotency_key=None if new.job else new.idempotency_key,
             tags=json.dumps(new.tags),
             user_metadata=None if new.user_metadata is None else json.dumps(new.user_metadata),
             project_id=new.project_id,
@@ -86,6 +88,7 @@ class Sessions:
             sdk_version=new.sdk_version,
             created_at=now,
             heartbeat_at=now,
+            job=new.job,
         )
         session_id = row.id
         try:
@@ -93,11 +96,19 @@ class Sessions:
                 session.add(row)
                 session.commit()
         except IntegrityError:
-            winner = self.opened_under(tenant, new.idempotency_key)
+            winner = self._opened(tenant, new)
             if winner is None:
                 raise
             return winner
         return session_id
+
+    def _opened(self, tenant: str, new: NewSession) -> str | None:
+        """The session that is there already; a job's is found by the job, which no client can name as a key."""
+        if new.job is None:
+            return self.opened_under(tenant, new.idempotency_key)
+        with Session(self._engine) as session:
+            statement = select(SessionRow.id).where(SessionRow.tenant == tenant, SessionRow.job == new.job)
+            return session.exec(statement).first()
 
     def opened_under(self, tenant: str, idempotency_key: str | None) -> str | None:
         """The session that was opened under a key, if there is one."""

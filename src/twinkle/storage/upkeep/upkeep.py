@@ -120,7 +120,7 @@ class Upkeep:
             rows = transaction.execute(
                 "SELECT request_id, result_blob, CASE WHEN kind = 'sample' THEN payload_blob END AS given_up"
                 " FROM operation"
-                " WHERE finished_at IS NOT NULL AND NOT expired AND finished_at <= ? LIMIT ?",
+                " WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL AND finished_at <= ? LIMIT ?",
                 (now - older_than_s, _BATCH),
             ).fetchall()
             request_ids = [row.request_id for row in rows]

@@ -1,0 +1,13 @@
+"""Which plan does which kind of job. Adding a kind is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from twinkle.core.job import JobKind
+from twinkle.jobs.plan import Plan
+
+PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
+
+PLANS: PlanClasses = {}

@@ -1,0 +1,250 @@
+"""Running a job: claim it, let its plan run, keep the lease meanwhile, and write down how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import structlog
+from pydantic import ValidationError
+
+from twinkle.core.clock import Clock
+from twinkle.core.crash import crash_point
+from twinkle.core.errors import StorageUnavailable, TwinkleError
+from twinkle.core.job import (
+    Job,
+    JobCancelled,
+    JobClaim,
+    JobEvent,
+    JobFailed,
+    JobFailure,
+    JobLost,
+    JobPaused,
+    JobRests,
+    JobSignals,
+    JobState,
+    JsonObject,
+)
+from twinkle.core.lease import ProcessIdentity
+from twinkle.jobs.context import ContextParts, JobContext
+from twinkle.jobs.door import Door
+from twinkle.jobs.files import JobFiles
+from twinkle.jobs.plans import PlanClasses
+from twinkle.jobs.tools import Tools
+from twinkle.storage.jobs.running import RunningJobs
+from twinkle.storage.jobs.waiting import WaitingJobs
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SQL_THREADS = 4
+_RETRY_S = 1.0
+_FIRST_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 600.0
+
+_log = structlog.get_logger()
+
+
+def pause_before(num_failures: int) -> float:
+    """How long a job waits before its next attempt: 10 s after the first failure, then twice as long each time."""
+    return min(_FIRST_PAUSE_S * 2.0 ** (num_failures - 1), _LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerParts:
+    """What a runner works with."""
+
+    running: RunningJobs
+    waiting: WaitingJobs
+    clock: Clock
+    plans: PlanClasses
+    open_door: Callable[[Job], Door]
+    open_files: Callable[[Job, Door], JobFiles]
+    tools: Tools
+    owner: ProcessIdentity
+    lease_s: float
+    pause_s: Callable[[int], float] = pause_before
+
+
+class JobRunner:
+    """Runs jobs, any number at once, on one event loop."""
+
+    def __init__(self, parts: RunnerParts) -> None:
+        self._parts = parts
+        self._threads = ThreadPoolExecutor(_SQL_THREADS, thread_name_prefix="jobs-sql")
+        self._under_way: set[asyncio.Task[JsonObject]] = set()
+        self._is_stopping = False
+
+    async def run(self, job_id: str) -> Job | None:
+        """Run a job until it ends, pauses, or its attempt fails; how it stands then, ``None`` if it was not to be had.
+
+        Also ``None``: it was lost to another runner meanwhile.
+        """
+        parts = self._parts
+        if self._is_stopping:
+            return None
+        claim = await self._sql(partial(parts.running.claim, job_id, parts.owner, lease_s=parts.lease_s))
+        await self._sql(parts.waiting.settle)
+        if claim is None:
+            return None
+        crash_point("job.claimed")
+        with structlog.contextvars.bound_contextvars(job=job_id, tenant=claim.job.tenant, attempt=claim.job.attempt):
+            _log.info("job.begins", kind=claim.job.kind.value, epoch=claim.epoch)
+            try:
+                ended = await self._run(claim)
+            except JobLost as error:
+                _log.warning("job.lost", error=error.message, next="whoever holds it goes on")
+                return None
+            _log.info("job.leaves", state=ended.state.value, phase=ended.phase)
+        await self._sql(parts.waiting.settle)
+        return ended
+
+    async def stop(self) -> None:
+        """Give all jobs back at once, and take no more."""
+        self._is_stopping = True
+        for task in list(self._under_way):
+            task.cancel()
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+
+    async def close(self) -> None:
+        """Close what blocks. Nothing may run any more."""
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def _run(self, claim: JobClaim) -> Job:
+        running, now = self._parts.running, self._parts.clock.now
+        work = asyncio.create_task(self._work(claim))
+        self._under_way.add(work)
+        beats = asyncio.create_task(self._beat(claim, work))
+        try:
+            result = await work
+            crash_point("job.worked")
+            end = partial(running.finish, claim, JobState.SUCCEEDED, result=result)
+        except JobPaused:
+            end = partial(running.give_back, claim, JobState.PAUSED, reason="paused")
+        except JobRests as rest:
+            not_before = now() + rest.seconds
+            end = partial(running.give_back, claim, JobState.QUEUED, not_before=not_before, reason=str(rest))
+        except JobCancelled as error:
+            end = partial(running.finish, claim, JobState.CANCELLED, result=error.result)
+        except JobLost:
+            raise
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                raise JobLost(f"job {claim.job.id} was taken up by another runner") from None
+            end = partial(running.give_back, claim, JobState.QUEUED, reason="its runner was asked to stop")
+        except Exception as error:  # noqa: BLE001 - the border: whatever a plan meets ends its attempt, never the runner
+            failure = failure_of(error)
+            _log.warning("job.attempt_failed", code=failure.code, error=failure.message, exc_info=error)
+            end = partial(running.fail_attempt, claim, failure, pause_s=self._parts.pause_s)
+        finally:
+            self._under_way.discard(work)
+        try:
+            return await self._sql(end)
+        finally:
+            crash_point("job.ended")
+            beats.cancel()
+            with suppress(asyncio.CancelledError):
+                await beats
+
+    async def _work(self, claim: JobClaim) -> JsonObject:
+        parts, job = self._parts, claim.job
+        plan_class = parts.plans.get(job.kind)
+        if plan_class is None:
+            raise JobFailed("unknown_kind", f"this service has no plan for jobs of kind {job.kind.value!r}")
+        try:
+            spec = plan_class.spec_class.model_validate(job.spec)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise JobFailed("invalid_spec", f"{field}: {first['msg']}", field=field) from error
+        door = parts.open_door(job)
+        try:
+            context = JobContext(
+                job,
+                spec,
+                claim.saved,
+                ContextParts(
+                    door=door,
+                    files=parts.open_files(job, door),
+                    tools=parts.tools,
+                    recorder=_LeasedRecorder(self, claim),
+                    clock=parts.clock,
+                ),
+            )
+            return await plan_class().run(context)
+        finally:
+            await door.close()
+
+    async def _beat(self, claim: JobClaim, work: asyncio.Task[JsonObject]) -> None:
+        while True:
+            await asyncio.sleep(claim.lease_s / 3)
+            try:
+                await self._sql(partial(self._parts.running.beat, claim))
+            except JobLost:
+                work.cancel()
+                return
+
+    async def record(
+        self,
+        claim: JobClaim,
+        *,
+        phase: str | None,
+        progress: JsonObject | None,
+        saved: JsonObject | None,
+        events: Sequence[JobEvent],
+    ) -> JobSignals:
+        """For a plan's context: one fenced write."""
+        crash_point("job.saving")
+        write = partial(self._parts.running.record, claim, phase=phase, progress=progress, saved=saved, events=events)
+        signals = await self._sql(write)
+        crash_point("job.saved")
+        return signals
+
+    async def _sql(self, ask: Callable[[], T]) -> T:
+        """Ask the journal, however long it is away: every write is fenced, so late is as good as never."""
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+            except StorageUnavailable as error:
+                _log.warning("job.waits_for_database", error=error.message, retry_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+
+
+class _LeasedRecorder:
+    """What a context writes through: the runner, under one claim."""
+
+    def __init__(self, runner: JobRunner, claim: JobClaim) -> None:
+        self._runner = runner
+        self._claim = claim
+
+    async def record(
+        self,
+        *,
+        phase: str | None = None,
+        progress: JsonObject | None = None,
+        saved: JsonObject | None = None,
+        events: Sequence[JobEvent] = (),
+    ) -> JobSignals:
+        """See :class:`twinkle.jobs.context.Recorder`."""
+        return await self._runner.record(self._claim, phase=phase, progress=progress, saved=saved, events=events)
+
+
+def failure_of(error: Exception) -> JobFailure:
+    """What an attempt that raised this is told to have failed of, and whether another one may do better."""
+    if isinstance(error, JobFailed):
+        return error.failure
+    if isinstance(error, TwinkleError):
+        field = error.context.get("field")
+        return JobFailure(
+            code=error.code,
+            message=error.message,
+            is_transient=error.retryable,
+            field=field if isinstance(field, str) else None,
+        )
+    return JobFailure(code="internal", message=f"{type(error).__name__} in its plan", is_transient=True)

@@ -1,0 +1,1 @@
+"""Jobs: what was submitted, who runs it, what became of it."""
