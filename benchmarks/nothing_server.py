@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from twinkle.wire import protobuf as pb
-from twinkle.wire.training import encode_forward_backward_output
+from twinkle.wire.training import ForwardBackwardResult, encode_forward_backward_output
 from workload import BASE_MODEL, NUM_DATUMS, RANK, TOKENS_PER_DATUM
 
 JSON = "application/json"
@@ -58,7 +58,9 @@ def _add_start_up(app: FastAPI) -> None:
 def _add_operations(app: FastAPI) -> None:
     models = itertools.count()
     logprobs = [np.zeros(TOKENS_PER_DATUM, dtype=np.float32)] * NUM_DATUMS
-    output = encode_forward_backward_output(logprobs, {"loss:sum": 0.0, "num_tokens:sum": 0.0})
+    output = encode_forward_backward_output(
+        ForwardBackwardResult(tuple(logprobs), {"loss:sum": 0.0, "num_tokens:sum": 0.0})
+    )
 
     @app.post("/api/v1/create_model")
     async def create_model() -> Response:

@@ -33,7 +33,7 @@ from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import UnloadModelResponse
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs, WireSequence, encode_sample_response
 from twinkle.wire.sampling import parse_sample
-from twinkle.wire.training import decode_data, encode_forward_backward_output
+from twinkle.wire.training import ForwardBackwardResult, decode_data, encode_forward_backward_output
 
 T = TypeVar("T")
 
@@ -197,7 +197,9 @@ class FakeWorker:
         if claim.kind in {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}:
             body = decode_data(payload, picture_rules=self._capabilities.pictures)
             logprobs = [np.full(len(datum.tokens), -1.0, dtype=np.float32) for datum in body.data]
-            return encode_forward_backward_output(logprobs, {"loss:sum": float(claim.seq)})
+            return encode_forward_backward_output(
+                ForwardBackwardResult(tuple(logprobs), {"loss:sum": float(claim.seq)})
+            )
         if claim.kind is OperationKind.SAMPLE:
             return self._sample(payload)
         if claim.kind is OperationKind.UNLOAD_MODEL:

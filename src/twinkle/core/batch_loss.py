@@ -23,6 +23,9 @@ TARGETS = "target_tokens"
 WEIGHTS = "weights"
 """1 for the tokens that are trained, 0 for the others; all are without it."""
 
+GROUP_LABELS = "labels"
+"""Of losses that compare embeddings: 1 for a query, which begins a group, 0 for the documents after it."""
+
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 
 
@@ -39,6 +42,8 @@ class BatchLossRules:
     """Whether datums come as chosen, rejected, chosen, rejected, ..."""
     top_k_targets: bool = False
     """Whether target tokens are (N, K), and the inputs with them."""
+    embeds: bool = False
+    """Whether it compares embeddings: datums have no targets, and logprobs are not computed."""
     reference: str = ""
     """The input that a reference model gives, which may be needed; see :meth:`needs_reference`."""
     linear_without: str | None = None
@@ -58,6 +63,11 @@ class BatchLossRules:
             if "reference_free" in self.settings
             else bool(settings.get("beta"))
         )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What each datum brings for its tokens: which ones are predicted."""
+        return () if self.embeds else (TARGETS,)
 
     def known_inputs(self) -> tuple[str, ...]:
         """All that a datum may bring beside its target tokens and their weights."""
@@ -102,6 +112,19 @@ BATCH_LOSSES: Mapping[str, BatchLossRules] = MappingProxyType(
         "GKDLoss": BatchLossRules(
             settings={"beta": "number", "temperature": "number"}, inputs=("teacher_topk_logprobs",), top_k_targets=True
         ),
+        "InfonceLoss": BatchLossRules(
+            settings={
+                "temperature": "number",
+                "use_batch": "flag",
+                "hard_negatives": "integer",
+                "mask_fake_negative": "flag",
+                "fake_neg_margin": "number",
+                "include_qq": "flag",
+                "include_dd": "flag",
+            },
+            inputs=(GROUP_LABELS,),
+            embeds=True,
+        ),
     }
 )
 
@@ -133,8 +156,8 @@ def judge_batch(
         raise InvalidInput(
             "data", f"has {len(inputs_of_datums)} datums; {name} takes pairs: chosen, rejected, chosen, rejected, ..."
         )
-    required = (TARGETS, *rules.inputs, *([rules.reference] if rules.needs_reference(settings) else []))
-    known = {TARGETS, WEIGHTS, *rules.known_inputs()}
+    required = (*rules.targets, *rules.inputs, *([rules.reference] if rules.needs_reference(settings) else []))
+    known = {*rules.known_inputs(), *((TARGETS, WEIGHTS) if rules.targets else ())}
     whole = {key for key in rules.known_inputs() if any(key in inputs for inputs in inputs_of_datums)}
     for index, inputs in enumerate(inputs_of_datums):
         place = f"data[{index}].loss_fn_inputs"

@@ -239,7 +239,7 @@ class Executor(Generic[State]):
     def _finish_pass(self, claim: Claim, answer: ForwardBackwardResult | Exception) -> Steps[Pass[State] | Payload]:
         if isinstance(answer, Exception):
             raise answer
-        result = encode_forward_backward_output(answer.logprobs, answer.metrics, answer.elementwise_loss)
+        result = encode_forward_backward_output(answer)
         return (yield from self._endings.store(claim, result))
 
     # -- everything else ----------------------------------------------------------------------------------------------

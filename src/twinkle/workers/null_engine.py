@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinkle.core.adapter import AdapterConfig
+from twinkle.core.batch_loss import BATCH_LOSSES
 from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.token_stream import TokenPiece
@@ -143,7 +144,9 @@ def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult |
     if body.loss_fn == "custom" and body.loss_graph is None:
         return InvalidInput("loss_fn", "'custom' needs the graph of a loss")
     logprobs = []
-    for index, datum in enumerate(body.data):
+    embeds = body.loss_fn in BATCH_LOSSES and BATCH_LOSSES[body.loss_fn].embeds
+    embeddings = tuple(np.zeros(1, dtype=np.float32) for _ in body.data) if embeds else ()
+    for index, datum in enumerate(() if embeds else body.data):
         targets = datum.inputs.get("target_tokens")
         if targets is None:
             return InvalidInput(f"data[{index}].loss_fn_inputs.target_tokens", "is missing")
@@ -151,7 +154,8 @@ def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult |
     if not body.forward_only:
         state.pending = _chain(state.pending, *(datum.tokens.tobytes().hex() for datum in body.data))
     num_tokens = float(sum(len(datum.tokens) for datum in body.data))
-    return ForwardBackwardResult(tuple(logprobs), {"loss:sum": 0.0, "num_tokens:sum": num_tokens})
+    metrics = {"loss:sum": 0.0, "num_tokens:sum": num_tokens}
+    return ForwardBackwardResult(tuple(logprobs), metrics, embeddings=embeddings)
 
 
 def _sample(request_id: str, request: SampleRequest) -> SampleOutput:

@@ -397,7 +397,9 @@ def _content(picture: WirePicture | WirePatches) -> bytes | Patches:
 
 def _wire_result(outcome: TrainOutcome, body: ForwardBackwardBody) -> ForwardBackwardResult:
     losses = elementwise_loss(body, outcome.logprobs)
-    return ForwardBackwardResult(tuple(outcome.logprobs), dict(outcome.metrics), losses)
+    return ForwardBackwardResult(
+        tuple(outcome.logprobs), dict(outcome.metrics), losses, embeddings=tuple(outcome.embeddings)
+    )
 
 
 def _wire_topk(topk: TopLogprobs | None) -> TopkLogprobs | None:

@@ -15,6 +15,7 @@ from twinkle.module.lora import LoraConfig
 
 CONFIG = LoraConfig(rank=4, seed=1)
 LENGTHS = (9, 4, 17, 6)
+OF_TOKENS = [name for name, rules in BATCH_LOSSES.items() if not rules.embeds]
 SETTINGS = {
     "CrossEntropyLoss": {"dft": "true"},
     "GRPOLoss": {"beta": 0.04},
@@ -79,12 +80,13 @@ def test_what_a_class_takes_is_what_an_operation_may_send(name):
     parameters = inspect.signature(kind).parameters
     calls = inspect.signature(kind.__call__).parameters
     # What the service never computes, or decides itself.
-    assert set(parameters) - set(rules.settings) <= {"ignore_index", "entropy_coef", "chunk_size"}
+    assert set(parameters) - set(rules.settings) <= {"ignore_index", "entropy_coef", "chunk_size", "process_group"}
     assert set(rules.settings) <= set(parameters)
-    assert set(rules.known_inputs()) <= set(calls) | ({"teacher_topk_logprobs"} if name == "GKDLoss" else set())
+    of_rows = {"GKDLoss": {"teacher_topk_logprobs"}, "InfonceLoss": {"labels"}}
+    assert set(rules.known_inputs()) <= set(calls) | of_rows.get(name, set())
 
 
-@pytest.mark.parametrize("name", BATCH_LOSSES)
+@pytest.mark.parametrize("name", OF_TOKENS)
 def test_a_job_gives_the_loss_of_the_class_and_logprobs_in_the_shape_of_the_targets(name, load_model):
     model = load_model()
     job = make_job(model, name)
@@ -211,12 +213,12 @@ def test_a_gradient_that_needs_no_logprobs_takes_one_pass(load_model, monkeypatc
     told = []
     run_passes = fused_model.run_with_batches
 
-    def counted(jobs, run, judge):
+    def counted(jobs, run, judge, run_embedded):
         def noted(some):
             told.append(len(some))
             return run(some)
 
-        return run_passes(jobs, noted, judge)
+        return run_passes(jobs, noted, judge, run_embedded)
 
     monkeypatch.setattr(fused_model, "run_with_batches", counted)
     [outcome], [gradient] = run_with_gradient(model, [job])
@@ -234,3 +236,65 @@ def test_a_gradient_that_needs_no_logprobs_takes_one_pass(load_model, monkeypatc
         assert torch.equal(gradient, expected)
     else:
         assert not torch.allclose(gradient, expected)
+
+
+def make_pairs(model, *, backward=True, marks=(1, 0, 1, 0, 0), seed=3, **config):
+    rng = np.random.default_rng(seed)
+    adapter = model.create_adapter(CONFIG)
+    adapter.params.copy_(torch.from_numpy(rng.normal(0, 0.05, adapter.params.numel())))
+    data = tuple(
+        Datum(rng.integers(0, 250, 5 + 3 * index), {"labels": np.array([mark], np.float32)})
+        for index, mark in enumerate(marks)
+    )
+    return TrainJob(adapter, data, "InfonceLoss", {"temperature": 0.2} | config, backward)
+
+
+def test_embeddings_are_compared_and_their_gradient_is_that_of_finite_differences(load_model):
+    model = load_model()
+    job = make_pairs(model)
+
+    [outcome], [gradient] = run_with_gradient(model, [job])
+
+    assert [row.shape for row in outcome.embeddings] == [outcome.embeddings[0].shape] * 5
+    assert outcome.logprobs == [] and outcome.metrics["loss:sum"] == outcome.loss > 0
+    direction = gradient / gradient.norm()
+    around = []
+    for step in (1e-2, -1e-2):
+        moved = make_pairs(model, backward=False)
+        moved.adapter.params.add_(step * direction)
+        around.append(model.forward_backward([moved])[0].loss)
+    assert (around[0] - around[1]) / 2e-2 == pytest.approx(float(gradient.norm()), rel=0.02)
+
+
+def test_embeddings_have_the_same_bits_beside_others_and_in_smaller_passes(load_model, make_datum):
+    [alone], [gradient] = run_with_gradient(load_model(), [make_pairs(load_model())])
+    model = load_model(tokens_per_pass=12)
+    neighbour = TrainJob(model.create_adapter(CONFIG), (make_datum(np.random.default_rng(9), 30),), "ppo")
+
+    outcomes, gradients = run_with_gradient(model, [neighbour, make_pairs(model)])
+
+    assert outcomes[1].loss == alone.loss
+    assert torch.equal(gradients[1], gradient)
+
+
+@pytest.mark.parametrize(
+    ("marks", "place"), [((0, 1, 0), r"data\[0\].*must be 1"), ((1, 0, 1), r"data\[2\].*without a document")]
+)
+def test_groups_without_a_query_or_a_document_are_refused_and_others_run(load_model, make_datum, marks, place):
+    model = load_model()
+    neighbour = TrainJob(model.create_adapter(CONFIG), (make_datum(np.random.default_rng(9), 30),), "ppo")
+    wrong = make_pairs(model, marks=marks)
+
+    refused, fine = model.forward_backward([wrong, neighbour])
+
+    assert isinstance(refused, InvalidInput)
+    with pytest.raises(InvalidInput, match=place):
+        raise refused
+    assert not wrong.adapter.has_gradients and not isinstance(fine, Exception)
+
+
+def test_what_only_targets_need_is_nothing_for_a_loss_of_embeddings():
+    with pytest.raises(InvalidInput, match=r"target_tokens.*is nothing that InfonceLoss takes"):
+        judge_batch("InfonceLoss", {}, [{"labels", "target_tokens"}])
+    with pytest.raises(InvalidInput, match=r"labels.*is missing"):
+        judge_batch("InfonceLoss", {}, [{"labels"}, set()])

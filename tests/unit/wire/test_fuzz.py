@@ -25,6 +25,7 @@ from twinkle.wire.sampling import parse_sample
 from twinkle.wire.tensors import sparsify
 from twinkle.wire.training import (
     ForwardBackwardBody,
+    ForwardBackwardResult,
     WireDatum,
     canonical_digest,
     decode_data,
@@ -43,7 +44,7 @@ VALID_REQUEST = encode_forward_backward(
     ForwardBackwardBody("s:train:0", 1, False, "ppo", {"clip_low_threshold": 0.8, "loss_id": "a"}, (DATUM, DATUM))
 )
 WITHOUT_SIZE = zstandard.ZstdCompressor(write_content_size=False)
-VALID_OUTPUT = encode_forward_backward_output([np.zeros(3), np.zeros((2, 2))], {"loss:sum": 1.0})
+VALID_OUTPUT = encode_forward_backward_output(ForwardBackwardResult((np.zeros(3), np.zeros((2, 2))), {"loss:sum": 1.0}))
 VALID_SAMPLE = encode_sample_response(
     SampleResult(
         (WireSequence(np.array([1]), np.array([-1.0]), "stop"),),

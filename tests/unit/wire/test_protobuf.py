@@ -20,6 +20,7 @@ from twinkle.wire import protobuf as pb
 from twinkle.wire.tensors import sparsify, write_tensor
 from twinkle.wire.training import (
     ForwardBackwardBody,
+    ForwardBackwardResult,
     WireDatum,
     canonical_digest,
     decode_data,
@@ -107,7 +108,9 @@ def test_cross_entropy_without_weights_counts_every_target_once(loss_fn: str) ->
 def test_the_golden_output_is_written_to_the_byte() -> None:
     loss = decode_forward_backward_output(GOLDEN_OUTPUT).metrics["loss:sum"]
 
-    written = encode_forward_backward_output([np.array([-1.2, -1.3, -1.4], dtype=np.float32)], {"loss:sum": loss})
+    written = encode_forward_backward_output(
+        ForwardBackwardResult((np.array([-1.2, -1.3, -1.4], dtype=np.float32),), {"loss:sum": loss})
+    )
 
     assert written == GOLDEN_OUTPUT
 
@@ -142,7 +145,9 @@ def test_what_the_sdk_sends_is_read_whole() -> None:
 def test_the_sdk_reads_results_with_mixed_shapes_in_order() -> None:
     logprobs = [np.full(3, -1.0), np.full((2, 4), -2.0), np.full((1, 4), -3.0), np.full(2, -4.0), np.empty(0)]
 
-    raw = encode_forward_backward_output([a.astype(np.float32) for a in logprobs], {"loss:sum": 2.5})
+    raw = encode_forward_backward_output(
+        ForwardBackwardResult(tuple(a.astype(np.float32) for a in logprobs), {"loss:sum": 2.5})
+    )
 
     theirs = deserialize_forward_backward_output(raw)
     assert theirs.metrics == {"loss:sum": 2.5}
@@ -163,7 +168,9 @@ def test_the_sdk_reads_the_loss_of_every_target_beside_its_logprob() -> None:
     )
     body = ForwardBackwardBody("s:train:0", 1, False, "cross_entropy", {}, data)
 
-    raw = encode_forward_backward_output(logprobs, {"loss:sum": 1.0}, elementwise_loss(body, logprobs))
+    raw = encode_forward_backward_output(
+        ForwardBackwardResult(tuple(logprobs), {"loss:sum": 1.0}, elementwise_loss(body, logprobs))
+    )
 
     outputs = deserialize_forward_backward_output(raw).loss_fn_outputs
     assert [output["logprobs"].tolist() for output in outputs] == [array.tolist() for array in logprobs]
@@ -177,7 +184,7 @@ def test_the_sdk_reads_the_loss_of_every_target_beside_its_logprob() -> None:
 @pytest.mark.parametrize("key", ["loss", "a:b:c", ":sum", "loss:"])
 def test_a_metric_without_exactly_one_reduction_is_a_bug_of_ours(key: str) -> None:
     with pytest.raises(ValueError, match="name:reduction"):
-        encode_forward_backward_output([], {key: 1.0})
+        encode_forward_backward_output(ForwardBackwardResult((), {key: 1.0}))
 
 
 def test_the_address_is_read_although_the_tensors_are_nonsense() -> None:

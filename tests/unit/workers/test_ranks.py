@@ -178,6 +178,28 @@ def test_a_traced_loss_that_fails_on_one_rank_fails_alone_and_on_all(two: Ranked
     assert two.snapshot(adapter) == two.snapshot(untouched)
 
 
+def test_embeddings_are_compared_on_two_ranks_as_on_one(one: TransformersEngine, two: RankedEngine) -> None:
+    compared = body((9, 5, 12, 7), 4, loss="InfonceLoss")
+    marks = (np.array([mark], np.float32) for mark in (1, 0, 1, 0))
+    data = tuple(WireDatum(datum.tokens, {"labels": mark}) for datum, mark in zip(compared.data, marks, strict=True))
+    compared = replace(compared, data=data, loss_fn_config={"temperature": 0.2})
+    results = []
+    for engine in (one, two):
+        adapter = engine.create(config())
+        told = []
+        for _ in range(3):
+            [result] = engine.run_passes([Pass(state=adapter, body=compared)])
+            assert not isinstance(result, Exception), result
+            engine.optim_step(adapter, AdamParams(learning_rate=1e-2))
+            told.append((result.metrics["loss:sum"], np.concatenate(result.embeddings)))
+        results.append(told)
+
+    for (ours, mine), (theirs, others) in zip(*results, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+        assert close(mine, others)
+    assert results[1][2][0] < results[1][0][0]
+
+
 def test_files_are_the_same_as_with_one_rank_and_load_on_all(one: TransformersEngine, two: RankedEngine) -> None:
     files = two.export(two.create(config()), with_optimizer=True)
 

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, judge_batch
 from twinkle.core.errors import UserError
 from twinkle.loss import Loss, Surrogate, create_loss, differentiate
+from twinkle.model.fused.embedding_jobs import compares_embeddings
 from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 
 Outcome = TrainOutcome | Exception
@@ -29,13 +30,19 @@ _IGNORED = -100
 _CARRIER = "cross_entropy"
 
 
-def run_with_batches(jobs: Sequence[TrainJob], run: RunJobs, judge: Callable[[TrainJob], None]) -> list[Outcome]:
+def run_with_batches(
+    jobs: Sequence[TrainJob],
+    run: RunJobs,
+    judge: Callable[[TrainJob], None],
+    run_embedded: Callable[[TrainJob], Outcome],
+) -> list[Outcome]:
     """The outcome of every job, in their order.
 
     Args:
         jobs: Any jobs, those of :data:`twinkle.core.batch_loss.BATCH_LOSSES` among them.
         run: Runs jobs of losses of one datum.
         judge: Raises ``InvalidInput`` for the first thing wrong with a job's datums.
+        run_embedded: Runs a job whose loss compares embeddings.
     """
     if not any(job.loss in BATCH_LOSSES for job in jobs):
         return run(jobs)
@@ -45,7 +52,10 @@ def run_with_batches(jobs: Sequence[TrainJob], run: RunJobs, judge: Callable[[Tr
         if job.loss in BATCH_LOSSES:
             try:
                 judge(job)
-                batches[index] = _Batch.of(job)
+                if compares_embeddings(job):
+                    outcomes[index] = run_embedded(job)
+                else:
+                    batches[index] = _Batch.of(job)
             except UserError as error:
                 outcomes[index] = error
     carriers = {index: batch.carrier(batch.gradient()) for index, batch in batches.items() if batch.takes_one_pass}

@@ -56,6 +56,18 @@ class FusedEmbedding:
             InvalidInput: It is not finite; the adapter's is as it was.
         """
         total = torch.zeros_like(adapter.grad)
+        self.add_gradient_to(total, rows, adapter, gradient_BH)
+        adapter.grad.add_(total)
+        adapter.has_gradients = True
+
+    def add_gradient_to(
+        self, total: torch.Tensor, rows: Sequence[torch.Tensor], adapter: LoraAdapter, gradient_BH: torch.Tensor
+    ) -> None:
+        """The same, to a buffer of the adapter's layout.
+
+        Raises:
+            InvalidInput: What was added is not finite.
+        """
         views = adapter.layout.views(total)
         first = 0
         for part in self._passes(rows):
@@ -66,8 +78,6 @@ class FusedEmbedding:
             first += len(part)
         if not all_finite(total):
             raise InvalidInput("inputs", "give a gradient that is not finite; nothing was applied")
-        adapter.grad.add_(total)
-        adapter.has_gradients = True
 
     def _passes(self, rows: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
         start, num_tokens = 0, 0

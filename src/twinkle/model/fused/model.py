@@ -25,6 +25,7 @@ from twinkle.model.fused.adam import adam_step
 from twinkle.model.fused.batch_jobs import run_with_batches
 from twinkle.model.fused.determinism import agreed_product, measure_determinism
 from twinkle.model.fused.embedding import FusedEmbedding
+from twinkle.model.fused.embedding_jobs import run_embedding_job
 from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.job_run import JobRun, settle, start_runs
 from twinkle.model.fused.logit_form import LogitForm
@@ -322,7 +323,10 @@ class FusedLoraModel:
         A job that fails yields its exception and leaves its adapter's gradients as they were. On the CPU the bits of a
         job's result and gradient do not depend on the other jobs (see ``determinism``).
         """
-        return run_with_batches(jobs, self._run_jobs, self._judge_batch)
+        return run_with_batches(jobs, self._run_jobs, self._judge_batch, self._run_embedded)
+
+    def _run_embedded(self, job: TrainJob) -> TrainOutcome | Exception:
+        return run_embedding_job(job, self.embedding, self.ranks)
 
     def _run_jobs(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome | Exception]:
         runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs], self.ranks)

@@ -40,12 +40,16 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class TrainOutcome:
-    """What a job returns: per datum the target logprobs in the shape of its target tokens, and sums over the job."""
+    """What a job returns: per datum the target logprobs in the shape of its target tokens, and sums over the job.
+
+    Where the loss compares ``embeddings`` they come instead of logprobs, per datum float32 (H,).
+    """
 
     logprobs: list[np.ndarray]
     loss: float
     num_tokens: int
     metrics: Mapping[str, float]
+    embeddings: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
-from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, BatchLossRules
+from twinkle.core.batch_loss import BATCH_LOSSES, GROUP_LABELS, TARGETS, WEIGHTS, BatchLossRules, judge_batch
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
 from twinkle.core.pictures import PictureRules
@@ -35,6 +36,10 @@ def validate_batch(
 ) -> None:
     """The same for a job of a loss over the batch (:data:`twinkle.core.batch_loss.BATCH_LOSSES`)."""
     rules = BATCH_LOSSES[job.loss]
+    if rules.embeds:
+        _validate_data(job, vocab_size, max_context_length, None)
+        _validate_groups(job)
+        return
     _validate_data(job, vocab_size, max_context_length, picture_rules)
     for index, datum in enumerate(job.data):
         _validate_row(f"data[{index}].loss_fn_inputs", datum, job.loss, rules, vocab_size)
@@ -99,6 +104,23 @@ def _validate_inputs(field: str, datum: Datum, loss: DatumLoss, vocab_size: int)
     for name in (*loss.required_inputs, *loss.optional_inputs):
         if name in datum.inputs:
             _validate_values(f"{field}.{name}", datum.inputs[name], targets.shape)
+
+
+def _validate_groups(job: TrainJob) -> None:
+    judge_batch(job.loss, job.loss_config, [datum.inputs for datum in job.data])
+    marks = []
+    for index, datum in enumerate(job.data):
+        given = datum.inputs[GROUP_LABELS]
+        if given.shape != (1,) or given.item() not in (0, 1):
+            raise InvalidInput(
+                f"data[{index}].loss_fn_inputs.{GROUP_LABELS}", "must be one value: 1 for a query, 0 for a document"
+            )
+        marks.append(int(given.item()))
+    for index, (mark, following) in enumerate(itertools.pairwise([0, *marks, 1])):
+        if index == 0 and following == 0:
+            raise InvalidInput(f"data[0].loss_fn_inputs.{GROUP_LABELS}", "must be 1: a group begins with its query")
+        if index and mark == following == 1:
+            raise InvalidInput(f"data[{index - 1}]", "is a query without a document; its positive comes next")
 
 
 def _validate_row(field: str, datum: Datum, name: str, rules: BatchLossRules, vocab_size: int) -> None:
