@@ -8,7 +8,7 @@ from typing import Any
 from twinkle.core.errors import InvalidInput
 from twinkle.dataloader.fetch import Skipped, SkippedRow, reason_of
 from twinkle.dataset.base import DatasetBase
-from twinkle.dataset.problems import WrongRows
+from twinkle.dataset.problems import StreamBroken, WrongRows
 
 
 class StreamReader:
@@ -51,7 +51,7 @@ class StreamReader:
         for _ in range(self._max_retries + 1):
             try:
                 row = next(rows)
-            except StopIteration:
+            except (StopIteration, StreamBroken):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a data set of the user's raises is said of its row
                 name = str(error.problems[0].place) if isinstance(error, WrongRows) else "a row"

@@ -7,7 +7,8 @@ from typing import Any
 
 from twinkle.dataset.base import DatasetBase
 from twinkle.dataset.member import Member
-from twinkle.dataset.problems import WrongRows
+from twinkle.dataset.open import READ_ERRORS, unreadable_lines
+from twinkle.dataset.problems import MOST_IN_A_MESSAGE, StreamBroken, WrongRows
 from twinkle.dataset.source import ORIGIN
 from twinkle.dataset.steps import Keep, Row, Step
 
@@ -16,7 +17,8 @@ class IterableDataset(DatasetBase):
     """A stream of rows: no number of them is known, and none can be taken by number.
 
     A row that cannot be mapped or encoded raises :class:`WrongRows` when its turn comes; whoever asks the same iterator
-    again gets the next row, as a ``DataLoader`` does.
+    again gets the next row, as a ``DataLoader`` does. Where a file cannot be read further it raises
+    :class:`StreamBroken`, which a ``DataLoader`` lets through.
 
     For the arguments see :class:`~twinkle.dataset.base.DatasetBase`.
     """
@@ -63,15 +65,36 @@ class _MemberStream(Iterator[Row]):
         self._steps = member.steps
         self._rows = iter(member.rows)
         self._waiting: list[Row] = []
+        self._broken: StreamBroken | None = None
 
     def __next__(self) -> Row:
         while not self._waiting:
-            made, problem = self._dataset.tried(next(self._rows), self._steps)
+            made, problem = self._dataset.tried(self._read(), self._steps)
             if problem is not None:
                 raise WrongRows([problem], count=1, doing="taken")
             self._waiting = made
         row = self._waiting.pop(0)
         return {name: value for name, value in row.items() if name != ORIGIN}
+
+    def _read(self) -> Row:
+        if self._broken is not None:
+            raise self._broken
+        try:
+            row: Row = next(self._rows)
+        except READ_ERRORS as error:
+            self._broken = self._told(error)
+            raise self._broken from error
+        return row
+
+    def _told(self, error: Exception) -> StreamBroken:
+        """What cannot be read, by its lines where it has some."""
+        wrong = [problem for source in self._dataset.sources for problem in unreadable_lines(source.files)]
+        if not wrong:
+            return StreamBroken("data", f"cannot be read further: {error.__cause__ or error}")
+        lines = "\n  ".join(str(problem) for problem in wrong[:MOST_IN_A_MESSAGE])
+        return StreamBroken(
+            "data", f"cannot be read further; mend these lines, or leave them out with skip_unreadable=True\n  {lines}"
+        )
 
 
 class _InTurn(Iterator[Row]):

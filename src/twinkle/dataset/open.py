@@ -23,6 +23,9 @@ from twinkle.hub.reference import parse_reference
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 
+READ_ERRORS = (DatasetGenerationError, ValueError, OSError)
+"""What reading of files ends with."""
+
 
 @dataclass
 class Opened:
@@ -80,14 +83,18 @@ def open_member(
             )
             if streaming:
                 next(iter(rows), None)
-        except (DatasetGenerationError, ValueError, OSError) as error:
+        except READ_ERRORS as error:
             wrong = unreadable_lines(files)
             if not wrong:
                 raise InvalidInput("dataset_id", f"{path} cannot be read: {error.__cause__ or error}") from error
             if not skip_unreadable:
                 raise WrongRows(wrong, count=len(wrong), doing="read") from error
             problems = wrong
-            rows, source = _without(wrong, files, new_file, streaming=streaming)
+        else:
+            # Later lines of a stream are read while rows are taken, when it is too late to leave one out.
+            problems = unreadable_lines(files) if streaming and skip_unreadable else []
+        if problems:
+            rows, source = _without(problems, files, new_file, streaming=streaming)
     return Opened(sliced(with_origin(rows, number), meta), source, problems)
 
 

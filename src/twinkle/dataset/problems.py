@@ -72,6 +72,10 @@ def _rebuilt(problems: Sequence[Problem], count: int, doing: str, is_whole: bool
     return WrongRows(problems, count=count, doing=doing, is_whole=is_whole)
 
 
+class StreamBroken(InvalidInput, ValueError):
+    """The rest of a stream cannot be read: nothing comes behind it, so it is no row that could be skipped."""
+
+
 def problem_of(place: Place, error: Exception) -> Problem:
     """What an exception says about the row at ``place``: our own errors name the field."""
     if isinstance(error, RowError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from harness.rows import conversation, write_jsonl
 from twinkle.core.errors import InvalidInput
+from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta, IterableDataset, LazyDataset, WrongRows
+from twinkle.dataset.problems import StreamBroken
 from twinkle.template import Template
 
 MADE: list[int] = []
@@ -132,6 +135,37 @@ def test_a_stream_goes_on_behind_a_wrong_row(tmp_path: Path, template: Template)
     with pytest.raises(WrongRows, match=r"rows\.jsonl:2: messages"):
         next(rows)
     assert next(rows)["messages"] == conversation(3)["messages"]
+
+
+def broken_far_behind(folder: Path) -> Path:
+    """A file whose last but one line is no row, beyond what is read at once."""
+    rows = [json.dumps({"n": n, "text": "x" * 1000}) for n in range(12_000)]
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join([*rows, '{"n": oops', json.dumps({"n": -1, "text": ""})]))
+    return path
+
+
+def test_a_broken_line_far_behind_ends_a_stream_by_its_name_and_never_in_silence(tmp_path: Path) -> None:
+    rows = iter(IterableDataset(DatasetMeta(str(broken_far_behind(tmp_path)))))
+    assert next(rows)["n"] == 0
+    with pytest.raises(StreamBroken, match=r"(?s)skip_unreadable=True.*rows\.jsonl:12001"):
+        collections.deque(rows, maxlen=0)
+
+    with pytest.raises(StreamBroken):
+        next(rows)
+
+
+def test_a_loader_does_not_take_the_end_of_what_can_be_read_for_the_end(tmp_path: Path) -> None:
+    loader = DataLoader(IterableDataset(DatasetMeta(str(broken_far_behind(tmp_path)))), batch_size=1000)
+
+    with pytest.raises(StreamBroken, match=r"rows\.jsonl:12001"):
+        collections.deque(loader, maxlen=0)
+
+
+def test_a_broken_line_far_behind_is_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    dataset = IterableDataset(DatasetMeta(str(broken_far_behind(tmp_path))), skip_unreadable=True)
+
+    assert sum(1 for _ in dataset) == 12_001
 
 
 @pytest.mark.parametrize(("interleave", "expected"), [(True, [0, 10, 1, 11]), (False, [0, 1, 10, 11, 12])])
