@@ -135,7 +135,7 @@ class LoraPool:
         """Which modules an adapter of this config trains, and where their weights lie."""
         config.check(self.max_rank)
         return AdapterLayout(
-            tuple(_shapes(self._targets, config)), beside_experts=beside_experts(self._targets), paths=self.paths
+            tuple(shapes_of(self._targets, config)), beside_experts=beside_experts(self._targets), paths=self.paths
         )
 
     def create(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
@@ -166,7 +166,8 @@ class LoraPool:
             self._route.segments = ()
 
 
-def _shapes(targets: Sequence[Target], config: LoraConfig) -> Iterator[LoraShape]:
+def shapes_of(targets: Sequence[Target], config: LoraConfig) -> Iterator[LoraShape]:
+    """The pairs that an adapter of this config has, in the order of its targets."""
     trained: Mapping[TargetKind, bool] = {
         "attn": config.train_attn,
         "mlp": config.train_mlp,

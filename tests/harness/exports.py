@@ -1,0 +1,100 @@
+"""Base models with tokenizers, and adapters for them, as exports are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from harness.families import FAMILIES, RELEASED, stir
+from harness.models import EXAMPLES
+from twinkle.checkpoint_engine.peft import export_adapter
+from twinkle.hub.tiny import train_tokenizer
+from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig
+from twinkle.module.lora import shapes_of
+from twinkle.module.targets import beside_experts
+from twinkle.workers.jobs.export.build import ExportForm, ExportRequest
+from twinkle.workers.jobs.export.skeleton import open_skeleton
+
+
+def make_base(folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype = torch.float32) -> Path:
+    """A model of a config with random weights, by the class that is published."""
+    is_released = type(config) in {type(make()) for make in RELEASED.values()}
+    loader: Any = transformers.AutoModelForImageTextToText if is_released else transformers.AutoModelForCausalLM
+    torch.manual_seed(7)
+    model = loader.from_config(config)
+    stir(model)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def make_family(folder: Path, family: str, *, dtype: torch.dtype = torch.float32) -> Path:
+    """A tiny model of a family that the engine serves; ``released:`` before it: of the class with a tower."""
+    name = family.removeprefix("released:")
+    return make_base(folder, (FAMILIES if name == family else RELEASED)[name](), dtype=dtype)
+
+
+def add_tokenizer(folder: Path, *, like_llama3: bool = False) -> None:
+    """The tiny models' tokenizer, trained on the shipped text; or one that splits text as Llama 3's does."""
+    texts = [path.read_text() for path in sorted(EXAMPLES.glob("*.jsonl"))]
+    train_tokenizer(texts, vocab_size=307, context=512).save_pretrained(folder)
+    if like_llama3:
+        file = folder / "tokenizer.json"
+        written = json.loads(file.read_text())
+        pattern = written["pre_tokenizer"]["pretokenizers"][0]["pattern"]
+        pattern["Regex"] = pattern["Regex"].replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+        written["model"]["ignore_merges"] = True
+        file.write_text(json.dumps(written))
+
+
+def make_adapter(folder: Path, base: Path, **settings: Any) -> Path:
+    """An adapter for a base model, as the engine writes it, every update of some size."""
+    targets = open_skeleton(base).targets
+    config = LoraConfig(**{"rank": 4, "seed": 3, **settings})
+    layout = AdapterLayout(tuple(shapes_of(targets, config)), beside_experts=beside_experts(targets))
+    adapter = LoraAdapter(config, layout, device=torch.device("cpu"), compute_dtype=torch.float32, trainable=False)
+    fill(adapter)
+    return write(folder, export_adapter(adapter, str(base)))
+
+
+def fill(adapter: LoraAdapter) -> None:
+    """Give an adapter random weights."""
+    adapter.initialize()
+    generator = torch.Generator().manual_seed(1)
+    for pair in adapter.views.values():
+        pair.b.copy_(0.02 * torch.randn(pair.b.shape, generator=generator))
+    adapter.publish()
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    """Put files into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def split_in_two(base: Path) -> None:
+    """Cut a model's file into two shards with an index."""
+    whole = base / "model.safetensors"
+    with_names = load_file(whole)
+    names = sorted(with_names)
+    halves = (names[: len(names) // 2], names[len(names) // 2 :])
+    weight_map = {}
+    for number, half in enumerate(halves, 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({name: with_names[name] for name in half}, base / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(half, file)
+    (base / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    whole.unlink()
+
+
+def request_for(folder: Path, base: Path, adapter: Path, forms: Iterable[ExportForm], **settings: Any) -> ExportRequest:
+    """An export into a folder."""
+    given = {"name": "tiny", "memory_bytes": 2**30, "compares_logits": True, **settings}
+    return ExportRequest(base=str(base), adapter=str(adapter), folder=str(folder), forms=tuple(forms), **given)
