@@ -10,6 +10,8 @@ import typer
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
 from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of
 from twinkle.cli.groups import data, keys, runs, tenants, tokens
+from twinkle.cli.jobs import jobs
+from twinkle.cli.submit import submit
 from twinkle.core.errors import TwinkleError
 
 app = typer.Typer(
@@ -25,6 +27,8 @@ app.add_typer(runs, name="runs")
 app.add_typer(tokens, name="tokens")
 app.add_typer(tenants, name="tenants")
 app.add_typer(data, name="data")
+app.add_typer(submit, name="submit")
+app.add_typer(jobs, name="jobs")
 
 
 def main() -> None:

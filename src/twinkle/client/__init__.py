@@ -10,6 +10,7 @@ from twinkle.client.async_client import AsyncClient
 from twinkle.client.client import Client
 from twinkle.client.datum import Datum, Picture, next_token_datum
 from twinkle.client.future import Future
+from twinkle.client.jobs import AsyncJob, AsyncJobs, Job, Jobs
 from twinkle.client.promise import Promise
 from twinkle.client.run import Run
 from twinkle.client.sampler import Sampler
@@ -18,9 +19,13 @@ from twinkle.core.standing import WaitReason
 
 __all__ = [
     "AsyncClient",
+    "AsyncJob",
+    "AsyncJobs",
     "Client",
     "Datum",
     "Future",
+    "Job",
+    "Jobs",
     "Picture",
     "Promise",
     "Run",

@@ -15,6 +15,7 @@ from twinkle.client.connection import Connection
 from twinkle.client.endpoint import find_endpoint
 from twinkle.client.errors import TwinkleError
 from twinkle.client.future import Future
+from twinkle.client.jobs import AsyncJobs
 from twinkle.client.run import Run
 from twinkle.client.sampler import Sampler
 from twinkle.client.session import Session
@@ -69,6 +70,7 @@ class AsyncClient:
         endpoint = find_endpoint(base_url, api_key)
         self._connection = Connection(endpoint, RetryPolicy(give_up_after_s=give_up_after_s))
         self._session = Session(self._connection, tags=tags)
+        self.jobs = AsyncJobs(self._connection)
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from typing import Self
 
 from twinkle.client.async_client import AsyncClient
 from twinkle.client.facade import Facade, LoopThread, blocking, direct
+from twinkle.client.jobs import Jobs
 
 _EXIT_FLUSH_S = 30.0
 
@@ -40,6 +41,7 @@ class Client(Facade[AsyncClient]):
             thread.stop()
             raise
         self._is_closed = False
+        self.jobs = Jobs(thread, self._inner.jobs)
         atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── RunClosed                   an operation could not be handed over, so the run takes no more from this object
 │   └── ClientClosed                the client was closed; the outcome can still be had with ``client.future``
 ├── OperationFailed                 the operation was accepted and ended in an error: code, message, category
+├── JobEndedBadly                   the job was asked for its result, and failed or was cancelled
 ├── BadAnswer                       what answered is no Twinkle server, or of another age
 ├── TransientError                  was tried again until the time for that was up
 │   ├── Overloaded                  429: too much waits already
@@ -46,6 +47,7 @@ __all__ = [
     "Expired",
     "Forbidden",
     "InvalidInput",
+    "JobEndedBadly",
     "LimitReached",
     "NotFound",
     "OperationFailed",
@@ -70,6 +72,15 @@ class OperationFailed(TwinkleError):
         self.code = code
         self.category = category
         """Who can mend it: ``user``, ``server`` or ``unknown``."""
+
+
+class JobEndedBadly(TwinkleError):
+    """A job has no result: it failed, with the reason, or was cancelled."""
+
+    def __init__(self, message: str, *, job_id: str, code: str) -> None:
+        super().__init__(message, job_id=job_id)
+        self.job_id = job_id
+        self.code = code
 
 
 class BadAnswer(TwinkleError):

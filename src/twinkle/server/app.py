@@ -22,6 +22,7 @@ from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.futures import Futures
+from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
@@ -31,7 +32,7 @@ from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.quota import Quotas
 from twinkle.server.signing import Cursors, Signer, secret_of
-from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, QueueParts, ServerState
+from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.tinker import direct as tinker_direct
@@ -121,10 +122,14 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     )
     signer = Signer(await sql.run(secret_of, settings))
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
+    queue = _queue(common, stores, blobs, stack)
+    jobs = _jobs(common, stores, stack)
+    _start_listener(settings, stack, queue.futures.notify, queue.lane_polls.notify, jobs.polls.notify)
     return ServerState(
         common=common,
         accounts=_accounts(common, stores, signer),
-        queue=_queue(common, stores, blobs, stack),
+        queue=queue,
+        jobs=jobs,
         artifacts=ArtifactParts(
             adapters=stores.adapters,
             checkpoints=stores.checkpoints,
@@ -185,7 +190,6 @@ def _queue(common: CommonParts, stores: Stores, blobs: BlobStore, stack: AsyncEx
     lane_polls = LanePolls(stores.sampling_sessions, sql)
     lane_polls.start()
     stack.push_async_callback(lane_polls.stop)
-    _start_listener(settings, stack, futures.notify, lane_polls.notify)
     meshes = MeshBoard(stores.meshes, clock, sql, silent_s=settings.session_timeout_s)
     return QueueParts(
         submitter=submitter,
@@ -201,6 +205,13 @@ def _queue(common: CommonParts, stores: Stores, blobs: BlobStore, stack: AsyncEx
         timeline=stores.timeline,
         trace_threads=_threads("traces", _TRACE_THREADS, stack),
     )
+
+
+def _jobs(common: CommonParts, stores: Stores, stack: AsyncExitStack) -> JobParts:
+    polls = JobPolls(stores.jobs, common.sql)
+    polls.start()
+    stack.push_async_callback(polls.stop)
+    return JobParts(store=stores.jobs, polls=polls)
 
 
 def _threads(name: str, size: int, stack: AsyncExitStack) -> Threads:

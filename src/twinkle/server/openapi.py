@@ -205,7 +205,12 @@ def _header(name: str) -> JsonObject:
 
 
 def _completed(document: JsonObject) -> JsonObject:
-    schemas: JsonObject = {}
+    # Those of parameters; FastAPI's own refusals are never answered.
+    schemas: JsonObject = {
+        name: schema
+        for name, schema in document.get("components", {}).get("schemas", {}).items()
+        if not name.endswith("ValidationError")
+    }
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             if method not in _METHODS:

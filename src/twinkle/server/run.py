@@ -46,9 +46,10 @@ class ApiServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the held polls, then end as uvicorn does."""
-        queue = state_of(self._app).queue
-        queue.futures.release()
-        queue.lane_polls.release()
+        server = state_of(self._app)
+        server.queue.futures.release()
+        server.queue.lane_polls.release()
+        server.jobs.polls.release()
         await super().shutdown(sockets)
 
 

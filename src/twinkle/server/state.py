@@ -1,4 +1,4 @@
-"""What the server holds, in four groups: made once when the app starts; a route takes those that it needs."""
+"""What the server holds, in five groups: made once when the app starts; a route takes those that it needs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from twinkle.server.auth import Keys, Tokens
 from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies
 from twinkle.server.futures import Futures
+from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
@@ -27,6 +28,7 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
+from twinkle.storage.jobs.jobs import Jobs
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.queues import Queues
@@ -95,13 +97,22 @@ class ArtifactParts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobParts:
+    """What the service is to do by itself, and who follows that."""
+
+    store: Jobs
+    polls: JobPolls
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """All four, for the few routes that need something of each."""
+    """All five, for the few routes that need something of each."""
 
     common: CommonParts
     accounts: AccountParts
     queue: QueueParts
     artifacts: ArtifactParts
+    jobs: JobParts
 
 
 def state_of(app: FastAPI) -> ServerState:
@@ -129,6 +140,10 @@ async def _artifacts(request: Request) -> ArtifactParts:
     return state_of(request.app).artifacts
 
 
+async def _jobs(request: Request) -> JobParts:
+    return state_of(request.app).jobs
+
+
 async def _key(request: Request) -> ValidKey:
     acting = acting_in(request)
     if acting is not None:
@@ -153,6 +168,7 @@ Common = Annotated[CommonParts, Depends(_common)]
 Accounts = Annotated[AccountParts, Depends(_accounts)]
 Queue = Annotated[QueueParts, Depends(_queue)]
 Artifacts = Annotated[ArtifactParts, Depends(_artifacts)]
+JobBook = Annotated[JobParts, Depends(_jobs)]
 Server = Annotated[ServerState, Depends(_server)]
 Key = Annotated[ValidKey, Depends(_key)]
 """The key that came with the request, itself or as a token; 401 without one."""

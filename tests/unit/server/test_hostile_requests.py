@@ -114,6 +114,10 @@ BODIES: dict[str, Json] = {
     "/api/native/v1/futures/collect": {"request_ids": ["$request"], "timeout_s": 1},
     "/api/native/v1/runs/{run_id}/rewind": {"step": 1},
     "/api/native/v1/runs/{run_id}/fork": {"operation": 1, "session_id": "$session", "model_seq_id": 4},
+    "/api/native/v1/jobs": {"kind": "ops", "spec": {"model": "$model", "data": "file-1"}, "after": [], "priority": 3},
+    "/api/native/v1/jobs/many": {
+        "jobs": [{"kind": "ops", "spec": {"model": "$model", "data": "file-1"}, "name": "a", "metadata": {"a": "b"}}]
+    },
     "/api/native/v1/access_tokens": {"path": "$path", "name": "a", "ttl_seconds": 60},
     "/v1/chat/completions": {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},

@@ -23,7 +23,7 @@ def test_what_is_left_out_has_the_documented_defaults() -> None:
     job = _request()
 
     assert (job.max_attempts, job.priority, job.after, job.dry_run) == (3, None, (), False)
-    assert parse_spec("ops", job.spec).model_dump(mode="json")["lora"]["rank"] == 32
+    assert parse_spec("ops", job.spec).model_dump(mode="json")["rank"] == 32
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,7 @@ def test_a_wrong_field_of_the_envelope_is_named_with_what_was_meant(
     ("spec", "field", "words"),
     [
         ({**OPS, "windwo": 3}, "spec.windwo", "did you mean window?"),
-        ({**OPS, "lora": {"rnak": 3}}, "spec.lora.rnak", "did you mean rank?"),
-        ({**OPS, "lora": {"rank": "3"}}, "spec.lora.rank", "not a text"),
+        ({**OPS, "rank": "3"}, "spec.rank", "not a text"),
         ({"model": "tiny/one"}, "spec.data", "is missing"),
         ({**OPS, "data": "/etc/passwd"}, "spec.data", "not a path"),
     ],

@@ -247,6 +247,19 @@ class Jobs:
             for row in rows
         ]
 
+    def num_events(self, ids: Sequence[str]) -> dict[str, int]:
+        """How many events each of some jobs has had: the number of its last one."""
+        rows = self._database.read(f"SELECT id, num_events FROM job WHERE id IN ({placeholders(ids)})", ids)
+        return {row.id: row.num_events for row in rows}
+
+    def ids_of(self, tenant: str, client_ids: Sequence[str]) -> dict[str, str]:
+        """The tenant's jobs by what their client calls them; what is no such name is left out."""
+        rows = self._database.read(
+            f"SELECT client_id, id FROM job WHERE tenant = ? AND client_id IN ({placeholders(client_ids)})",
+            (tenant, *client_ids),
+        )
+        return {row.client_id: row.id for row in rows}
+
     def attempts(self, job_id: str, tenant: str) -> list[JobAttempt]:
         """The attempts at a job, first to last.
 

@@ -97,7 +97,8 @@ class JobFailureInfo(ResponseBody):
     message: str
     is_transient: bool
     field: str | None = None
-    details: list[dict[str, Any]] | None = None
+    details: dict[str, Any] = Field(default={})
+    """More of it, such as the first errors of a file under ``errors``."""
 
 
 class JobStanding(ResponseBody):
@@ -119,21 +120,33 @@ class JobStanding(ResponseBody):
     failure: JobFailureInfo | None = None
     attempt: int
     max_attempts: int
+    next_try_at: float | None = None
+    """Of one that is ``retrying``."""
     created_at: float
     started_at: float | None = None
     finished_at: float | None = None
+
+
+class JobAttemptInfo(ResponseBody):
+    """One attempt at a job; ``outcome`` is ``succeeded``, ``failed``, ``lost`` or ``cancelled`` when it has ended."""
+
+    attempt: int
+    started_at: float
+    ended_at: float | None = None
+    outcome: str | None = None
+    reason: str | None = None
 
 
 class JobResponse(JobStanding):
     """``GET jobs/{job_id}``, and the answer to everything that is done to one."""
 
     spec: dict[str, Any]
-    after: list[AfterJob] = Field(default=[])
-    priority: int | None = None
+    priority: int
     notify_url: str | None = None
     metadata: dict[str, str] = Field(default={})
     cancel_requested: bool = False
     pause_requested: bool = False
+    attempts: list[JobAttemptInfo] = Field(default=[])
 
 
 class JobsResponse(ResponseBody):

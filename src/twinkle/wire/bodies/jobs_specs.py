@@ -17,13 +17,13 @@ SPECS: Mapping[str, type[JobSpec]] = {
 }
 
 
-def parse_spec(kind: str, values: Mapping[str, object], *, within: str = "spec") -> JobSpec:
-    """Reads the spec of a kind of jobs; ``within`` is where in the request it stands.
+def parse_spec(kind: str, values: Mapping[str, object], *, within: str = "") -> JobSpec:
+    """Reads the spec of a kind of jobs; ``within`` is where the job stands in its request.
 
     Raises:
         InvalidInput: A field is wrong, missing or unknown, or there is no such kind.
     """
     spec_class = SPECS.get(kind)
     if spec_class is None:
-        raise InvalidInput("kind", f"{kind!r} is none of {', '.join(sorted(SPECS))}")
-    return parse_part(spec_class, json.dumps(dict(values)).encode(), within=within)
+        raise InvalidInput(f"{within}.kind".strip("."), f"{kind!r} is none of {', '.join(sorted(SPECS))}")
+    return parse_part(spec_class, json.dumps(dict(values)).encode(), within=f"{within}.spec".strip("."))

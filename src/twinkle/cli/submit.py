@@ -1,0 +1,39 @@
+"""``twinkle submit``: a command for each kind of jobs. A kind's options are a function that makes its spec of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from twinkle.cli.submit_ops import ops_options
+from twinkle.cli.submit_options import Spec, command_of
+
+_FLOW_ENDINGS = (".yaml", ".yml")
+
+_OPTIONS: Mapping[str, Callable[..., Spec]] = {
+    "ops": ops_options,
+}
+"""By kind. Adding one is one line."""
+
+
+class _KindOrFlow(TyperGroup):
+    """Commands by name, and a YAML file in the place of a command's name: then it is a flow."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of click's, which typer has a copy of
+        if args and args[0].endswith(_FLOW_ENDINGS):
+            args = ["flow", *args]
+        return super().resolve_command(ctx, args)
+
+
+submit = typer.Typer(
+    cls=_KindOrFlow,
+    help="Hand a job over: it goes on when this machine sleeps. Ctrl-C leaves it running.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+for _kind, _options in _OPTIONS.items():
+    submit.command(_kind)(command_of(_kind, _options))

@@ -1,0 +1,72 @@
+"""From a command's options to a job: files are uploaded, it is handed over and followed until its end or Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twinkle.cli.console import say
+from twinkle.cli.exit_codes import EXIT_INTERRUPTED
+from twinkle.cli.following import Follower, exit_code_of, json_line
+from twinkle.cli.submit_options import LocalFile, Shared
+from twinkle.client import Client, Job
+from twinkle.core.errors import ConfigError
+from twinkle.wire.bodies.jobs import AfterJob
+
+_ANY = "any:"
+
+
+def submit_job(kind: str, spec: Mapping[str, object], shared: Shared) -> int:
+    """Hand a job over and follow it; the exit code is the job's, or 0 where nobody waits for it."""
+    job: Job | None = None
+    try:
+        with Client(shared.server) as client:
+            job = client.jobs.submit(
+                kind,
+                {name: _uploaded(value) for name, value in spec.items()},
+                client_id=shared.client_id,
+                name=shared.name,
+                after=[dependency_of(text) for text in shared.after or []],
+                priority=shared.priority,
+                max_attempts=shared.max_attempts,
+                notify_url=shared.notify,
+                metadata=_metadata(shared.metadata or []),
+                dry_run=shared.dry_run,
+            )
+            say(json_line("job", job.show()) if shared.as_json else f"submitted {job.id}")
+            if shared.detach:
+                return 0
+            return exit_code_of(Follower(job, as_json=shared.as_json).run())
+    except KeyboardInterrupt:
+        return detached(job, as_json=shared.as_json)
+
+
+def detached(job: Job | None, *, as_json: bool) -> int:
+    """What Ctrl-C means: the job goes on without whoever looked at it."""
+    if job is None:
+        say("interrupted before the job was accepted; submit it again (with the same --id it is one job)")
+    elif not as_json:
+        say(f"\ndetached; {job.id} goes on.  watch: twinkle jobs logs -f {job.id}  end: twinkle jobs cancel {job.id}")
+    return EXIT_INTERRUPTED
+
+
+def dependency_of(text: str) -> AfterJob:
+    """What ``--after`` says."""
+    if text.startswith(_ANY):
+        return AfterJob(job=text.removeprefix(_ANY), condition="any")
+    return AfterJob(job=text)
+
+
+def _uploaded(value: object) -> object:
+    if isinstance(value, LocalFile):
+        raise ConfigError(f"{value.path} is on this machine: upload it, and give the id of the file")
+    return value
+
+
+def _metadata(pairs: list[str]) -> dict[str, str]:
+    values = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise ConfigError(f"--metadata {pair}: write KEY=VALUE")
+        values[key] = value
+    return values
