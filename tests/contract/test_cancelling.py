@@ -203,3 +203,18 @@ def test_an_overdue_sample_is_among_those_that_ended(bench: Bench, samples: Samp
     bench.upkeep.expire_overdue(deadline_s=10.0)
 
     assert [sample.request_id for sample in samples.ended(SAMPLER, client=0, after=0, limit=10)] == [overdue]
+
+
+def test_all_samples_of_a_session_are_cancelled_at_once_and_no_others(bench: Bench, samples: SamplingSessions) -> None:
+    _queue(bench, 3)
+    others = "session-t1:sample:0"
+    bench.journal.open_lane(new_sampler(others, tenant="t1"))
+    bench.append(submission(others, 0, OperationKind.SAMPLE, tenant="t1", body=sample_body(others, 0)))
+    session = samples.find(SAMPLER).session
+
+    assert samples.cancel_all(session, "t1") == []
+    assert samples.cancel_all(session, "t0") == [request_id_of(SAMPLER, seq) for seq in range(3)]
+    assert samples.cancel_all(session, "t0") == []
+
+    assert [bench.status(SAMPLER, seq).state for seq in range(3)] == [OperationState.FAILED] * 3
+    assert bench.status(others, 0).state is OperationState.QUEUED

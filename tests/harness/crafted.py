@@ -9,11 +9,11 @@ import numpy as np
 import zstandard
 
 from harness.measured import Readings
-from twinkle.server.openai.bodies import ChatRequest, CompletionRequest
 from twinkle.wire.bodies.account import SearchRequest
 from twinkle.wire.bodies.base import RequestBody, parse_body
 from twinkle.wire.bodies.futures import RetrieveFuturesRequest
 from twinkle.wire.bodies.native import CollectRequest
+from twinkle.wire.bodies.openai import ChatRequest, CompletionRequest
 from twinkle.wire.bodies.session import CreateSessionRequest
 from twinkle.wire.compression import decompress, decompress_prefix
 from twinkle.wire.protobuf import DTYPE_FLOAT32, DTYPE_INT64, ForwardBackwardRequest, Tensor

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
@@ -27,6 +28,7 @@ class MemoryFiles:
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}
+        self.parts: dict[tuple[str, str], bytes] = {}
 
     async def lines(self, file_id: str, *, start: int = 0) -> AsyncIterator[bytes]:
         for line in (await self.read(file_id)).splitlines()[start:]:
@@ -41,6 +43,13 @@ class MemoryFiles:
         file_id = f"file-{purpose}-{name}"
         self.contents[file_id] = content
         return file_id
+
+    async def write_part(self, name: str, part: str, content: bytes) -> None:
+        assert self.parts.setdefault((name, part), content) == content
+        await asyncio.sleep(0)
+
+    async def join(self, name: str, parts: Sequence[str], *, purpose: str, keep_s: float | None = None) -> str:
+        return await self.write(name, b"".join(self.parts[name, part] for part in parts), purpose=purpose)
 
 
 class NoTools:

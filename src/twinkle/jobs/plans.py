@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from twinkle.core.job import JobKind
+from twinkle.jobs.batch import BatchPlan
 from twinkle.jobs.plan import Plan
 
 PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
 
-PLANS: PlanClasses = {}
+PLANS: PlanClasses = {
+    JobKind.BATCH: BatchPlan,
+}

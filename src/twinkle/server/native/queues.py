@@ -15,11 +15,12 @@ from twinkle.core.errors import NotFound
 from twinkle.scheduler.overview import overview_of
 from twinkle.scheduler.standing import describe
 from twinkle.server.openapi import Access, described
-from twinkle.server.state import Common, Queue, Tenant
+from twinkle.server.state import Accounts, Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.storage.journal.journal import OwnedStatus
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.native import (
+    CancelledSamplesResponse,
     CollectedFuture,
     CollectRequest,
     CollectResponse,
@@ -42,6 +43,18 @@ async def collect(request: Request, common: Common, queue: Queue, tenant: Tenant
     timeout_s = min(body.timeout_s, common.settings.long_poll_s)
     statuses = await queue.futures.wait_any(body.request_ids, tenant, timeout_s)
     return answer(CollectResponse(ended=_ended(statuses)))
+
+
+@router.post("/sessions/{session_id}/cancel_samples", openapi_extra=described(CancelledSamplesResponse, refusals=[404]))
+async def cancel_samples(
+    session_id: str, common: Common, accounts: Accounts, queue: Queue, artifacts: Artifacts, tenant: Tenant
+) -> Response:
+    """End all samples of a session that nobody wants any more. Those that have ended keep their outcomes."""
+    session = await common.sql.run(accounts.sessions.find, tenant, session_id)
+    ended = await common.sql.run(artifacts.sampling_sessions.cancel_all, session.id, tenant)
+    queue.futures.notify(ended)
+    queue.lane_polls.notify(ended)
+    return answer(CancelledSamplesResponse(num_cancelled=len(ended)))
 
 
 def _ended(statuses: dict[str, OwnedStatus | None]) -> list[CollectedFuture]:

@@ -17,7 +17,6 @@ from twinkle.server.openai.answers import (
     json_answer,
     usage_of,
 )
-from twinkle.server.openai.bodies import ChatRequest
 from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
 from twinkle.server.openai.growing_choice import Part, Wanted
 from twinkle.server.openai.ordering import draw
@@ -29,6 +28,7 @@ from twinkle.server.pictures import picture_rules
 from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.openai import ChatRequest
 
 router = APIRouter(prefix="/chat")
 

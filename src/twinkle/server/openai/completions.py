@@ -16,7 +16,6 @@ from twinkle.server.openai.answers import (
     json_answer,
     usage_of,
 )
-from twinkle.server.openai.bodies import CompletionRequest
 from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
 from twinkle.server.openai.growing_choice import Part, Wanted
 from twinkle.server.openai.ordering import draw
@@ -26,6 +25,7 @@ from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server
 from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.openai import CompletionRequest
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -10,8 +10,8 @@ from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.model_texts import TextModel
-from twinkle.server.openai.bodies import DrawRequest
 from twinkle.server.state import Artifacts, Common, Queue
+from twinkle.wire.bodies.openai import DrawRequest
 from twinkle.wire.paths import SCHEME, parse_checkpoint_path
 from twinkle.wire.sampling import Prompt, PromptChunk
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 from twinkle.core.errors import StorageUnavailable, TransientError, UserError
 from twinkle.grading.grade import Answer, Grade, GraderFailed, Judgement, NoRewards, ProblemKind, grade
 from twinkle.server.openai.answers import choices_of, json_answer
-from twinkle.server.openai.bodies import ChatMessage, ChatRequest
 from twinkle.server.openai.chat import plan_turn
 from twinkle.server.openai.ordering import draw
 from twinkle.server.openapi import Access, described
@@ -29,6 +28,7 @@ from twinkle.wire.bodies.graders import (
     parts_of,
 )
 from twinkle.wire.bodies.jobs_base import parse_part
+from twinkle.wire.bodies.openai import ChatMessage, ChatRequest
 
 router = APIRouter(prefix="/fine_tuning/alpha/graders")
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from twinkle.core.errors import (
+    Cancelled,
     Expired,
     NotFound,
     StorageUnavailable,
@@ -266,6 +267,8 @@ async def _result(server: Server, status: FutureStatus) -> SampleResult:
     if status.expired:
         raise Expired("the result under this Idempotency-Key was kept for its time and is gone")
     if status.failure is not None:
+        if status.failure.code == Cancelled.code:
+            raise Cancelled(status.failure.message)
         kind = UserError if status.failure.category is FailureCategory.USER else TwinkleError
         raise kind(status.failure.message)
     assert status.result is not None, "a final future has a result or a failure"

@@ -11,7 +11,7 @@ from sqlmodel import Session, select
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Cancelled, InvalidInput, NotFound
 from twinkle.core.operation import FailureCategory, OperationKind, OperationState
-from twinkle.storage.database import Database, Row, placeholders
+from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.lanes import lock_lanes, number_ended_sample
 from twinkle.storage.sampling.ephemeral import KEEP, NOTHING_WAITS, EphemeralWeights
 from twinkle.storage.tables import SamplingSessionRow
@@ -131,14 +131,20 @@ class SamplingSessions:
                     "request_id", f"a {row.kind} cannot be cancelled once it is accepted; only samples can"
                 )
             lock_lanes(transaction, [row.lane])
-            changed = transaction.execute(
-                "UPDATE operation SET state = 'failed', error = ?, error_category = ?, error_code = ?, finished_at = ?"
-                " WHERE request_id = ? AND state IN ('queued', 'running')",
-                (_CANCELLED_TEXT, FailureCategory.USER.value, Cancelled.code, self._clock.now(), request_id),
-            ).rowcount
-            if changed == 1:
-                number_ended_sample(transaction, row.lane, request_id)
-        return changed == 1
+            return _cancel(transaction, row.lane, request_id, self._clock.now())
+
+    def cancel_all(self, session_id: str, tenant: str) -> list[str]:
+        """End all samples of a session that have not ended; their futures."""
+        rows = self._database.read(
+            "SELECT o.request_id, o.lane FROM sampling_session s JOIN lane l ON l.id = s.id"
+            " JOIN operation o ON o.mesh = l.mesh AND o.lane = l.id AND o.kind = 'sample'"
+            " AND o.state IN ('queued', 'running') WHERE s.session = ? AND s.tenant = ? ORDER BY o.lane",
+            (session_id, tenant),
+        )
+        with self._database.transaction() as transaction:
+            lock_lanes(transaction, {row.lane for row in rows})
+            now = self._clock.now()
+            return [row.request_id for row in rows if _cancel(transaction, row.lane, row.request_id, now)]
 
     def ended(self, sampling_session: str, *, client: int, after: int, limit: int) -> list[EndedSample]:
         """One client's samples with an ``ended_no`` above ``after``, in the order in which they ended."""
@@ -251,6 +257,18 @@ class SamplingSessions:
                     (now, reason, *parameters),
                 ).rowcount
         return num_ended
+
+
+def _cancel(transaction: Transaction, lane: str, request_id: str, now: float) -> bool:
+    """End a sample of a locked lane; false when it has ended already."""
+    changed = transaction.execute(
+        "UPDATE operation SET state = 'failed', error = ?, error_category = ?, error_code = ?, finished_at = ?"
+        " WHERE request_id = ? AND state IN ('queued', 'running')",
+        (_CANCELLED_TEXT, FailureCategory.USER.value, Cancelled.code, now, request_id),
+    ).rowcount
+    if changed == 1:
+        number_ended_sample(transaction, lane, request_id)
+    return changed == 1
 
 
 def _sampling_session_of(row: Row) -> SamplingSession:

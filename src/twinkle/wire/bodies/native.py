@@ -49,6 +49,12 @@ class CollectResponse(ResponseBody):
     ended: list[CollectedFuture]
 
 
+class CancelledSamplesResponse(ResponseBody):
+    """``POST sessions/{session_id}/cancel_samples``: how many had not ended."""
+
+    num_cancelled: int
+
+
 class PlaceInLine(ResponseBody):
     """How many operations are before one; a lower bound where it is not exact."""
 
