@@ -33,7 +33,7 @@ _POOLS = (
     "jobs-sql_",
     "objects_",
     "traces_",
-    "formula-answers",
+    "question-answers",
     "push_",
 )
 # By what they run: the one thread in which all clients of the SDK live, and connections, which end with their clients.

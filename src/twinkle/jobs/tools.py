@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from twinkle.grading.grade import RewardRequest
 from twinkle.jobs.data import DataRequest, DataRow, PreparedData
 
 
@@ -24,5 +26,29 @@ class Tools(Protocol):
 
         Raises:
             JobFailed: Transient: the rows are gone or the store did not answer; the next attempt prepares them again.
+        """
+        ...
+
+    async def grade(self, tenant: str, request: RewardRequest) -> float:
+        """What an answer is worth by a reward of the library, or whether a pattern is found in it.
+
+        Raises:
+            GraderFailed: It took too long, or the reward cannot judge it.
+        """
+        ...
+
+    async def decode(self, model: str, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of sampled tokens, without the special ones, by the tokenizer of a base model.
+
+        Raises:
+            JobFailed: The model is not served, or its tokenizer cannot be read here.
+        """
+        ...
+
+    async def vocabulary(self, model: str) -> str:
+        """What tells whether two base models mean the same by a token: equal digests, equal meanings.
+
+        Raises:
+            JobFailed: As :meth:`decode` does.
         """
         ...

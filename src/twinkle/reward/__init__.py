@@ -7,6 +7,8 @@ gsm8k           grade-school problems: one number
 math_reward     formulas that may be written in many ways, of text and of pictures
 olympiad_bench  olympiads' problems, with partial credit
 grading         whether two formulas are equal, judged in a process of its own (``grader_process``), within bounds
+question_process  such a process: asked one question at a time, and ended when an answer takes too long
+arithmetic      a number, wherever it stands at the answer's end
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from twinkle.reward.arithmetic import ArithmeticReward
     from twinkle.reward.base import Reward
     from twinkle.reward.format_reward import FormatReward
     from twinkle.reward.gsm8k import GSM8KAccuracyReward, GSM8KFormatReward
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ArithmeticReward",
     "FormatReward",
     "GSM8KAccuracyReward",
     "GSM8KFormatReward",
@@ -41,6 +45,7 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "ArithmeticReward": "twinkle.reward.arithmetic",
         "FormatReward": "twinkle.reward.format_reward",
         "GSM8KAccuracyReward": "twinkle.reward.gsm8k",
         "GSM8KFormatReward": "twinkle.reward.gsm8k",
