@@ -10,13 +10,15 @@ class TenantLimits:
     """One tenant's limits; 0 is none.
 
     ``max_adapters`` counts those of live sessions, ``max_running`` the operations that run at once on one mesh,
-    ``max_samples`` those that wait or run, ``max_body_bytes`` the request bodies the API holds of the tenant.
+    ``max_samples`` those that wait or run, ``max_body_bytes`` the request bodies the API holds of the tenant,
+    ``max_files_bytes`` what its files, unfinished uploads and prepared rows take up.
     """
 
     max_adapters: int = 0
     max_running: int = 0
     max_samples: int = 0
     max_body_bytes: int = 0
+    max_files_bytes: int = 0
     tokens_per_minute: int = 0
 
 

@@ -113,10 +113,27 @@ class Settings(BaseSettings):
         ge=0,
         description="request bodies held at once, per tenant; 0: no limit; more is answered 429",
     )
+    tenant_max_files_bytes: int = Field(
+        default=100 * 2**30,
+        ge=0,
+        description="files, unfinished uploads and prepared rows, per tenant; 0: no limit; more is an error",
+    )
     tenant_tokens_per_minute: int = Field(
         default=0,
         ge=0,
         description="tokens trained and sampled, per tenant; 0: no limit; beyond it training waits, samples get 429",
+    )
+
+    # Files.
+    max_file_bytes: int = Field(default=8 * 2**30, gt=0, description="one file, in one piece or in parts")
+    upload_ttl_s: float = Field(
+        default=24 * 3600.0, gt=0, description="how long an unfinished upload waits for its next part"
+    )
+    batch_file_ttl_s: float = Field(
+        default=30 * 24 * 3600.0, gt=0, description="how long files with purpose batch stay that name no end"
+    )
+    prepared_data_idle_s: float = Field(
+        default=30 * 24 * 3600.0, gt=0, description="how long rows that were made of files stay when no job asks"
     )
 
     # The worker.
@@ -289,6 +306,7 @@ class Settings(BaseSettings):
             max_running=self.tenant_max_running,
             max_samples=self.max_outstanding_samples,
             max_body_bytes=self.tenant_max_body_bytes,
+            max_files_bytes=self.tenant_max_files_bytes,
             tokens_per_minute=self.tenant_tokens_per_minute,
         )
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from twinkle.core.errors import InvalidInput
 from twinkle.storage.blobs import BlobStore
+from twinkle.storage.files.prepared import shard_key
 
 MOST_PROBLEMS = 100
 """How many wrong rows are told by name; all are counted."""
@@ -112,12 +113,16 @@ class DataRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class DataProblem:
-    """What is wrong with a row. ``line`` counts from 1, ``row`` from 0; no ``column``: the row as a whole is."""
+    """What is wrong with a row. ``line`` counts from 1, ``row`` from 0; no ``column``: the row as a whole is.
+
+    ``character`` is where in its line a line stops being JSON, from 1.
+    """
 
     line: int | None
     row: int
     column: str
     reason: str
+    character: int | None = None
 
     def __str__(self) -> str:
         place = f"row {self.row}" if self.line is None else f"line {self.line}"
@@ -202,11 +207,6 @@ class DataRow:
     def rejected(self) -> TokenSequence:
         """Of a pair."""
         return self.sequences[1]
-
-
-def shard_key(folder: str, number: int) -> str:
-    """Where a shard lies."""
-    return f"{folder}/{number:06d}"
 
 
 def write_shard(rows: Sequence[DataRow]) -> bytes:

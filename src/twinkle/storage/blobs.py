@@ -22,7 +22,9 @@ from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable
 
 CHECKPOINTS = "checkpoints/"
+FILES = "files/"
 PAYLOADS = "payloads/"
+PREPARED = "prepared/"
 RESULTS = "results/"
 SNAPSHOTS = "snapshots/"
 """What every key of ours begins with, by what lies under it."""

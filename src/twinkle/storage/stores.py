@@ -11,6 +11,9 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.files.files import Files
+from twinkle.storage.files.prepared import PreparedRows
+from twinkle.storage.files.uploads import Uploads
 from twinkle.storage.jobs.jobs import Jobs
 from twinkle.storage.jobs.running import RunningJobs
 from twinkle.storage.jobs.waiting import WaitingJobs
@@ -39,6 +42,8 @@ class Stores:
       used and did.
     - ``jobs`` are what the service does by itself for tenants, ``running_jobs`` who runs them, ``waiting_jobs`` which
       of them are to be run next.
+    - ``files`` are what tenants have uploaded and their jobs have written, ``uploads`` what is on its way, and
+      ``prepared_rows`` what was made of files to train on.
     - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for.
     """
 
@@ -69,6 +74,9 @@ class Stores:
         self.jobs = Jobs(database, clock)
         self.running_jobs = RunningJobs(database, clock)
         self.waiting_jobs = WaitingJobs(database, clock)
+        self.files = Files(database, clock)
+        self.uploads = Uploads(database, clock)
+        self.prepared_rows = PreparedRows(database, clock)
         self.upkeep = Upkeep(database, clock)
         self.waste = Waste(database, clock)
 

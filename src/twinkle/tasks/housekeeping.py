@@ -72,13 +72,16 @@ class Housekeeping:
             self._publisher.publish(ended)
 
     def expire(self) -> None:
-        """Forget results, checkpoints, and what runs keep to be rebuilt from, when their time has come.
+        """Forget results, checkpoints, files, and what runs keep to be rebuilt from, when their time has come.
 
         Blobs are deleted a while after nothing refers to them any more: whoever was reading one has ended by then.
         """
         self._stores.upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         self._stores.upkeep.expire_checkpoints()
         self._stores.upkeep.expire_access_tokens()
+        self._stores.files.expire()
+        self._stores.uploads.expire()
+        self._stores.prepared_rows.expire(idle_s=self._settings.prepared_data_idle_s)
         num_ended = self._stores.sampling_sessions.end_unreachable(
             Patience(
                 idle_s=self._settings.ephemeral_idle_s,

@@ -18,10 +18,10 @@ from twinkle.jobs.data import (
     PreparedData,
     TokenSequence,
     read_shard,
-    shard_key,
     write_shard,
 )
 from twinkle.storage.blobs import FolderStore
+from twinkle.storage.files.prepared import shard_key
 
 
 def _sequence(*tokens: int, weights: list[float] | None = None, last: int = 0) -> TokenSequence:

@@ -15,6 +15,14 @@ from twinkle.storage.tables.artifacts import (
     SamplingSessionRow,
     SnapshotRow,
 )
+from twinkle.storage.tables.files import (
+    FileContentRow,
+    FilePieceRow,
+    FileRow,
+    PreparedDataRow,
+    UploadPartRow,
+    UploadRow,
+)
 from twinkle.storage.tables.jobs import JobAttemptRow, JobDependencyRow, JobEventRow, JobRow
 from twinkle.storage.tables.queue import BranchRow, LaneRow, MeshRow, OperationRow, ShareRow
 from twinkle.storage.tables.tenants import ApiKeyRow, AuditRow, SessionRow, TenantRow
@@ -28,6 +36,9 @@ __all__ = [
     "CheckpointRow",
     "DoomedBlobRow",
     "EphemeralWeightsRow",
+    "FileContentRow",
+    "FilePieceRow",
+    "FileRow",
     "JobAttemptRow",
     "JobDependencyRow",
     "JobEventRow",
@@ -36,9 +47,12 @@ __all__ = [
     "MeshRow",
     "OperationRow",
     "PastCheckpointRow",
+    "PreparedDataRow",
     "SamplingSessionRow",
     "SessionRow",
     "ShareRow",
     "SnapshotRow",
     "TenantRow",
+    "UploadPartRow",
+    "UploadRow",
 ]

@@ -21,6 +21,7 @@ class TenantRow(SQLModel, table=True):
     max_running: int | None = None
     max_samples: int | None = None
     max_body_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    max_files_bytes: int | None = Field(default=None, sa_type=BigInteger)
     tokens_per_minute: int | None = Field(default=None, sa_type=BigInteger)
     paid_until: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
 

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from twinkle.core.clock import Clock
-from twinkle.storage.blobs import CHECKPOINTS, PAYLOADS, RESULTS, SNAPSHOTS, BlobStore, StoredBlob
+from twinkle.storage.blobs import (
+    CHECKPOINTS,
+    FILES,
+    PAYLOADS,
+    PREPARED,
+    RESULTS,
+    SNAPSHOTS,
+    BlobStore,
+    StoredBlob,
+)
 from twinkle.storage.database import Database, Transaction, placeholders
 
 _BATCH = 500
@@ -80,7 +89,7 @@ class Waste:
 
 def _is_of_ours(key: str) -> bool:
     kind, _, rest = key.partition("/")
-    return f"{kind}/" in (CHECKPOINTS, PAYLOADS, RESULTS, SNAPSHOTS) and "/" in rest
+    return f"{kind}/" in (CHECKPOINTS, FILES, PAYLOADS, PREPARED, RESULTS, SNAPSHOTS) and "/" in rest
 
 
 def _referred_to(transaction: Transaction, keys: list[str]) -> set[str]:
@@ -95,9 +104,21 @@ def _referred_to(transaction: Transaction, keys: list[str]) -> set[str]:
         found("payload_blob", "operation", PAYLOADS)
         | found("result_blob", "operation", RESULTS)
         | found("blob", "snapshot", SNAPSHOTS)
+        | found("key", "file_piece", FILES)
         | found("key", "doomed_blob")
+        | _shards(transaction, [key for key in keys if key.startswith(PREPARED)])
         | _files(transaction, {_path_of(key) for key in keys if key.startswith(CHECKPOINTS)})
     )
+
+
+def _shards(transaction: Transaction, keys: list[str]) -> set[str]:
+    """Those among the keys of shards that belong to rows which lie ready."""
+    folders = sorted({key.rpartition("/")[0] for key in keys})
+    rows = transaction.execute(
+        f"SELECT folder FROM prepared_data WHERE folder IN ({placeholders(folders)})", folders
+    ).fetchall()
+    ready = {row.folder for row in rows}
+    return {key for key in keys if key.rpartition("/")[0] in ready}
 
 
 def _files(transaction: Transaction, paths: set[str]) -> set[str]:

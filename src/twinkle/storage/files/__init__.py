@@ -1,0 +1,1 @@
+"""Tenants' files, their uploads, and the rows that were made of them."""
