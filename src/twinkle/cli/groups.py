@@ -191,6 +191,7 @@ def tenants_set(
     max_running: LimitFlag = None,
     max_samples: LimitFlag = None,
     max_body_bytes: LimitFlag = None,
+    max_files_bytes: LimitFlag = None,
     tokens_per_minute: LimitFlag = None,
     home: HomeFlag = None,
 ) -> None:
@@ -205,6 +206,7 @@ def tenants_set(
         "max_running": max_running,
         "max_samples": max_samples,
         "max_body_bytes": max_body_bytes,
+        "max_files_bytes": max_files_bytes,
         "tokens_per_minute": tokens_per_minute,
     }
     set_tenant(settings_of(home=home), tenant, weight=weight, limits=limits)

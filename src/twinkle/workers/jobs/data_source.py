@@ -78,7 +78,7 @@ def _json_rows(stretches: Iterator[bytes]) -> Iterator[RawRow]:
             yield RawRow(number, line.number, value)
 
 
-def _separated_rows(file: io.BufferedReader, delimiter: str) -> Iterator[RawRow]:
+def _separated_rows(file: io.BufferedReader[StoredBytes], delimiter: str) -> Iterator[RawRow]:
     """Of a CSV file, whose first record names the columns."""
     text = io.TextIOWrapper(file, "utf-8-sig", errors="strict", newline="")
     reader = csv.reader(_bounded(text), delimiter=delimiter, strict=True)
@@ -114,7 +114,7 @@ def _bounded(text: io.TextIOWrapper) -> Iterator[str]:
         yield line
 
 
-def _parquet_rows(file: io.BufferedReader) -> Iterator[RawRow]:
+def _parquet_rows(file: io.BufferedReader[StoredBytes]) -> Iterator[RawRow]:
     try:
         # It comes with the extra of scripts alone.
         parquet: Any = import_module("pyarrow.parquet")
