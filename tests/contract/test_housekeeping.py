@@ -19,6 +19,7 @@ from twinkle.storage.blobs import FolderStore
 from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 from twinkle.tasks.app import make_app
 from twinkle.tasks.housekeeping import Housekeeping
+from twinkle.tasks.jobs import JobDispatcher
 from twinkle.tasks.nudge import Nudger
 
 HOUR_S = 3600.0
@@ -34,12 +35,14 @@ def housekeeping(bench: Bench, clock: HandClock, blobs: FolderStore, redis_url: 
     settings = Settings.model_validate(
         {"redis_url": redis_url, "operation_deadline_s_of": {"sample": 60.0}, "retention_s": 48 * HOUR_S}
     )
+    app = make_app(settings)
     return Housekeeping(
         settings=settings,
         stores=bench.stores,
         blobs=blobs,
-        nudger=Nudger(make_app(settings), redis_url),
+        nudger=Nudger(app, redis_url),
         publisher=CompletionPublisher(redis_url),
+        jobs=JobDispatcher(app, bench.stores.waiting_jobs, redis_url),
     )
 
 

@@ -25,6 +25,7 @@ TWINKLE = (sys.executable, "-m", "twinkle.cli")
 PARTS = {
     "the API": r"twinkle\.cli server",
     "the worker": r"twinkle\.cli worker",
+    "the jobs worker": r"twinkle\.cli jobs-worker",
     "housekeeping": r"twinkle\.cli housekeeping",
     "the broker": r"redis-server|valkey-server",
 }

@@ -58,7 +58,7 @@ def serve(
     flower_port: Annotated[int | None, typer.Option(help="0 takes a free one.  [default: 5555]")] = None,
     engine: EngineFlag = None,
 ) -> None:
-    """Run everything on this machine: broker, API, workers, housekeeping.
+    """Run everything on this machine: broker, API, workers, jobs worker, housekeeping.
 
     twinkle serve --model ./my-model --mesh first=cuda:0 --mesh second=cuda:1 --flower
     """
@@ -146,6 +146,17 @@ def housekeeping(home: HomeFlag = None) -> None:
     from twinkle.tasks.housekeeping import run_housekeeping
 
     raise SystemExit(run_housekeeping(settings_of(home=home)))
+
+
+@app.command()
+def jobs_worker(home: HomeFlag = None) -> None:
+    """Run what tenants have handed over as jobs. Any number of them share the work.
+
+    twinkle jobs-worker
+    """
+    from twinkle.workers.jobs.process import run_jobs_worker
+
+    raise SystemExit(run_jobs_worker(settings_of(home=home)))
 
 
 @app.command()

@@ -80,6 +80,7 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
     home = settings.home
     workers = [_command(home, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S) for mesh in meshes]
     workers.append(_command(home, "housekeeping", ("housekeeping",), env, _DRAIN_S))
+    workers.append(_command(home, "jobs", ("jobs-worker",), env, _DRAIN_S))
     if with_flower:
         workers.append(_command(home, "flower", ("flower",), env, _API_STOP_S))
     return Stack(

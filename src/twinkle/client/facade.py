@@ -37,6 +37,10 @@ class LoopThread:
             running.cancel()
             raise
 
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run on the loop, while the calling thread goes on."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def stop(self) -> None:
         """End the thread. Nothing may run on it any more."""
         self._loop.call_soon_threadsafe(self._loop.stop)

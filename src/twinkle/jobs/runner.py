@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -39,7 +39,6 @@ from twinkle.jobs.tools import Tools
 from twinkle.storage.jobs.running import RunningJobs
 from twinkle.storage.jobs.waiting import WaitingJobs
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _SQL_THREADS = 4
@@ -71,6 +70,18 @@ class RunnerParts:
     pause_s: Callable[[int], float] = pause_before
 
 
+class AttemptWatcher(Protocol):
+    """Is told of an attempt by whoever runs it. It may block for a while, and never raises."""
+
+    def began(self, job: Job) -> None:
+        """It was claimed."""
+        ...
+
+    def left(self, job: Job, runtime_s: float) -> None:
+        """It ended, or its job was given back."""
+        ...
+
+
 class JobRunner:
     """Runs jobs, any number at once, on one event loop."""
 
@@ -80,7 +91,7 @@ class JobRunner:
         self._under_way: set[asyncio.Task[JsonObject]] = set()
         self._is_stopping = False
 
-    async def run(self, job_id: str) -> Job | None:
+    async def run(self, job_id: str, *, watcher: AttemptWatcher | None = None) -> Job | None:
         """Run a job until it ends, pauses, or its attempt fails; how it stands then, ``None`` if it was not to be had.
 
         Also ``None``: it was lost to another runner meanwhile.
@@ -95,12 +106,17 @@ class JobRunner:
         crash_point("job.claimed")
         with structlog.contextvars.bound_contextvars(job=job_id, tenant=claim.job.tenant, attempt=claim.job.attempt):
             _log.info("job.begins", kind=claim.job.kind.value, epoch=claim.epoch)
+            began_at = parts.clock.monotonic()
+            if watcher is not None:
+                await self._block(partial(watcher.began, claim.job))
             try:
                 ended = await self._run(claim)
             except JobLost as error:
                 _log.warning("job.lost", error=error.message, next="whoever holds it goes on")
                 return None
             _log.info("job.leaves", state=ended.state.value, phase=ended.phase)
+            if watcher is not None:
+                await self._block(partial(watcher.left, ended, parts.clock.monotonic() - began_at))
         await self._sql(parts.waiting.settle)
         return ended
 
@@ -210,10 +226,13 @@ class JobRunner:
         """Ask the journal, however long it is away: every write is fenced, so late is as good as never."""
         while True:
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+                return await self._block(ask)
             except StorageUnavailable as error:
                 _log.warning("job.waits_for_database", error=error.message, retry_s=_RETRY_S)
             await asyncio.sleep(_RETRY_S)
+
+    async def _block(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 class _LeasedRecorder:

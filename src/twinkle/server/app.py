@@ -43,6 +43,7 @@ from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
+from twinkle.tasks.jobs import JobBell, JobDispatcher
 from twinkle.tasks.nudge import Nudger
 
 _SQL_THREADS = 8
@@ -211,7 +212,7 @@ def _jobs(common: CommonParts, stores: Stores, stack: AsyncExitStack) -> JobPart
     polls = JobPolls(stores.jobs, common.sql)
     polls.start()
     stack.push_async_callback(polls.stop)
-    return JobParts(store=stores.jobs, polls=polls)
+    return JobParts(store=stores.jobs, polls=polls, bell=_start_job_bell(common.settings, stores, stack))
 
 
 def _threads(name: str, size: int, stack: AsyncExitStack) -> Threads:
@@ -243,6 +244,14 @@ def _start_nudger(settings: Settings, stack: AsyncExitStack) -> Nudger:
     nudger.start()
     stack.push_async_callback(asyncio.to_thread, nudger.stop)
     return nudger
+
+
+def _start_job_bell(settings: Settings, stores: Stores, stack: AsyncExitStack) -> JobBell:
+    redis_url = settings.redis_url.get_secret_value()
+    bell = JobBell(JobDispatcher(make_app(settings), stores.waiting_jobs, redis_url))
+    bell.start()
+    stack.push_async_callback(asyncio.to_thread, bell.stop)
+    return bell
 
 
 def prepare_database(settings: Settings) -> Engine:

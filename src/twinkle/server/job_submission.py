@@ -24,7 +24,9 @@ async def submit_jobs(server: ServerState, tenant: str, news: Sequence[NewJob]) 
         NotFound: A job to wait for does not exist, or is another tenant's.
         LimitReached: The tenant would have more jobs than it may have.
     """
-    return await server.common.sql.run(server.jobs.store.create_many, news)
+    jobs = await server.common.sql.run(server.jobs.store.create_many, news)
+    server.jobs.bell.ring()
+    return jobs
 
 
 def new_job(

@@ -37,6 +37,7 @@ from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.tenants.accounting import Accounting
 from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants, ValidKey
+from twinkle.tasks.jobs import JobBell
 
 _BEARER = "bearer "
 
@@ -98,10 +99,11 @@ class ArtifactParts:
 
 @dataclass(frozen=True, kw_only=True)
 class JobParts:
-    """What the service is to do by itself, and who follows that."""
+    """What the service is to do by itself, who follows that, and the bell to ring when a job may have become ready."""
 
     store: Jobs
     polls: JobPolls
+    bell: JobBell
 
 
 @dataclass(frozen=True, kw_only=True)

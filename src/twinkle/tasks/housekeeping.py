@@ -21,6 +21,7 @@ from twinkle.storage.sampling.sampling_sessions import Patience
 from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
+from twinkle.tasks.jobs import JobDispatcher
 from twinkle.tasks.nudge import Nudger
 
 _NUDGE_EVERY_S = 1.0
@@ -42,6 +43,7 @@ class Housekeeping:
         blobs: BlobStore,
         nudger: Nudger,
         publisher: CompletionPublisher,
+        jobs: JobDispatcher,
     ) -> None:
         self._settings = settings
         self._stores = stores
@@ -53,12 +55,18 @@ class Housekeeping:
         self._blobs = blobs
         self._nudger = nudger
         self._publisher = publisher
+        self._jobs = jobs
 
     def nudge(self) -> None:
         """Wake every mesh that has work waiting: the safety net behind each request's own nudge."""
         for mesh in self._stores.journal.ready_meshes():
             crash_point("housekeeping.nudging")
             self._nudger.ring(mesh)
+
+    def dispatch_jobs(self) -> None:
+        """Hand out the jobs that may begin: submitted, to be retried, or left behind by a runner that is gone."""
+        crash_point("housekeeping.dispatching")
+        self._jobs.dispatch()
 
     def sweep(self) -> None:
         """End what has waited too long: gaps in a sequence, operations past their deadline."""
@@ -107,6 +115,7 @@ def register(app: Celery, housekeeping: Housekeeping) -> None:
     """Put the sweeps on the application's beat. They are no events: one a second would crowd out the operations."""
     for name, every_s, sweep in (
         ("housekeeping.nudge", _NUDGE_EVERY_S, housekeeping.nudge),
+        ("housekeeping.jobs", _NUDGE_EVERY_S, housekeeping.dispatch_jobs),
         ("housekeeping.sweep", _SWEEP_EVERY_S, housekeeping.sweep),
         ("housekeeping.expire", _EXPIRE_EVERY_S, housekeeping.expire),
     ):
@@ -140,6 +149,7 @@ def run_housekeeping(settings: Settings) -> int:
         blobs=open_blob_store(settings.resolved_object_store),
         nudger=nudger,
         publisher=CompletionPublisher(redis_url),
+        jobs=JobDispatcher(app, stores.waiting_jobs, redis_url),
     )
     register(app, housekeeping)
     worker = app.Worker(

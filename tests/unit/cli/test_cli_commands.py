@@ -35,6 +35,7 @@ COMMANDS = [
     "server",
     "worker",
     "housekeeping",
+    "jobs-worker",
     "flower",
     "keys",
     "tenants",

@@ -14,7 +14,7 @@ from twinkle.cli.app import app
 from twinkle.core.settings import Settings
 
 DOCKER = Path(__file__).resolve().parents[3] / "docker"
-OUR_SERVICES = ["api", "worker", "housekeeping", "flower"]
+OUR_SERVICES = ["api", "worker", "housekeeping", "jobs", "flower"]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_every_part_is_there_and_says_how_it_is_doing(compose: dict[str, Any]) -
 
 
 def test_our_parts_run_real_commands_with_known_settings(compose: dict[str, Any]) -> None:
-    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands = {command.callback.__name__.replace("_", "-") for command in app.registered_commands if command.callback}
     known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields}
     for name in OUR_SERVICES:
         service = compose["services"][name]

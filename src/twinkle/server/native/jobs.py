@@ -146,6 +146,7 @@ def standing_of(job: Job) -> JobStanding:
 async def _tell(server: ServerState, tell: Callable[[str, str], Job], job_id: str, tenant: str) -> Response:
     job = await server.common.sql.run(tell, job_id, tenant)
     server.jobs.polls.notify([job_id])
+    server.jobs.bell.ring()
     return await _answer_job(server.common, server.jobs, job)
 
 

@@ -19,6 +19,7 @@ from twinkle.core.job import (
 from twinkle.core.lease import ProcessIdentity
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.jobs.rows import COLUMNS, append_events, end_job, job_of
+from twinkle.storage.jobs.waiting import is_lost
 
 LOST = "its runner was lost"
 
@@ -191,8 +192,7 @@ def _is_free(row: Row, now: float) -> bool:
         return not_before <= now
     if row.state != JobState.RUNNING:
         return False
-    owner = ProcessIdentity.parse(row.owner or "")
-    return row.lease_until <= now or (owner is not None and owner.is_known_dead())
+    return is_lost(row, now)
 
 
 def _note_lost(transaction: Transaction, row: Row, now: float) -> bool:

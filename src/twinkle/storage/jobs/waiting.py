@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
 from twinkle.core.job import JobFailure, JobKind, JobState
-from twinkle.storage.database import Database, Transaction, placeholders
+from twinkle.core.lease import ProcessIdentity
+from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.jobs.rows import end_job
 
 _BATCH = 200
+_MAX_RUNNING = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +44,13 @@ class WaitingJobs:
         """
         now = self._clock.now()
         with self._database.transaction() as transaction:
-            lost = _lost(transaction, now)
+            lost = _lost(transaction, now, again_after_s)[:limit]
             handed_out = transaction.execute(
                 "SELECT COUNT(*) AS num FROM job WHERE state IN ('queued', 'retrying') AND nudged_at > ?",
                 (now - again_after_s,),
             ).fetchone()
             assert handed_out is not None
-            free = max(0, limit - int(handed_out.num))
+            free = max(0, limit - int(handed_out.num) - len(lost))
             rows = transaction.execute(
                 "SELECT id, tenant, kind, attempt, state FROM (SELECT j.id, j.tenant, j.kind, j.attempt, j.state,"
                 " j.nice, j.created_at, (SELECT COUNT(*) FROM job r WHERE r.tenant = j.tenant AND"
@@ -70,6 +72,11 @@ class WaitingJobs:
             )
             for row in rows
         ]
+
+    def put_back(self, jobs: list[str]) -> None:
+        """These could not be handed out after all."""
+        with self._database.transaction() as transaction:
+            transaction.execute(f"UPDATE job SET nudged_at = 0 WHERE id IN ({placeholders(jobs)})", jobs)
 
     def settle(self) -> int:
         """Let jobs begin whose needs have ended, and fail those whose needs did not end well; how many."""
@@ -99,13 +106,20 @@ class WaitingJobs:
         return len(rows)
 
 
-def _lost(transaction: Transaction, now: float) -> list[ReadyJob]:
+def is_lost(row: Row, now: float) -> bool:
+    """Whether whoever runs it has let its lease run out, or is known to be dead."""
+    owner = ProcessIdentity.parse(row.owner or "")
+    return bool(row.lease_until <= now) or (owner is not None and owner.is_known_dead())
+
+
+def _lost(transaction: Transaction, now: float, again_after_s: float) -> list[ReadyJob]:
     rows = transaction.execute(
-        "SELECT id, tenant, kind, attempt FROM job WHERE state = 'running' AND lease_until <= ? AND nudged_at <= ?"
+        "SELECT id, tenant, kind, attempt, owner, lease_until FROM job WHERE state = 'running' AND nudged_at <= ?"
         " ORDER BY lease_until LIMIT ?",
-        (now, now - 5.0, _BATCH),
+        (now - again_after_s, _MAX_RUNNING),
     ).fetchall()
     return [
         ReadyJob(id=row.id, tenant=row.tenant, kind=JobKind(row.kind), attempt=row.attempt + 1, reason="lost")
         for row in rows
+        if is_lost(row, now)
     ]
