@@ -7,10 +7,12 @@ from typing import TypeAlias
 
 from twinkle.core.job import JobKind
 from twinkle.jobs.batch import BatchPlan
+from twinkle.jobs.ops import OpsPlan
 from twinkle.jobs.plan import Plan
 
 PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
 
 PLANS: PlanClasses = {
     JobKind.BATCH: BatchPlan,
+    JobKind.OPS: OpsPlan,
 }

@@ -1,0 +1,229 @@
+"""Jobs of raw operations: what comes of a file is the same whatever happened on the way, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.fake_worker import BASE_MODEL
+from harness.jobs import JobRig, MemoryFiles, job_rig
+from twinkle.core.job import Job, JobKind, JobState
+from twinkle.jobs import ops
+
+if TYPE_CHECKING:
+    from conftest import Api
+
+DATUM = {"tokens": [5, 6, 7], "inputs": {"target_tokens": [6, 7, 8], "weights": [1, 1, 0]}}
+PASS = {"op": "forward_backward", "data": [DATUM]}
+STEP = {"op": "optim_step", "adam_params": {"learning_rate": 1e-3}}
+
+
+class BreakingFiles(MemoryFiles):
+    """Files whose reader or writer breaks down when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaks_at_write = 0
+        self.num_writes = 0
+
+    async def write(self, name: str, content: bytes, *, purpose: str) -> str:
+        self.num_writes += 1
+        if self.num_writes == self.breaks_at_write:
+            raise OSError("the object store is away")
+        return await super().write(f"{name}-{self.num_writes}", content, purpose=purpose)
+
+
+@pytest.fixture
+def files() -> BreakingFiles:
+    return BreakingFiles()
+
+
+@pytest.fixture
+def rig(api: Api, files: BreakingFiles) -> Iterator[JobRig]:
+    with job_rig(api.settings, open_files=lambda job, door: files) as one:
+        yield one
+
+
+@pytest.fixture
+def tenant(api: Api) -> str:
+    key = api.stores.tenants.key(api.new_key())
+    assert key is not None
+    return key.tenant
+
+
+def _lines(*lines: object) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def _do(rig: JobRig, files: BreakingFiles, tenant: str, content: bytes, **spec: Any) -> Job:
+    files.contents["file-in"] = content
+    return rig.do(tenant, JobKind.OPS, {"model": BASE_MODEL, "data": "file-in", "rank": 8, "seed": 1, **spec})
+
+
+def _results(files: MemoryFiles, ids: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for file_id in ids for line in files.contents[file_id].splitlines()]
+
+
+def _course(num_steps: int) -> list[dict[str, Any]]:
+    """Training steps with everything else between them."""
+    lines: list[dict[str, Any]] = []
+    for step in range(num_steps):
+        lines += [PASS, STEP]
+        if step % 4 == 3:
+            lines += [
+                {"op": "save_weights_for_sampler", "name": f"s{step}"},
+                {"op": "sample", "prompt": [1, 2], "source": f"s{step}", "sampling_params": {"max_tokens": 3}},
+                {"op": "save_weights", "name": f"w{step}"},
+                {"op": "load_weights", "path": f"w{step}"},
+                {"op": "sample", "prompt": [3], "num_samples": 2, "sampling_params": {"max_tokens": 2}},
+                {"op": "forward", "data": [DATUM]},
+            ]
+    return lines
+
+
+def test_each_line_has_its_result_in_the_order_of_the_file(
+    api: Api, rig: JobRig, files: BreakingFiles, tenant: str
+) -> None:
+    content = _lines(*_course(4)[:2]) + b"\n" + _lines(*_course(4)[2:])
+
+    job = _do(rig, files, tenant, content, window=3)
+
+    assert job.state is JobState.SUCCEEDED, job.failure
+    assert job.result is not None
+    results = _results(files, job.result["files"])
+    assert [one["line"] for one in results] == [1, 2, *range(4, 16)]
+    assert [one["op"] for one in results] == [line["op"] for line in _course(4)]
+    assert all("error" not in one for one in results)
+    assert results[0]["result"]["logprobs"] == [[-1.0, -1.0, -1.0]]
+    assert results[9]["result"]["sequences"][0]["tokens"] == [0, 1, 2]
+    assert (job.result["operations"], job.result["failed"], job.progress["done"]) == (14, 0, 14)
+
+
+def test_what_comes_out_is_the_same_when_attempts_broke_down_on_the_way(
+    api: Api, rig: JobRig, files: BreakingFiles, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_PART_BYTES", 600)
+    calm = _do(rig, files, tenant, _lines(*_course(12)), window=4)
+    files.breaks_at_write = files.num_writes + 3
+
+    job = _do(rig, files, tenant, _lines(*_course(12)), window=4)
+    broken = job.state
+    rig.run(job.id)
+    struck = rig.stores.jobs.find(job.id, tenant)
+
+    assert broken is JobState.RETRYING
+    assert calm.result is not None
+    assert struck.result is not None
+    assert struck.attempt == 2
+    texts = []
+    for one in (calm.result, struck.result):
+        session = one["run_id"].split(":")[0]
+        texts.append(b"".join(files.contents[part] for part in one["files"]).replace(session.encode(), b"SESSION"))
+    assert texts[0] == texts[1]
+    executed = [claim.seq for claim in api.worker.executed_of(struck.result["run_id"])]
+    assert executed == sorted(set(executed))
+
+
+def test_a_file_with_wrong_lines_fails_before_anything_is_done_with_all_of_them(
+    api: Api, rig: JobRig, files: BreakingFiles, tenant: str
+) -> None:
+    content = _lines(PASS) + b"{oops\n" + _lines(
+        {"op": "optim_stp"},
+        {"op": "optim_step", "adam_parms": {}},
+        {"op": "sample", "prompt": [1], "source": "nowhere"},
+        {"op": "save_weights", "name": "a"},
+        {"op": "save_weights", "name": "a"},
+        [1],
+    )  # fmt: skip
+    num_before = len(api.worker.executed)
+
+    job = _do(rig, files, tenant, content)
+
+    assert job.state is JobState.FAILED
+    assert job.failure is not None
+    assert (job.failure.code, job.failure.field, job.failure.details["num_errors"]) == ("invalid_data", "data", 6)
+    errors = {error["line"]: (error["param"], error["message"]) for error in job.failure.details["errors"]}
+    assert sorted(errors) == [2, 3, 4, 5, 7, 8]
+    assert "is no JSON" in errors[2][1]
+    assert errors[3][0] == "op"
+    assert errors[4] == ("adam_parms", "is not known here; did you mean adam_params?")
+    assert "no save_weights_for_sampler further up has this name" in errors[5][1]
+    assert "was saved further up already" in errors[7][1]
+    assert len(api.worker.executed) == num_before
+
+
+def test_a_failed_operation_stops_what_comes_behind_its_window_and_its_results_are_kept(
+    rig: JobRig, files: BreakingFiles, tenant: str
+) -> None:
+    bad = {"op": "sample", "prompt": [1], "source": "tinker://nobody:train:0/sampler_weights/x"}
+    course = [PASS, STEP, bad, *([PASS, STEP] * 10)]
+
+    job = _do(rig, files, tenant, _lines(*course), window=4)
+
+    assert job.state is JobState.FAILED
+    assert job.failure is not None
+    assert job.failure.code == "operation_failed"
+    assert job.failure.message.startswith("line 3: ")
+    results = _results(files, job.failure.details["files"])
+    assert [one["line"] for one in results] == list(range(1, 7))
+    assert ["error" in one for one in results] == [False, False, True, False, False, False]
+
+
+def test_failed_operations_are_passed_over_where_that_is_wanted(rig: JobRig, files: BreakingFiles, tenant: str) -> None:
+    bad = {"op": "sample", "prompt": [1], "source": "tinker://nobody:train:0/sampler_weights/x"}
+
+    job = _do(rig, files, tenant, _lines(PASS, bad, STEP), on_error="continue")
+
+    assert job.state is JobState.SUCCEEDED
+    assert job.result is not None
+    assert (job.result["operations"], job.result["failed"]) == (3, 1)
+
+
+def test_a_cancelled_job_keeps_its_results_and_leaves_a_checkpoint(
+    api: Api, rig: JobRig, files: BreakingFiles, tenant: str
+) -> None:
+    files.contents["file-in"] = _lines(*[PASS, STEP] * 200)
+    spec = {"model": BASE_MODEL, "data": "file-in", "rank": 8, "window": 4}
+    job = rig.submit(tenant, JobKind.OPS, spec)
+    running = rig.start(job.id)
+    while not rig.stores.jobs.find(job.id, tenant).progress.get("done"):
+        running.join(timeout=0.01)
+
+    rig.stores.jobs.request_cancel(job.id, tenant)
+    running.join(timeout=30)
+
+    ended = rig.stores.jobs.find(job.id, tenant)
+    assert ended.state is JobState.CANCELLED
+    assert ended.result is not None
+    results = _results(files, ended.result["files"])
+    assert [one["line"] for one in results] == list(range(1, len(results) + 1))
+    assert 0 < len(results) == ended.result["operations"] < 400
+    assert ended.result["checkpoint"] == f"tinker://{ended.result['run_id']}/weights/cancelled"
+    executed = [claim.seq for claim in api.worker.executed_of(ended.result["run_id"])]
+    assert executed == list(range(min(executed), len(results) + 2))
+
+
+def test_a_paused_job_goes_on_where_it_was_and_does_nothing_twice(
+    api: Api, rig: JobRig, files: BreakingFiles, tenant: str
+) -> None:
+    files.contents["file-in"] = _lines(*[PASS, STEP] * 100)
+    spec = {"model": BASE_MODEL, "data": "file-in", "rank": 8, "window": 4}
+    job = rig.submit(tenant, JobKind.OPS, spec)
+    running = rig.start(job.id)
+    while not rig.stores.jobs.find(job.id, tenant).progress.get("done"):
+        running.join(timeout=0.01)
+    rig.stores.jobs.request_pause(job.id, tenant)
+    running.join(timeout=30)
+    paused = rig.stores.jobs.find(job.id, tenant)
+    rig.stores.jobs.request_resume(job.id, tenant)
+    rig.run(job.id)
+    ended = rig.stores.jobs.find(job.id, tenant)
+
+    assert (paused.state, ended.state) == (JobState.PAUSED, JobState.SUCCEEDED)
+    assert ended.result is not None
+    assert [one["line"] for one in _results(files, ended.result["files"])] == list(range(1, 201))
+    executed = [claim.seq for claim in api.worker.executed_of(ended.result["run_id"])]
+    assert executed == sorted(set(executed))
