@@ -9,10 +9,13 @@ from twinkle.core.job import JobKind
 from twinkle.jobs.batch import BatchPlan
 from twinkle.jobs.ops import OpsPlan
 from twinkle.jobs.plan import Plan
+from twinkle.jobs.training.plan import PreferencePlan, SupervisedPlan
 
 PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
 
 PLANS: PlanClasses = {
     JobKind.BATCH: BatchPlan,
     JobKind.OPS: OpsPlan,
+    JobKind.PREFERENCE: PreferencePlan,
+    JobKind.SUPERVISED: SupervisedPlan,
 }

@@ -21,6 +21,7 @@ from twinkle.server.auth import Keys, Tokens
 from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
+from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
@@ -134,6 +135,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         artifacts=ArtifactParts(
             adapters=stores.adapters,
             checkpoints=stores.checkpoints,
+            fine_tuned=FineTunedModels(stores.jobs),
             access_tokens=stores.access_tokens,
             sampling_sessions=stores.sampling_sessions,
             blobs=blobs,

@@ -13,6 +13,7 @@ from twinkle.server.acting import acting_in
 from twinkle.server.auth import Keys, Tokens
 from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies
+from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
@@ -86,10 +87,11 @@ class QueueParts:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactParts:
-    """What is kept: adapters and checkpoints with their files, who may read them, the models' tokenizers."""
+    """What is kept: adapters and checkpoints with their files and names, who may read them, the models' tokenizers."""
 
     adapters: Adapters
     checkpoints: Checkpoints
+    fine_tuned: FineTunedModels
     access_tokens: AccessTokens
     sampling_sessions: SamplingSessions
     blobs: BlobStore

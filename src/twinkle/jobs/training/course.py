@@ -18,13 +18,13 @@ from functools import lru_cache
 import numpy as np
 
 from twinkle.core.errors import InvalidInput
-from twinkle.wire.bodies.jobs_training import Schedule, TrainingSpec
+from twinkle.wire.bodies.jobs_training import DEFAULT_LR, Schedule, TrainingSpec
 
 OPERATION_TOKENS = 32 * 1024
 """About how many tokens an operation brings: losses of single rows are cut into several, those of a batch never are."""
 MAX_BATCH_TOKENS = 1 << 20
 
-_AUTO_LR = 1e-4
+_MOST_METRICS = 4000
 _AUTO_STEPS = 100
 _AUTO_MAX_EPOCHS = 10
 _AUTO_MAX_BATCH = 64
@@ -55,6 +55,7 @@ class Course:
     rows_per_look: int
     with_reference: bool
     samples: bool
+    metrics_every: int
     seed: int
 
     @property
@@ -88,6 +89,10 @@ class Course:
     def samples_after(self, step: int) -> bool:
         """Whether the prompts are answered behind a step."""
         return self.samples and _is_due(step, self.sample_every, self.num_steps)
+
+    def tells(self, step: int) -> bool:
+        """Whether a step's metrics are kept: all of them, unless there are very many steps."""
+        return _is_due(step, self.metrics_every, self.num_steps) or self.evaluates_after(step)
 
     def saves_after(self, step: int) -> bool:
         """Whether there is a checkpoint behind a step; the last one's is called otherwise and comes by itself."""
@@ -177,7 +182,7 @@ def decide(
         batch_size=batch_size,
         num_steps=num_steps,
         rows_per_operation=at_once,
-        lr=_AUTO_LR if spec.lr == "auto" else spec.lr,
+        lr=DEFAULT_LR if spec.lr == "auto" else spec.lr,
         schedule=spec.schedule,
         warmup_steps=warmup,
         final_lr_ratio=spec.final_lr_ratio,
@@ -187,6 +192,7 @@ def decide(
         rows_per_look=max(1, OPERATION_TOKENS // max(longest_row, 1)),
         with_reference=with_reference,
         samples=bool(spec.samples),
+        metrics_every=math.ceil(num_steps / _MOST_METRICS),
         seed=seed,
     )
 

@@ -9,6 +9,7 @@ from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.fine_tuned import PREFIX
 from twinkle.server.model_texts import TextModel
 from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.wire.bodies.openai import DrawRequest
@@ -74,10 +75,11 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
         InvalidInput: It is a checkpoint one cannot sample from.
     """
     base_model, checkpoint = name, None
-    if name.startswith(SCHEME):
-        found = await common.sql.run(
-            artifacts.checkpoints.find, str(parse_checkpoint_path(name, field="model")), tenant=tenant
-        )
+    path = name
+    if name.startswith(PREFIX):
+        path = await common.sql.run(artifacts.fine_tuned.sampler_path, name, tenant)
+    if path.startswith(SCHEME):
+        found = await _find_checkpoint(common, artifacts, tenant, name, path)
         if found.kind is CheckpointKind.EXTERNAL:
             raise InvalidInput("model", f"{name} is an export to take away; sample from a sampler checkpoint")
         base_model, checkpoint = found.config.base_model, found
@@ -89,6 +91,16 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
     return ServedModel(
         name=name, base_model=base_model, checkpoint=checkpoint, mesh=mesh.name, capabilities=mesh.capabilities
     )
+
+
+async def _find_checkpoint(common: Common, artifacts: Artifacts, tenant: str, name: str, path: str) -> Checkpoint:
+    try:
+        place = str(parse_checkpoint_path(path, field="model"))
+        return await common.sql.run(artifacts.checkpoints.find, place, tenant=tenant)
+    except NotFound as error:
+        if name == path:
+            raise
+        raise NotFound(f"the model {name!r} is gone: its checkpoint {path} was deleted") from error
 
 
 def plan(

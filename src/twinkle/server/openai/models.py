@@ -1,4 +1,4 @@
-"""``GET /v1/models``: the base models, and the caller's sampler checkpoints."""
+"""``GET /v1/models``: the base models, the caller's sampler checkpoints, and the names of those that jobs have made."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ async def list_models(common: Common, queue: Queue, artifacts: Artifacts, tenant
     names = sorted({mesh.capabilities.base_model for mesh in meshes if mesh.capabilities is not None})
     found, _ = await common.sql.run(artifacts.checkpoints.page, tenant, limit=_MAX_CHECKPOINTS, offset=0)
     checkpoints = [checkpoint for checkpoint in found if checkpoint.kind is CheckpointKind.SAMPLER]
+    tuned = await common.sql.run(artifacts.fine_tuned.of_checkpoints, tenant, [one.path for one in checkpoints])
     data = [_model(name) for name in names]
     data += [_model(checkpoint.path, created_at=checkpoint.created_at) for checkpoint in checkpoints]
+    data += [_model(name, created_at=created_at) for name, created_at in tuned]
     return json_answer(ModelList(object="list", data=data))
 
 

@@ -10,6 +10,7 @@ from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.job import (
     FINAL_STATES,
     Dependency,
+    EventKind,
     Job,
     JobAttempt,
     JobEvent,
@@ -242,10 +243,37 @@ class Jobs:
             " LIMIT ?",
             (job_id, after, limit),
         )
-        return [
-            JobEvent(kind=row.kind, message=row.message, data=json.loads(row.data), number=row.number, at=row.at)
-            for row in rows
-        ]
+        return [_event(row) for row in rows]
+
+    def latest_events(
+        self,
+        job_id: str,
+        tenant: str,
+        *,
+        before: int | None = None,
+        limit: int = 100,
+        kinds: Collection[EventKind] = (),
+    ) -> list[JobEvent]:
+        """What happened in a job, newest first; before event number ``before``, of some kinds, where those are given.
+
+        Raises:
+            NotFound: It does not exist or is another tenant's.
+        """
+        self.find(job_id, tenant)
+        where: list[str] = ["job = ?"]
+        values: list[object] = [job_id]
+        if before is not None:
+            where.append("number < ?")
+            values.append(before)
+        if kinds:
+            where.append(f"kind IN ({placeholders(kinds)})")
+            values += kinds
+        rows = self._database.read(
+            f"SELECT number, at, kind, message, data FROM job_event WHERE {' AND '.join(where)}"
+            " ORDER BY number DESC LIMIT ?",
+            (*values, limit),
+        )
+        return [_event(row) for row in rows]
 
     def num_events(self, ids: Sequence[str]) -> dict[str, int]:
         """How many events each of some jobs has had: the number of its last one."""
@@ -335,6 +363,10 @@ def _read(transaction: Transaction, job_id: str) -> Job:
     row = transaction.execute(f"SELECT {COLUMNS} FROM job WHERE id = ?", (job_id,)).fetchone()
     assert row is not None, "its row is locked by this transaction"
     return job_of(row)
+
+
+def _event(row: Row) -> JobEvent:
+    return JobEvent(kind=row.kind, message=row.message, data=json.loads(row.data), number=row.number, at=row.at)
 
 
 def _status(message: str, state: JobState) -> JobEvent:

@@ -29,7 +29,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 CROSS_ENTROPY: Literal["cross_entropy"] = "cross_entropy"
-_OF_A_NEW_ADAPTER = {"rank", "lora_seed", "train_attn", "train_mlp", "train_unembed"}
+DEFAULT_RANK = 32
+DEFAULT_LR = 1e-4
+_STEP = "step-"
+_OF_A_NEW_ADAPTER = ("rank", "lora_seed", "train_attn", "train_mlp", "train_unembed")
 
 
 class SampleMessage(JobPart):
@@ -102,11 +105,11 @@ class TrainingSpec(JobSpec):
     eps: Positive = 1e-8
     grad_clip_norm: NotNegative = Field(default=1.0, description="0 clips nothing")
 
-    rank: Count = 32
+    rank: Count | None = Field(default=None, description="of a new adapter; default: 32")
     lora_seed: Annotated[int, Field(ge=0)] | None = Field(default=None, description="default: drawn by the seed")
-    train_attn: bool = True
-    train_mlp: bool = True
-    train_unembed: bool = True
+    train_attn: bool | None = Field(default=None, description="whether a new adapter has a part there; default: yes")
+    train_mlp: bool | None = None
+    train_unembed: bool | None = None
 
     eval_every: CountOrNever = Field(default=0, description="steps between evaluations; 0: after every epoch")
     patience: CountOrNever = Field(
@@ -135,9 +138,9 @@ class TrainingSpec(JobSpec):
         if self.patience and not self.has_evaluation:
             raise ValueError("patience needs eval_data or an eval_fraction to look at")
         if not self.begins_anew:
-            of_the_checkpoint = sorted(self.model_fields_set & _OF_A_NEW_ADAPTER)
-            if of_the_checkpoint:
-                raise ValueError(f"{of_the_checkpoint[0]} is the checkpoint's where model is one; leave it out")
+            for name in _OF_A_NEW_ADAPTER:
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is the checkpoint's where model is one; leave it out")
         elif self.with_optimizer:
             raise ValueError("with_optimizer needs a checkpoint as model, like tinker://<run>/weights/<name>")
         return self
@@ -188,6 +191,11 @@ class PreferenceSpec(TrainingSpec):
 def wire_config(config: dict[str, float | int | bool | str]) -> dict[str, float | str]:
     """A loss's settings as a request carries them: numbers and texts."""
     return {key: value if isinstance(value, str) else float(value) for key, value in config.items()}
+
+
+def checkpoint_name(step: int) -> str:
+    """What the checkpoint behind a step is called."""
+    return f"{_STEP}{step:06d}"
 
 
 def _judge_loss(loss: str, config: dict[str, float | int | bool | str]) -> None:

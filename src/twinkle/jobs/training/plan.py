@@ -1,0 +1,118 @@
+"""The plans of kinds ``sft`` and ``dpo``: a course is decided once, then gone through step by step."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from twinkle.client.errors import Conflict, OperationFailed
+from twinkle.core.batch_loss import BATCH_LOSSES
+from twinkle.core.errors import InvalidInput
+from twinkle.core.job import JobCancelled, JobEvent, JobFailed, JobKind, JsonObject
+from twinkle.jobs.context import JobContext
+from twinkle.jobs.training.course import decide
+from twinkle.jobs.training.data import TrainingData, open_data
+from twinkle.jobs.training.standing import Standing
+from twinkle.jobs.training.training import Training
+from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec
+
+SpecT = TypeVar("SpecT", SupervisedSpec, PreferenceSpec)
+
+
+class TrainingPlan(Generic[SpecT]):
+    """What both kinds do."""
+
+    async def run(self, context: JobContext[SpecT]) -> JsonObject:
+        """Train; the result names the checkpoint to sample from, the one to go on from, and the table of metrics."""
+        spec = context.spec
+        seed = context.job.seed if spec.seed is None else spec.seed
+        base_model = await _base_model_of(context)
+        await context.save(phase="preparing the data")
+        data = await open_data(context, base_model, seed=seed)
+        standing = await self._stand(context, data, seed, base_model)
+        training = Training(context, spec, base_model, data, standing)
+        try:
+            await context.save(standing.to_json(), phase="training")
+            if standing.left is not None:
+                await training.begin_again("cancelled before, and taken up again")
+            await training.go()
+            return await training.finish()
+        except JobCancelled as error:
+            raise JobCancelled(str(error), result=await training.leave()) from error
+        except (OperationFailed, Conflict) as error:
+            # What an operation ended in is its outcome for ever, so the same numbers would lead here again.
+            await training.begin_again(error.message)
+            raise JobFailed("operation_failed", error.message, is_transient=True) from error
+
+    async def _stand(self, context: JobContext[SpecT], data: TrainingData, seed: int, base_model: str) -> Standing:
+        """Where an earlier attempt left it, or the beginning."""
+        if context.saved:
+            standing = Standing.from_json(context.saved)
+            if standing.digests != data.digests:
+                raise JobFailed(
+                    "data_changed",
+                    "the rows are not those that this training began with: its data, the tokenizer or a template"
+                    " have changed; submit it anew",
+                    field="data",
+                )
+            return standing
+        spec = context.spec
+        try:
+            course = decide(
+                spec,
+                seed=seed,
+                num_rows=len(data.train_numbers),
+                num_eval_rows=len(data.held_out_numbers),
+                longest_row=data.longest_row,
+                whole_batches=spec.loss in BATCH_LOSSES,
+                with_reference=isinstance(spec, PreferenceSpec) and spec.needs_reference,
+            )
+        except InvalidInput as error:
+            raise JobFailed("invalid_data", error.message, field=error.field) from error
+        decided: JsonObject = {
+            "base_model": base_model,
+            "rows": course.num_rows,
+            "eval_rows": course.num_eval_rows,
+            "epochs": round(course.num_epochs, 3),
+            "steps": course.num_steps,
+            "batch_size": course.batch_size,
+            "lr": course.lr,
+            "seed": seed,
+        }
+        event = JobEvent(kind="message", message=f"{course.num_steps} steps of {course.batch_size} rows", data=decided)
+        standing = Standing(course=course, digests=data.digests)
+        await context.save(standing.to_json(), done=0, total=course.num_steps, unit="steps", events=[event], **decided)
+        return standing
+
+
+class SupervisedPlan(TrainingPlan[SupervisedSpec]):
+    """``sft``."""
+
+    kind: ClassVar[JobKind] = JobKind.SUPERVISED
+    spec_class: ClassVar[type[BaseModel]] = SupervisedSpec
+
+
+class PreferencePlan(TrainingPlan[PreferenceSpec]):
+    """``dpo``."""
+
+    kind: ClassVar[JobKind] = JobKind.PREFERENCE
+    spec_class: ClassVar[type[BaseModel]] = PreferenceSpec
+
+
+async def _base_model_of(context: JobContext[SpecT]) -> str:
+    """The base model, of a checkpoint the one that it was trained on.
+
+    Raises:
+        JobFailed: There is no such checkpoint, or it is somebody else's.
+    """
+    spec = context.spec
+    if spec.begins_anew:
+        return spec.model
+    answer = await context.door.request("POST", "/api/v1/weights_info", json={"tinker_path": spec.model})
+    if not answer.is_success:
+        is_transient = answer.status_code >= 500
+        detail = answer.json()["detail"]
+        raise JobFailed("model_not_found", f"{spec.model}: {detail}", field="model", is_transient=is_transient)
+    base_model: str = answer.json()["base_model"]
+    return base_model

@@ -1,0 +1,236 @@
+"""A training under way: steps are submitted a few ahead, their results taken in, in order, and what is kept decided."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Any
+
+from twinkle.core.job import JobEvent, JobFailed, JsonObject
+from twinkle.jobs.context import JobContext
+from twinkle.jobs.run import JobRun
+from twinkle.jobs.training.data import TrainingData
+from twinkle.jobs.training.datums import ReferenceOf
+from twinkle.jobs.training.report import checkpoint_event, metrics_of, write_metrics
+from twinkle.jobs.training.samples import answer_prompts
+from twinkle.jobs.training.standing import CANCELLED, FINAL, Kept, Standing
+from twinkle.jobs.training.steps import Outcome, Steps, Submitted, outcome_of, refer
+from twinkle.wire.bodies.jobs_training import DEFAULT_RANK, PreferenceSpec, SupervisedSpec, checkpoint_name
+from twinkle.wire.paths import parse_checkpoint_path
+
+STEPS_AHEAD = 3
+"""Submitted beyond the step whose results are waited for, so that the mesh need not wait for the next one."""
+_SAVE_EVERY_S = 1.0
+_MISSING = 404
+
+
+class Training:
+    """One attempt at one training."""
+
+    def __init__(
+        self,
+        context: JobContext[Any],
+        spec: SupervisedSpec | PreferenceSpec,
+        base_model: str,
+        data: TrainingData,
+        standing: Standing,
+    ) -> None:
+        self._context = context
+        self._spec = spec
+        self._base_model = base_model
+        self._data = data
+        self._standing = standing
+        self._events: list[JobEvent] = []
+        self._saved_at = context.now()
+        self._step_ended_at = context.now()
+
+    async def go(self) -> None:
+        """Go through all steps that are left.
+
+        Raises:
+            JobFailed: An operation failed by what the job asked.
+            OperationFailed: One failed for a reason of the service's: its number is used up.
+        """
+        standing, patience = self._standing, self._spec.patience
+        run = await self._open_run(standing.generation)
+        reference = await self._refer()
+        steps = Steps(spec=self._spec, course=standing.course, data=self._data, run=run, reference=reference)
+        numbers = standing.course.first_numbers(standing.from_step)
+        submitted: deque[Submitted] = deque()
+        following = standing.step + 1
+        while not standing.has_enough(patience):
+            if self._context.has_expired and standing.last_step is None:
+                await self._end_early(run)
+            while following <= standing.end and len(submitted) <= STEPS_AHEAD and not self._must_look(submitted):
+                submitted.append(await steps.submit(following, numbers[following - standing.from_step]))
+                following += 1
+            if not submitted:
+                break
+            await self._take_in(await steps.collect(submitted.popleft()))
+        await self._save()
+
+    async def finish(self) -> JsonObject:
+        """Save what was learnt under the name that the job's result has."""
+        await self._context.save(self._standing.to_json(), phase="saving")
+        final = await self._save_checkpoint(FINAL)
+        await self._context.save(self._standing.to_json(), phase="reporting")
+        return self._result(final) | {"metrics_file": await write_metrics(self._context)}
+
+    async def leave(self) -> JsonObject | None:
+        """Save what a cancelled training has learnt, under a name of its own; ``None`` where nothing has begun.
+
+        What was accepted is applied whatever its owner wants now, so the steps that were begun are gone through first.
+        """
+        standing = self._standing
+        if standing.left is None:
+            if standing.last_step is None:
+                await self._end_early(await self._open_run(standing.generation))
+            if standing.end < 0:
+                return None
+            await self.go()
+            standing.left = await self._save_checkpoint(CANCELLED)
+            await self._context.save(standing.to_json(), events=[checkpoint_event(standing.left)])
+        return self._result(standing.left)
+
+    async def begin_again(self, why: str) -> None:
+        """Go on in a new run, from the last checkpoint there is: the numbers of the present one are used up."""
+        standing = self._standing
+        standing.begin_again()
+        where = "the beginning" if standing.origin is None else f"step {standing.origin.step}"
+        message = f"{why}; training goes on from {where} in a new run"
+        await self._context.save(standing.to_json(), events=[JobEvent(kind="message", message=message)])
+
+    async def _open_run(self, generation: int) -> JobRun:
+        """The run of a generation; those before it are needed for what the model said before it was trained."""
+        standing, spec, door = self._standing, self._spec, self._context.door
+        is_first = generation == 0 or standing.origin is None
+        metadata = {"job": self._context.job.id}
+        if not is_first:
+            assert standing.origin is not None
+            run = await door.load_adapter(generation, standing.origin.path, with_optimizer=True, metadata=metadata)
+        elif spec.begins_anew:
+            run = await door.create_adapter(
+                generation,
+                base_model=self._base_model,
+                rank=spec.rank or DEFAULT_RANK,
+                seed=self._context.seed_of("lora") if spec.lora_seed is None else spec.lora_seed,
+                train_attn=spec.train_attn is not False,
+                train_mlp=spec.train_mlp is not False,
+                train_unembed=spec.train_unembed is not False,
+                metadata=metadata,
+            )
+        else:
+            run = await door.load_adapter(generation, spec.model, with_optimizer=spec.with_optimizer, metadata=metadata)
+        await outcome_of(run.begun, "the adapter", self._data)
+        return run
+
+    async def _refer(self) -> ReferenceOf | None:
+        """What the model said before its first step, where the loss compares with that."""
+        standing = self._standing
+        if not standing.course.with_reference:
+            return None
+        await self._context.save(standing.to_json(), phase="asking the reference")
+        run = await self._open_run(standing.reference_generation)
+        return await refer(run, standing.course, self._data)
+
+    def _must_look(self, submitted: deque[Submitted]) -> bool:
+        """Whether what comes next depends on an evaluation that is still out: it may say that it is enough."""
+        return bool(self._spec.patience) and any(one.looks for one in submitted)
+
+    async def _end_early(self, run: JobRun) -> None:
+        """Let training end behind the last step that was begun: its numbers are taken."""
+        standing = self._standing
+        answer = await self._context.door.request("GET", f"/api/native/v1/runs/{run.id}")
+        if not answer.is_success:
+            raise JobFailed("internal", f"the run could not be looked up: {answer.text}", is_transient=True)
+        numbers = standing.course.first_numbers(standing.from_step)
+        begun = standing.from_step + bisect_left(numbers, answer.json()["next_seq"]) - 1
+        standing.last_step = min(max(standing.step, begun), standing.course.num_steps)
+        await self._context.save(standing.to_json())
+
+    async def _take_in(self, outcome: Outcome) -> None:
+        context, standing, spec, step = self._context, self._standing, self._spec, outcome.step
+        now = context.now()
+        if standing.course.tells(step):
+            self._events.append(metrics_of(standing.course, outcome, seconds=now - self._step_ended_at))
+        self._step_ended_at = now
+        standing.step = step
+        standing.tally = outcome.added_to(standing.tally, min_delta=spec.min_delta)
+        if outcome.path is not None:
+            kept = self._kept(checkpoint_name(step), outcome.path, outcome.sampler_path)
+            standing.keep(kept)
+            self._events.append(checkpoint_event(kept))
+        if standing.course.samples_after(step):
+            model = outcome.sampler_path
+            assert model is not None, "prompts are answered by weights that were saved"
+            self._events += await answer_prompts(context, spec.samples, run=standing.generation, step=step, model=model)
+            if outcome.path is None:
+                await self._delete(model)
+        for kept in standing.superseded(keep_last=spec.keep_last, keep_best=spec.keep_best):
+            await self._delete(kept.path)
+            await self._delete(kept.sampler_path)
+        is_weighty = outcome.eval_figures is not None or outcome.path is not None
+        if is_weighty or now - self._saved_at >= _SAVE_EVERY_S:
+            await self._save()
+
+    async def _save(self) -> None:
+        standing, events = self._standing, self._events
+        self._events, self._saved_at = [], self._context.now()
+        tally = standing.tally
+        figures = {"loss": tally.train_loss, "eval_loss": tally.eval_loss}
+        await self._context.save(
+            standing.to_json(),
+            phase="training",
+            done=max(standing.step, 0),
+            total=standing.course.num_steps,
+            unit="steps",
+            events=events,
+            tokens=tally.num_tokens,
+            trained_tokens=tally.num_trained,
+            **{name: value for name, value in figures.items() if value is not None},
+        )
+
+    async def _save_checkpoint(self, name: str) -> Kept:
+        """Both forms of a checkpoint behind the last step, which the course has no place for."""
+        standing = self._standing
+        run = await self._open_run(standing.generation)
+        number = standing.first_number(standing.step + 1)
+        state = await run.save_weights(number, name)
+        weights = await run.save_weights_for_sampler(number + 1, name)
+        path = (await outcome_of(state, name, self._data)).path
+        return self._kept(name, path, (await outcome_of(weights, name, self._data)).path)
+
+    def _kept(self, name: str, path: str, sampler_path: str | None) -> Kept:
+        assert sampler_path is not None, "weights with a name have a path"
+        standing = self._standing
+        return Kept(name=name, step=standing.step, path=path, sampler_path=sampler_path, tally=standing.tally)
+
+    def _result(self, kept: Kept) -> JsonObject:
+        standing, tally = self._standing, self._standing.tally
+        return {
+            "base_model": self._base_model,
+            "run": parse_checkpoint_path(kept.path).run_id,
+            "checkpoint": kept.path,
+            "sampler_checkpoint": kept.sampler_path,
+            "step": kept.step,
+            "epochs": round(kept.step / standing.course.steps_per_epoch, 3),
+            "stopped_early": kept.step < standing.course.num_steps,
+            "loss": tally.train_loss,
+            "eval_loss": tally.eval_loss,
+            "best_step": tally.best_step,
+            "best_eval_loss": tally.best_loss,
+            "tokens": tally.num_tokens,
+            "trained_tokens": tally.num_trained,
+            "checkpoints": [
+                {"name": one.name, "step": one.step, "path": one.path, "sampler_path": one.sampler_path}
+                for one in standing.kept
+            ],
+        }
+
+    async def _delete(self, path: str) -> None:
+        """Delete a checkpoint; that it is gone already is what a second time finds."""
+        place = parse_checkpoint_path(path)
+        url = f"/api/v1/training_runs/{place.run_id}/checkpoints/{place.checkpoint_id}"
+        answer = await self._context.door.request("DELETE", url)
+        if not answer.is_success and answer.status_code != _MISSING:
+            raise JobFailed("internal", f"{path} could not be deleted: {answer.text}", is_transient=True)
