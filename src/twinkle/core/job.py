@@ -211,6 +211,7 @@ class Job:
     expires_at: float | None
     cancel_requested: bool
     pause_requested: bool
+    cancel_requested_at: float | None = None
 
     @property
     def priority(self) -> int:

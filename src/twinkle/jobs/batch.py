@@ -95,6 +95,7 @@ class _Batch:
 
     async def run(self) -> JsonObject:
         ending = self._cursor.ending
+        was_cancelled_before = ending == "cancelled" and not self._context.job.cancel_requested
         if ending is None:
             try:
                 if not self._cursor.total:
@@ -107,6 +108,10 @@ class _Batch:
         if ending is not None:
             await self._end_early(ending)
         result = await self._finish(ending)
+        if ending == "cancelled" and was_cancelled_before:
+            raise JobFailed(
+                "cancelled", "it was cancelled; submit the lines that have no answer as a new batch", details=result
+            )
         if ending == "cancelled":
             raise JobCancelled("cancelled; the answers so far are kept", result=result)
         if ending == "expired":
@@ -150,7 +155,8 @@ class _Batch:
             )
         self._cursor.total = found.num_lines
         self._cursor.in_progress_at = self._context.now()
-        await self._save("in_progress", in_progress_at=self._cursor.in_progress_at)
+        only_model = next(iter(reader.models)) if len(reader.models) == 1 else None
+        await self._save("in_progress", in_progress_at=self._cursor.in_progress_at, model=only_model)
 
     async def _judge_model(self, reader: BatchReader, model: str) -> None:
         pause_s = _FIRST_PAUSE_S

@@ -269,3 +269,23 @@ def test_a_batch_whose_time_is_over_keeps_what_was_answered_and_names_the_rest(
     assert len(answered) > 5 and len(errors) > 5
     assert {error["error"]["code"] for error in errors} == {"batch_expired"}
     assert all(error["response"] is None for error in errors)
+
+
+def test_a_batch_paused_for_a_week_goes_on_where_it_was(
+    settings: Settings, files: MemoryFiles, tenant: str, worker: FakeWorker
+) -> None:
+    clock = HandClock()
+    with job_rig(settings, open_files=lambda job, door: files, clock=clock) as rig:
+        spec = spec_of(put(files, [line(n) for n in range(30)]), window=2)
+        job = rig.submit(tenant, JobKind.BATCH, spec, expires_at=clock.now() + 86400)
+        with worker.paused():
+            running = rig.start(job.id)
+            wait_for(lambda: rig.stores.journal.num_open_samples(tenant) == 2, what="a window")
+            rig.stores.jobs.request_pause(job.id, tenant)
+            running.join()
+        clock.move(7 * 86400)
+        rig.stores.jobs.request_resume(job.id, tenant)
+        ended = rig.run(job.id)
+
+    assert ended is not None and ended.state is JobState.SUCCEEDED, ended
+    assert len(output_of(files, ended)) == 30

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from twinkle.server.openai import chat, completions, fine_tuning, graders, models
+from twinkle.server.openai import batches, chat, completions, fine_tuning, graders, models
 
 router = APIRouter(prefix="/v1")
-for part in (chat, completions, fine_tuning, graders, models):
+for part in (batches, chat, completions, fine_tuning, graders, models):
     router.include_router(part.router)

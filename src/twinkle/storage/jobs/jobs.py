@@ -186,7 +186,7 @@ class Jobs:
             return _read(transaction, job_id)
 
     def request_resume(self, job_id: str, tenant: str) -> Job:
-        """Let a paused job go on; one that is not paused is left as it is.
+        """Let a paused job go on; one that is not paused is left as it is. The pause is no part of its time.
 
         Raises:
             NotFound: It does not exist or is another tenant's.
@@ -202,8 +202,9 @@ class Jobs:
             if state is JobState.PAUSED:
                 follows = JobState.WAITING if row.num_needs else JobState.QUEUED
                 transaction.execute(
-                    "UPDATE job SET state = ?, paused_at = NULL, not_before = 0, nudged_at = 0 WHERE id = ?",
-                    (follows.value, job_id),
+                    "UPDATE job SET state = ?, expires_at = expires_at + (? - paused_at), paused_at = NULL,"
+                    " not_before = 0, nudged_at = 0 WHERE id = ?",
+                    (follows.value, now, job_id),
                 )
                 append_events(transaction, job_id, [_status("resumed", follows)], now)
             return _read(transaction, job_id)

@@ -59,6 +59,7 @@ def job_of(row: Row) -> Job:
         expires_at=row.expires_at,
         cancel_requested=row.cancel_requested_at is not None,
         pause_requested=row.pause_requested_at is not None,
+        cancel_requested_at=row.cancel_requested_at,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from twinkle.wire.bodies.base import Identifier
+from twinkle.wire.bodies.base import MAX_INT32, Identifier
 from twinkle.wire.bodies.jobs_base import FileId, JobSpec
 
 BatchEndpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
@@ -25,5 +25,7 @@ class BatchSpec(JobSpec):
     """Of lines whose ``body`` names none."""
     window: int = Field(default=64, ge=1, le=1024)
     """Samples that are under way at once, at most; the tenant's limit may allow fewer."""
+    seed: int | None = Field(default=None, ge=0, le=MAX_INT32)
+    """What lines without a seed draw theirs from; without one each batch has its own."""
     output_expires_after_s: int | None = Field(default=None, ge=MIN_OUTPUT_S, le=MAX_OUTPUT_S)
     """How long the files of answers and errors are kept; without it, until they are deleted."""
