@@ -10,11 +10,14 @@ from typer.core import TyperGroup
 
 from twinkle.cli.submit_ops import ops_options
 from twinkle.cli.submit_options import Spec, command_of
+from twinkle.cli.submit_training import dpo_options, sft_options
 
 _FLOW_ENDINGS = (".yaml", ".yml")
 
 _OPTIONS: Mapping[str, Callable[..., Spec]] = {
+    "dpo": dpo_options,
     "ops": ops_options,
+    "sft": sft_options,
 }
 """By kind. Adding one is one line."""
 

@@ -1,0 +1,160 @@
+"""The options of ``twinkle submit sft`` and ``twinkle submit dpo``: what is used often; ``--set`` reaches the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twinkle.cli.submit_options import DataOption, EvalOption, ModelOption, Spec, data_of
+
+_PURPOSE = "fine-tune"
+
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", metavar="FORMAT", help="auto, chat, completion, preference, text or tokens."),
+]
+EvalFractionOption = Annotated[
+    float | None, typer.Option(min=0.0, max=0.5, help="Or keep so much of the data for that, like 0.1.")
+]
+EpochsOption = Annotated[int | None, typer.Option(min=1, help="Passes over the data.  [default: by their number]")]
+StepsOption = Annotated[int | None, typer.Option(min=1, help="Optimizer steps, instead of epochs.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Rows, or pairs, a step.  [default: by their number]")]
+LengthOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a row.  [default: what the model takes]")]
+TruncationOption = Annotated[
+    str | None, typer.Option(metavar="WAY", help="Of longer rows: raise, left, right, split, delete.  [default: raise]")
+]
+LrOption = Annotated[float | None, typer.Option(help="Learning rate.  [default: 1e-4]")]
+ScheduleOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="constant, linear, cosine or inverse_sqrt.  [default: linear]")
+]
+WarmupOption = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Share of the steps that warm up.")]
+RankOption = Annotated[int | None, typer.Option(min=1, help="Of the adapter.  [default: 32]")]
+EvalEveryOption = Annotated[int | None, typer.Option(min=0, help="Steps.  [default: after every epoch]")]
+PatienceOption = Annotated[int | None, typer.Option(min=0, help="End after so many evaluations without progress.")]
+SampleOption = Annotated[
+    list[str] | None, typer.Option("--sample", metavar="PROMPT", help="Answered during training; may be repeated.")
+]
+SampleEveryOption = Annotated[int | None, typer.Option(min=0, help="Steps.  [default: after every epoch]")]
+CheckpointEveryOption = Annotated[int | None, typer.Option(min=0, help="Steps.  [default: after every epoch]")]
+KeepOption = Annotated[int | None, typer.Option("--keep-last", min=0, help="Checkpoints that stay.  [default: 3]")]
+SuffixOption = Annotated[str | None, typer.Option(help="A part of the model's name.")]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the order of the rows, and of the adapter.")]
+
+
+def sft_options(
+    model: ModelOption = None,
+    data: DataOption = None,
+    eval_data: EvalOption = None,
+    eval_fraction: EvalFractionOption = None,
+    format: FormatOption = None,
+    max_length: LengthOption = None,
+    truncation: TruncationOption = None,
+    epochs: EpochsOption = None,
+    steps: StepsOption = None,
+    batch_size: BatchOption = None,
+    lr: LrOption = None,
+    schedule: ScheduleOption = None,
+    warmup_ratio: WarmupOption = None,
+    rank: RankOption = None,
+    loss: Annotated[
+        str | None, typer.Option(help="cross_entropy or CrossEntropyLoss.  [default: cross_entropy]")
+    ] = None,
+    eval_every: EvalEveryOption = None,
+    patience: PatienceOption = None,
+    samples: SampleOption = None,
+    sample_every: SampleEveryOption = None,
+    checkpoint_every: CheckpointEveryOption = None,
+    keep_last: KeepOption = None,
+    suffix: SuffixOption = None,
+    seed: SeedOption = None,
+) -> Spec:
+    """Fine-tune on answers: chats, prompts with completions, texts or tokens.
+
+    twinkle submit sft --model Qwen/Qwen3.5-4B --data train.jsonl --eval eval.jsonl --epochs 2 --sample "Who are you?"
+    """
+    return {
+        "model": model,
+        "data": data_of(data, purpose=_PURPOSE),
+        "eval_data": data_of(eval_data, purpose=_PURPOSE),
+        "eval_fraction": eval_fraction,
+        "format": format,
+        "max_length": max_length,
+        "truncation": truncation,
+        "epochs": epochs,
+        "steps": steps,
+        "batch_size": batch_size,
+        "lr": lr,
+        "schedule": schedule,
+        "warmup_ratio": warmup_ratio,
+        "rank": rank,
+        "loss": loss,
+        "eval_every": eval_every,
+        "patience": patience,
+        "samples": samples or None,
+        "sample_every": sample_every,
+        "checkpoint_every": checkpoint_every,
+        "keep_last": keep_last,
+        "suffix": suffix,
+        "seed": seed,
+    }
+
+
+def dpo_options(
+    model: ModelOption = None,
+    data: DataOption = None,
+    eval_data: EvalOption = None,
+    eval_fraction: EvalFractionOption = None,
+    format: FormatOption = None,
+    max_length: LengthOption = None,
+    truncation: TruncationOption = None,
+    epochs: EpochsOption = None,
+    steps: StepsOption = None,
+    batch_size: BatchOption = None,
+    lr: LrOption = None,
+    schedule: ScheduleOption = None,
+    warmup_ratio: WarmupOption = None,
+    rank: RankOption = None,
+    loss: Annotated[
+        str | None, typer.Option(help="DPOLoss, SimPOLoss, CPOLoss or ORPOLoss.  [default: DPOLoss]")
+    ] = None,
+    beta: Annotated[float | None, typer.Option(help="How much the loss makes of a difference.")] = None,
+    eval_every: EvalEveryOption = None,
+    patience: PatienceOption = None,
+    samples: SampleOption = None,
+    sample_every: SampleEveryOption = None,
+    checkpoint_every: CheckpointEveryOption = None,
+    keep_last: KeepOption = None,
+    suffix: SuffixOption = None,
+    seed: SeedOption = None,
+) -> Spec:
+    """Fine-tune on preferences: pairs of a chosen and a rejected answer.
+
+    twinkle submit dpo --model Qwen/Qwen3.5-4B --data pairs.jsonl --beta 0.1 --epochs 1
+    """
+    shared = sft_options(
+        model=model,
+        data=data,
+        eval_data=eval_data,
+        eval_fraction=eval_fraction,
+        format=format,
+        max_length=max_length,
+        truncation=truncation,
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr,
+        schedule=schedule,
+        warmup_ratio=warmup_ratio,
+        rank=rank,
+        loss=loss,
+        eval_every=eval_every,
+        patience=patience,
+        samples=samples,
+        sample_every=sample_every,
+        checkpoint_every=checkpoint_every,
+        keep_last=keep_last,
+        suffix=suffix,
+        seed=seed,
+    )
+    return {**shared, "loss_config": None if beta is None else {"beta": beta}}
