@@ -79,6 +79,8 @@ class FakeWorker:
         """What the next checkpoints hold."""
         self.rehearse: Callable[[Claim, ListenedSample], None] | None = None
         """Called with each sample that somebody listens to, before it is answered."""
+        self.failing: Callable[[Claim], Failure | None] | None = None
+        """Asked about each operation before it is answered: how it fails, if it does."""
         self.sequences: list[WireSequence] | None = None
         """What samples come out as; token 0, 1, 2 and so on if nothing is said."""
         self._lease: Lease | None = None
@@ -154,10 +156,10 @@ class FakeWorker:
     def _answer(self, claim: Claim, records: Records) -> Outcome:
         rejection = claim.rejection or self._why_not(claim)
         if rejection is not None:
-            failure = Failure(message=rejection, category=FailureCategory.USER, code="user")
-            return Outcome(
-                request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure
-            )
+            return _failed(claim, Failure(message=rejection, category=FailureCategory.USER, code="user"))
+        failure = None if self.failing is None else self.failing(claim)
+        if failure is not None:
+            return _failed(claim, failure)
         if claim.kind is OperationKind.SAMPLE and self.rehearse is not None:
             request = parse_body(ListenedSample, self.payload(claim))
             if request.listener is not None:
@@ -269,3 +271,7 @@ class FakeWorker:
         )
         records.sampling_sessions.append(session)
         return {"sampling_session_id": session.id}
+
+
+def _failed(claim: Claim, failure: Failure) -> Outcome:
+    return Outcome(request_id=claim.request_id, lane=claim.lane, seq=claim.seq, kind=claim.kind, failure=failure)
