@@ -192,6 +192,8 @@ def tenants_set(
     max_samples: LimitFlag = None,
     max_body_bytes: LimitFlag = None,
     max_files_bytes: LimitFlag = None,
+    max_jobs: LimitFlag = None,
+    max_running_jobs: LimitFlag = None,
     tokens_per_minute: LimitFlag = None,
     home: HomeFlag = None,
 ) -> None:
@@ -207,9 +209,24 @@ def tenants_set(
         "max_samples": max_samples,
         "max_body_bytes": max_body_bytes,
         "max_files_bytes": max_files_bytes,
+        "max_jobs": max_jobs,
+        "max_running_jobs": max_running_jobs,
         "tokens_per_minute": tokens_per_minute,
     }
     set_tenant(settings_of(home=home), tenant, weight=weight, limits=limits)
+
+
+@tenants.command("show")
+def tenants_show(
+    tenant: Annotated[str, typer.Argument(help="Whose.")], home: HomeFlag = None, as_json: JsonFlag = False
+) -> None:
+    """Show a tenant's weight and limits, whose they are, and how much of them is used now.
+
+    twinkle tenants show alice
+    """
+    from twinkle.cli.tenants import show_tenant
+
+    show_tenant(settings_of(home=home), tenant, as_json=as_json)
 
 
 @data.command("check")

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
-from twinkle.core.errors import ConfigError
+from twinkle.core.errors import ConfigError, NotFound
+from twinkle.core.job import JobState
 from twinkle.core.settings import Settings
 from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, Stored
 from twinkle.storage.tenants.tenants import TenantAccount
@@ -34,11 +35,40 @@ def list_tenants(settings: Settings, *, as_json: bool) -> None:
         "running",
         "samples",
         "body bytes",
+        "jobs",
+        "running jobs",
         "tokens/min",
         "stored GB",
         "nameless GB",
     )
     print_table(columns, [_row(account, stored) for account, stored in rows])
+
+
+def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
+    """Show one tenant's weight and limits, and how many of its jobs there are.
+
+    Raises:
+        NotFound: There is no such tenant.
+    """
+    with opened_journal(settings) as stores:
+        account = next((one for one in stores.tenants.all() if one.name == name), None)
+        if account is None:
+            raise NotFound(f"no tenant {name!r}; `twinkle tenants list` shows who there is")
+        jobs = stores.jobs.num_by_state(account.id)
+    if as_json:
+        say(json.dumps({**asdict(account), "jobs": jobs}))
+        return
+    used = {"max_jobs": sum(jobs.values()), "max_running_jobs": jobs.get(JobState.RUNNING.value, 0)}
+    rows = [
+        (
+            limit,
+            str(value) if value else "no limit",
+            "its own" if limit in account.own_limits else "the settings'",
+            str(used[limit]) if limit in used else "",
+        )
+        for limit, value in asdict(account.limits).items()
+    ]
+    print_table(("limit", "at most", "whose", "now"), [("weight", f"{account.weight:g}", "its own", ""), *rows])
 
 
 def set_tenant(settings: Settings, name: str, *, weight: float | None, limits: Mapping[str, str | None]) -> None:
@@ -81,6 +111,8 @@ def _row(account: TenantAccount, stored: Stored) -> tuple[str, ...]:
         limits.max_running,
         limits.max_samples,
         limits.max_body_bytes,
+        limits.max_jobs,
+        limits.max_running_jobs,
         limits.tokens_per_minute,
     )
     return (

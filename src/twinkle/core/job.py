@@ -39,6 +39,10 @@ class JobKind(StrEnum):
     CHECK = "check"
 
 
+GROUPS = frozenset({JobKind.SWEEP, JobKind.FLOW})
+"""Kinds of jobs that are made of others, and come to their result when those have ended."""
+
+
 class JobState(StrEnum):
     """Where a job is."""
 
@@ -171,6 +175,8 @@ class NewJob:
     """When its plan is to end it with what there is, such as a batch after its window."""
     seed: int | None = None
     """What its random numbers are drawn from; by default its id."""
+    at_once: int | None = None
+    """How many members of its parent may run at the same time, if not all."""
 
     @property
     def drawn_seed(self) -> int:
@@ -229,6 +235,19 @@ class JobAttempt:
     ended_at: float | None
     outcome: str | None
     reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobMember:
+    """One of the jobs that a sweep or a flow is made of, as far as that one needs to know it."""
+
+    id: str
+    name: str
+    kind: JobKind
+    state: JobState
+    progress: JsonObject
+    result: JsonObject | None
+    failure: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ class TenantLimits:
 
     ``max_adapters`` counts those of live sessions, ``max_running`` the operations that run at once on one mesh,
     ``max_samples`` those that wait or run, ``max_body_bytes`` the request bodies the API holds of the tenant,
-    ``max_files_bytes`` what its files, unfinished uploads and prepared rows take up.
+    ``max_files_bytes`` what its files, unfinished uploads and prepared rows take up, ``max_jobs`` the jobs that have
+    not ended, ``max_running_jobs`` those among them that run at once.
     """
 
     max_adapters: int = 0
@@ -19,6 +20,8 @@ class TenantLimits:
     max_samples: int = 0
     max_body_bytes: int = 0
     max_files_bytes: int = 0
+    max_jobs: int = 0
+    max_running_jobs: int = 0
     tokens_per_minute: int = 0
 
 

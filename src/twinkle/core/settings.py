@@ -118,6 +118,12 @@ class Settings(BaseSettings):
         ge=0,
         description="files, unfinished uploads and prepared rows, per tenant; 0: no limit; more is an error",
     )
+    tenant_max_jobs: int = Field(
+        default=5000, ge=0, description="jobs that have not ended, per tenant; 0: no limit; more is an error"
+    )
+    tenant_max_running_jobs: int = Field(
+        default=16, ge=0, description="jobs that run at once, per tenant; 0: no limit; the rest waits"
+    )
     tenant_tokens_per_minute: int = Field(
         default=0,
         ge=0,
@@ -307,6 +313,8 @@ class Settings(BaseSettings):
             max_samples=self.max_outstanding_samples,
             max_body_bytes=self.tenant_max_body_bytes,
             max_files_bytes=self.tenant_max_files_bytes,
+            max_jobs=self.tenant_max_jobs,
+            max_running_jobs=self.tenant_max_running_jobs,
             tokens_per_minute=self.tenant_tokens_per_minute,
         )
 

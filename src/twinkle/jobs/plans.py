@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from twinkle.core.job import JobKind
 from twinkle.jobs.batch import BatchPlan
+from twinkle.jobs.groups import FlowPlan, SweepPlan
 from twinkle.jobs.ops import OpsPlan
 from twinkle.jobs.plan import Plan
 from twinkle.jobs.training.plan import PreferencePlan, SupervisedPlan
@@ -15,7 +16,9 @@ PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
 
 PLANS: PlanClasses = {
     JobKind.BATCH: BatchPlan,
+    JobKind.FLOW: FlowPlan,
     JobKind.OPS: OpsPlan,
     JobKind.PREFERENCE: PreferencePlan,
     JobKind.SUPERVISED: SupervisedPlan,
+    JobKind.SWEEP: SweepPlan,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,8 +16,9 @@ from pydantic import ValidationError
 
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import StorageUnavailable, TwinkleError
+from twinkle.core.errors import InvalidInput, StorageUnavailable, TwinkleError
 from twinkle.core.job import (
+    GROUPS,
     Job,
     JobCancelled,
     JobClaim,
@@ -38,6 +40,8 @@ from twinkle.jobs.plans import PlanClasses
 from twinkle.jobs.tools import Tools
 from twinkle.storage.jobs.running import RunningJobs
 from twinkle.storage.jobs.waiting import WaitingJobs
+from twinkle.wire.bodies.base import invalid_input
+from twinkle.wire.references import resolved
 
 T = TypeVar("T")
 
@@ -174,11 +178,10 @@ class JobRunner:
         if plan_class is None:
             raise JobFailed("unknown_kind", f"this service has no plan for jobs of kind {job.kind.value!r}")
         try:
-            spec = plan_class.spec_class.model_validate(job.spec)
+            spec = plan_class.spec_class.model_validate_json(json.dumps(await self._resolved(job)))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise JobFailed("invalid_spec", f"{field}: {first['msg']}", field=field) from error
+            refused = invalid_input(error)
+            raise JobFailed("invalid_spec", refused.message, field=refused.field) from error
         door = parts.open_door(job)
         try:
             context = JobContext(
@@ -196,6 +199,15 @@ class JobRunner:
             return await plan_class().run(context)
         finally:
             await door.close()
+
+    async def _resolved(self, job: Job) -> JsonObject:
+        """The job's spec with what it refers to of the jobs that it came after."""
+        if job.kind in GROUPS or "${" not in json.dumps(job.spec):
+            return job.spec
+        try:
+            return resolved(job.spec, await self._sql(partial(self._parts.running.results_of_needs, job.id)))
+        except InvalidInput as error:
+            raise JobFailed("invalid_spec", error.message, field=error.field) from error
 
     async def _beat(self, claim: JobClaim, work: asyncio.Task[JsonObject]) -> None:
         while True:

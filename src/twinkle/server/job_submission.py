@@ -6,11 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
+from twinkle.core.errors import InvalidInput
 from twinkle.core.ids import new_id
 from twinkle.core.job import DEFAULT_NICE, Dependency, Job, JobKind, NewJob
 from twinkle.server.state import ServerState
 from twinkle.wire.bodies.jobs import AfterJob, JobRequest
 from twinkle.wire.bodies.jobs_specs import parse_spec
+from twinkle.wire.job_groups import expanded
+
+MAX_JOBS_A_REQUEST = 2000
+"""Members of sweeps and jobs of flows included: they are written in one transaction."""
 
 REQUEST_PREFIX = "request:"
 """Of a client id that no client has chosen: of requests that came with an idempotency key and without an id."""
@@ -22,11 +27,27 @@ async def submit_jobs(server: ServerState, tenant: str, news: Sequence[NewJob]) 
     Raises:
         Conflict: A client's id was used for another job.
         NotFound: A job to wait for does not exist, or is another tenant's.
+        InvalidInput: A sweep or a flow is wrong somewhere within, or there are too many jobs in the request.
         LimitReached: The tenant would have more jobs than it may have.
     """
-    jobs = await server.common.sql.run(server.jobs.store.create_many, news)
+    groups = await server.common.object_io.run(_expanded, news)
+    jobs = await server.common.sql.run(server.jobs.store.create_groups, groups)
     server.jobs.bell.ring()
     return jobs
+
+
+def _expanded(news: Sequence[NewJob]) -> list[list[NewJob]]:
+    """Each job with all that it is made of."""
+    groups: list[list[NewJob]] = []
+    num_jobs = 0
+    for new in news:
+        groups.append(expanded(new))
+        num_jobs += len(groups[-1])
+        if num_jobs > MAX_JOBS_A_REQUEST:
+            raise InvalidInput(
+                "jobs", f"are more than {MAX_JOBS_A_REQUEST} with all members; send them in several requests"
+            )
+    return groups
 
 
 def new_job(

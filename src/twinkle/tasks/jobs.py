@@ -18,7 +18,8 @@ from kombu.exceptions import OperationalError
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.job import Job, JobKind, JobState
-from twinkle.storage.jobs.waiting import ReadyJob, WaitingJobs
+from twinkle.storage.jobs.turns import ReadyJob
+from twinkle.storage.jobs.waiting import WaitingJobs
 
 JOBS_QUEUE = "jobs"
 

@@ -183,6 +183,20 @@ def test_tenants_get_weights_and_limits_and_lose_them_again(twinkle: Twinkle, tm
     assert "no limit" in twinkle("tenants", "list", *home).stdout
 
 
+def test_a_tenants_limits_are_shown_with_whose_they_are_and_what_is_used(twinkle: Twinkle, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    twinkle("tenants", "set", "alice", "--max-jobs", "7", *home)
+
+    shown = [" ".join(line.split()) for line in twinkle("tenants", "show", "alice", *home).stdout.splitlines()]
+    told = json.loads(twinkle("tenants", "show", "alice", "--json", *home).stdout)
+
+    assert "max_jobs 7 its own 0" in shown
+    assert "max_running_jobs 16 the settings' 0" in shown
+    assert (told["limits"]["max_jobs"], told["own_limits"], told["jobs"]) == (7, {"max_jobs": 7}, {})
+    assert "no tenant 'bob'" in twinkle("tenants", "show", "bob", *home).stderr
+
+
 def test_orphans_are_counted_and_given_to_housekeeping_if_asked(twinkle: Twinkle, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path))
     objects = FolderStore(tmp_path / "objects")

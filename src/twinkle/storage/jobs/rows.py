@@ -8,11 +8,13 @@ from dataclasses import asdict
 
 from twinkle.core.job import (
     FINAL_STATES,
+    GROUPS,
     Job,
     JobEvent,
     JobFailure,
     JobKind,
     JobState,
+    JsonObject,
 )
 from twinkle.storage.database import Row, Transaction, placeholders
 
@@ -45,9 +47,9 @@ def job_of(row: Row) -> Job:
         notify_url=row.notify_url,
         metadata=json.loads(row.user_metadata),
         seed=row.seed,
-        state=JobState(row.state),
+        state=_shown_state(row),
         phase=row.phase,
-        progress=json.loads(row.progress),
+        progress=_shown_progress(row),
         result=None if row.result is None else json.loads(row.result),
         failure=failure,
         attempt=row.attempt,
@@ -61,6 +63,20 @@ def job_of(row: Row) -> Job:
         pause_requested=row.pause_requested_at is not None,
         cancel_requested_at=row.cancel_requested_at,
     )
+
+
+def _shown_state(row: Row) -> JobState:
+    """A sweep or a flow runs for as long as anything of it has begun and not all has ended."""
+    state = JobState(row.state)
+    has_begun = state is JobState.WAITING and row.kind in GROUPS and row.started_at is not None
+    return JobState.RUNNING if has_begun else state
+
+
+def _shown_progress(row: Row) -> JsonObject:
+    progress: JsonObject = json.loads(row.progress)
+    if row.kind in GROUPS and row.finished_at is None and "total" in progress:
+        return {**progress, "done": progress["total"] - row.num_needs}
+    return progress
 
 
 def failure_text(failure: JobFailure) -> str:

@@ -51,6 +51,8 @@ class RunningJobs:
                 " started_at = COALESCE(started_at, ?), paused_at = NULL WHERE id = ?",
                 (str(owner), now + lease_s, attempt, now, job_id),
             )
+            if row.parent is not None:
+                _begin_groups(transaction, row.parent, now)
             if is_new:
                 transaction.execute(
                     "INSERT INTO job_attempt (job, attempt, owner, started_at) VALUES (?, ?, ?, ?)",
@@ -111,6 +113,15 @@ class RunningJobs:
             )
             append_events(transaction, claim.job.id, events, now)
         return JobSignals(cancel=row.cancel_requested_at is not None, pause=row.pause_requested_at is not None)
+
+    def results_of_needs(self, job_id: str) -> dict[str, JsonObject]:
+        """The results of the jobs that one came after, by their ids; those that have one."""
+        rows = self._database.read(
+            "SELECT d.needs, j.result FROM job_dependency d JOIN job j ON j.id = d.needs"
+            " WHERE d.job = ? AND j.result IS NOT NULL",
+            (job_id,),
+        )
+        return {row.needs: json.loads(row.result) for row in rows}
 
     def finish(
         self,
@@ -184,6 +195,15 @@ class RunningJobs:
             event = JobEvent(kind="status", message=reason, data={"state": state.value})
             append_events(transaction, claim.job.id, [event], now)
             return job_of(_read(transaction, claim.job.id))
+
+
+def _begin_groups(transaction: Transaction, parent: str, now: float) -> None:
+    """What a job is a member of has begun with the first of them; a sweep may be one of a flow itself."""
+    transaction.execute(
+        "UPDATE job SET started_at = ? WHERE started_at IS NULL"
+        " AND id IN (?, (SELECT p.parent FROM job p WHERE p.id = ?))",
+        (now, parent, parent),
+    )
 
 
 def _is_free(row: Row, now: float) -> bool:

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 
 from twinkle.core.clock import Clock
 from twinkle.core.job import JobFailure, JobKind, JobState
 from twinkle.core.lease import ProcessIdentity
+from twinkle.core.limits import NO_LIMITS, TenantLimits
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.jobs.rows import end_job
+from twinkle.storage.jobs.turns import Candidate, JobTurn, ReadyJob, choose
 
 _BATCH = 200
 _MAX_RUNNING = 2000
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadyJob:
-    """A job that a runner may take up now, and what Celery's monitors are to see of its next attempt."""
-
-    id: str
-    tenant: str
-    kind: JobKind
-    attempt: int
-    reason: str
+_READY = "state IN ('queued', 'retrying')"
+# The tenants that have any, by one look at the index for each: there may be ten thousand jobs of one of them.
+_TENANTS = (
+    f"WITH RECURSIVE ready (tenant) AS (SELECT MIN(tenant) FROM job WHERE {_READY} UNION ALL"
+    f" SELECT (SELECT MIN(j.tenant) FROM job j WHERE j.{_READY} AND j.tenant > ready.tenant) FROM ready"
+    " WHERE ready.tenant IS NOT NULL)"
+    " SELECT t.id, t.weight, t.max_running_jobs FROM ready JOIN tenant t ON t.id = ready.tenant"
+)
+_HANDED_OUT = f"SELECT tenant, parent FROM job WHERE {_READY} AND nudged_at > 0 AND nudged_at > ?"
+_RUNNING = "SELECT tenant, parent FROM job WHERE state = 'running'"
+_CANDIDATES = (
+    f"SELECT id, kind, state, attempt, parent, at_once, created_at FROM job WHERE tenant = ? AND {_READY}"
+    " AND not_before <= ? AND nudged_at <= ? AND (parent IS NULL OR parent NOT IN ({parents}))"
+    " ORDER BY nice, created_at, id LIMIT ?"
+)
 
 
 class WaitingJobs:
     """The order in which jobs are run. Each method is idempotent and does a bounded amount."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
+        """Take the stores; ``limits`` are those of tenants that have none of their own."""
         self._database = database
         self._clock = clock
+        self._limits = limits
 
     def take_ready(self, *, limit: int, again_after_s: float) -> list[ReadyJob]:
         """Some of the jobs that may begin now, to be handed out; each comes again only after a while.
 
-        Tenants take turns: whoever has fewer jobs running or handed out comes first, then the lowest ``nice``, then
-        the oldest.
+        Tenants take turns (:mod:`twinkle.storage.jobs.turns`), within what each of them may run at once.
 
         Args:
             limit: How many may be handed out and not be begun at once.
@@ -45,32 +55,34 @@ class WaitingJobs:
         now = self._clock.now()
         with self._database.transaction() as transaction:
             lost = _lost(transaction, now, again_after_s)[:limit]
-            handed_out = transaction.execute(
-                "SELECT COUNT(*) AS num FROM job WHERE state IN ('queued', 'retrying') AND nudged_at > ?",
-                (now - again_after_s,),
-            ).fetchone()
-            assert handed_out is not None
-            free = max(0, limit - int(handed_out.num) - len(lost))
-            rows = transaction.execute(
-                "SELECT id, tenant, kind, attempt, state FROM (SELECT j.id, j.tenant, j.kind, j.attempt, j.state,"
-                " j.nice, j.created_at, (SELECT COUNT(*) FROM job r WHERE r.tenant = j.tenant AND"
-                " (r.state = 'running' OR (r.state IN ('queued', 'retrying') AND r.nudged_at > ?)))"
-                " + ROW_NUMBER() OVER (PARTITION BY j.tenant ORDER BY j.nice, j.created_at, j.id) AS turn"
-                " FROM job j WHERE j.state IN ('queued', 'retrying') AND j.not_before <= ? AND j.nudged_at <= ?) AS w"
-                " ORDER BY turn, nice, created_at, id LIMIT ?",
-                (now - again_after_s, now, now - again_after_s, free),
-            ).fetchall()
-            ids = [row.id for row in rows] + [job.id for job in lost]
-            transaction.execute(f"UPDATE job SET nudged_at = ? WHERE id IN ({placeholders(ids)})", (now, *ids))
-        return lost + [
-            ReadyJob(
-                id=row.id,
-                tenant=row.tenant,
-                kind=JobKind(row.kind),
-                attempt=row.attempt + (1 if row.state == JobState.RETRYING or row.attempt == 0 else 0),
-                reason="retry" if row.state == JobState.RETRYING else "resumed" if row.attempt else "submitted",
+            handed_out = transaction.execute(_HANDED_OUT, (now - again_after_s,)).fetchall()
+            under_way = [*transaction.execute(_RUNNING).fetchall(), *handed_out]
+
+            def offer(turn: JobTurn, parents: frozenset[str], size: int) -> list[Candidate]:
+                sql = _CANDIDATES.format(parents=placeholders(parents) if parents else "''")
+                values = (turn.tenant, now, now - again_after_s, *sorted(parents), size)
+                return [_candidate(row) for row in transaction.execute(sql, values).fetchall()]
+
+            ready = choose(
+                self._turns(transaction, under_way), offer, num_free=max(0, limit - len(handed_out) - len(lost))
             )
-            for row in rows
+            ids = [job.id for job in (*ready, *lost)]
+            transaction.execute(f"UPDATE job SET nudged_at = ? WHERE id IN ({placeholders(ids)})", (now, *ids))
+        return lost + ready
+
+    def _turns(self, transaction: Transaction, under_way: Sequence[Row]) -> list[JobTurn]:
+        """The tenants that have ready jobs, with what they have under way."""
+        running = Counter[str](row.tenant for row in under_way)
+        members = Counter[str](row.parent for row in under_way if row.parent is not None)
+        return [
+            JobTurn(
+                tenant=row.id,
+                weight=row.weight,
+                max_running=self._limits.max_running_jobs if row.max_running_jobs is None else row.max_running_jobs,
+                num_running=running[row.id],
+                members=members,
+            )
+            for row in transaction.execute(_TENANTS).fetchall()
         ]
 
     def put_back(self, jobs: list[str]) -> None:
@@ -79,7 +91,7 @@ class WaitingJobs:
             transaction.execute(f"UPDATE job SET nudged_at = 0 WHERE id IN ({placeholders(jobs)})", jobs)
 
     def settle(self) -> int:
-        """Let jobs begin whose needs have ended, and fail those whose needs did not end well; how many."""
+        """Let jobs begin whose needs have ended, and cancel those whose needs did not end well; how many."""
         num_settled = 0
         while True:
             with self._database.transaction() as transaction:
@@ -101,7 +113,7 @@ class WaitingJobs:
                 continue
             message = f"job {row.broken_need}, which it was to come after, did not succeed"
             end_job(
-                transaction, row.id, JobState.FAILED, now, failure=JobFailure(code="dependency_failed", message=message)
+                transaction, row.id, JobState.CANCELLED, now, failure=JobFailure(code="dependency", message=message)
             )
         return len(rows)
 
@@ -123,3 +135,15 @@ def _lost(transaction: Transaction, now: float, again_after_s: float) -> list[Re
         for row in rows
         if is_lost(row, now)
     ]
+
+
+def _candidate(row: Row) -> Candidate:
+    return Candidate(
+        id=row.id,
+        kind=JobKind(row.kind),
+        state=JobState(row.state),
+        attempt=row.attempt,
+        parent=row.parent,
+        at_once=row.at_once,
+        created_at=row.created_at,
+    )

@@ -9,6 +9,8 @@ _IS_READY = text("state IN ('queued', 'retrying')")
 _IS_RUNNING = text("state = 'running'")
 _IS_SETTLED = text("state = 'waiting' AND (num_needs = 0 OR broken_need IS NOT NULL)")
 _HAS_ENDED = text("finished_at IS NOT NULL")
+_IS_OPEN = text("finished_at IS NULL")
+_IS_HANDED_OUT = text("state IN ('queued', 'retrying') AND nudged_at > 0")
 _HAS_PARENT = text("parent IS NOT NULL")
 _IS_PAUSED = text("state = 'paused'")
 
@@ -25,6 +27,8 @@ class JobRow(SQLModel, table=True):
         Index("job_running", "lease_until", sqlite_where=_IS_RUNNING, postgresql_where=_IS_RUNNING),
         Index("job_settled", "id", sqlite_where=_IS_SETTLED, postgresql_where=_IS_SETTLED),
         Index("job_paused", "paused_at", sqlite_where=_IS_PAUSED, postgresql_where=_IS_PAUSED),
+        Index("job_open", "tenant", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
+        Index("job_handed_out", "nudged_at", sqlite_where=_IS_HANDED_OUT, postgresql_where=_IS_HANDED_OUT),
         Index("job_ended", "finished_at", sqlite_where=_HAS_ENDED, postgresql_where=_HAS_ENDED),
     )
     id: str = Field(primary_key=True)
@@ -35,6 +39,8 @@ class JobRow(SQLModel, table=True):
     client_id: str | None = None
     name: str | None = None
     parent: str | None = None
+    at_once: int | None = None
+    """How many members of its parent may run at the same time; all if there is none."""
     nice: int
     max_attempts: int
     notify_url: str | None = Field(default=None, sa_type=Text)

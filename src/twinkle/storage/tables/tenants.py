@@ -22,6 +22,8 @@ class TenantRow(SQLModel, table=True):
     max_samples: int | None = None
     max_body_bytes: int | None = Field(default=None, sa_type=BigInteger)
     max_files_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    max_jobs: int | None = None
+    max_running_jobs: int | None = None
     tokens_per_minute: int | None = Field(default=None, sa_type=BigInteger)
     paid_until: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from twinkle.core.errors import InvalidInput
 from twinkle.wire.bodies.base import Identifier, RequestBody, complaint, path_of
@@ -57,7 +58,11 @@ def parse_part(part_class: type[PartT], raw: bytes, *, within: str = "") -> Part
 
 def refusal_of(part_class: type[JobPart], error: ValidationError, *, within: str = "") -> InvalidInput:
     """Turns pydantic's first complaint about a part into ours; an unknown key is behind most of the others."""
-    complaints = error.errors(include_url=False, include_context=False)
+    return refusal_of_first(part_class, error.errors(include_url=False, include_context=False), within=within)
+
+
+def refusal_of_first(part_class: type[JobPart], complaints: Sequence[ErrorDetails], *, within: str) -> InvalidInput:
+    """As :func:`refusal_of`, of those complaints that count."""
     first = next((one for one in complaints if one["type"] == _UNKNOWN), complaints[0])
     message = complaint(first)
     if first["type"] == _UNKNOWN:

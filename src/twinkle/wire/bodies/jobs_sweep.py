@@ -85,7 +85,8 @@ class SweepSpec(JobSpec):
     """How many members may run at the same time; by default only the tenant's own limit holds them."""
     metric: Identifier | None = None
     """The number of a member's result that tells which is best, like ``eval_loss``; by default its kind's own."""
-    goal: Annotated[Goal, Field(strict=False)] = Goal.MIN
+    goal: Annotated[Goal, Field(strict=False)] | None = None
+    """Which end of it is good; by default the lower one of a loss, the higher one of a reward."""
     require: Annotated[Requirement, Field(strict=False)] = Requirement.ANY
 
     @model_validator(mode="after")

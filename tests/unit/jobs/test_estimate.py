@@ -1,0 +1,78 @@
+"""What a job would take: exact where it can be, a range where it was measured, a reason where neither is so."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinkle.core.mesh import AdapterSizes
+from twinkle.core.operation import OperationKind
+from twinkle.jobs.estimate import AdapterShape, Work, device_seconds, estimate_of
+from twinkle.storage.journal.speeds import Measured
+
+SIZES = AdapterSizes(attn=100, mlp=200, unembed=50)
+WORK = Work(
+    num_trained=10_000,
+    num_steps=10,
+    adapter=AdapterShape(rank=4, train_unembed=False),
+    num_kept=2,
+    num_kept_with_optimizer=1,
+)
+
+
+def measured(kind: OperationKind, *device_s: float, num_tokens: int = 0) -> list[Measured]:
+    return [Measured(kind=kind, num_tokens=num_tokens, device_s=one, elapsed_s=one) for one in device_s]
+
+
+MEASURED = [
+    *measured(OperationKind.FORWARD_BACKWARD, 1.0, 1.0, 2.0, 2.0, num_tokens=1000),
+    *measured(OperationKind.OPTIM_STEP, 0.1, 0.1, 0.1),
+]
+
+
+def test_memory_and_storage_follow_from_the_model_and_the_rank() -> None:
+    told = estimate_of(WORK, sizes=SIZES, measured=MEASURED, num_others=0)
+    assert told["memory"] == {
+        "adapter_parameters": 4 * 300,
+        "weights_bytes": 4800,
+        "gradients_bytes": 4800,
+        "optimizer_bytes": 9600,
+        "total_bytes": 19200,
+    }
+    assert told["storage"] == {"checkpoints": 3, "size_bytes": 2 * 4800 + 3 * 4800}
+
+
+def test_the_time_is_a_range_between_the_quicker_and_the_slower_operations() -> None:
+    alone = estimate_of(WORK, sizes=SIZES, measured=MEASURED, num_others=0)["time"]
+    assert (alone["low_s"], alone["high_s"]) == (pytest.approx(11.0), pytest.approx(21.0))
+    shared = estimate_of(WORK, sizes=SIZES, measured=MEASURED, num_others=2)["time"]
+    assert (shared["low_s"], shared["high_s"]) == (pytest.approx(11.0), pytest.approx(63.0))
+
+
+def test_operations_weigh_as_much_as_they_have_tokens() -> None:
+    few = measured(OperationKind.FORWARD_BACKWARD, 1.0, 1.0, 1.0, num_tokens=10)
+    many = measured(OperationKind.FORWARD_BACKWARD, 1.0, num_tokens=10_000)
+    found, missing = device_seconds(Work(num_trained=10_000), [*few, *many])
+    assert missing == [] and found is not None
+    assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_where_nothing_was_measured_there_is_no_time_and_a_reason() -> None:
+    told = estimate_of(WORK, sizes=SIZES, measured=MEASURED[:2], num_others=0)
+    assert told["time"] == {
+        "reason": "no measurement of training and optimizer steps on this mesh yet; it is there after 3 operations of"
+        " the kind"
+    }
+    assert told["price"]["device_seconds"] is None
+    assert told["price"]["training_tokens"] == 10_000
+
+
+def test_a_mesh_that_does_not_tell_sizes_gives_a_reason_for_the_memory() -> None:
+    told = estimate_of(WORK, sizes=None, measured=MEASURED, num_others=0)
+    assert "does not say" in told["memory"]["reason"]
+    assert told["storage"] is None
+
+
+def test_forward_passes_without_a_measurement_cost_from_a_third_of_a_training_pass_to_all_of_it() -> None:
+    found, _ = device_seconds(Work(num_forwarded=3000), MEASURED)
+    assert found is not None
+    assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(6.0))
