@@ -1,31 +1,133 @@
-"""Point the official Tinker SDK at a Twinkle server."""
+"""The official Tinker SDK on a Twinkle server: any key, both schemes of paths, rows of our templates."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-_DEFAULT_URL = "http://127.0.0.1:8765"
+if TYPE_CHECKING:
+    import tinker
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+"""Where `twinkle-server` listens unless it is told otherwise."""
+ANY_KEY = "EMPTY_TOKEN"
+"""What is sent where nothing is given, to servers that take any key."""
+
+_SDK_PREFIX = "tml-"
+_IGNORED_LABEL = -100
+_PATCHED = "_twinkle_was_here"
 
 
 def init_tinker_client(*, base_url: str | None = None, api_key: str | None = None) -> None:
     """Make ``tinker.ServiceClient()`` talk to a Twinkle server from now on, in this process and its children.
 
-    The SDK itself stays as it is: its own environment variables are set, from the arguments, else from
-    ``TWINKLE_SERVER_URL`` and ``TWINKLE_SERVER_TOKEN``, else (the URL) to a server on this machine.
+    The SDK's own environment variables are set, from the arguments, else from ``TWINKLE_SERVER_URL`` and
+    ``TWINKLE_SERVER_TOKEN``, else to a server on this machine; and see :func:`take_any_key`.
 
     Args:
-        base_url: For example ``http://127.0.0.1:8765``.
-        api_key: A key of that server; begins with ``tml-``.
-
-    Raises:
-        ValueError: There is no key, or it is not one the SDK accepts.
+        base_url: For example ``http://127.0.0.1:8000``.
+        api_key: A key of that server; without one ``EMPTY_TOKEN``, which a server started with ``--any-key`` takes.
     """
-    url = base_url or os.environ.get("TWINKLE_SERVER_URL") or os.environ.get("TINKER_BASE_URL") or _DEFAULT_URL
-    key = api_key or os.environ.get("TWINKLE_SERVER_TOKEN") or os.environ.get("TINKER_API_KEY") or ""
-    if not key.startswith("tml-"):
-        raise ValueError(
-            "api_key: must begin with tml-; make one with `twinkle keys create` and pass it here"
-            " or set TWINKLE_SERVER_TOKEN"
-        )
+    url = base_url or os.environ.get("TWINKLE_SERVER_URL") or os.environ.get("TINKER_BASE_URL") or DEFAULT_URL
+    key = api_key or os.environ.get("TWINKLE_SERVER_TOKEN") or os.environ.get("TINKER_API_KEY") or ANY_KEY
     os.environ["TINKER_BASE_URL"] = url.rstrip("/")
     os.environ["TINKER_API_KEY"] = key
+    take_any_key()
+
+
+def init_tinker_compat_client(
+    base_url: str | None = None, api_key: str | None = None, **options: Any
+) -> tinker.ServiceClient:
+    """The same, and a ``tinker.ServiceClient`` of it; ``options`` are its own.
+
+    Raises:
+        ModuleNotFoundError: The SDK is not installed.
+    """
+    init_tinker_client(base_url=base_url, api_key=api_key)
+    client: tinker.ServiceClient = importlib.import_module("tinker").ServiceClient(
+        base_url=os.environ["TINKER_BASE_URL"], api_key=os.environ["TINKER_API_KEY"], **options
+    )
+    return client
+
+
+def take_any_key() -> None:
+    """Let the SDK of this process send keys without its prefix, and read ``twinkle://`` as ``tinker://``.
+
+    Which keys are right is the server's to say: hosted services' have another form. Doing it twice is doing it once;
+    without the SDK nothing happens.
+    """
+    try:
+        provider = importlib.import_module("tinker.lib._auth_token_provider").ApiKeyAuthProvider
+        parsed = importlib.import_module("tinker.types.checkpoint").ParsedCheckpointTinkerPath
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("tinker"):
+            raise
+        # No SDK, or one from before it judged keys.
+        return
+    if getattr(provider, _PATCHED, False):
+        return
+    setattr(provider, _PATCHED, True)
+    judge = provider.__init__
+
+    @functools.wraps(judge)
+    def take(self: Any, api_key: str) -> None:
+        judge(self, api_key if api_key.startswith((_SDK_PREFIX, "eyJ")) else _SDK_PREFIX + api_key)
+        self._token = api_key
+
+    provider.__init__ = take
+    read = parsed.from_tinker_path
+
+    def from_tinker_path(cls: type, tinker_path: str) -> Any:
+        return read(_in_the_sdks_scheme(tinker_path))
+
+    parsed.from_tinker_path = classmethod(from_tinker_path)
+
+
+def input_feature_to_datum(input_feature: Mapping[str, Any]) -> tinker.Datum:
+    """A row of a template as the SDK sends it: every token predicts its label, those that are ignored weigh nothing.
+
+    Args:
+        input_feature: ``input_ids`` (N,), ``labels`` (N,), the label of a token being the next one or -100; with an
+            ``attention_mask`` (N,) what it leaves out is left out.
+
+    Raises:
+        ValueError: Something is missing, or lengths differ.
+    """
+    types = importlib.import_module("tinker").types
+    rows = {name: [int(value) for value in _column(input_feature, name)] for name in ("input_ids", "labels")}
+    mask = input_feature.get("attention_mask")
+    kept = [True] * len(rows["input_ids"]) if mask is None else [bool(value) for value in _flat(mask)]
+    if not len(rows["input_ids"]) == len(rows["labels"]) == len(kept):
+        lengths = f"{len(rows['input_ids'])} input_ids, {len(rows['labels'])} labels, {len(kept)} in attention_mask"
+        raise ValueError(f"input_feature: {lengths}; they must be as many")
+    tokens, labels = ([value for value, keep in zip(row, kept, strict=True) if keep] for row in rows.values())
+    datum: tinker.Datum = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens),
+        loss_fn_inputs={
+            "target_tokens": _tensor(types, [max(label, 0) for label in labels], "int64"),
+            "weights": _tensor(types, [float(label != _IGNORED_LABEL) for label in labels], "float32"),
+        },
+    )
+    return datum
+
+
+def _column(row: Mapping[str, Any], name: str) -> Sequence[Any]:
+    if row.get(name) is None:
+        raise ValueError(f"input_feature.{name}: is missing; encode the row with a template first")
+    return _flat(row[name])
+
+
+def _flat(values: Any) -> Sequence[Any]:
+    flat: Sequence[Any] = values.reshape(-1).tolist() if hasattr(values, "reshape") else values
+    return flat
+
+
+def _tensor(types: Any, values: list[Any], dtype: str) -> Any:
+    return types.TensorData(data=values, dtype=dtype, shape=[len(values)])
+
+
+def _in_the_sdks_scheme(path: str) -> str:
+    return "tinker://" + path.removeprefix("twinkle://") if path.startswith("twinkle://") else path

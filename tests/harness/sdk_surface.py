@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 import twinkle.wire.bodies
 from harness.sdk_versions import REPOSITORY, sdk_python
 from twinkle.server import health
-from twinkle.server.tinker import router as tinker_router
+from twinkle.server.tinker.routes import router as tinker_router
 from twinkle.wire import protobuf
 from twinkle.wire import sampling as wire_sampling
 

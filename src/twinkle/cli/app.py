@@ -57,6 +57,10 @@ def serve(
     flower: Annotated[bool, typer.Option("--flower", help="Start Flower too, behind a password.")] = False,
     flower_port: Annotated[int | None, typer.Option(help="0 takes a free one.  [default: 5555]")] = None,
     engine: EngineFlag = None,
+    any_key: Annotated[
+        bool | None,
+        typer.Option("--any-key", help="Take any key, each for a tenant of its own; on this machine only."),
+    ] = None,
 ) -> None:
     """Run everything on this machine: broker, API, workers, jobs worker, housekeeping.
 
@@ -78,6 +82,7 @@ def serve(
         port=port,
         flower_port=flower_port,
         engine=engine,
+        any_key=any_key,
     )
     raise SystemExit(run(settings, meshes=mesh or [], with_flower=flower))
 

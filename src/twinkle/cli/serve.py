@@ -103,6 +103,8 @@ def _announce(
 ) -> None:
     names = ", ".join(dict.fromkeys(plan.model_name for plan in plans))
     say(f"Twinkle serves {names} at http://{settings.host}:{settings.port}")
+    if settings.any_key:
+        say("  any key  is taken, and none as well: each is a tenant of its own. Only this machine is answered")
     if first_key is not None:
         say(f"  API key  {first_key}")
         say("           shown this once and kept as a hash; `twinkle keys create` makes more")

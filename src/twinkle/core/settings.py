@@ -9,13 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, PositiveFloat, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.client_flags import ClientFlags
 from twinkle.core.errors import ConfigError
 from twinkle.core.hub_settings import DEFAULT_HUBS, parse_hubs
 from twinkle.core.limits import TenantLimits
+from twinkle.core.loopback import is_loopback
 from twinkle.core.operation import OperationKind
 from twinkle.core.pictures import PictureLimits
 
@@ -78,6 +79,10 @@ class Settings(BaseSettings):
         default=20.0,
         gt=0,
         description="how long a submission waits for the journal's database; then it is answered 503",
+    )
+    any_key: bool = Field(
+        default=False,
+        description="take any key, each for a tenant of its own; for one person, on loopback only",
     )
     public_url: str = Field(
         default="", description="the URL under which clients reach the API, in download URLs; default: as they ask"
@@ -284,6 +289,14 @@ class Settings(BaseSettings):
         except ConfigError as error:
             raise ValueError(error.message) from None
         return hubs
+
+    @field_validator("any_key")
+    @classmethod
+    def _stay_at_home(cls, any_key: bool, info: ValidationInfo) -> bool:
+        host = info.data.get("host", "")
+        if any_key and not is_loopback(host):
+            raise ValueError(f"it may listen on 127.0.0.1, ::1 or localhost only, not on {host}")
+        return any_key
 
     @field_validator("prompt_cache_groups")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twinkle.core.errors import InvalidInput, MeshUnavailable
+from twinkle.core.model_names import plain_model_name
 from twinkle.storage.journal.meshes import MeshStatus
 
 
@@ -22,7 +23,10 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
     served = [mesh for mesh in meshes if mesh.capabilities is not None]
     if not served:
         raise MeshUnavailable("no worker has started yet, so no base model is served; try again in a moment")
-    fitting = [mesh for mesh in served if mesh.capabilities is not None and mesh.capabilities.base_model == base_model]
+    by_name = [(mesh, mesh.capabilities.base_model) for mesh in served if mesh.capabilities is not None]
+    fitting = [mesh for mesh, name in by_name if name == base_model] or [
+        mesh for mesh, name in by_name if plain_model_name(name) == plain_model_name(base_model)
+    ]
     if not fitting:
         names = sorted({mesh.capabilities.base_model for mesh in served if mesh.capabilities is not None})
         raise InvalidInput("base_model", f"{base_model!r} is not served here; this server serves: {', '.join(names)}")

@@ -36,8 +36,8 @@ from twinkle.server.signing import Cursors, Signer, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
-from twinkle.server.tinker import direct as tinker_direct
-from twinkle.server.tinker import router as tinker_router
+from twinkle.server.tinker.routes import direct as tinker_direct
+from twinkle.server.tinker.routes import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.storage import schema
 from twinkle.storage.blobs import BlobStore, open_blob_store
@@ -158,7 +158,7 @@ def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountPar
         tenants=stores.tenants,
         sessions=stores.sessions,
         accounting=stores.accounting,
-        keys=Keys(stores.tenants, clock, sql, tokens),
+        keys=Keys(stores.tenants, clock, sql, tokens, takes_any=settings.any_key),
         tokens=tokens,
         cursors=Cursors(signer),
         quotas=Quotas(

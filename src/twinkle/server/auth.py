@@ -100,11 +100,15 @@ class _Remembered:
 class Keys:
     """Opens accounts. What it knows is at most half a minute old, so a revoked key ends by then, its tokens with it."""
 
-    def __init__(self, tenants: Tenants, clock: Clock, threads: Threads, tokens: Tokens) -> None:
+    def __init__(
+        self, tenants: Tenants, clock: Clock, threads: Threads, tokens: Tokens, *, takes_any: bool = False
+    ) -> None:
         self._tenants = tenants
         self._clock = clock
         self._threads = threads
         self._tokens = tokens
+        self.takes_any = takes_any
+        """Whether whatever comes opens a tenant of its own (:mod:`twinkle.server.any_key`)."""
         # By a key's digest or, for what tokens name, its id.
         self._remembered: dict[str, _Remembered] = {}
         self._lookups: dict[str, asyncio.Task[ValidKey | None]] = {}
@@ -120,6 +124,8 @@ class Keys:
             Unauthenticated: The key is missing, malformed or unknown.
             InvalidToken: The token has expired or is not ours, or its key is unknown by now.
         """
+        if self.takes_any:
+            return await self._own_or_any(credential or "")
         if not credential:
             raise Unauthenticated("send an API key in the X-API-Key header")
         if is_token(credential):
@@ -133,6 +139,17 @@ class Keys:
         key = await self._known(digest_of_key(credential), partial(self._tenants.key, credential))
         if key is None:
             raise Unauthenticated("unknown API key")
+        return key
+
+    async def _own_or_any(self, credential: str) -> ValidKey:
+        """The key that this is, else the one that stands for all who come with this text."""
+        if len(credential) > _MAX_KEY_LENGTH or "\x00" in credential:
+            raise Unauthenticated(f"a key has at most {_MAX_KEY_LENGTH} characters, and no NUL")
+        key = await self._known(digest_of_key(credential), partial(self._tenants.key, credential))
+        if key is None:
+            key = await self._known(f"any:{digest_of_key(credential)}", partial(self._tenants.any_key, credential))
+        if key is None:
+            raise Unauthenticated("this key was revoked")
         return key
 
     def forget(self, key: ValidKey) -> None:

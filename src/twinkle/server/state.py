@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI, Request
 from twinkle.core.clock import Clock
 from twinkle.core.settings import Settings
 from twinkle.server.acting import acting_in
+from twinkle.server.any_key import refuse_strangers
 from twinkle.server.auth import Keys, Tokens
 from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies
@@ -152,7 +153,7 @@ async def _key(request: Request) -> ValidKey:
     acting = acting_in(request)
     if acting is not None:
         return acting.key
-    return await state_of(request.app).accounts.keys.key_of(request.headers.get("x-api-key"))
+    return await _keys_for(request).key_of(request.headers.get("x-api-key"))
 
 
 async def _tenant(request: Request) -> str:
@@ -165,7 +166,14 @@ async def _caller(request: Request) -> str:
         return acting.tenant
     authorization = request.headers.get("authorization", "")
     bearer = authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else None
-    return await state_of(request.app).accounts.keys.tenant_of(bearer or request.headers.get("x-api-key"))
+    return await _keys_for(request).tenant_of(bearer or request.headers.get("x-api-key"))
+
+
+def _keys_for(request: Request) -> Keys:
+    keys = state_of(request.app).accounts.keys
+    if keys.takes_any:
+        refuse_strangers(request)
+    return keys
 
 
 Common = Annotated[CommonParts, Depends(_common)]

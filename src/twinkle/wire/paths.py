@@ -14,6 +14,8 @@ from twinkle.core.errors import InvalidInput
 Segment: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]
 
 SCHEME = "tinker://"
+OTHER_SCHEME = "twinkle://"
+"""Of the other dialect: both name the same checkpoints, and we answer with the first."""
 MAX_NAME_LENGTH = 255
 MAX_ID_LENGTH = 255
 
@@ -77,8 +79,14 @@ class CustomLossId:
         return f"{self.session_id}:loss"
 
 
+def in_one_scheme(text: str) -> str:
+    """A checkpoint's path as we write it, in whichever dialect it came; any other text as it is."""
+    return SCHEME + text.removeprefix(OTHER_SCHEME) if text.startswith(OTHER_SCHEME) else text
+
+
 def parse_checkpoint_path(text: str, *, field: str = "path") -> CheckpointPath:
-    """Reads a complete checkpoint path."""
+    """Reads a complete checkpoint path, in either dialect."""
+    text = in_one_scheme(text)
     if not text.startswith(SCHEME):
         raise InvalidInput(field, f"must begin with {SCHEME}, like tinker://<run>/weights/<name>")
     parts = text.removeprefix(SCHEME).split("/")

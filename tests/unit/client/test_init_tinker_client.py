@@ -1,40 +1,112 @@
-"""``init_tinker_client`` points the official SDK at our server."""
+"""The official SDK pointed at our server: by variables, with any key, and rows of our templates."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
-from twinkle_client import init_tinker_client
+from twinkle_client.tinker import ANY_KEY, DEFAULT_URL, input_feature_to_datum
+
+VARIABLES = ("TINKER_BASE_URL", "TINKER_API_KEY", "TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN")
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN"):
+    for name in VARIABLES:
         monkeypatch.setenv(name, "unset")
         monkeypatch.delenv(name)
 
 
-def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWINKLE_SERVER_URL", "http://elsewhere:1")
-    monkeypatch.setenv("TWINKLE_SERVER_TOKEN", "tml-elsewhere")
-
-    init_tinker_client(base_url="http://127.0.0.1:9000/", api_key="tml-mine")
-
-    assert os.environ["TINKER_BASE_URL"] == "http://127.0.0.1:9000"
-    assert os.environ["TINKER_API_KEY"] == "tml-mine"
-
-
-def test_the_twinkle_variables_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWINKLE_SERVER_URL", "http://there:8000")
-    monkeypatch.setenv("TWINKLE_SERVER_TOKEN", "tml-there")
-
-    init_tinker_client()
-
-    assert (os.environ["TINKER_BASE_URL"], os.environ["TINKER_API_KEY"]) == ("http://there:8000", "tml-there")
+def in_a_process_of_its_own(script: str) -> str:
+    """What a script prints: the SDK stays patched for as long as a process lives."""
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-def test_a_key_the_sdk_would_refuse_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="twinkle keys create"):
-        init_tinker_client(api_key="EMPTY_TOKEN")
+def test_arguments_win_over_the_environment() -> None:
+    said = in_a_process_of_its_own(
+        "import os; os.environ.update(TWINKLE_SERVER_URL='http://elsewhere:1', TWINKLE_SERVER_TOKEN='tml-elsewhere')\n"
+        "from twinkle_client import init_tinker_client\n"
+        "init_tinker_client(base_url='http://127.0.0.1:9000/', api_key='tml-mine')\n"
+        "print(os.environ['TINKER_BASE_URL'], os.environ['TINKER_API_KEY'])"
+    )
+    assert said == "http://127.0.0.1:9000 tml-mine"
+
+
+def test_the_twinkle_variables_are_enough_and_without_any_it_is_a_server_here() -> None:
+    script = (
+        "import os; from twinkle_client import init_tinker_client\n"
+        "init_tinker_client(); print(os.environ['TINKER_BASE_URL'], os.environ['TINKER_API_KEY'])"
+    )
+    given = "import os; os.environ.update(TWINKLE_SERVER_URL='http://there:8000', TWINKLE_SERVER_TOKEN='ms-there')\n"
+
+    assert in_a_process_of_its_own(given + script) == "http://there:8000 ms-there"
+    assert in_a_process_of_its_own(script) == f"{DEFAULT_URL} {ANY_KEY}"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "from twinkle_client import init_tinker_client; init_tinker_client(base_url='http://127.0.0.1:1')",
+        "from tinker import ServiceClient\nfrom twinkle.server.common import input_feature_to_datum",
+        "from twinkle.server.tinker.common import input_feature_to_datum\nfrom tinker import ServiceClient",
+    ],
+)
+def test_the_sdk_takes_any_key_and_sends_it_as_it_is(begin: str) -> None:
+    said = in_a_process_of_its_own(
+        f"{begin}\n"
+        "from tinker.lib._auth_token_provider import ApiKeyAuthProvider as Provider\n"
+        "from tinker.types.checkpoint import ParsedCheckpointTinkerPath as Path\n"
+        "print(Provider('your-api-key').api_key, Provider('tml-own').api_key,"
+        " Path.from_tinker_path('twinkle://run/weights/one').checkpoint_id)\n"
+        "import sys; assert 'fastapi' not in sys.modules and 'sqlalchemy' not in sys.modules"
+    )
+    assert said == "your-api-key tml-own weights/one"
+
+
+def test_without_any_of_that_the_sdk_judges_keys_as_ever() -> None:
+    said = in_a_process_of_its_own(
+        "import twinkle_client, tinker\n"
+        "from tinker.lib._auth_token_provider import ApiKeyAuthProvider\n"
+        "try: ApiKeyAuthProvider('your-api-key')\n"
+        "except tinker.TinkerError as error: print(error)"
+    )
+    assert "'tml-' prefix" in said
+
+
+def test_a_compatible_client_is_the_sdks_own() -> None:
+    said = in_a_process_of_its_own(
+        "from twinkle_client import init_tinker_compat_client\n"
+        "import tinker\n"
+        "from unittest import mock\n"
+        "with mock.patch.object(tinker, 'ServiceClient') as made:\n"
+        "    init_tinker_compat_client('http://host/twinkle', 'a-key', user_metadata={'a': 'b'})\n"
+        "print(made.call_args.kwargs)"
+    )
+    assert said == "{'base_url': 'http://host/twinkle', 'api_key': 'a-key', 'user_metadata': {'a': 'b'}}"
+
+
+def test_a_row_becomes_a_datum_whose_ignored_tokens_weigh_nothing() -> None:
+    datum = input_feature_to_datum(
+        {"input_ids": np.array([[5, 6, 7, 0]]), "labels": [-100, 7, 8, -100], "attention_mask": [1, 1, 1, 0]}
+    )
+
+    assert datum.model_input.to_ints() == [5, 6, 7]
+    assert datum.loss_fn_inputs["target_tokens"].data == [0, 7, 8]
+    assert datum.loss_fn_inputs["weights"].data == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"), [({"input_ids": [1]}, "labels: is missing"), ({"input_ids": [1], "labels": [1, 2]}, "as many")]
+)
+def test_a_row_that_is_none_is_refused(row: dict[str, list[int]], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        input_feature_to_datum(row)

@@ -24,7 +24,7 @@ from twinkle.server.app import create_app
 from twinkle.server.direct import DirectRoutes
 from twinkle.server.errors import install_error_answers
 from twinkle.server.openapi import Api as App
-from twinkle.server.tinker import direct
+from twinkle.server.tinker.routes import direct
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi

@@ -13,7 +13,7 @@ from twinkle.server.fine_tuned import PREFIX
 from twinkle.server.model_texts import TextModel
 from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.wire.bodies.openai import DrawRequest
-from twinkle.wire.paths import SCHEME, parse_checkpoint_path
+from twinkle.wire.paths import OTHER_SCHEME, SCHEME, parse_checkpoint_path
 from twinkle.wire.sampling import Prompt, PromptChunk
 
 
@@ -78,7 +78,7 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
     path = name
     if name.startswith(PREFIX):
         path = await common.sql.run(artifacts.fine_tuned.sampler_path, name, tenant)
-    if path.startswith(SCHEME):
+    if path.startswith((SCHEME, OTHER_SCHEME)):
         found = await _find_checkpoint(common, artifacts, tenant, name, path)
         if found.kind is CheckpointKind.EXTERNAL:
             raise InvalidInput("model", f"{name} is an export to take away; sample from a sampler checkpoint")

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput, NotFound
+from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
@@ -51,8 +52,9 @@ async def create_model(request: Request, common: Common, accounts: Accounts, que
     mesh = choose_mesh(await queue.meshes.all(fresh=True), body.base_model)
     _check_rank(body.lora_config.rank, mesh)
     lora = body.lora_config
+    assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
     config = AdapterConfig(
-        base_model=body.base_model,
+        base_model=mesh.capabilities.base_model,
         rank=lora.rank,
         seed=secrets.randbits(_SEED_BITS) if lora.seed is None else lora.seed,
         train_attn=lora.train_attn,
@@ -190,7 +192,7 @@ def _check_rank(rank: int, mesh: MeshStatus) -> None:
 
 def _check_origin(checkpoint: Checkpoint, body: LoadWeightsRequest) -> None:
     base_model = checkpoint.config.base_model
-    if body.base_model is not None and body.base_model != base_model:
+    if body.base_model is not None and plain_model_name(body.base_model) != plain_model_name(base_model):
         raise InvalidInput("base_model", f"{body.path} was trained on {base_model!r}, not on {body.base_model!r}")
     if body.optimizer and checkpoint.kind is not CheckpointKind.TRAINING:
         raise InvalidInput("optimizer", f"{body.path} has no optimizer state; load a path with /weights/ in it")

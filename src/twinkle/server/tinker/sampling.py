@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Checkpoint
 from twinkle.core.errors import Conflict, InvalidInput
+from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.openapi import described
@@ -60,12 +61,13 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     owner = await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)
     base_model, checkpoint = await _find(server.common, server.artifacts, tenant, body)
     mesh = choose_mesh(await server.queue.meshes.all(), base_model)
+    assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
     session = NewSamplingSession(
         id=str(SamplingSessionId(body.session_id, body.sampling_session_seq_id)),
         tenant=tenant,
         session=body.session_id,
         mesh=mesh.name,
-        base_model=base_model,
+        base_model=mesh.capabilities.base_model,
         model_path=body.model_path,
         checkpoint=body.model_path,
         content=None if checkpoint is None else checkpoint.content,
@@ -166,7 +168,7 @@ async def _find(
         return body.base_model, None
     checkpoint = await common.sql.run(artifacts.checkpoints.find, body.model_path, tenant=tenant)
     base_model = checkpoint.config.base_model
-    if body.base_model is not None and body.base_model != base_model:
+    if body.base_model is not None and plain_model_name(body.base_model) != plain_model_name(base_model):
         raise InvalidInput("base_model", f"{body.model_path} belongs to {base_model!r}, not to {body.base_model!r}")
     return base_model, checkpoint
 

@@ -137,6 +137,25 @@ class Tenants:
         """A key by itself; ``None`` if it is unknown or was revoked."""
         return self._valid_key(ApiKeyRow.digest == digest_of_key(key))
 
+    def any_key(self, credential: str) -> ValidKey | None:
+        """What stands for all who come with a text that is no key; made when it is first needed, ``None`` once revoked.
+
+        Nobody can open it with that text where keys are asked for: what is kept is no digest of a key.
+        """
+        digest = digest_of_key(f"any key:{credential}")
+        with self._database.transaction() as transaction:
+            tenant, now = f"anyone-{digest[:12]}", self._clock.now()
+            transaction.execute(
+                "INSERT INTO tenant (id, name, weight, created_at) VALUES (?, ?, 1, ?) ON CONFLICT DO NOTHING",
+                (new_id(), tenant, now),
+            )
+            transaction.execute(
+                "INSERT INTO api_key (id, digest, tenant, name, created_at)"
+                " SELECT ?, ?, id, 'any key', ? FROM tenant WHERE name = ? ON CONFLICT DO NOTHING",
+                (new_id(), digest, now, tenant),
+            )
+        return self._valid_key(ApiKeyRow.digest == digest)
+
     def key_with_id(self, key_id: str) -> ValidKey | None:
         """A key by its id; ``None`` if it is unknown or was revoked."""
         return self._valid_key(ApiKeyRow.id == key_id)

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from twinkle.wire.bodies.base import Identifier, RequestBody, ResponseBody, Text, TtlSeconds
+from twinkle.wire.bodies.base import Identifier, PathText, RequestBody, ResponseBody, Text, TtlSeconds
 
 DEFAULT_TTL_S = 7 * 24 * 3600
 
@@ -15,7 +15,7 @@ DEFAULT_TTL_S = 7 * 24 * 3600
 class CreateAccessTokenRequest(RequestBody):
     """``POST access_tokens``: for one checkpoint, or for all of a run. ``name`` says whom it is for."""
 
-    path: Text | None = None
+    path: PathText | None = None
     run_id: Identifier | None = None
     name: Annotated[Text, Field(max_length=200)] = ""
     ttl_seconds: TtlSeconds = DEFAULT_TTL_S

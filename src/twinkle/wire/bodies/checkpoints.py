@@ -7,7 +7,7 @@ from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from twinkle.wire.bodies.base import Identifier, RequestBody, ResponseBody, SeqId, Text, TtlSeconds
+from twinkle.wire.bodies.base import Identifier, PathText, RequestBody, ResponseBody, SeqId, Text, TtlSeconds
 from twinkle.wire.bodies.training import OptimizerConfigInfo
 
 CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
@@ -79,7 +79,7 @@ class ExternalWeightsUrlsResponse(ResponseBody):
 class WeightsInfoRequest(RequestBody):
     """``POST weights_info``."""
 
-    tinker_path: Text
+    tinker_path: PathText
 
 
 class WeightsInfoResponse(ResponseBody):
@@ -97,7 +97,7 @@ class WeightsInfoResponse(ResponseBody):
 class CopyWeightsRequest(RequestBody):
     """``POST copy_weights``: into a project, or into a model slot of a session."""
 
-    source_path: Text
+    source_path: PathText
     destination_project_id: Identifier | None = None
     session_id: Identifier | None = None
     model_seq_id: SeqId | None = None

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from twinkle.wire.bodies.base import Identifier, RequestBody, ResponseBody, SeqId, Text
+from twinkle.wire.bodies.base import Identifier, PathText, RequestBody, ResponseBody, SeqId
 
 
 class CreateSamplingSessionRequest(RequestBody):
@@ -15,7 +15,7 @@ class CreateSamplingSessionRequest(RequestBody):
     session_id: Identifier
     sampling_session_seq_id: SeqId
     base_model: Identifier | None = None
-    model_path: Text | None = None
+    model_path: PathText | None = None
 
     @model_validator(mode="after")
     def _some_origin(self) -> Self:

@@ -16,6 +16,7 @@ from twinkle.wire.bodies.base import (
     Metadata,
     NanFromNull,
     OperationSeqId,
+    PathText,
     RequestBody,
     ResponseBody,
     SeqId,
@@ -226,7 +227,7 @@ class SaveWeightsExternalResponse(ResponseBody):
 class LoadWeightsRequest(RequestBody):
     """``POST load_weights``: into a model, or making one; the two differ in their address."""
 
-    path: Text
+    path: PathText
     optimizer: bool = False
     model_id: Identifier | None = None
     seq_id: OperationSeqId | None = None
