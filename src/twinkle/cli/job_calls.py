@@ -107,6 +107,12 @@ def tell_jobs(server: str | None, verb: str, job_ids: Sequence[str], *, as_json:
         say(json.dumps([job.model_dump(mode="json") for job in told]))
 
 
+def show_webhook_secret(server: str | None) -> None:
+    """Print it, alone on its line."""
+    with Client(server) as client:
+        say(client.jobs.webhook_secret())
+
+
 def document(body: ResponseBody) -> str:
     """A body as one JSON document, with everything that is null."""
     return json.dumps(body.model_dump(mode="json"))

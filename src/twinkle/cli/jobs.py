@@ -121,3 +121,14 @@ def jobs_retry(job: JobsArgument, server: ServerFlag = None, as_json: JsonFlag =
     from twinkle.cli.job_calls import tell_jobs
 
     tell_jobs(server, "retry", job, as_json=as_json)
+
+
+@jobs.command("webhook-secret")
+def jobs_webhook_secret(server: ServerFlag = None) -> None:
+    """Show what the signatures of your webhooks are checked with.
+
+    twinkle jobs webhook-secret
+    """
+    from twinkle.cli.job_calls import show_webhook_secret
+
+    show_webhook_secret(server)

@@ -12,6 +12,7 @@ from twinkle.client.connection import Connection
 from twinkle.client.errors import JobEndedBadly
 from twinkle.client.facade import Facade, LoopThread, blocking
 from twinkle.client.transport import NATIVE_PREFIX, Request
+from twinkle.wire.bodies.hooks import HookSecretResponse
 from twinkle.wire.bodies.jobs import (
     DEFAULT_MAX_ATTEMPTS,
     AfterJob,
@@ -197,6 +198,10 @@ class AsyncJobs:
         query += [(name, value) for name, value in (("cursor", cursor), ("parent", parent)) if value is not None]
         return await self._connection.ask(f"{_JOBS}?{urlencode(query)}", JobsResponse)
 
+    async def webhook_secret(self) -> str:
+        """What the signatures of this tenant's webhooks are checked with, as libraries of Standard Webhooks take it."""
+        return (await self._connection.ask(f"{_JOBS}/webhook_secret", HookSecretResponse)).secret
+
 
 class Job(Facade[AsyncJob]):
     """:class:`AsyncJob` for plain scripts."""
@@ -273,6 +278,7 @@ class Jobs(Facade[AsyncJobs]):
         return Job(self._thread, self._inner.attach(job_id))
 
     page = blocking(AsyncJobs.page)
+    webhook_secret = blocking(AsyncJobs.webhook_secret)
 
 
 def result_of(job: JobStanding) -> dict[str, Any]:

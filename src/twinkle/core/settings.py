@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, PositiveFloat, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from twinkle.core.addresses import parse_networks
 from twinkle.core.client_flags import ClientFlags
 from twinkle.core.errors import ConfigError
 from twinkle.core.hub_settings import DEFAULT_HUBS, parse_hubs
@@ -268,6 +269,11 @@ class Settings(BaseSettings):
 
     # Jobs.
     job_concurrency: int = Field(default=8, gt=0, description="jobs that one jobs worker runs at once")
+    webhook_networks: list[str] = Field(
+        default=[],
+        description="networks beside the public internet that jobs may notify, like"
+        ' ["10.1.0.0/16"]; nothing else private is ever called',
+    )
     job_lease_s: float = Field(
         default=30.0, gt=0, description="how long a job stays with a jobs worker that nothing is heard of"
     )
@@ -297,6 +303,12 @@ class Settings(BaseSettings):
         if any_key and not is_loopback(host):
             raise ValueError(f"it may listen on 127.0.0.1, ::1 or localhost only, not on {host}")
         return any_key
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _know_networks(cls, networks: list[str]) -> list[str]:
+        parse_networks(networks)
+        return networks
 
     @field_validator("prompt_cache_groups")
     @classmethod
@@ -378,4 +390,4 @@ def _text_of(value: object) -> str:
         return value.get_secret_value()
     if isinstance(value, BaseModel):
         return value.model_dump_json(exclude_none=True)
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import structlog
 from fastapi import Depends, FastAPI, Request
@@ -32,7 +33,7 @@ from twinkle.server.openai import router as openai_router
 from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.quota import Quotas
-from twinkle.server.signing import Cursors, Signer, secret_of
+from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
@@ -125,7 +126,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     signer = Signer(await sql.run(secret_of, settings))
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
     queue = _queue(common, stores, blobs, stack)
-    jobs = _jobs(common, stores, stack)
+    jobs = _jobs(common, stores, signer, stack)
     _start_listener(settings, stack, queue.futures.notify, queue.lane_polls.notify, jobs.polls.notify)
     return ServerState(
         common=common,
@@ -210,11 +211,16 @@ def _queue(common: CommonParts, stores: Stores, blobs: BlobStore, stack: AsyncEx
     )
 
 
-def _jobs(common: CommonParts, stores: Stores, stack: AsyncExitStack) -> JobParts:
+def _jobs(common: CommonParts, stores: Stores, signer: Signer, stack: AsyncExitStack) -> JobParts:
     polls = JobPolls(stores.jobs, common.sql)
     polls.start()
     stack.push_async_callback(polls.stop)
-    return JobParts(store=stores.jobs, polls=polls, bell=_start_job_bell(common.settings, stores, stack))
+    return JobParts(
+        store=stores.jobs,
+        polls=polls,
+        bell=_start_job_bell(common.settings, stores, stack),
+        hook_key_of=partial(hook_key, signer),
+    )
 
 
 def _threads(name: str, size: int, stack: AsyncExitStack) -> Threads:

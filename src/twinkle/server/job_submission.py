@@ -6,6 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
+import httpx
+
+from twinkle.core.addresses import Network, judge_host, parse_networks
 from twinkle.core.errors import InvalidInput
 from twinkle.core.ids import new_id
 from twinkle.core.job import DEFAULT_NICE, Dependency, Job, JobKind, NewJob
@@ -26,10 +29,14 @@ async def submit_jobs(server: ServerState, tenant: str, news: Sequence[NewJob]) 
 
     Raises:
         Conflict: A client's id was used for another job.
+        InvalidInput: A webhook would go to where only the service can reach.
         NotFound: A job to wait for does not exist, or is another tenant's.
         InvalidInput: A sweep or a flow is wrong somewhere within, or there are too many jobs in the request.
         LimitReached: The tenant would have more jobs than it may have.
     """
+    networks = parse_networks(server.common.settings.webhook_networks)
+    for new in news:
+        _judge_hook(new, networks)
     groups = await server.common.object_io.run(_expanded, news)
     jobs = await server.common.sql.run(server.jobs.store.create_groups, groups)
     server.jobs.bell.ring()
@@ -92,6 +99,19 @@ async def ids_of(server: ServerState, tenant: str, requests: Sequence[JobRequest
     named = {*own, *(one.job for request in requests for one in request.after)}
     known = await server.common.sql.run(server.jobs.store.ids_of, tenant, sorted(named)) if named else {}
     return {client_id: f"job-{new_id()}" for client_id in own} | known
+
+
+def _judge_hook(new: NewJob, networks: Sequence[Network]) -> None:
+    """Names are looked up each time they are called; here only what is written as an address can be refused."""
+    if new.notify_url is None:
+        return
+    try:
+        url = httpx.URL(new.notify_url)
+    except httpx.InvalidURL as error:
+        raise InvalidInput("notify_url", f"is no URL: {error}") from error
+    if not url.host or url.userinfo:
+        raise InvalidInput("notify_url", "must name a host, and no user or password")
+    judge_host(url.host, networks, field="notify_url")
 
 
 def _seed_of(spec: Mapping[str, object]) -> int | None:

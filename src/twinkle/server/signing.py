@@ -54,6 +54,11 @@ class Signer:
         return hmac.compare_digest(self.sign(purpose, *parts).encode(), signature.encode("utf-8", "surrogatepass"))
 
 
+def hook_key(signer: Signer, tenant: str) -> bytes:
+    """What a tenant's webhooks are signed with."""
+    return signer.key_for(f"webhooks of {tenant}")
+
+
 class Cursors:
     """Places in listings, as texts that tell nothing and are good for the tenant and the listing they were given to."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -107,6 +108,8 @@ class JobParts:
     store: Jobs
     polls: JobPolls
     bell: JobBell
+    hook_key_of: Callable[[str], bytes]
+    """What the webhooks of a tenant are signed with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.files.files import Files
 from twinkle.storage.files.prepared import PreparedRows
 from twinkle.storage.files.uploads import Uploads
+from twinkle.storage.jobs.hooks import JobHooks
 from twinkle.storage.jobs.jobs import Jobs
 from twinkle.storage.jobs.running import RunningJobs
 from twinkle.storage.jobs.waiting import WaitingJobs
@@ -74,6 +75,7 @@ class Stores:
         self.jobs = Jobs(database, clock, limits=limits)
         self.running_jobs = RunningJobs(database, clock)
         self.waiting_jobs = WaitingJobs(database, clock, limits=limits)
+        self.job_hooks = JobHooks(database, clock)
         self.files = Files(database, clock)
         self.uploads = Uploads(database, clock)
         self.prepared_rows = PreparedRows(database, clock)

@@ -15,6 +15,7 @@ from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.request_metadata import HEADER, idempotency_key
 from twinkle.server.state import Accounts, Common, JobBook, JobParts, Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
+from twinkle.wire.bodies.hooks import HookSecretResponse, secret_text
 from twinkle.wire.bodies.jobs import (
     MAX_EVENT_WAIT_S,
     MAX_EVENTS,
@@ -65,6 +66,12 @@ async def create_jobs(request: Request, server: Server, tenant: Tenant) -> Respo
 async def show_schema() -> Response:
     """The JSON schema of a job's request, each kind's ``spec`` included."""
     return Response(orjson.dumps(published_schema()), media_type=_SCHEMA)
+
+
+@router.get("/webhook_secret", openapi_extra=described(HookSecretResponse))
+async def show_webhook_secret(book: JobBook, tenant: Tenant) -> Response:
+    """What the signatures of the caller's webhooks are checked with."""
+    return answer(HookSecretResponse(secret=secret_text(book.hook_key_of(tenant))))
 
 
 @router.get("", openapi_extra=described(JobsResponse))

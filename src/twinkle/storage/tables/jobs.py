@@ -12,6 +12,7 @@ _HAS_ENDED = text("finished_at IS NOT NULL")
 _IS_OPEN = text("finished_at IS NULL")
 _IS_HANDED_OUT = text("state IN ('queued', 'retrying') AND nudged_at > 0")
 _HAS_PARENT = text("parent IS NOT NULL")
+_IS_UNTOLD = text("notify_url IS NOT NULL AND told_number < num_events")
 _IS_PAUSED = text("state = 'paused'")
 
 
@@ -29,6 +30,7 @@ class JobRow(SQLModel, table=True):
         Index("job_paused", "paused_at", sqlite_where=_IS_PAUSED, postgresql_where=_IS_PAUSED),
         Index("job_open", "tenant", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
         Index("job_handed_out", "nudged_at", sqlite_where=_IS_HANDED_OUT, postgresql_where=_IS_HANDED_OUT),
+        Index("job_untold", "tell_at", sqlite_where=_IS_UNTOLD, postgresql_where=_IS_UNTOLD),
         Index("job_ended", "finished_at", sqlite_where=_HAS_ENDED, postgresql_where=_HAS_ENDED),
     )
     id: str = Field(primary_key=True)
@@ -57,6 +59,12 @@ class JobRow(SQLModel, table=True):
     best_done: float = Field(default=0.0, sa_type=Float)
     """The furthest it has been: an attempt that comes further is no failure in a row."""
     num_events: int = 0
+    told_number: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
+    """The last event that its webhook was told of, or that is none to tell."""
+    tell_at: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": "0"})
+    """When the next one may be told: after a pause, or when whoever tells it now has died."""
+    num_refusals: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
+    """How often the next one was told in vain."""
     num_needs: int = 0
     """Jobs that have to end before it may begin."""
     broken_need: str | None = None

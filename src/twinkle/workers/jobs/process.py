@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import cast
 
 import structlog
 from celery import Celery, signals
 
 from twinkle.client.facade import LoopThread
+from twinkle.core.addresses import parse_networks
 from twinkle.core.clock import SystemClock
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
@@ -18,6 +20,8 @@ from twinkle.jobs.files import JobFiles
 from twinkle.jobs.plans import PLANS, PlanClasses
 from twinkle.jobs.runner import JobRunner
 from twinkle.jobs.tools import Tools
+from twinkle.jobs.webhooks import Webhooks
+from twinkle.server.signing import Signer, hook_key, secret_of
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
@@ -79,6 +83,14 @@ def run_jobs_worker(settings: Settings, *, plans: PlanClasses = PLANS) -> int:
         tools=cast(Tools, Unoffered("training library")),
     )
     runner = loop.run(stack.enter_async_context(host))
+    signer = Signer(secret_of(settings))
+    webhooks = Webhooks(
+        hooks=stores.job_hooks,
+        key_of=partial(hook_key, signer),
+        clock=clock,
+        allowed=parse_networks(settings.webhook_networks),
+    )
+    loop.run(stack.enter_async_context(webhooks.delivering()))
     dispatcher = JobDispatcher(app, stores.waiting_jobs, settings.redis_url.get_secret_value())
     process = JobsProcess(runner, loop, dispatcher)
     register_jobs(app, process.run, name_of_tenant=stores.tenants.name_of)
