@@ -11,8 +11,8 @@ import pytest
 from harness.byte_tokenizer import write_tokenizer
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
 from harness.jobs import JobRig, job_rig
-from harness.training_jobs import MemoryTools
-from twinkle.core.job import JobFailed
+from harness.training_jobs import MemoryTools, spec_of
+from twinkle.core.job import JobFailed, JobKind
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -148,13 +148,32 @@ def test_a_deleted_model_is_gone_in_words(client: openai.OpenAI, rig: JobRig, ap
     rig.run(job.id)
     name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
     assert name is not None
-    path = api.stores.jobs.find(job.id, tenant_of(api, client)).result["sampler_checkpoint"]
-    run, segment, file = path.removeprefix("tinker://").split("/")
-    with api.http(client.api_key) as http:
-        http.delete(f"/training_runs/{run}/checkpoints/{segment}/{file}").raise_for_status()
+    assert client.models.delete(name).deleted
 
     with pytest.raises(openai.NotFoundError, match=r"is gone: its checkpoint .* was deleted"):
         client.chat.completions.create(model=name, messages=USER)
+    with pytest.raises(openai.NotFoundError):
+        client.models.delete(name)
+    assert name not in [model.id for model in client.models.list()]
+    found, _ = api.stores.checkpoints.page(tenant_of(api, client), limit=10, offset=0)
+    assert [one.name for one in found] == []
+
+
+def test_prompts_are_answered_during_a_training_by_what_was_learnt_so_far(
+    client: openai.OpenAI, rig: JobRig, api: Api
+) -> None:
+    tenant = tenant_of(api, client)
+    prompts = ["hi", {"prompt": "two and", "max_tokens": 2}]
+    job = rig.do(tenant, JobKind.SUPERVISED, spec_of(steps=4, samples=prompts, sample_every=2))
+
+    assert job.failure is None
+    events = api.stores.jobs.events(job.id, tenant, limit=1000)
+    told = [event.data for event in events if event.kind == "sample"]
+    assert [(one["step"], one["prompt"]) for one in told] == [(0, 0), (0, 1), (2, 0), (2, 1), (4, 0), (4, 1)]
+    assert all(one["text"] for one in told)
+    assert job.result is not None
+    found, _ = api.stores.checkpoints.page(tenant, limit=10, offset=0, adapter_id=job.result["run"])
+    assert {one.name for one in found} == {"final"}, "what was saved to draw from alone is gone"
 
 
 @pytest.mark.parametrize("name", ["ft:x", "ft:tiny/one:nobody::job-1", "ft:tiny/one:nobody::job-1:ckpt-step-3"])

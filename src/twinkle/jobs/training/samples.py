@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from twinkle.jobs.context import JobContext
 from twinkle.wire.bodies.jobs_training import SamplePrompt
 
 _BUSY = (429, 503)
+_PATIENCE_S = 600.0
 _SESSION = "X-Session-Id"
 
 
@@ -49,7 +51,13 @@ async def _answer(context: JobContext[Any], prompt: SamplePrompt, place: tuple[i
         "Idempotency-Key": ":".join(str(part) for part in (context.job.id, *place)),
         _SESSION: await context.door.session(),
     }
-    answer = await context.door.request("POST", path, json=body, headers=headers)
+    ends_at = context.now() + _PATIENCE_S
+    while True:
+        answer = await context.door.request("POST", path, json=body, headers=headers)
+        if answer.status_code not in _BUSY or context.now() > ends_at:
+            break
+        # Its owner's interactive work goes first. What is being drawn goes on, and is asked for again by its key.
+        await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
     if not answer.is_success:
         raise _refused(answer, place[-1])
     choice = answer.json()["choices"][0]

@@ -31,6 +31,15 @@ class ModelList(TypedDict):
 
 
 @with_config(_NOTHING_ELSE)
+class DeletedModel(TypedDict):
+    """``DELETE /v1/models/{model}``."""
+
+    id: str
+    object: Literal["model"]
+    deleted: bool
+
+
+@with_config(_NOTHING_ELSE)
 class PromptDetails(TypedDict):
     """Tokens that had been computed before."""
 

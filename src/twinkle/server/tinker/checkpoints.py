@@ -93,10 +93,7 @@ async def delete_checkpoint(
     run_id: str, segment: str, name: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """Unlist a checkpoint for ever, then remove its files."""
-    path = _path(run_id, segment, name)
-    keys = await common.sql.run(artifacts.checkpoints.delete, tenant, path)
-    await _note(common, accounts, tenant, "checkpoint_delete", path)
-    await _remove_files(common, artifacts, path, keys)
+    await delete(common, accounts, artifacts, tenant, _path(run_id, segment, name))
     return Response(status_code=NO_CONTENT)
 
 
@@ -189,6 +186,17 @@ def _base_url(common: Common, request: Request) -> str:
 
 def _path(run_id: str, segment: str, name: str) -> str:
     return str(parse_checkpoint_path(f"{SCHEME}{run_id}/{segment}/{name}"))
+
+
+async def delete(common: Common, accounts: Accounts, artifacts: Artifacts, tenant: str, path: str) -> None:
+    """Unlist a checkpoint for ever, then remove its files.
+
+    Raises:
+        NotFound: There is none of this path, or it is another tenant's.
+    """
+    keys = await common.sql.run(artifacts.checkpoints.delete, tenant, path)
+    await _note(common, accounts, tenant, "checkpoint_delete", path)
+    await _remove_files(common, artifacts, path, keys)
 
 
 async def _note(common: Common, accounts: Accounts, tenant: str, event: str, path: str, **details: str) -> None:
