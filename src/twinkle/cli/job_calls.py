@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from twinkle.cli.console import say
 from twinkle.cli.exit_codes import EXIT_TRY_AGAIN
 from twinkle.cli.following import Follower, duration, ending_words, event_line, exit_code_of, json_line, progress_words
+from twinkle.cli.members import FLOW, SWEEP, print_members
 from twinkle.cli.submitting import detached
 from twinkle.cli.table import minute_of, print_table
 from twinkle.client import Client, Job
@@ -42,9 +43,12 @@ def list_jobs(
 def show_job(server: str | None, job_id: str, *, as_json: bool) -> None:
     """Print one job."""
     with Client(server) as client:
-        job = client.jobs.attach(job_id).show()
+        attached = client.jobs.attach(job_id)
+        job = attached.show()
+        members = attached.members() if job.kind in (SWEEP, FLOW) else None
     if as_json:
-        say(document(job))
+        told = {} if members is None else members.model_dump(mode="json")
+        say(json.dumps({**job.model_dump(mode="json"), **told}))
         return
     say(f"{job.id}: {job.kind}{f', {job.name}' if job.name else ''}, {_state(job)}")
     say(f"submitted {minute_of(job.created_at)}{f' as {job.client_id}' if job.client_id else ''}")
@@ -52,6 +56,8 @@ def show_job(server: str | None, job_id: str, *, as_json: bool) -> None:
         say(ending_words(job))
     elif words := progress_words(job):
         say(words)
+    if members is not None:
+        print_members(members)
     say(f"spec: {json.dumps(job.spec)}")
     if job.attempts:
         rows = [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from twinkle.cli.submit_ops import ops_options
-from twinkle.cli.submit_options import Spec, command_of
+from twinkle.cli.submit_options import Spec, command_of, flow_command
 from twinkle.cli.submit_training import dpo_options, sft_options
 
 _FLOW_ENDINGS = (".yaml", ".yml")
@@ -31,6 +32,22 @@ class _KindOrFlow(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def _show_schema(is_asked: bool) -> None:
+    if is_asked:
+        from twinkle.wire.bodies.jobs import published_schema
+
+        print(json.dumps(published_schema(), indent=2))
+        raise typer.Exit
+
+
+def _show_flow_schema(is_asked: bool) -> None:
+    if is_asked:
+        from twinkle.wire.job_groups import flow_file_schema
+
+        print(json.dumps(flow_file_schema(), indent=2))
+        raise typer.Exit
+
+
 submit = typer.Typer(
     cls=_KindOrFlow,
     help="Hand a job over: it goes on when this machine sleeps. Ctrl-C leaves it running.",
@@ -38,5 +55,18 @@ submit = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+@submit.callback()
+def _schema(
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", is_eager=True, callback=_show_schema, help="Print the JSON schema of all kinds."),
+    ] = False,
+) -> None:
+    """Hand a job over: it goes on when this machine sleeps. Ctrl-C leaves it running."""
+
+
 for _kind, _options in _OPTIONS.items():
     submit.command(_kind)(command_of(_kind, _options))
+
+submit.command("flow")(flow_command(_show_flow_schema))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_type_hints
@@ -15,6 +15,22 @@ from twinkle.core.errors import ConfigError
 
 Spec: TypeAlias = Mapping[str, object]
 """What a kind's options say: fields of its spec; ``None`` is what was not given, a ``LocalFile`` is uploaded."""
+
+_OF_SINGLE_KINDS = (
+    "settings",
+    "sweep",
+    "sweep_mode",
+    "sweep_runs",
+    "sweep_seed",
+    "at_once",
+    "metric",
+    "goal",
+    "require",
+)
+_FLOW_HELP = """Hand over jobs that come after each other, out of a YAML file.
+
+twinkle submit flow.yaml --name nightly
+"""
 
 _REMOTE = ("file-", "hf://", "ms://", "tinker://")
 
@@ -64,6 +80,26 @@ class Shared:
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="A field of its spec, like lr=1e-4."),
     ] = None
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=VALUES",
+            help="Once for each value: 8,16,32 or log:1e-5:1e-3:5 (lin:, int:); may be repeated. %N: so many at once.",
+        ),
+    ] = None
+    sweep_mode: Annotated[
+        str | None, typer.Option(metavar="grid|random", help="All combinations, or some.  [default: grid]")
+    ] = None
+    sweep_runs: Annotated[int | None, typer.Option(min=1, max=1000, help="How many of a random sweep.")] = None
+    sweep_seed: Annotated[int | None, typer.Option(min=0, help="What they are drawn by.  [default: 0]")] = None
+    at_once: Annotated[int | None, typer.Option(min=1, help="How many of a sweep run at the same time.")] = None
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="By which a sweep's best is found, like eval_loss.")
+    ] = None
+    goal: Annotated[str | None, typer.Option(metavar="min|max", help="Of the metric.")] = None
+    require: Annotated[str | None, typer.Option(metavar="any|all", help="Of a sweep, to succeed.  [default: any]")] = (
+        None
+    )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for it.")] = False
     as_json: Annotated[
@@ -74,29 +110,67 @@ class Shared:
 
 def command_of(kind: str, options: Callable[..., Spec]) -> Callable[..., None]:
     """The command of a kind: its own options, which ``options`` makes a spec of, and those of all jobs."""
-    shared_types = get_type_hints(Shared, include_extras=True)
-    shared = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
-        for field, hint in ((field, shared_types[field.name]) for field in fields(Shared))
-    ]
+
+    def run(of_all: Shared, given: Mapping[str, Any]) -> int:
+        from twinkle.cli.submitting import submit_job
+
+        spec = {name: value for name, value in options(**given).items() if value is not None}
+        return submit_job(kind, with_settings(spec, of_all.settings or []), of_all)
+
     own_types = get_type_hints(options, include_extras=True)
     own = [
         one.replace(annotation=own_types[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, one in inspect.signature(options).parameters.items()
     ]
+    return _command(options.__name__, options.__doc__, own, run, left_out=())
 
-    def run(**given: Any) -> None:
-        from twinkle.cli.submitting import submit_job
 
+def flow_command(show_schema: Callable[[bool], None]) -> Callable[..., None]:
+    """The command of a flow's file, which takes what a job takes but for what is said of single kinds and sweeps."""
+
+    def run(of_all: Shared, given: Mapping[str, Any]) -> int:
+        from twinkle.cli.submitting import submit_flow
+
+        return submit_flow(given["file"], of_all)
+
+    file = Annotated[Path, typer.Argument(metavar="FLOW.yaml", help="Jobs by name, and what each waits for.")]
+    schema = Annotated[
+        bool,
+        typer.Option("--schema", is_eager=True, callback=show_schema, help="Print the JSON schema of such a file."),
+    ]
+    own = [
+        inspect.Parameter("file", inspect.Parameter.KEYWORD_ONLY, annotation=file),
+        inspect.Parameter("schema", inspect.Parameter.KEYWORD_ONLY, annotation=schema, default=False),
+    ]
+    return _command("flow", _FLOW_HELP, own, run, left_out=_OF_SINGLE_KINDS)
+
+
+def _command(
+    name: str,
+    help_text: str | None,
+    own: Sequence[inspect.Parameter],
+    run: Callable[[Shared, Mapping[str, Any]], int],
+    *,
+    left_out: Collection[str],
+) -> Callable[..., None]:
+    types = get_type_hints(Shared, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+        )
+        for field in fields(Shared)
+        if field.name not in left_out
+    ]
+
+    def command(**given: Any) -> None:
         of_all = Shared(**{one.name: given.pop(one.name) for one in shared})
-        spec = {name: value for name, value in options(**given).items() if value is not None}
-        raise SystemExit(submit_job(kind, with_settings(spec, of_all.settings or []), of_all))
+        raise SystemExit(run(of_all, given))
 
-    run.__name__ = options.__name__
-    run.__doc__ = options.__doc__
-    run.__annotations__ = {}
-    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    return run
+    command.__name__ = name
+    command.__doc__ = help_text
+    command.__annotations__ = {}
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return command
 
 
 def data_of(text: str | None, *, purpose: str) -> str | LocalFile | None:

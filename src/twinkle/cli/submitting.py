@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from twinkle.cli.console import say
 from twinkle.cli.exit_codes import EXIT_INTERRUPTED
 from twinkle.cli.following import Follower, exit_code_of, json_line
+from twinkle.cli.members import FLOW, SWEEP, print_members
+from twinkle.cli.submit_flow import flow_jobs, read_flow
 from twinkle.cli.submit_options import LocalFile, Shared
+from twinkle.cli.submit_sweep import is_sweep, sweep_spec
 from twinkle.client import Client, Job
 from twinkle.core.errors import ConfigError
 from twinkle.wire.bodies.jobs import AfterJob
@@ -16,7 +21,26 @@ _ANY = "any:"
 
 
 def submit_job(kind: str, spec: Mapping[str, object], shared: Shared) -> int:
-    """Hand a job over and follow it; the exit code is the job's, or 0 where nobody waits for it."""
+    """Hand a job, or a sweep of it, over and follow it; the exit code is its own, or 0 where nobody waits for it."""
+    if not is_sweep(shared):
+        return _submit(kind, spec, shared)
+    return _submit(SWEEP, sweep_spec(kind, spec, shared), shared)
+
+
+def submit_flow(path: Path, shared: Shared) -> int:
+    """Hand over what a file says, and follow it; what the command line says goes before what the file says."""
+    flow = read_flow(path)
+    own = replace(
+        shared,
+        client_id=shared.client_id or flow.id,
+        name=shared.name or flow.name or path.stem,
+        notify=shared.notify or flow.notify_url,
+        metadata=[f"{key}={value}" for key, value in (flow.metadata or {}).items()] + (shared.metadata or []),
+    )
+    return _submit(FLOW, {"jobs": flow_jobs(flow)}, own)
+
+
+def _submit(kind: str, spec: Mapping[str, object], shared: Shared) -> int:
     job: Job | None = None
     try:
         with Client(shared.server) as client:
@@ -35,7 +59,10 @@ def submit_job(kind: str, spec: Mapping[str, object], shared: Shared) -> int:
             say(json_line("job", job.show()) if shared.as_json else f"submitted {job.id}")
             if shared.detach:
                 return 0
-            return exit_code_of(Follower(job, as_json=shared.as_json).run())
+            ended = Follower(job, as_json=shared.as_json).run()
+            if ended.kind in (SWEEP, FLOW) and not shared.as_json:
+                print_members(job.members())
+            return exit_code_of(ended)
     except KeyboardInterrupt:
         return detached(job, as_json=shared.as_json)
 
@@ -59,6 +86,8 @@ def dependency_of(text: str) -> AfterJob:
 def _uploaded(value: object) -> object:
     if isinstance(value, LocalFile):
         raise ConfigError(f"{value.path} is on this machine: upload it, and give the id of the file")
+    if isinstance(value, dict):
+        return {name: _uploaded(inner) for name, inner in value.items()}
     return value
 
 

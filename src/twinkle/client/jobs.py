@@ -25,6 +25,7 @@ from twinkle.wire.bodies.jobs import (
     JobsResponse,
     JobStanding,
 )
+from twinkle.wire.bodies.jobs_groups import JobMembersResponse
 
 _JOBS = f"{NATIVE_PREFIX}/jobs"
 _POLL_S = 20.0
@@ -111,6 +112,10 @@ class AsyncJob:
             Conflict: It has not failed.
         """
         return await self._tell("retry")
+
+    async def members(self) -> JobMembersResponse:
+        """What a sweep or a flow is made of, and how it stands: a sweep's table with the best of it marked."""
+        return await self._connection.ask(self._path("members"), JobMembersResponse)
 
     async def _tell(self, what: str) -> JobResponse:
         return await self._connection.ask(self._path(what), JobResponse, method="POST")
@@ -219,6 +224,7 @@ class Job(Facade[AsyncJob]):
     pause = blocking(AsyncJob.pause)
     resume = blocking(AsyncJob.resume)
     retry = blocking(AsyncJob.retry)
+    members = blocking(AsyncJob.members)
 
     def events(self, *, after: int = 0) -> Iterator[JobEventInfo]:
         """As :meth:`AsyncJob.events`; blocks between two events."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from twinkle.core.errors import InvalidInput
 from twinkle.core.job import Dependency, JobKind, NewJob
 from twinkle.wire.bodies.jobs_base import JobSpec, refusal_of_first
-from twinkle.wire.bodies.jobs_flow import FlowSpec
+from twinkle.wire.bodies.jobs_flow import FlowFile, FlowSpec
 from twinkle.wire.bodies.jobs_specs import SPECS
 from twinkle.wire.bodies.jobs_sweep import SweepSpec
 from twinkle.wire.flows import FlowStep, steps_of
@@ -48,6 +48,24 @@ def member_id(group: str, part: int | str) -> str:
 def members(spec: SweepSpec) -> list[Member]:
     """A sweep's members, in the order of its table."""
     return members_of(spec.parameters, mode=spec.mode, runs=spec.runs, seed=spec.seed)
+
+
+def flow_file_schema() -> dict[str, Any]:
+    """The JSON schema of a flow's file, each job's ``spec`` by its ``kind``."""
+    schema = FlowFile.model_json_schema()
+    definitions = schema["$defs"]
+    choices = []
+    for kind, spec_class in sorted(SPECS.items()):
+        if kind == JobKind.FLOW:
+            continue
+        spec = spec_class.model_json_schema(ref_template="#/$defs/{model}")
+        definitions |= spec.pop("$defs", {})
+        definitions[spec_class.__name__] = spec
+        of_kind = {"properties": {"kind": {"const": kind}}}
+        choices.append({"if": of_kind, "then": {"properties": {"spec": {"$ref": f"#/$defs/{spec_class.__name__}"}}}})
+    definitions["FlowJob"]["properties"]["kind"]["enum"] = sorted(set(SPECS) - {JobKind.FLOW.value})
+    definitions["FlowJob"]["allOf"] = choices
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def sweep_of(stored: Spec) -> tuple[SweepSpec, list[Member]]:

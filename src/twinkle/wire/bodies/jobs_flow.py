@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from twinkle.wire.bodies.base import Identifier
+from twinkle.wire.bodies.base import Identifier, Metadata
 from twinkle.wire.bodies.jobs_base import JobPart, JobSpec
 
 MAX_FLOW_JOBS = 100
@@ -36,4 +36,15 @@ class FlowJob(JobPart):
 class FlowSpec(JobSpec):
     """Kind ``flow``: all its jobs are made in one transaction when it is submitted, those that wait included."""
 
+    jobs: Annotated[dict[FlowName, FlowJob], Field(min_length=1, max_length=MAX_FLOW_JOBS)]
+
+
+class FlowFile(JobPart):
+    """A flow as a YAML file says it: the jobs, and what any submission may say of itself."""
+
+    id: Identifier | None = None
+    """Chosen by the client: the same id with the same flow is the same flow, with another one it is refused."""
+    name: Identifier | None = None
+    metadata: Metadata | None = None
+    notify_url: Identifier | None = None
     jobs: Annotated[dict[FlowName, FlowJob], Field(min_length=1, max_length=MAX_FLOW_JOBS)]
