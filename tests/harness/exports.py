@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,14 +11,24 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from sqlmodel import Session
 
 from harness.families import FAMILIES, RELEASED, stir
+from harness.journal import MESH
 from harness.models import EXAMPLES
 from twinkle.checkpoint_engine.peft import export_adapter
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, StoredFile
+from twinkle.core.ids import new_id
+from twinkle.core.lease import ProcessIdentity
+from twinkle.core.mesh import MeshCapabilities
 from twinkle.hub.tiny import train_tokenizer
 from twinkle.module.adapter import AdapterLayout, LoraAdapter, LoraConfig
 from twinkle.module.lora import shapes_of
 from twinkle.module.targets import beside_experts
+from twinkle.storage.blobs import CHECKPOINTS, BlobStore
+from twinkle.storage.journal.records import NewAdapter, Records
+from twinkle.storage.stores import Stores
+from twinkle.storage.tables import SessionRow
 from twinkle.workers.jobs.export.build import ExportForm, ExportRequest
 from twinkle.workers.jobs.export.skeleton import open_skeleton
 
@@ -98,3 +109,63 @@ def request_for(folder: Path, base: Path, adapter: Path, forms: Iterable[ExportF
     """An export into a folder."""
     given = {"name": "tiny", "memory_bytes": 2**30, "compares_logits": True, **settings}
     return ExportRequest(base=str(base), adapter=str(adapter), folder=str(folder), forms=tuple(forms), **given)
+
+
+def publish_mesh(stores: Stores, base_model: str, folder: Path) -> None:
+    """Let a mesh serve a base model whose files are in a folder."""
+    lease = stores.meshes.acquire(MESH, ProcessIdentity.current(), lease_s=3600.0)
+    assert lease is not None
+    stores.meshes.publish(
+        lease,
+        MeshCapabilities(
+            base_model=base_model,
+            architecture="",
+            vocab_size=307,
+            max_context_length=512,
+            max_rank=64,
+            device="cpu",
+            determinism="none",
+            tokenizer_path=str(folder),
+        ),
+    )
+
+
+def save_checkpoint(stores: Stores, blobs: BlobStore, tenant: str, base_model: str, adapter: Path) -> str:
+    """A checkpoint of a tenant's with an adapter's files; its path."""
+    run = new_id()
+    config = AdapterConfig(base_model=base_model, rank=4, seed=3)
+    with Session(stores.engine) as session:
+        session.add(SessionRow(id=f"session-{run}", tenant=tenant, tags="[]", created_at=0.0, heartbeat_at=0.0))
+        session.commit()
+    stores.journal.open_lane(
+        NewAdapter(
+            id=run,
+            tenant=tenant,
+            session=f"session-{run}",
+            mesh=MESH,
+            config=config,
+            optimizer={"type": "adamw"},
+            user_metadata=None,
+            created_at=0.0,
+        )
+    )
+    files = {}
+    for path in adapter.iterdir():
+        data = path.read_bytes()
+        key = f"{CHECKPOINTS}2026-01-01/{run}/sampler_weights/best/7/{new_id()}/{path.name}"
+        blobs.put(key, data)
+        files[path.name] = StoredFile(key=key, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    checkpoint = Checkpoint(
+        path=f"tinker://{run}/sampler_weights/best",
+        tenant=tenant,
+        adapter=run,
+        kind=CheckpointKind.SAMPLER,
+        name="best",
+        seq=7,
+        config=config,
+        files=files,
+        created_at=0.0,
+    )
+    with stores.database.transaction() as transaction:
+        Records(checkpoints=[checkpoint]).insert(transaction, 0.0)
+    return checkpoint.path

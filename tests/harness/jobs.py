@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from twinkle.client.facade import LoopThread
 from twinkle.core.clock import Clock, SystemClock
@@ -21,6 +21,8 @@ from twinkle.jobs.runner import JobRunner
 from twinkle.jobs.tools import Tools
 from twinkle.storage.stores import Stores
 from twinkle.workers.jobs.host import running_host
+
+T = TypeVar("T")
 
 
 class MemoryFiles:
@@ -82,6 +84,10 @@ class JobRig:
         thread = threading.Thread(target=self.run, args=(job_id,), daemon=True)
         thread.start()
         return thread
+
+    def ask(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run something on the loop on which jobs run."""
+        return self._thread.run(call)
 
     def stop(self) -> None:
         """Give all jobs back, as at SIGTERM."""

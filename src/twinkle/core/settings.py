@@ -148,6 +148,16 @@ class Settings(BaseSettings):
         default=30 * 24 * 3600.0, gt=0, description="how long rows that were made of files stay when no job asks"
     )
 
+    # Exports.
+    export_targets: str = Field(
+        default="hf://,ms://",
+        description="where exports may be sent: the beginnings of addresses, in which {tenant} stands for whose it is,"
+        " like hf://,s3://team/{tenant}/,file:///srv/exports/{tenant}; downloads always may",
+    )
+    export_memory_bytes: int = Field(
+        default=16 * 2**30, gt=0, description="what comparing an export's logits may take; larger models are refused"
+    )
+
     # The worker.
     mesh: str = Field(default="default", description="the mesh this worker serves")
     model: str = Field(default="", description="path or id of the frozen base model")

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from twinkle.core.job import JobKind
 from twinkle.jobs.batch import BatchPlan
+from twinkle.jobs.export import ExportPlan
 from twinkle.jobs.groups import FlowPlan, SweepPlan
 from twinkle.jobs.ops import OpsPlan
 from twinkle.jobs.plan import Plan
@@ -16,6 +17,7 @@ PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
 
 PLANS: PlanClasses = {
     JobKind.BATCH: BatchPlan,
+    JobKind.EXPORT: ExportPlan,
     JobKind.FLOW: FlowPlan,
     JobKind.OPS: OpsPlan,
     JobKind.PREFERENCE: PreferencePlan,

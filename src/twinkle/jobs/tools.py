@@ -7,6 +7,7 @@ from typing import Protocol
 
 from twinkle.grading.grade import RewardRequest
 from twinkle.jobs.data import DataRequest, DataRow, PreparedData
+from twinkle.jobs.exporting import ExportOrder, ExportWork
 
 
 class Tools(Protocol):
@@ -50,5 +51,15 @@ class Tools(Protocol):
 
         Raises:
             JobFailed: As :meth:`decode` does.
+        """
+        ...
+
+    async def open_export(self, order: ExportOrder) -> ExportWork:
+        """Begin an export, or go on with it: find what is exported, and judge whether it can be.
+
+        Raises:
+            JobFailed: There is no such checkpoint, or it cannot be exported as it was asked for, by name.
+            InvalidInput: The target is not allowed, or the adapter does not fit its base model.
+            LimitReached: The tenant has no room for it.
         """
         ...

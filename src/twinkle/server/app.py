@@ -33,6 +33,7 @@ from twinkle.server.openai import router as openai_router
 from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.quota import Quotas
+from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
@@ -217,6 +218,7 @@ def _jobs(common: CommonParts, stores: Stores, signer: Signer, stack: AsyncExitS
     stack.push_async_callback(polls.stop)
     return JobParts(
         store=stores.jobs,
+        sealer=Sealer(signer),
         polls=polls,
         bell=_start_job_bell(common.settings, stores, stack),
         hook_key_of=partial(hook_key, signer),

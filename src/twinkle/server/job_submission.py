@@ -12,6 +12,7 @@ from twinkle.core.addresses import Network, judge_host, parse_networks
 from twinkle.core.errors import InvalidInput
 from twinkle.core.ids import new_id
 from twinkle.core.job import DEFAULT_NICE, Dependency, Job, JobKind, NewJob
+from twinkle.server.sealing import Sealer
 from twinkle.server.state import ServerState
 from twinkle.wire.bodies.jobs import AfterJob, JobRequest
 from twinkle.wire.bodies.jobs_specs import parse_spec
@@ -58,7 +59,13 @@ def _expanded(news: Sequence[NewJob]) -> list[list[NewJob]]:
 
 
 def new_job(
-    tenant: str, request: JobRequest, *, idempotency_key: str | None, ids: Mapping[str, str], within: str = ""
+    tenant: str,
+    request: JobRequest,
+    *,
+    idempotency_key: str | None,
+    ids: Mapping[str, str],
+    sealer: Sealer,
+    within: str = "",
 ) -> NewJob:
     """A job of a request whose spec is read, and kept with everything that it left to the defaults.
 
@@ -67,6 +74,7 @@ def new_job(
         request: What was asked for.
         idempotency_key: The request's own, where the client has chosen no id.
         ids: Jobs by their clients' ids, as :func:`ids_of` gives them.
+        sealer: Keeps what in the spec is secret.
         within: Where in the request it stands.
 
     Raises:
@@ -75,7 +83,7 @@ def new_job(
     values = {**request.spec, **({"dry_run": True} if request.dry_run else {})}
     spec = parse_spec(request.kind, values, within=within)
     client_id = request.client_id or (idempotency_key and f"{REQUEST_PREFIX}{idempotency_key}")
-    stored = spec.model_dump(mode="json", exclude_none=True)
+    stored = sealer.sealed(spec.model_dump(mode="json", exclude_none=True), tenant)
     return NewJob(
         id=ids.get(client_id or "") or f"job-{new_id()}",
         tenant=tenant,

@@ -22,6 +22,7 @@ from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
+from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors
 from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
@@ -103,9 +104,13 @@ class ArtifactParts:
 
 @dataclass(frozen=True, kw_only=True)
 class JobParts:
-    """What the service is to do by itself, who follows that, and the bell to ring when a job may have become ready."""
+    """What the service is to do by itself, who follows that, and the bell to ring when a job may have become ready.
+
+    The ``sealer`` keeps the secrets of specs.
+    """
 
     store: Jobs
+    sealer: Sealer
     polls: JobPolls
     bell: JobBell
     hook_key_of: Callable[[str], bytes]

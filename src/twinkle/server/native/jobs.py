@@ -13,6 +13,7 @@ from twinkle.core.job import Job, JobAttempt, JobEvent, JobKind, JobPlace, JobSt
 from twinkle.server.job_submission import REQUEST_PREFIX, ids_of, new_job, submit_jobs
 from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.request_metadata import HEADER, idempotency_key
+from twinkle.server.sealing import Sealer, shown
 from twinkle.server.state import Accounts, Common, JobBook, JobParts, Server, ServerState, Tenant
 from twinkle.server.tinker.answers import answer
 from twinkle.wire.bodies.hooks import HookSecretResponse, secret_text
@@ -45,7 +46,7 @@ async def create_job(request: Request, server: Server, tenant: Tenant) -> Respon
     """Submit a job. The same ``client_id``, or else idempotency key, with the same body is the same job."""
     body = parse_part(JobRequest, await server.common.bodies.read(request))
     ids = await ids_of(server, tenant, [body])
-    new = new_job(tenant, body, idempotency_key=idempotency_key(request), ids=ids)
+    new = new_job(tenant, body, idempotency_key=idempotency_key(request), ids=ids, sealer=server.jobs.sealer)
     job = (await submit_jobs(server, tenant, [new]))[0]
     return await _answer_job(server.common, server.jobs, job)
 
@@ -57,7 +58,7 @@ async def create_jobs(request: Request, server: Server, tenant: Tenant) -> Respo
     async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_part, JobsRequest, received.complete())
         ids = await ids_of(server, tenant, body.jobs)
-        news = await server.common.object_io.run(_new_jobs, body, tenant, key, ids)
+        news = await server.common.object_io.run(_new_jobs, body, tenant, key, ids, server.jobs.sealer)
     created = await submit_jobs(server, tenant, news)
     return answer(CreatedJobsResponse(jobs=[standing_of(job) for job in created]))
 
@@ -162,7 +163,7 @@ async def _answer_job(common: Common, book: JobParts, job: Job) -> Response:
     return answer(
         JobResponse(
             **_standing(job),
-            spec=job.spec,
+            spec=shown(job.spec),
             priority=job.priority,
             notify_url=job.notify_url,
             metadata=job.metadata,
@@ -219,10 +220,10 @@ def _event(event: JobEvent) -> JobEventInfo:
     return JobEventInfo(number=event.number, time=event.at, kind=event.kind, message=event.message, data=event.data)
 
 
-def _new_jobs(body: JobsRequest, tenant: str, key: str | None, ids: Mapping[str, str]) -> list[NewJob]:
+def _new_jobs(body: JobsRequest, tenant: str, key: str | None, ids: Mapping[str, str], sealer: Sealer) -> list[NewJob]:
     """The jobs of a request. Each has a name of its own under the request's key, so that a resend finds them again."""
     return [
-        new_job(tenant, one, idempotency_key=key and f"{key}:{place}", ids=ids, within=f"jobs[{place}]")
+        new_job(tenant, one, idempotency_key=key and f"{key}:{place}", ids=ids, sealer=sealer, within=f"jobs[{place}]")
         for place, one in enumerate(body.jobs)
     ]
 

@@ -39,7 +39,9 @@ async def create_batch(request: Request, server: Server, tenant: Caller) -> Resp
     keep_s = None if body.output_expires_after is None else body.output_expires_after.seconds
     spec = BatchSpec(data=body.input_file_id, endpoint=body.endpoint, output_expires_after_s=keep_s)
     wanted = JobRequest(kind=JobKind.BATCH.value, spec=spec.model_dump(exclude_none=True), metadata=body.metadata or {})
-    new = new_job(tenant, wanted, idempotency_key=idempotency_key(request, _KEY_HEADER), ids={})
+    new = new_job(
+        tenant, wanted, idempotency_key=idempotency_key(request, _KEY_HEADER), ids={}, sealer=server.jobs.sealer
+    )
     expires_at = server.common.clock.now() + WINDOW_S
     (job,) = await submit_jobs(server, tenant, [replace(new, id=f"batch_{new_id()}", expires_at=expires_at)])
     return json_answer(show(job))

@@ -56,7 +56,9 @@ async def create_job(request: Request, server: Server, tenant: Caller) -> Respon
     kind, spec = translate(body, model=model)
     wanted = JobRequest(kind=kind.value, spec=spec, metadata=body.metadata or {})
     try:
-        new = new_job(tenant, wanted, idempotency_key=idempotency_key(request, _KEY_HEADER), ids={})
+        new = new_job(
+            tenant, wanted, idempotency_key=idempotency_key(request, _KEY_HEADER), ids={}, sealer=server.jobs.sealer
+        )
     except InvalidInput as error:
         field = error.field.removeprefix("spec.")
         raise InvalidInput(FIELDS.get(field, field), error.message.removeprefix(f"{error.field}: ")) from error

@@ -15,8 +15,7 @@ from typing import Literal
 
 import torch
 
-from twinkle.checkpoint_engine.peft import CONFIG_FILE as ADAPTER_CONFIG
-from twinkle.checkpoint_engine.peft import WEIGHTS_FILE as ADAPTER_WEIGHTS
+from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.workers.jobs.export.gguf_files import GgufAdapter, GgufModel
 from twinkle.workers.jobs.export.merged import MergedModel
@@ -118,7 +117,7 @@ class _Export:
         self._base, self._folder = Path(request.base), Path(request.folder)
         self._adapter = Path(request.adapter)
         self._skeleton = open_skeleton(self._base)
-        files = {name: (self._adapter / name).read_bytes() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+        files = {name: (self._adapter / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
         self._weights = read_adapter(self._skeleton, files)
 
     @cached_property
@@ -172,7 +171,7 @@ class _Export:
             )
         size_bytes = whole * self._merged.size_bytes if whole else 0
         adapters = sum(form in self._request.forms for form in ("peft", "gguf-adapter"))
-        size_bytes += adapters * (self._adapter / ADAPTER_WEIGHTS).stat().st_size
+        size_bytes += adapters * (self._adapter / WEIGHTS_FILE).stat().st_size
         return ExportOutline(
             architecture=self._skeleton.architecture, steps=tuple(self._steps), size_bytes=int(size_bytes)
         )
@@ -225,9 +224,9 @@ class _Export:
         return folder
 
     def _write_peft(self) -> list[str]:
-        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
             shutil.copyfile(self._adapter / name, self._within("peft") / name)
-        return [f"peft/{ADAPTER_CONFIG}", f"peft/{ADAPTER_WEIGHTS}"]
+        return [f"peft/{CONFIG_FILE}", f"peft/{WEIGHTS_FILE}"]
 
     def _shard_writer(self, file: str) -> Callable[[], Sequence[str]]:
         def write() -> list[str]:
