@@ -287,6 +287,12 @@ class Settings(BaseSettings):
     job_lease_s: float = Field(
         default=30.0, gt=0, description="how long a job stays with a jobs worker that nothing is heard of"
     )
+    job_pause_ttl_s: float = Field(
+        default=90 * 24 * 3600.0, gt=0, description="how long a job may be paused; then it is cancelled"
+    )
+    job_retention_s: float = Field(
+        default=30 * 24 * 3600.0, gt=0, description="how long a job that has ended is shown, with what happened in it"
+    )
 
     # Flower.
     flower_host: str = "127.0.0.1"

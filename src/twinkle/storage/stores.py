@@ -16,6 +16,7 @@ from twinkle.storage.files.prepared import PreparedRows
 from twinkle.storage.files.uploads import Uploads
 from twinkle.storage.jobs.hooks import JobHooks
 from twinkle.storage.jobs.jobs import Jobs
+from twinkle.storage.jobs.keeping import JobKeeping
 from twinkle.storage.jobs.running import RunningJobs
 from twinkle.storage.jobs.waiting import WaitingJobs
 from twinkle.storage.journal.branches import Branches
@@ -42,7 +43,7 @@ class Stores:
     - ``tenants`` have keys and limits, ``sessions`` are their clients' presence, and ``accounting`` knows what they
       used and did.
     - ``jobs`` are what the service does by itself for tenants, ``running_jobs`` who runs them, ``waiting_jobs`` which
-      of them are to be run next.
+      of them are to be run next, and ``job_keeping`` ends what was kept of them.
     - ``files`` are what tenants have uploaded and their jobs have written, ``uploads`` what is on its way, and
       ``prepared_rows`` what was made of files to train on.
     - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for.
@@ -79,6 +80,7 @@ class Stores:
         self.files = Files(database, clock)
         self.uploads = Uploads(database, clock)
         self.prepared_rows = PreparedRows(database, clock)
+        self.job_keeping = JobKeeping(database, clock)
         self.upkeep = Upkeep(database, clock)
         self.waste = Waste(database, clock)
 

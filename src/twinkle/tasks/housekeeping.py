@@ -80,10 +80,13 @@ class Housekeeping:
             self._publisher.publish(ended)
 
     def expire(self) -> None:
-        """Forget results, checkpoints, files, and what runs keep to be rebuilt from, when their time has come.
+        """Forget results, jobs, checkpoints, files, and what runs keep to be rebuilt from, when their time has come.
 
         Blobs are deleted a while after nothing refers to them any more: whoever was reading one has ended by then.
         """
+        self._stores.job_keeping.release()
+        self._stores.job_keeping.end_paused(older_than_s=self._settings.job_pause_ttl_s)
+        self._stores.job_keeping.forget(older_than_s=self._settings.job_retention_s)
         self._stores.upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         self._stores.upkeep.expire_checkpoints()
         self._stores.upkeep.expire_access_tokens()

@@ -12,6 +12,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Cancelled, InvalidInput, NotFound
 from twinkle.core.operation import FailureCategory, OperationKind, OperationState
 from twinkle.storage.database import Database, Row, Transaction, placeholders
+from twinkle.storage.jobs.keeping import IS_HELD
 from twinkle.storage.journal.lanes import lock_lanes, number_ended_sample
 from twinkle.storage.sampling.ephemeral import KEEP, NOTHING_WAITS, EphemeralWeights
 from twinkle.storage.tables import SamplingSessionRow
@@ -19,6 +20,7 @@ from twinkle.storage.tables import SamplingSessionRow
 _SEQS_PER_CLIENT = 1_000_000_000
 _CANCELLED_TEXT = "cancelled by its client"
 _MAX_TO_PIN = 16
+_HELD_FOR_JOB = IS_HELD.format(session="ephemeral_weights.session")
 
 # Asked for every sample: not through the ORM.
 _SAMPLING_SESSION = (
@@ -228,7 +230,10 @@ class SamplingSessions:
             )
 
     def end_unreachable(self, patience: Patience) -> int:
-        """End those that nobody can or does sample from any more, and for which no sample waits; how many."""
+        """End those that nobody can or does sample from any more, and for which no sample waits; how many.
+
+        A job's stay until it has ended, however long it is paused.
+        """
         now = self._clock.now()
         causes: list[tuple[str, str, tuple[object, ...]]] = [
             (
@@ -253,7 +258,7 @@ class SamplingSessions:
             with self._database.transaction() as transaction:
                 num_ended += transaction.execute(
                     "UPDATE ephemeral_weights SET ended_at = ?, end_reason = ?"
-                    f" WHERE ended_at IS NULL AND {condition}{NOTHING_WAITS}",
+                    f" WHERE ended_at IS NULL AND {condition}{NOTHING_WAITS} AND NOT {_HELD_FOR_JOB}",
                     (now, reason, *parameters),
                 ).rowcount
         return num_ended

@@ -11,6 +11,7 @@ _IS_SETTLED = text("state = 'waiting' AND (num_needs = 0 OR broken_need IS NOT N
 _HAS_ENDED = text("finished_at IS NOT NULL")
 _IS_OPEN = text("finished_at IS NULL")
 _IS_HANDED_OUT = text("state IN ('queued', 'retrying') AND nudged_at > 0")
+_HOLDS = text("holds AND finished_at IS NOT NULL")
 _HAS_PARENT = text("parent IS NOT NULL")
 _IS_UNTOLD = text("notify_url IS NOT NULL AND told_number < num_events")
 _IS_PAUSED = text("state = 'paused'")
@@ -32,6 +33,7 @@ class JobRow(SQLModel, table=True):
         Index("job_handed_out", "nudged_at", sqlite_where=_IS_HANDED_OUT, postgresql_where=_IS_HANDED_OUT),
         Index("job_untold", "tell_at", sqlite_where=_IS_UNTOLD, postgresql_where=_IS_UNTOLD),
         Index("job_ended", "finished_at", sqlite_where=_HAS_ENDED, postgresql_where=_HAS_ENDED),
+        Index("job_holds", "id", sqlite_where=_HOLDS, postgresql_where=_HOLDS),
     )
     id: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id")
@@ -69,6 +71,8 @@ class JobRow(SQLModel, table=True):
     """Jobs that have to end before it may begin."""
     broken_need: str | None = None
     """One of them that had to succeed and did not."""
+    holds: bool = False
+    """Whether results are kept for it although their time is over."""
     epoch: int = Field(default=0, sa_type=BigInteger)
     owner: str | None = None
     lease_until: float = Field(default=0.0, sa_type=Float)

@@ -11,7 +11,8 @@ from twinkle.core.clock import Clock
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Failure, FailureCategory, OperationKind, OperationState, Outcome
 from twinkle.storage.checkpoints.contents import remove_checkpoints
-from twinkle.storage.database import Database, Transaction, placeholders
+from twinkle.storage.database import Database, Row, Transaction, placeholders
+from twinkle.storage.jobs.keeping import held_by, hold
 from twinkle.storage.journal.lanes import advance_lane, lock_lanes, number_ended_sample
 from twinkle.storage.upkeep.waste import doom
 
@@ -105,6 +106,7 @@ class Upkeep:
         """Forget results that were kept for their time; the blobs nothing refers to any more, which may go now.
 
         The operation's row and outcome stay, and so does the payload of what a run is rebuilt from; a sample's goes.
+        Results of a job that has not ended are kept until it has: whoever takes it up may ask for them again.
         """
         given_up: list[str] = []
         for _ in range(_MAX_BATCHES):
@@ -118,11 +120,14 @@ class Upkeep:
         now = self._clock.now()
         with self._database.transaction() as transaction:
             rows = transaction.execute(
-                "SELECT request_id, result_blob, CASE WHEN kind = 'sample' THEN payload_blob END AS given_up"
+                "SELECT request_id, lane, result_blob, CASE WHEN kind = 'sample' THEN payload_blob END AS given_up"
                 " FROM operation"
                 " WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL AND finished_at <= ? LIMIT ?",
                 (now - older_than_s, _BATCH),
             ).fetchall()
+            num_found = len(rows)
+            held = _hold_for_jobs(transaction, rows)
+            rows = [row for row in rows if row.lane not in held]
             request_ids = [row.request_id for row in rows]
             marks = placeholders(request_ids)
             transaction.execute(
@@ -136,7 +141,7 @@ class Upkeep:
             )
             keys = [key for row in rows for key in (row.result_blob, row.given_up) if key is not None]
             doom(transaction, keys, now=now)
-        return len(rows), keys
+        return num_found, keys
 
     def expire_checkpoints(self) -> list[str]:
         """Remove checkpoints whose time has come; their files, but for those a copy still needs, which may go now."""
@@ -149,6 +154,14 @@ class Upkeep:
         """Remove weights access tokens whose time is over; how many."""
         with self._database.transaction() as transaction:
             return transaction.execute("DELETE FROM access_token WHERE expires_at <= ?", (self._clock.now(),)).rowcount
+
+
+def _hold_for_jobs(transaction: Transaction, rows: list[Row]) -> set[str]:
+    """Keep the results that jobs may still ask for; the lanes of those."""
+    jobs = held_by(transaction, sorted({row.lane for row in rows}))
+    for job in sorted(set(jobs.values())):
+        hold(transaction, job, [row.request_id for row in rows if jobs.get(row.lane) == job])
+    return set(jobs)
 
 
 class _Overdue:

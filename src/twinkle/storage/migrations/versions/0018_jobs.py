@@ -17,6 +17,7 @@ _PARTIAL_INDEXES = (
     ("job_settled", ["id"], "state = 'waiting' AND (num_needs = 0 OR broken_need IS NOT NULL)"),
     ("job_paused", ["paused_at"], "state = 'paused'"),
     ("job_ended", ["finished_at"], "finished_at IS NOT NULL"),
+    ("job_holds", ["id"], "holds AND finished_at IS NOT NULL"),
 )
 _KEPT = "finished_at IS NOT NULL AND NOT expired"
 
@@ -92,6 +93,7 @@ def _create_job() -> None:
         sa.Column("num_events", sa.Integer(), nullable=False),
         sa.Column("num_needs", sa.Integer(), nullable=False),
         sa.Column("broken_need", sa.String(), nullable=True),
+        sa.Column("holds", sa.Boolean(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("owner", sa.String(), nullable=True),
         sa.Column("lease_until", sa.Float(), nullable=False),
