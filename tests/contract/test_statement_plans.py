@@ -13,8 +13,10 @@ from functools import partial
 
 import pytest
 
+from harness.job_life import JobBench, new_job
 from harness.journal import MESH, Bench, done, failed, new_sampler, submission
 from twinkle.core.ids import request_id_of
+from twinkle.core.job import JobEvent, JobKind, JobPlace, JobState
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
@@ -28,18 +30,30 @@ Action = Callable[[Bench, Lease], object]
 NUM_LANES = 50_000
 """As many as PostgreSQL no longer reads as a whole to find a hundred."""
 
+NUM_JOBS = 10_000
+
 DAY_S = 86_400.0
 
-TABLES = ("operation", "lane", "adapter", "checkpoint", "access_token", "ephemeral_weights")
+TABLES = (
+    "operation",
+    "lane",
+    "adapter",
+    "checkpoint",
+    "access_token",
+    "ephemeral_weights",
+    "job",
+)
+TABLES_OF_JOBS = ("job_event", "job_attempt", "job_dependency")
 
 # A walk along one of these is one along what waits, not along what there is.
 _SMALL = (
     "lane_ready|lane_gap|lane_prunable|lane_unloaded|sample_waiting|operation_open"
-    "|ephemeral_of_session|ephemeral_pinned"
+    "|ephemeral_of_session|ephemeral_pinned|job_ready|job_running|job_settled|job_paused|job_holds"
 )
+_ANY_TABLE = "|".join(TABLES + TABLES_OF_JOBS)
 _WHOLE_TABLE = re.compile(
-    rf"SCAN (o|l|sampling_session|{'|'.join(TABLES)})\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
-    rf'|"Seq Scan"[^{{}}]*"Relation Name": "({"|".join(TABLES)})"'
+    rf"SCAN (o|l|j|busy|sampling_session|{_ANY_TABLE})\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
+    rf'|"Seq Scan"[^{{}}]*"Relation Name": "({_ANY_TABLE})"'
 )
 
 
@@ -86,6 +100,7 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
             " used_at, ended_at) "
             f" {numbers} SELECT CAST(i AS TEXT), 't0', 'session-t0', CAST(i AS TEXT), 3, 1, 0, 0, 1 FROM n"
         )
+        _crowd_jobs(transaction, numbers.replace(str(NUM_LANES), str(NUM_JOBS)), bench.clock.now())
     bench.append(submission("a", 1))
     bench.claim(lease)
     bench.append(submission("a", 2), submission("b", 1), submission("s", 0, OperationKind.SAMPLE))
@@ -94,6 +109,45 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
         with bench.database.transaction() as transaction:
             transaction.execute("ANALYZE")
     return bench
+
+
+def _crowd_jobs(transaction: Transaction, numbers: str, now: float) -> None:
+    """Many jobs that have ended, each with an event, an attempt and one that it came after."""
+    transaction.execute(
+        "INSERT INTO job (id, tenant, kind, spec, digest, nice, max_attempts, user_metadata, seed, state, progress,"
+        " saved, attempt, num_failures, best_done, num_events, num_needs, holds, epoch, lease_until, not_before,"
+        " nudged_at, created_at, finished_at)"
+        f" {numbers} SELECT CAST(i AS TEXT), 't0', 'ops', '{{}}', '', 50, 3, '{{}}', 0, 'succeeded', '{{}}', '{{}}', 1,"
+        f" 0, 0, 1, 0, FALSE, 1, 0, 0, 0, i, {now} FROM n"
+    )
+    transaction.execute(
+        "INSERT INTO job_event (job, number, at, kind, message, data)"
+        f" {numbers} SELECT CAST(i AS TEXT), 1, 0, 'status', '', '{{}}' FROM n"
+    )
+    transaction.execute(
+        f"INSERT INTO job_attempt (job, attempt, owner, started_at) {numbers} SELECT CAST(i AS TEXT), 1, '', 0 FROM n"
+    )
+    transaction.execute(
+        f"INSERT INTO job_dependency (job, needs, condition, ended) {numbers}"
+        " SELECT CAST(i AS TEXT), CAST(i + 1 AS TEXT), 'any', TRUE FROM n"
+    )
+
+
+def _run_job(bench: Bench, lease: Lease) -> None:
+    jobs = JobBench(bench)
+    claim = jobs.claim("new")
+    jobs.running.beat(claim)
+    jobs.running.record(claim, progress={"done": 1}, saved={"step": 1}, events=[JobEvent(kind="message", message="x")])
+    jobs.running.finish(claim, JobState.SUCCEEDED)
+
+
+def _page_of_jobs(bench: Bench, lease: Lease) -> None:
+    jobs = bench.stores.jobs
+    first = jobs.page("t0", limit=50)
+    place = JobPlace(created_at=first[-1].created_at, id=first[-1].id)
+    assert len(jobs.page("t0", limit=50, after=place)) == 50
+    assert len(jobs.page("t0", limit=50, states=[JobState.SUCCEEDED], kinds=[JobKind.OPS])) == 50
+    jobs.page("t0", limit=50, parent="7")
 
 
 def _commit(bench: Bench, lease: Lease) -> None:
@@ -163,6 +217,20 @@ ACTIONS: dict[str, Action] = {
     ),
     "expire_checkpoints": lambda bench, lease: bench.upkeep.expire_checkpoints(),
     "expire_access_tokens": lambda bench, lease: bench.upkeep.expire_access_tokens(),
+    "create_job": lambda bench, lease: bench.stores.jobs.create_many(
+        [new_job("new"), new_job("next", needs={"new": "ok", "7": "any"}, parent="8")]
+    ),
+    "resend_job": lambda bench, lease: bench.stores.jobs.create(new_job("new")),
+    "page_of_jobs": _page_of_jobs,
+    "events_of_job": lambda bench, lease: bench.stores.jobs.events("7", "t0"),
+    "attempts_of_job": lambda bench, lease: bench.stores.jobs.attempts("7", "t0"),
+    "ready_jobs": lambda bench, lease: bench.stores.waiting_jobs.take_ready(limit=16, again_after_s=10.0),
+    "run_job": _run_job,
+    "settle_jobs": lambda bench, lease: bench.stores.waiting_jobs.settle(),
+    "pause_job": lambda bench, lease: bench.stores.jobs.request_pause("next", "t0"),
+    "end_paused_jobs": lambda bench, lease: bench.stores.job_keeping.end_paused(older_than_s=0.0),
+    "release_results_of_jobs": lambda bench, lease: bench.stores.job_keeping.release(),
+    "forget_jobs": lambda bench, lease: bench.stores.job_keeping.forget(older_than_s=100 * DAY_S),
     "expire_results": lambda bench, lease: bench.upkeep.expire_results(older_than_s=DAY_S),
 }
 

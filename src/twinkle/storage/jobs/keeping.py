@@ -68,7 +68,7 @@ class JobKeeping:
         with self._database.transaction() as transaction:
             rows = transaction.execute(
                 "SELECT id, attempt, expires_at FROM job WHERE state = 'paused' AND (paused_at <= ? OR expires_at <= ?)"
-                " ORDER BY id LIMIT ? FOR UPDATE",
+                " ORDER BY paused_at LIMIT ? FOR UPDATE",
                 (now - older_than_s, now, _BATCH),
             ).fetchall()
             for row in rows:
