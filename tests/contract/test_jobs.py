@@ -244,8 +244,7 @@ def test_what_was_to_come_after_a_job_that_did_not_succeed_fails_with_its_name_a
     jobs.submit("export", needs={"evaluate": "ok"})
     jobs.submit("clean", needs={"train": "any"})
 
-    jobs.jobs.request_cancel("train", "t0")
-    jobs.waiting.settle()
+    jobs.finish("train", JobState.FAILED)
 
     assert [jobs.state(name) for name in ("evaluate", "export", "clean")] == ["failed", "failed", "queued"]
     failure = jobs.jobs.find("export", "t0").failure

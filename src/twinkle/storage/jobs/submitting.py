@@ -74,7 +74,8 @@ def _insert(transaction: Transaction, new: NewJob, created_at: float) -> bool:
             "INSERT INTO job (id, tenant, kind, spec, digest, client_id, name, parent, at_once, nice, max_attempts,"
             " notify_url, user_metadata, seed, state, progress, saved, attempt, num_failures, best_done, num_events,"
             " num_needs, holds, epoch, lease_until, not_before, nudged_at, created_at, expires_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, '{}', 0, 0, 0, 1, 0, FALSE, 0, 0, 0, 0, ?, ?)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+            " 'queued', ?, '{}', 0, 0, 0, 1, 0, FALSE, 0, 0, 0, 0, ?, ?)"
             " ON CONFLICT DO NOTHING",
             (
                 new.id,
