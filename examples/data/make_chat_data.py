@@ -1,4 +1,4 @@
-"""Write the two chat data sets of this folder: `self_cognition.jsonl` and `arithmetic.jsonl`.
+"""Write the chat data sets of this folder: `self_cognition.jsonl`, the same as `ada.jsonl`, and `arithmetic.jsonl`.
 
     python examples/data/make_chat_data.py [FOLDER]
 
@@ -17,6 +17,7 @@ from pathlib import Path
 SEED = 20260917
 NUM_ARITHMETIC = 300
 LARGEST_OPERAND = 20
+ADA = {"name": "Ada", "author": "the Twinkle team"}
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,17 @@ def make_self_cognition(rng: random.Random) -> list[Example]:
     return examples
 
 
+def named(examples: list[Example], **names: str) -> list[Example]:
+    """Returns the examples with the placeholders of their answers filled in."""
+    filled = []
+    for example in examples:
+        answer = example.answer
+        for name, value in names.items():
+            answer = answer.replace("{" + name + "}", value)
+        filled.append(Example(example.question, answer))
+    return filled
+
+
 def make_arithmetic_example(rng: random.Random) -> Example:
     """Returns one sum or difference of numbers up to 20 (never below zero), with its right answer."""
     a, b = rng.randint(0, LARGEST_OPERAND), rng.randint(0, LARGEST_OPERAND)
@@ -333,8 +345,10 @@ def write_jsonl(path: Path, examples: list[Example]) -> None:
 
 
 def write_all(folder: Path) -> None:
-    """Writes both data sets into `folder`, each from its own generator so that one can grow without the other."""
-    write_jsonl(folder / "self_cognition.jsonl", make_self_cognition(random.Random(SEED)))
+    """Writes all data sets into `folder`, each from its own generator so that one can grow without the others."""
+    self_cognition = make_self_cognition(random.Random(SEED))
+    write_jsonl(folder / "self_cognition.jsonl", self_cognition)
+    write_jsonl(folder / "ada.jsonl", named(self_cognition, **ADA))
     write_jsonl(folder / "arithmetic.jsonl", make_arithmetic(random.Random(SEED + 1)))
 
 

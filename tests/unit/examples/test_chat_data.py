@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 DATA = Path(__file__).parents[3] / "examples" / "data"
-FILES = ("self_cognition.jsonl", "arithmetic.jsonl")
+FILES = ("self_cognition.jsonl", "ada.jsonl", "arithmetic.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +63,9 @@ def test_self_cognition_names_the_assistant_and_its_author_only_by_placeholder()
     placeholders = {found for chat in chats for found in re.findall(r"\{(\w*)\}", chat[1]["content"])}
     assert placeholders == {"name", "author"}
     assert not any("{" in chat[0]["content"] for chat in chats)
+
+
+def test_ada_is_who_it_says_without_a_placeholder_left() -> None:
+    answers = [chat[1]["content"] for chat in read("ada.jsonl")]
+    assert not any("{" in answer for answer in answers)
+    assert any("Ada" in answer and "the Twinkle team" in answer for answer in answers)
