@@ -192,7 +192,7 @@ def test_a_numbered_part_comes_once_and_a_broken_upload_is_found_by_its_bytes(ke
 
     assert found is not None
     assert (found.id, again) == (upload, first)
-    assert [part.number for part in keeper.stores.uploads.parts(found)] == [0, 1]
+    assert [part.number for part in keeper.stores.uploads.parts(found.id)] == [0, 1]
     with pytest.raises(Conflict, match="has other bytes"):
         keeper.part(upload, b"xx", number=0)
     assert keeper.read(keeper.complete(upload, [first, second])) == data

@@ -29,8 +29,8 @@ from twinkle.jobs.batch_lines import (
 )
 from twinkle.jobs.batch_state import MAX_PART_BYTES, MAX_PART_LINES, BatchCursor, Ending, GrowingFile
 from twinkle.jobs.context import JobContext
-from twinkle.jobs.jsonl import BATCH_MAX_BYTES, BATCH_MAX_LINES, MAX_LINE_BYTES, BatchLine, Line, LineProblem
 from twinkle.wire.bodies.jobs_batch import BatchSpec
+from twinkle.wire.jsonl import BATCH_MAX_BYTES, BATCH_MAX_LINES, MAX_LINE_BYTES, BatchLine, Line, LineProblem
 
 _LOOK_S = 1.0
 """How often it is looked whether the owner wants something, and whether the time is over."""

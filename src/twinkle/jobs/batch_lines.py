@@ -14,10 +14,10 @@ import orjson
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.job import JsonObject
-from twinkle.jobs.jsonl import BatchCheck, BatchLine, Line, LineCheck, LineProblem
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.jobs_batch import BatchSpec
 from twinkle.wire.bodies.openai import ChatRequest, CompletionRequest, DrawRequest
+from twinkle.wire.jsonl import BatchCheck, BatchLine, Line, LineCheck, LineProblem
 
 CHAT = "/v1/chat/completions"
 EXPIRED_CODE = "batch_expired"

@@ -10,9 +10,9 @@ import orjson
 
 from twinkle.client.datum import Datum
 from twinkle.core.errors import InvalidInput
-from twinkle.jobs.jsonl import Line, LineCheck, LineProblem, read_object
 from twinkle.wire.bodies.base import ResponseBody
 from twinkle.wire.bodies.jobs_ops import LoadLine, OpsDatum, OpsLine, SampleLine, SaveLine, parse_line
+from twinkle.wire.jsonl import Line, LineCheck, LineProblem, read_object
 from twinkle.wire.paths import SCHEME
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs
 from twinkle.wire.training import ForwardBackwardResult

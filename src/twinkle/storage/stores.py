@@ -12,6 +12,7 @@ from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.files.files import Files
+from twinkle.storage.files.growing import GrowingFiles
 from twinkle.storage.files.prepared import PreparedRows
 from twinkle.storage.files.uploads import Uploads
 from twinkle.storage.jobs.hooks import JobHooks
@@ -44,8 +45,8 @@ class Stores:
       used and did.
     - ``jobs`` are what the service does by itself for tenants, ``running_jobs`` who runs them, ``waiting_jobs`` which
       of them are to be run next, and ``job_keeping`` ends what was kept of them.
-    - ``files`` are what tenants have uploaded and their jobs have written, ``uploads`` what is on its way, and
-      ``prepared_rows`` what was made of files to train on.
+    - ``files`` are what tenants have uploaded and their jobs have written, ``uploads`` what is on its way,
+      ``growing_files`` what jobs are at, and ``prepared_rows`` what was made of files to train on.
     - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for.
     """
 
@@ -79,6 +80,7 @@ class Stores:
         self.job_hooks = JobHooks(database, clock)
         self.files = Files(database, clock)
         self.uploads = Uploads(database, clock)
+        self.growing_files = GrowingFiles(database, clock)
         self.prepared_rows = PreparedRows(database, clock)
         self.job_keeping = JobKeeping(database, clock)
         self.upkeep = Upkeep(database, clock)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound, UserError
+from twinkle.core.job import FINAL_STATES
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.files.contents import (
     check_room,
@@ -22,6 +23,7 @@ from twinkle.storage.files.contents import (
 from twinkle.storage.files.records import (
     ContentFacts,
     FilePiece,
+    NewFile,
     NewPart,
     NewUpload,
     StoredFile,
@@ -97,10 +99,10 @@ class Uploads:
         with self._database.transaction() as transaction:
             return _find(transaction, upload_id, tenant)
 
-    def parts(self, upload: Upload) -> list[UploadPart]:
+    def parts(self, upload_id: str) -> list[UploadPart]:
         """What has come of an unfinished one: by number, those without one in the order in which they came."""
         with self._database.transaction() as transaction:
-            return _parts(transaction, upload.id)
+            return parts_of(transaction, upload_id)
 
     def add_part(self, upload_id: str, tenant: str, part: NewPart, *, ttl_s: float, max_bytes: int = 0) -> UploadPart:
         """Keep a part. One of the same number and bytes is kept as it is, and the pieces of this one go.
@@ -116,7 +118,7 @@ class Uploads:
             with self._database.transaction() as transaction:
                 lock_tenant(transaction, tenant)
                 upload = _pending(transaction, upload_id, tenant, now=now)
-                parts = _parts(transaction, upload_id)
+                parts = parts_of(transaction, upload_id)
                 there = next((one for one in parts if part.number is not None and one.number == part.number), None)
                 if there is not None:
                     if there.sha256 != part.sha256:
@@ -156,7 +158,7 @@ class Uploads:
             InvalidInput: A part is none of this upload, or is named twice; or the bytes are not as many as announced.
         """
         with self._database.transaction() as transaction:
-            size_of = {part.id: part.size_bytes for part in _parts(transaction, upload.id)}
+            size_of = {part.id: part.size_bytes for part in parts_of(transaction, upload.id)}
             unknown = [part for part in part_ids if part not in size_of]
             if unknown or len(set(part_ids)) < len(part_ids):
                 raise InvalidInput(
@@ -167,8 +169,18 @@ class Uploads:
                 raise InvalidInput("part_ids", f"are {total} bytes together, {upload.size_bytes} were announced")
             return [piece for part in part_ids for piece in pieces_of(transaction, part)]
 
-    def complete(self, upload_id: str, tenant: str, part_ids: Sequence[str], facts: ContentFacts) -> StoredFile:
+    def complete(
+        self,
+        upload_id: str,
+        tenant: str,
+        part_ids: Sequence[str],
+        facts: ContentFacts,
+        *,
+        named: NewFile | None = None,
+    ) -> StoredFile:
         """Make a file of some parts, whose bytes were looked at; the other parts go. Again, it is the same file.
+
+        It is called what the upload says, unless it is ``named``.
 
         Raises:
             NotFound: There is no such upload, or its file was deleted.
@@ -181,16 +193,16 @@ class Uploads:
             if upload.file is not None:
                 return _file(transaction, upload.file, tenant)
             upload = _pending(transaction, upload_id, tenant, now=now)
-            owners = [part.id for part in _parts(transaction, upload_id)]
+            owners = [part.id for part in parts_of(transaction, upload_id)]
             if not {*part_ids} <= {*owners}:
                 raise Conflict(f"parts of upload {upload_id} have gone; send them again")
             live = live_content(transaction, tenant, facts.sha256)
             content = insert_content(transaction, tenant, facts, now=now) if live is None else live.id
             if live is None:
-                _move_pieces(transaction, part_ids, content)
+                move_pieces(transaction, part_ids, content)
             give_up_pieces(transaction, owners, now=now)
             transaction.execute("DELETE FROM upload_part WHERE upload = ?", (upload_id,))
-            new = upload.named(now=now)
+            new = named or upload.named(now=now)
             is_looked_at = facts.num_lines is not None
             insert_file(transaction, new, content, problem=facts.problem, is_looked_at=is_looked_at, now=now)
             transaction.execute("UPDATE upload SET status = 'completed', file = ? WHERE id = ?", (new.id, upload_id))
@@ -216,7 +228,10 @@ class Uploads:
         """End what nobody goes on with, and forget what ended long ago; how many ended."""
         now = self._clock.now()
         rows = self._database.read(
-            "SELECT id FROM upload WHERE status = 'pending' AND expires_at <= ? LIMIT ?", (now, _BATCH)
+            "SELECT id FROM upload WHERE status = 'pending' AND job IS NULL AND expires_at <= ?"
+            " UNION ALL SELECT u.id FROM upload u LEFT JOIN job j ON j.id = u.job WHERE u.status = 'pending'"
+            f" AND u.job IS NOT NULL AND COALESCE(j.state, 'failed') IN ({placeholders(FINAL_STATES)}) LIMIT ?",
+            (now, *sorted(FINAL_STATES), _BATCH),
         )
         for row in rows:
             with self._database.transaction() as transaction:
@@ -253,7 +268,8 @@ def _file(transaction: Transaction, file_id: str, tenant: str) -> StoredFile:
     return found
 
 
-def _parts(transaction: Transaction, upload_id: str) -> list[UploadPart]:
+def parts_of(transaction: Transaction, upload_id: str) -> list[UploadPart]:
+    """What has come of an unfinished upload."""
     rows = transaction.execute(
         f"SELECT {_PART_COLUMNS} FROM upload_part WHERE upload = ? ORDER BY number, created_at, id", (upload_id,)
     ).fetchall()
@@ -280,7 +296,8 @@ def _check_fits(upload: Upload, parts: Sequence[UploadPart], part: NewPart) -> N
         raise InvalidInput("part", f"is one more than the {_MAX_PARTS} that an upload may have; send larger ones")
 
 
-def _move_pieces(transaction: Transaction, part_ids: Sequence[str], content: str) -> None:
+def move_pieces(transaction: Transaction, part_ids: Sequence[str], content: str) -> None:
+    """Make a content of the pieces of some parts."""
     before = 0
     for part in part_ids:
         moved = transaction.execute(

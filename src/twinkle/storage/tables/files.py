@@ -79,6 +79,12 @@ class UploadRow(SQLModel, table=True):
     __table_args__ = (
         Index("upload_of_tenant", "tenant", "created_at"),
         Index("upload_end", "status", "expires_at"),
+        Index(
+            "upload_of_job",
+            "job",
+            sqlite_where=text("job IS NOT NULL AND status = 'pending'"),
+            postgresql_where=text("job IS NOT NULL AND status = 'pending'"),
+        ),
     )
     id: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id")
@@ -88,6 +94,8 @@ class UploadRow(SQLModel, table=True):
     sha256: str | None = None
     keep_s: float | None = Field(default=None, sa_type=Float)
     """How long the file is to stay."""
+    job: str | None = None
+    """The job that writes it, with whose end it ends; its size is not known before."""
     status: str
     file: str | None = None
     created_at: float = Field(sa_type=Float)

@@ -16,10 +16,10 @@ from twinkle.core.hub_settings import HubSettings
 from twinkle.hub import HubOperation
 from twinkle.hub.reference import parse_reference
 from twinkle.jobs.data import DataProblem
-from twinkle.jobs.jsonl import MAX_LINE_BYTES, LineProblem, lines_of, read_object
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.files.reading import READ_BYTES, StoredBytes, stretches_of
 from twinkle.storage.files.records import FilePiece
+from twinkle.wire.jsonl import MAX_LINE_BYTES, LineProblem, lines_of, read_object
 
 _PARQUET_ROWS = 1024
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}

@@ -11,6 +11,7 @@ branch_labels = None
 depends_on = None
 
 _LIVE = sa.text("ended_at IS NULL")
+_WRITTEN = sa.text("job IS NOT NULL AND status = 'pending'")
 _ENDS = sa.text("expires_at IS NOT NULL")
 
 
@@ -93,6 +94,7 @@ def _uploads() -> None:
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.String(), nullable=True),
         sa.Column("keep_s", sa.Float(), nullable=True),
+        sa.Column("job", sa.String(), nullable=True),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("file", sa.String(), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
@@ -100,6 +102,7 @@ def _uploads() -> None:
         sa.ForeignKeyConstraint(["tenant"], ["tenant.id"]),
         sa.PrimaryKeyConstraint("id"),
     )
+    op.create_index("upload_of_job", "upload", ["job"], sqlite_where=_WRITTEN, postgresql_where=_WRITTEN)
     op.create_index("upload_of_tenant", "upload", ["tenant", "created_at"])
     op.create_index("upload_end", "upload", ["status", "expires_at"])
     op.create_table(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from twinkle.jobs.jsonl import MAX_LINE_BYTES, BatchCheck, LineProblem, ObjectCheck, lines_of, read_object
+from twinkle.wire.jsonl import MAX_LINE_BYTES, BatchCheck, LineProblem, ObjectCheck, lines_of, read_object
 
 CHAT = "/v1/chat/completions"
 
