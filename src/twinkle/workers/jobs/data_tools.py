@@ -14,33 +14,20 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, TransientError, TwinkleError, UserError
 from twinkle.core.ids import new_id
 from twinkle.core.job import JobFailed
-from twinkle.core.mesh import MeshCapabilities
-from twinkle.hub.model_path import resolve_model_id
 from twinkle.jobs.data import DataRequest, DataRow, DataRows, PreparedData
-from twinkle.scheduler.placement import choose_mesh
 from twinkle.storage.blobs import PREPARED, BlobStore, day_of
 from twinkle.storage.files.prepared import NewPreparedData, shard_key
 from twinkle.storage.files.records import StoredFile
 from twinkle.storage.stores import Stores
 from twinkle.workers.jobs.data_preparing import DataOutcome, DataWork, prepare
 from twinkle.workers.jobs.heavy import HeavyWork
+from twinkle.workers.jobs.models import capabilities_of, digest_of_tokenizer, tokenizer_folder
 
 T = TypeVar("T")
 
 _VERSION = 1
 """Of what is made of the same rows; a change of it makes everything anew."""
 _OPEN_READERS = 16
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-)
 
 
 class DataTools:
@@ -111,8 +98,8 @@ class DataTools:
         return PreparedData.from_json(json.loads(kept))
 
     def _work_of(self, request: DataRequest) -> DataWork:
-        capabilities = self._capabilities(request.model)
-        model_path = _tokenizer_folder(capabilities)
+        capabilities = capabilities_of(self._stores.meshes, request.model)
+        model_path = tokenizer_folder(capabilities)
         file: StoredFile | None = None
         if request.file is not None:
             try:
@@ -126,7 +113,7 @@ class DataTools:
             request.options(),
             capabilities.max_context_length,
             capabilities.vocab_size,
-            _digest_of_tokenizer(model_path),
+            digest_of_tokenizer(model_path),
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return DataWork(
@@ -141,16 +128,6 @@ class DataTools:
             file_name="" if file is None else file.name,
             pieces=() if file is None else tuple(self._stores.files.pieces(file)),
         )
-
-    def _capabilities(self, model: str) -> MeshCapabilities:
-        """What is known of a model that is served.
-
-        Raises:
-            InvalidInput: It is not.
-        """
-        mesh = choose_mesh(self._stores.meshes.all(), model)
-        assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
-        return mesh.capabilities
 
 
 async def _told(call: Awaitable[T]) -> T:
@@ -168,19 +145,3 @@ def _words(outcome: DataOutcome) -> str:
     first = "; ".join(str(problem) for problem in outcome.problems[:3])
     rows = "1 row" if outcome.num_wrong == 1 else f"{outcome.num_wrong} rows"
     return f"{rows} of {outcome.num_rows} cannot be used: {first}{'; ...' if outcome.num_wrong > 3 else ''}"
-
-
-def _tokenizer_folder(capabilities: MeshCapabilities) -> Path:
-    """Where the model's tokenizer is on this machine; of a mesh on another one it is fetched from its hub."""
-    path = capabilities.tokenizer_path
-    if path is not None and Path(path).is_dir():
-        return Path(path)
-    return Path(resolve_model_id(capabilities.base_model, ignore_model=True))
-
-
-def _digest_of_tokenizer(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for name in _TOKENIZER_FILES:
-        if (folder / name).is_file():
-            digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
-    return digest.hexdigest()

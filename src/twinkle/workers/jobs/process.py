@@ -6,7 +6,6 @@ import socket
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import cast
 
 import structlog
 from celery import Celery, signals
@@ -16,18 +15,18 @@ from twinkle.core.addresses import parse_networks
 from twinkle.core.clock import SystemClock
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
-from twinkle.jobs.files import JobFiles
 from twinkle.jobs.plans import PLANS, PlanClasses
 from twinkle.jobs.runner import JobRunner
-from twinkle.jobs.tools import Tools
+from twinkle.jobs.stored_files import StoredFiles
 from twinkle.jobs.webhooks import Webhooks
 from twinkle.server.signing import Signer, hook_key, secret_of
+from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.jobs import JOBS_QUEUE, AttemptReporter, JobDispatcher, register_jobs
 from twinkle.workers.jobs.host import running_host
-from twinkle.workers.jobs.unoffered import Unoffered
+from twinkle.workers.jobs.toolbox import Toolbox
 
 _log = structlog.get_logger()
 
@@ -74,13 +73,16 @@ def run_jobs_worker(settings: Settings, *, plans: PlanClasses = PLANS) -> int:
     app = make_app(settings)
     loop = LoopThread("jobs")
     stack = AsyncExitStack()
+    blobs = open_blob_store(settings.resolved_object_store)
+    tools = Toolbox(settings, stores, blobs, clock)
+    stack.push_async_callback(tools.close)
     host = running_host(
         settings,
         stores,
         clock=clock,
         plans=plans,
-        open_files=lambda job, door: cast(JobFiles, Unoffered("files")),
-        tools=cast(Tools, Unoffered("training library")),
+        open_files=lambda job, door: StoredFiles(job, stores, blobs, clock),
+        tools=tools,
     )
     runner = loop.run(stack.enter_async_context(host))
     signer = Signer(secret_of(settings))

@@ -1,0 +1,81 @@
+"""All that plans need of the training library, each part by whoever knows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from twinkle.core.clock import Clock
+from twinkle.core.errors import InvalidInput
+from twinkle.core.job import JobFailed
+from twinkle.core.settings import Settings
+from twinkle.grading.grade import RewardRequest
+from twinkle.jobs.data import DataRequest, DataRow, PreparedData
+from twinkle.server.model_texts import Texts
+from twinkle.storage.blobs import BlobStore
+from twinkle.storage.stores import Stores
+from twinkle.workers.jobs.data_tools import DataTools
+from twinkle.workers.jobs.heavy import HeavyWork
+from twinkle.workers.jobs.models import capabilities_of, digest_of_vocabulary, tokenizer_folder
+from twinkle.workers.jobs.rewards import RewardProcesses
+
+
+class Toolbox:
+    """See :class:`twinkle.jobs.tools.Tools`. Lives on one event loop."""
+
+    def __init__(self, settings: Settings, stores: Stores, blobs: BlobStore, clock: Clock) -> None:
+        self._stores = stores
+        self._heavy = HeavyWork()
+        self._data = DataTools(
+            stores, blobs, object_store=settings.resolved_object_store, heavy=self._heavy, clock=clock
+        )
+        self._rewards = RewardProcesses()
+        self._texts = Texts(clock)
+
+    async def close(self) -> None:
+        """End all processes."""
+        await self._rewards.close()
+        await asyncio.to_thread(self._heavy.stop)
+
+    async def prepare_data(self, request: DataRequest) -> PreparedData:
+        """See :meth:`twinkle.jobs.tools.Tools.prepare_data`."""
+        return await self._data.prepare_data(request)
+
+    async def read_rows(self, prepared: PreparedData, numbers: list[int]) -> list[DataRow]:
+        """See :meth:`twinkle.jobs.tools.Tools.read_rows`."""
+        return await self._data.read_rows(prepared, numbers)
+
+    async def grade(self, tenant: str, request: RewardRequest) -> float:
+        """See :meth:`twinkle.jobs.tools.Tools.grade`."""
+        return await self._rewards.grade(tenant, request)
+
+    async def decode(self, model: str, answers: Sequence[Sequence[int]]) -> list[str]:
+        """See :meth:`twinkle.jobs.tools.Tools.decode`."""
+        return await asyncio.to_thread(self._decode, model, answers)
+
+    async def vocabulary(self, model: str) -> str:
+        """See :meth:`twinkle.jobs.tools.Tools.vocabulary`."""
+        return await asyncio.to_thread(self._vocabulary, model)
+
+    def _decode(self, model: str, answers: Sequence[Sequence[int]]) -> list[str]:
+        texts = self._texts.of(self._folder(model))
+        if texts is None:
+            raise _no_tokenizer(model)
+        return [texts.decode(tokens) for tokens in answers]
+
+    def _vocabulary(self, model: str) -> str:
+        folder = self._folder(model)
+        if self._texts.of(folder) is None:
+            raise _no_tokenizer(model)
+        return digest_of_vocabulary(Path(folder))
+
+    def _folder(self, model: str) -> str:
+        try:
+            return str(tokenizer_folder(capabilities_of(self._stores.meshes, model)))
+        except InvalidInput as error:
+            raise JobFailed("model_not_served", error.message, field="model") from error
+
+
+def _no_tokenizer(model: str) -> JobFailed:
+    return JobFailed("no_tokenizer", f"the tokenizer of {model} cannot be read by this jobs worker", field="model")
