@@ -12,10 +12,14 @@ from twinkle.core.job import JobFailed
 from twinkle.core.settings import Settings
 from twinkle.grading.grade import RewardRequest
 from twinkle.jobs.data import DataRequest, DataRow, PreparedData
+from twinkle.jobs.exporting import ExportOrder, ExportWork
 from twinkle.server.model_texts import Texts
+from twinkle.server.sealing import Sealer
+from twinkle.server.signing import Signer, secret_of
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.stores import Stores
 from twinkle.workers.jobs.data_tools import DataTools
+from twinkle.workers.jobs.export.work import ExportParts, ExportTools
 from twinkle.workers.jobs.heavy import HeavyWork
 from twinkle.workers.jobs.models import capabilities_of, digest_of_vocabulary, tokenizer_folder
 from twinkle.workers.jobs.rewards import RewardProcesses
@@ -29,6 +33,10 @@ class Toolbox:
         self._heavy = HeavyWork()
         self._data = DataTools(
             stores, blobs, object_store=settings.resolved_object_store, heavy=self._heavy, clock=clock
+        )
+        sealer = Sealer(Signer(secret_of(settings)))
+        self._exports = ExportTools(
+            ExportParts(settings=settings, stores=stores, blobs=blobs, clock=clock, sealer=sealer, heavy=self._heavy)
         )
         self._rewards = RewardProcesses()
         self._texts = Texts(clock)
@@ -57,6 +65,10 @@ class Toolbox:
     async def vocabulary(self, model: str) -> str:
         """See :meth:`twinkle.jobs.tools.Tools.vocabulary`."""
         return await asyncio.to_thread(self._vocabulary, model)
+
+    async def open_export(self, order: ExportOrder) -> ExportWork:
+        """See :meth:`twinkle.jobs.tools.Tools.open_export`."""
+        return await self._exports.open_export(order)
 
     def _decode(self, model: str, answers: Sequence[Sequence[int]]) -> list[str]:
         texts = self._texts.of(self._folder(model))
