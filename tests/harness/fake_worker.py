@@ -224,7 +224,11 @@ class FakeWorker:
             ids = np.tile(np.arange(request.topk_sample_logprobs, dtype=np.int32), (length, 1))
             topk = TopkLogprobs(ids, np.full(ids.shape, -2.0, dtype=np.float32))
         sequence = WireSequence(tokens, logprobs, "length", topk)
-        return encode_sample_response(SampleResult((sequence,) * request.num_samples))
+        read = None
+        if request.prompt_logprobs:
+            read = np.full(request.num_prompt_tokens, -1.5, dtype=np.float32)
+            read[0] = np.nan
+        return encode_sample_response(SampleResult((sequence,) * request.num_samples, prompt_logprobs=read))
 
     def _save(self, claim: Claim, body: dict[str, object], records: Records) -> dict[str, object]:
         if "path" not in body:

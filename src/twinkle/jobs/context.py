@@ -25,6 +25,7 @@ from twinkle.jobs.files import JobFiles
 from twinkle.jobs.tools import Tools
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
+OtherT = TypeVar("OtherT", bound=BaseModel)
 
 
 class Recorder(Protocol):
@@ -65,6 +66,7 @@ class JobContext(Generic[SpecT]):
         self.spec = spec
         self.saved = saved
         """Where the plan stands, as it was last saved; empty at first."""
+        self._parts = parts
         self.door = parts.door
         self.files = parts.files
         self.tools = parts.tools
@@ -72,6 +74,12 @@ class JobContext(Generic[SpecT]):
         self._clock = parts.clock
         self._progress = dict(job.progress)
         self._was_told = False
+
+    def for_spec(self, spec: OtherT) -> JobContext[OtherT]:
+        """The same with another spec, for a plan that goes on as one of another kind; what was saved goes along."""
+        other = JobContext(self.job, spec, self.saved, self._parts)
+        other._progress, other._was_told = self._progress, self._was_told
+        return other
 
     def seed_of(self, *parts: object) -> int:
         """A seed of 31 bits that follows from the job's own and from what it is for, such as ``("epoch", 2)``."""

@@ -11,16 +11,19 @@ from twinkle.jobs.export import ExportPlan
 from twinkle.jobs.groups import FlowPlan, SweepPlan
 from twinkle.jobs.ops import OpsPlan
 from twinkle.jobs.plan import Plan
+from twinkle.jobs.reinforcement.plan import DistillPlan, ReinforcementPlan
 from twinkle.jobs.training.plan import PreferencePlan, SupervisedPlan
 
 PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
 
 PLANS: PlanClasses = {
     JobKind.BATCH: BatchPlan,
+    JobKind.DISTILL: DistillPlan,
     JobKind.EXPORT: ExportPlan,
     JobKind.FLOW: FlowPlan,
     JobKind.OPS: OpsPlan,
     JobKind.PREFERENCE: PreferencePlan,
+    JobKind.REINFORCEMENT: ReinforcementPlan,
     JobKind.SUPERVISED: SupervisedPlan,
     JobKind.SWEEP: SweepPlan,
 }

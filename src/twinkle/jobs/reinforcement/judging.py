@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from twinkle.core.job import JobEvent, JobFailed
 from twinkle.grading import grade as grading
 from twinkle.grading.grade import Grade, GraderFailed, Judgement, Problem, ProblemKind, RewardRequest
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.data import MOST_PROBLEMS
+from twinkle.jobs.reinforcement.asking import ask_model
 from twinkle.jobs.reinforcement.rollouts import Answer, Prompt
 from twinkle.wire.bodies.graders import (
     DEFAULT_JUDGE_TOKENS,
@@ -25,12 +24,9 @@ from twinkle.wire.bodies.graders import (
     parts_of,
 )
 
-_BUSY = (429, 503)
 _MISSING = 404
 _AT_ONCE = 8
-_PATIENCE_S = 600.0
 _SHOWN_PROBLEMS = 3
-_SESSION = "X-Session-Id"
 
 
 @dataclass(frozen=True)
@@ -139,30 +135,11 @@ class _DoorJudges:
         }
         if sampling.top_p is not None:
             body["top_p"] = sampling.top_p
-        headers = {
-            "Idempotency-Key": ":".join(str(part) for part in (self.context.job.id, *parts)),
-            _SESSION: await self.context.door.session(),
-        }
-        answer = await self._asked(body, headers)
+        answer = await ask_model(self.context, "/v1/chat/completions", body, key=parts)
         if not answer.is_success:
             raise GraderFailed(ProblemKind.JUDGE, answer.json()["error"]["message"])
         told = answer.json()
         return Judgement(told["choices"][0]["message"]["content"], told["usage"]["total_tokens"])
-
-    async def _asked(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
-        """An answer; while the server is busy it is asked again."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + _PATIENCE_S
-        while True:
-            answer = await self.context.door.request("POST", "/v1/chat/completions", json=dict(body), headers=headers)
-            if answer.status_code not in _BUSY:
-                break
-            if loop.time() > ends_at:
-                raise JobFailed("judge_busy", f"a model that judges did not answer: {answer.text}", is_transient=True)
-            await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
-        if answer.status_code >= 500:
-            raise JobFailed("judge_failed", f"a model that judges did not answer: {answer.text}", is_transient=True)
-        return answer
 
 
 def _figures(found: Sequence[Grade]) -> dict[str, float]:

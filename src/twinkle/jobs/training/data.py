@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twinkle.core.job import JobFailed
 from twinkle.jobs.context import JobContext
@@ -25,6 +25,8 @@ class Example:
     place: int
     number: int
     sequences: tuple[TokenSequence, ...]
+    item: Mapping[str, Any] | None = None
+    """Of a prompt: its row's own fields."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,8 @@ class TrainingData:
             if own:
                 rows = await self.tools.read_rows(prepared, [numbers[place - first] for place in own])
                 found |= {
-                    place: Example(place, row.number, row.sequences) for place, row in zip(own, rows, strict=True)
+                    place: Example(place, row.number, row.sequences, row.item)
+                    for place, row in zip(own, rows, strict=True)
                 }
         return [found[place] for place in places]
 
@@ -72,16 +75,25 @@ class TrainingData:
         return f"rows {', '.join(str(example.number) for example in examples)} of {name}, counted from 0"
 
 
-async def open_data(context: JobContext[SpecT], base_model: str, *, seed: int) -> TrainingData:
+async def open_data(
+    context: JobContext[SpecT], base_model: str, *, seed: int, use: DataUse | None = None
+) -> TrainingData:
     """Have all rows looked at and encoded; what was made before is found again.
+
+    Args:
+        context: The job's.
+        base_model: Whose tokenizer encodes.
+        seed: What rows that are kept for an evaluation are drawn by.
+        use: What the rows are for; by default pairs, or answers to learn, as the spec says.
 
     Raises:
         JobFailed: Something is wrong with a row, and nothing was trained.
     """
     spec = context.spec
-    train = await _prepared(context, base_model, spec.data, split=spec.split, field="data")
+    use = use or (DataUse.PREFERENCE if spec.pairs else DataUse.SUPERVISED)
+    train = await _prepared(context, base_model, spec.data, use, split=spec.split, field="data")
     if spec.eval_data is not None:
-        held_out = await _prepared(context, base_model, spec.eval_data, split=spec.eval_split, field="eval_data")
+        held_out = await _prepared(context, base_model, spec.eval_data, use, split=spec.eval_split, field="eval_data")
         names = (spec.data, spec.eval_data)
         rows, held_out_rows = range(train.num_rows), range(held_out.num_rows)
         return TrainingData(context.tools, names, train, rows, held_out, held_out_rows)
@@ -91,12 +103,14 @@ async def open_data(context: JobContext[SpecT], base_model: str, *, seed: int) -
     return TrainingData(context.tools, (spec.data, spec.data), train, numbers, train, held_out_numbers)
 
 
-async def _prepared(context: JobContext[SpecT], base_model: str, data: str, *, split: str, field: str) -> PreparedData:
+async def _prepared(
+    context: JobContext[SpecT], base_model: str, data: str, use: DataUse, *, split: str, field: str
+) -> PreparedData:
     spec, is_of_a_hub = context.spec, data.startswith(HUBS)
     request = DataRequest(
         tenant=context.job.tenant,
         model=base_model,
-        use=DataUse.PREFERENCE if spec.pairs else DataUse.SUPERVISED,
+        use=use,
         file=None if is_of_a_hub else data,
         dataset=data if is_of_a_hub else None,
         subset=spec.subset,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -11,27 +11,30 @@ from twinkle.core.batch_loss import BATCH_LOSSES
 from twinkle.core.errors import InvalidInput
 from twinkle.core.job import JobCancelled, JobEvent, JobFailed, JobKind, JsonObject
 from twinkle.jobs.context import JobContext
-from twinkle.jobs.training.course import decide
+from twinkle.jobs.training.course import Course, decide
 from twinkle.jobs.training.data import TrainingData, open_data
 from twinkle.jobs.training.standing import Standing
 from twinkle.jobs.training.training import Training
-from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec
+from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec, TrainingSpec
+from twinkle.wire.paths import SCHEME
 
-SpecT = TypeVar("SpecT", SupervisedSpec, PreferenceSpec)
+SpecT = TypeVar("SpecT", bound=TrainingSpec)
 
 
 class TrainingPlan(Generic[SpecT]):
-    """What both kinds do."""
+    """What all kinds of trainings do."""
+
+    standing_class: ClassVar[type[Standing]] = Standing
 
     async def run(self, context: JobContext[SpecT]) -> JsonObject:
         """Train; the result names the checkpoint to sample from, the one to go on from, and the table of metrics."""
         spec = context.spec
         seed = context.job.seed if spec.seed is None else spec.seed
-        base_model = await _base_model_of(context)
+        base_model = await base_model_of(context, spec.model)
         await context.save(phase="preparing the data")
-        data = await open_data(context, base_model, seed=seed)
+        data = await self._open_data(context, base_model, seed)
         standing = await self._stand(context, data, seed, base_model)
-        training = Training(context, spec, base_model, data, standing)
+        training = await self._training(context, base_model, data, standing)
         try:
             await context.save(standing.to_json(), phase="training")
             if standing.left is not None:
@@ -45,10 +48,30 @@ class TrainingPlan(Generic[SpecT]):
             await training.begin_again(error.message)
             raise JobFailed("operation_failed", error.message, is_transient=True) from error
 
+    async def _open_data(self, context: JobContext[SpecT], base_model: str, seed: int) -> TrainingData:
+        return await open_data(context, base_model, seed=seed)
+
+    async def _training(
+        self, context: JobContext[SpecT], base_model: str, data: TrainingData, standing: Standing
+    ) -> Training:
+        return Training(context, context.spec, base_model, data, standing)
+
+    def _decided(self, spec: SpecT, data: TrainingData, seed: int) -> Course:
+        assert isinstance(spec, SupervisedSpec | PreferenceSpec), "others decide themselves"
+        return decide(
+            spec,
+            seed=seed,
+            num_rows=len(data.train_numbers),
+            num_eval_rows=len(data.held_out_numbers),
+            longest_row=data.longest_row,
+            whole_batches=spec.loss in BATCH_LOSSES,
+            with_reference=isinstance(spec, PreferenceSpec) and spec.needs_reference,
+        )
+
     async def _stand(self, context: JobContext[SpecT], data: TrainingData, seed: int, base_model: str) -> Standing:
         """Where an earlier attempt left it, or the beginning."""
         if context.saved:
-            standing = Standing.from_json(context.saved)
+            standing = self.standing_class.from_json(context.saved)
             if standing.digests != data.digests:
                 raise JobFailed(
                     "data_changed",
@@ -57,17 +80,8 @@ class TrainingPlan(Generic[SpecT]):
                     field="data",
                 )
             return standing
-        spec = context.spec
         try:
-            course = decide(
-                spec,
-                seed=seed,
-                num_rows=len(data.train_numbers),
-                num_eval_rows=len(data.held_out_numbers),
-                longest_row=data.longest_row,
-                whole_batches=spec.loss in BATCH_LOSSES,
-                with_reference=isinstance(spec, PreferenceSpec) and spec.needs_reference,
-            )
+            course = self._decided(context.spec, data, seed)
         except InvalidInput as error:
             raise JobFailed("invalid_data", error.message, field=error.field) from error
         decided: JsonObject = {
@@ -81,7 +95,7 @@ class TrainingPlan(Generic[SpecT]):
             "seed": seed,
         }
         event = JobEvent(kind="message", message=f"{course.num_steps} steps of {course.batch_size} rows", data=decided)
-        standing = Standing(course=course, digests=data.digests)
+        standing = self.standing_class(course=course, digests=data.digests)
         await context.save(standing.to_json(), done=0, total=course.num_steps, unit="steps", events=[event], **decided)
         return standing
 
@@ -100,19 +114,18 @@ class PreferencePlan(TrainingPlan[PreferenceSpec]):
     spec_class: ClassVar[type[BaseModel]] = PreferenceSpec
 
 
-async def _base_model_of(context: JobContext[SpecT]) -> str:
+async def base_model_of(context: JobContext[Any], model: str, *, field: str = "model") -> str:
     """The base model, of a checkpoint the one that it was trained on.
 
     Raises:
         JobFailed: There is no such checkpoint, or it is somebody else's.
     """
-    spec = context.spec
-    if spec.begins_anew:
-        return spec.model
-    answer = await context.door.request("POST", "/api/v1/weights_info", json={"tinker_path": spec.model})
+    if not model.startswith(SCHEME):
+        return model
+    answer = await context.door.request("POST", "/api/v1/weights_info", json={"tinker_path": model})
     if not answer.is_success:
         is_transient = answer.status_code >= 500
         detail = answer.json()["detail"]
-        raise JobFailed("model_not_found", f"{spec.model}: {detail}", field="model", is_transient=is_transient)
+        raise JobFailed("model_not_found", f"{model}: {detail}", field=field, is_transient=is_transient)
     base_model: str = answer.json()["base_model"]
     return base_model

@@ -25,6 +25,15 @@ COLUMNS = (
     "eval_loss",
     "eval_preferred",
     "eval_margin",
+    "reward",
+    "reward_std",
+    "without_spread",
+    "kl_reference",
+    "reverse_kl",
+    "kl_sampler",
+    "answer_tokens",
+    "ended",
+    "eval_reward",
 )
 """Of the table: what follows from the data and the model alone, never from the time."""
 METRICS_FILE = "metrics.csv"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from twinkle.core.job import JsonObject
 from twinkle.jobs.training.course import Course
@@ -85,13 +85,13 @@ class Standing:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Standing:
+    def from_json(cls, saved: Mapping[str, Any]) -> Self:
         """What :meth:`to_json` gave."""
         origin, left = saved["origin"], saved["left"]
         return cls(
             **{
                 **saved,
-                "course": Course(**saved["course"]),
+                "course": cls.course_from_json(saved["course"]),
                 "digests": tuple(saved["digests"]),
                 "origin": None if origin is None else Kept.from_json(origin),
                 "tally": Tally(**saved["tally"]),
@@ -99,6 +99,11 @@ class Standing:
                 "left": None if left is None else Kept.from_json(left),
             }
         )
+
+    @classmethod
+    def course_from_json(cls, saved: Mapping[str, Any]) -> Course:
+        """A course as it was saved."""
+        return Course(**saved)
 
     @property
     def from_step(self) -> int:

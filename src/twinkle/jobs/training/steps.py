@@ -26,6 +26,7 @@ from twinkle.wire.bodies.jobs_training import (
     CROSS_ENTROPY,
     PreferenceSpec,
     SupervisedSpec,
+    TrainingSpec,
     checkpoint_name,
     wire_config,
 )
@@ -37,7 +38,7 @@ from twinkle.wire.bodies.training import (
 )
 from twinkle.wire.training import ForwardBackwardResult
 
-_LOSS = "loss:sum"
+LOSS = "loss:sum"
 _PASSES_AT_ONCE = 8
 
 ResultT = TypeVar("ResultT")
@@ -108,7 +109,7 @@ class Steps:
         passes, optim = [], None
         if step:
             passes = await self._train(step, numbers)
-            optim = await self.run.optim_step(next(numbers), self._adam(step))
+            optim = await self.run.optim_step(next(numbers), adam_of(self.spec, course, step))
         looks = await self._look(numbers) if course.evaluates_after(step) else []
         state = weights = None
         if course.saves_after(step):
@@ -127,7 +128,7 @@ class Steps:
         step = submitted.step
         results = [await self._result(step, one.ticket, one.examples) for one in submitted.passes]
         examples = [example for one in submitted.passes for example in one.examples]
-        figures = {"loss": sum(result.metrics[_LOSS] for result in results)} if step else {}
+        figures = {"loss": sum(result.metrics[LOSS] for result in results)} if step else {}
         if submitted.optim is not None:
             metrics = (await self._result(step, submitted.optim, examples)).metrics or {}
             figures |= {name: metrics[name] for name in ("grad_norm",) if name in metrics}
@@ -177,7 +178,7 @@ class Steps:
     async def _eval_figures(self, step: int, looks: Sequence[Passed]) -> dict[str, float]:
         results = [await self._result(step, one.ticket, one.examples) for one in looks]
         sizes = [self._size(one.examples) for one in looks]
-        total = sum(size * result.metrics[_LOSS] for size, result in zip(sizes, results, strict=True))
+        total = sum(size * result.metrics[LOSS] for size, result in zip(sizes, results, strict=True))
         figures = {"eval_loss": total / (sum(self._weight(one.examples) for one in looks) or 1.0)}
         told = self._preferences([one.examples for one in looks], results, step=step)
         return figures | {f"eval_{name}": value for name, value in told.items()}
@@ -203,17 +204,6 @@ class Steps:
     async def _result(self, step: int, ticket: Ticket[ResultT], examples: Sequence[Example] = ()) -> ResultT:
         return await outcome_of(ticket, f"step {step}", self.data, examples)
 
-    def _adam(self, step: int) -> AdamParams:
-        spec = self.spec
-        return AdamParams(
-            learning_rate=self.course.rate(step),
-            beta1=spec.beta1,
-            beta2=spec.beta2,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-            grad_clip_norm=spec.grad_clip_norm,
-        )
-
     @property
     def _loss_config(self) -> dict[str, float | str]:
         return wire_config(self.spec.loss_config)
@@ -221,6 +211,18 @@ class Steps:
     @property
     def _eval_places(self) -> range:
         return range(self.course.num_rows, self.course.num_rows + self.course.num_eval_rows)
+
+
+def adam_of(spec: TrainingSpec, course: Course, step: int) -> AdamParams:
+    """The settings of a step."""
+    return AdamParams(
+        learning_rate=course.rate(step),
+        beta1=spec.beta1,
+        beta2=spec.beta2,
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        grad_clip_norm=spec.grad_clip_norm,
+    )
 
 
 async def refer(run: JobRun, course: Course, data: TrainingData) -> ReferenceOf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from twinkle.core.job import JobEvent, JobFailed, JsonObject
 from twinkle.jobs.context import JobContext
@@ -14,8 +14,14 @@ from twinkle.jobs.training.datums import ReferenceOf
 from twinkle.jobs.training.report import checkpoint_event, metrics_of, write_metrics
 from twinkle.jobs.training.samples import answer_prompts
 from twinkle.jobs.training.standing import CANCELLED, FINAL, Kept, Standing
-from twinkle.jobs.training.steps import Outcome, Steps, Submitted, outcome_of, refer
-from twinkle.wire.bodies.jobs_training import DEFAULT_RANK, PreferenceSpec, SupervisedSpec, checkpoint_name
+from twinkle.jobs.training.steps import Outcome, Steps, outcome_of, refer
+from twinkle.wire.bodies.jobs_training import (
+    DEFAULT_RANK,
+    PreferenceSpec,
+    SupervisedSpec,
+    TrainingSpec,
+    checkpoint_name,
+)
 from twinkle.wire.paths import parse_checkpoint_path
 
 STEPS_AHEAD = 3
@@ -24,13 +30,25 @@ _SAVE_EVERY_S = 1.0
 _MISSING = 404
 
 
+class StepsOfRun(Protocol):
+    """Submits the steps of one run, and takes their results in."""
+
+    async def submit(self, step: int, number: int) -> Any:
+        """Hand a step over, its first operation under this number."""
+        ...
+
+    async def collect(self, submitted: Any) -> Outcome:
+        """Wait for all results of a step."""
+        ...
+
+
 class Training:
     """One attempt at one training."""
 
     def __init__(
         self,
         context: JobContext[Any],
-        spec: SupervisedSpec | PreferenceSpec,
+        spec: TrainingSpec,
         base_model: str,
         data: TrainingData,
         standing: Standing,
@@ -53,10 +71,9 @@ class Training:
         """
         standing, patience = self._standing, self._spec.patience
         run = await self._open_run(standing.generation)
-        reference = await self._refer()
-        steps = Steps(spec=self._spec, course=standing.course, data=self._data, run=run, reference=reference)
+        steps = await self._open_steps(run)
         numbers = standing.course.first_numbers(standing.from_step)
-        submitted: deque[Submitted] = deque()
+        submitted: deque[Any] = deque()
         following = standing.step + 1
         while not standing.has_enough(patience):
             if self._context.has_expired and standing.last_step is None:
@@ -124,6 +141,13 @@ class Training:
         await outcome_of(run.begun, "the adapter", self._data)
         return run
 
+    async def _open_steps(self, run: JobRun) -> StepsOfRun:
+        """What makes the steps; plans of other kinds have others."""
+        spec, standing = self._spec, self._standing
+        assert isinstance(spec, SupervisedSpec | PreferenceSpec), "others open their own"
+        reference = await self._refer()
+        return Steps(spec=spec, course=standing.course, data=self._data, run=run, reference=reference)
+
     async def _refer(self) -> ReferenceOf | None:
         """What the model said before its first step, where the loss compares with that."""
         standing = self._standing
@@ -133,7 +157,7 @@ class Training:
         run = await self._open_run(standing.reference_generation)
         return await refer(run, standing.course, self._data)
 
-    def _must_look(self, submitted: deque[Submitted]) -> bool:
+    def _must_look(self, submitted: deque[Any]) -> bool:
         """Whether what comes next depends on an evaluation that is still out: it may say that it is enough."""
         return bool(self._spec.patience) and any(one.looks for one in submitted)
 

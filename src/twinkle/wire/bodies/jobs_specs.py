@@ -11,14 +11,17 @@ from twinkle.wire.bodies.jobs_batch import BatchSpec
 from twinkle.wire.bodies.jobs_export import ExportSpec
 from twinkle.wire.bodies.jobs_flow import FlowSpec
 from twinkle.wire.bodies.jobs_ops import OpsSpec
+from twinkle.wire.bodies.jobs_rl import DistillSpec, ReinforcementSpec
 from twinkle.wire.bodies.jobs_sweep import SweepSpec
 from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec
 
 SPECS: Mapping[str, type[JobSpec]] = {
     "batch": BatchSpec,
+    "distill": DistillSpec,
     "dpo": PreferenceSpec,
     "export": ExportSpec,
     "flow": FlowSpec,
+    "grpo": ReinforcementSpec,
     "ops": OpsSpec,
     "sft": SupervisedSpec,
     "sweep": SweepSpec,
