@@ -40,6 +40,8 @@ COMMANDS = [
     "keys",
     "tenants",
     "data",
+    "submit",
+    "jobs",
     "orphans",
     "status",
     "top",
