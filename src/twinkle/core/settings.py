@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from twinkle.core.addresses import parse_networks
 from twinkle.core.client_flags import ClientFlags
 from twinkle.core.errors import ConfigError
+from twinkle.core.foreign_settings import FOREIGN_SETTINGS
 from twinkle.core.hub_settings import DEFAULT_HUBS, parse_hubs
 from twinkle.core.limits import TenantLimits
 from twinkle.core.loopback import is_loopback
@@ -378,7 +379,7 @@ def load_settings(**overrides: object) -> Settings:
     Raises:
         ConfigError: A value is wrong, or a ``TWINKLE_*`` variable is unknown (with the nearest known name).
     """
-    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | _CLIENT_VARIABLES
+    known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | _CLIENT_VARIABLES | set(FOREIGN_SETTINGS)
     for name in os.environ:
         if name.startswith("TWINKLE_") and name not in known and not name.startswith("TWINKLE_TEST_"):
             near = difflib.get_close_matches(name, known, n=1)

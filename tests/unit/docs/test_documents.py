@@ -19,6 +19,7 @@ import typer.main
 from twinkle.cli.app import app
 from twinkle.client.endpoint import KEY_VARIABLES, URL_VARIABLES
 from twinkle.core.crash import VARIABLE as CRASH_VARIABLE
+from twinkle.core.foreign_settings import FOREIGN_SETTINGS
 from twinkle.core.settings import Settings
 from twinkle.server import tinker
 
@@ -78,6 +79,7 @@ def test_every_setting_named_is_one(path: Path) -> None:
     known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | {
         *URL_VARIABLES,
         *KEY_VARIABLES,
+        *FOREIGN_SETTINGS,
         CRASH_VARIABLE,
     }
 

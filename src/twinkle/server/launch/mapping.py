@@ -1,0 +1,388 @@
+"""From a ``server_config.yaml`` to what ``twinkle serve`` is told, key by key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel
+
+from twinkle.core.errors import ConfigError
+from twinkle.core.model_names import plain_model_name
+from twinkle.server.launch.schema import (
+    DeviceGroup,
+    DeviceMesh,
+    FreeSection,
+    GatewayApplication,
+    ModelApplication,
+    ModelArgs,
+    ProcessorApplication,
+    QueueConfig,
+    SamplerApplication,
+    SamplerArgs,
+    ServerConfig,
+)
+
+Fate: TypeAlias = Literal["used", "mapped", "changed", "meaningless"]
+"""What becomes of a key: taken as it is, as a setting of ours, otherwise than it says, or not at all."""
+
+LOOPBACK = {"localhost": "127.0.0.1"}
+_SECONDS_A_MINUTE = 60
+_BAD_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+
+_MEANINGLESS: Mapping[str, str] = {
+    "ray_namespace": "no Ray is needed to serve",
+    "proxy_location": "one process listens, and no Ray proxy stands before it",
+    "task_queue": "the queue is the journal's, and has nothing to set here",
+    "telemetry": "nothing is exported by OpenTelemetry yet",
+    "route_prefix": "routes are where the protocol has them",
+    "actor_name": "there is no actor",
+    "cleanup_interval": "housekeeping sweeps once a minute",
+    "metrics_update_interval": "nothing is sampled at intervals",
+    "adapter_max_lifetime": "no adapter ends by its age",
+    "rps_limit": "requests are not counted; operations wait in their tenant's turn",
+    "window_seconds": "a rate is kept by the minute",
+    "queue_timeout": "what was accepted is never dropped for waiting",
+    "execution_timeout": "an operation ends by its own deadline (TWINKLE_OPERATION_DEADLINE_S)",
+    "token_cleanup_multiplier": "rates take no memory that had to be swept",
+    "token_cleanup_interval": "rates take no memory that had to be swept",
+    "max_input_tokens": "large requests are cut into passes",
+    "max_length": "a sequence may be as long as the model's context",
+    "max_ongoing_requests": "requests wait for nothing in the API",
+    "target_ongoing_requests": "meshes do not follow load yet",
+    "max_replicas": "meshes do not follow load yet; as many start as min_replicas says",
+    "ray_actor_options": "no Ray is needed to serve",
+    "num_cpus": "no Ray is needed to serve",
+    "ncpu_proc_per_node": "there is no processor service yet",
+    "name": "it is the name of a part that is none here",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One key, and what became of it."""
+
+    key: str
+    value: Any
+    fate: Fate
+    note: str
+
+
+@dataclass
+class Plan:
+    """What to start: settings by their variables, ``--mesh`` flags, and how each key of the file was taken."""
+
+    settings: dict[str, str] = field(default_factory=dict)
+    meshes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def note(self, key: str, value: object, fate: Fate, note: str) -> None:
+        """Say what became of a key."""
+        self.findings.append(Finding(key=key, value=value, fate=fate, note=note))
+
+    def map(self, key: str, value: object, variable: str, text: str, *, note: str = "", fate: Fate = "mapped") -> None:
+        """Set a variable. Where two keys set one, the larger number holds for both."""
+        before = self.settings.get(variable)
+        if before is not None and before != text and _number(before) >= _number(text):
+            text = before
+        self.settings[variable] = text
+        self.note(key, value, fate, f"{variable}={text}" + (f"; {note}" if note else ""))
+
+
+def has_cuda() -> bool:
+    """Whether the driver shows an NVIDIA GPU; nothing heavy is loaded to find out."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def plan_of(config: ServerConfig, *, cuda: bool | None = None) -> Plan:
+    """Map a file.
+
+    Args:
+        config: What it holds.
+        cuda: Whether there is a GPU; looked for by default.
+
+    Raises:
+        ConfigError: It serves no model, or two of one name.
+    """
+    plan = Plan()
+    cuda = has_cuda() if cuda is None else cuda
+    _listen(plan, config)
+    _keep(plan, config)
+    for key in ("ray_namespace", "proxy_location", "task_queue"):
+        _without_meaning(plan, key, getattr(config, key))
+    if config.telemetry is not None:
+        _without_meaning(plan, "telemetry", config.telemetry)
+    models = [
+        (f"applications.{index}", application)
+        for index, application in enumerate(config.applications)
+        if isinstance(application, ModelApplication | SamplerApplication)
+    ]
+    if not models:
+        raise ConfigError("applications: none has import_path `model` or `sampler`, so there is no model to serve")
+    trained = {plain_model_name(one.args.model_id) for _, one in models if isinstance(one, ModelApplication)}
+    served = {plain_model_name(one.args.model_id) for _, one in models}
+    for place, model in models:
+        if isinstance(model, ModelApplication):
+            _train(plan, place, model, cuda=cuda)
+        else:
+            is_trained = plain_model_name(model.args.model_id) in trained
+            _sample(plan, place, model, cuda=cuda, is_trained=is_trained)
+    for index, application in enumerate(config.applications):
+        place = f"applications.{index}"
+        if isinstance(application, GatewayApplication):
+            _gateway(plan, place, application, served)
+        elif isinstance(application, ProcessorApplication):
+            _processor(plan, place, application)
+        for key in ("name", "route_prefix"):
+            _without_meaning(plan, f"{place}.{key}", getattr(application, key))
+        for number, deployment in enumerate(application.deployments):
+            _deployment(plan, f"{place}.deployments.{number}", deployment)
+    return plan
+
+
+def _listen(plan: Plan, config: ServerConfig) -> None:
+    options = config.http_options
+    plan.map("http_options.host", options.host, "TWINKLE_HOST", LOOPBACK.get(options.host, options.host), fate="used")
+    plan.map("http_options.port", options.port, "TWINKLE_PORT", str(options.port), fate="used")
+    for key, value in options.keys.items():
+        plan.note(f"http_options.{key}", value, "meaningless", "it is an option of Ray Serve's proxy")
+
+
+def _keep(plan: Plan, config: ServerConfig) -> None:
+    kept = config.persistence
+    if kept is None:
+        return
+    if kept.mode is not None:
+        plan.note("persistence.mode", kept.mode, "meaningless", "records are always kept, in the journal's database")
+    if kept.file_path is not None:
+        home = str(Path(kept.file_path).expanduser().parent / "twinkle")
+        plan.map("persistence.file_path", kept.file_path, "TWINKLE_HOME", home, note="a folder, beside that file")
+    if kept.redis_url is not None:
+        plan.map(
+            "persistence.redis_url", kept.redis_url, "TWINKLE_REDIS_URL", kept.redis_url, note="as the broker only"
+        )
+    if kept.key_prefix:
+        plan.note("persistence.key_prefix", kept.key_prefix, "meaningless", "a broker is one service's")
+
+
+def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool) -> None:
+    args = application.args
+    where = f"{place}.args"
+    device = _device(plan, where, args.device_group, args.device_mesh, cuda=cuda)
+    _mesh(plan, where, args.model_id, device, copies=_copies(application))
+    _ranks(plan, where, args, device)
+    if args.backend == "mock":
+        plan.map(f"{where}.backend", "mock", "TWINKLE_ENGINE", "null", note="it computes nothing")
+    elif args.backend is not None:
+        is_ours = args.backend == "transformers"
+        fate: Fate = "used" if is_ours else "changed"
+        plan.note(f"{where}.backend", args.backend, fate, "the transformers engine serves it")
+    if args.use_megatron is not None:
+        fate = "changed" if args.use_megatron else "used"
+        plan.note(f"{where}.use_megatron", args.use_megatron, fate, "the transformers engine serves it")
+    if args.max_loras is not None:
+        note = "so many on the device; the others wait beside it and are not refused"
+        plan.map(f"{where}.max_loras", args.max_loras, "TWINKLE_MAX_RESIDENT_ADAPTERS", str(args.max_loras), note=note)
+    if args.max_r is not None:
+        plan.map(f"{where}.max_r", args.max_r, "TWINKLE_MAX_RANK", str(args.max_r))
+    adapters = args.adapter_config
+    if adapters is not None:
+        if adapters.adapter_timeout is not None:
+            plan.map(
+                f"{where}.adapter_config.adapter_timeout",
+                adapters.adapter_timeout,
+                "TWINKLE_SESSION_TIMEOUT_S",
+                _text(adapters.adapter_timeout),
+                note="then adapters are parked, never dropped",
+            )
+        if adapters.per_token_adapter_limit is not None:
+            _limit_adapters(plan, f"{where}.adapter_config.per_token_adapter_limit", adapters.per_token_adapter_limit)
+        _without_meaning(plan, f"{where}.adapter_config.adapter_max_lifetime", adapters.adapter_max_lifetime)
+    _queue(plan, where, args.queue_config)
+    _without_meaning(plan, f"{where}.max_length", args.max_length)
+
+
+def _sample(plan: Plan, place: str, application: SamplerApplication, *, cuda: bool, is_trained: bool) -> None:
+    args = application.args
+    where = f"{place}.args"
+    device = _device(plan, where, args.device_group, args.device_mesh, cuda=cuda)
+    if is_trained:
+        note = "its mesh samples as well; no second copy of the weights is loaded"
+        plan.note(f"{where}.model_id", args.model_id, "changed", note)
+    else:
+        _mesh(plan, where, args.model_id, device, copies=_copies(application))
+    _ranks(plan, where, args, device)
+    if args.sampler_type is not None:
+        on_gpu = device.startswith("cuda")
+        chosen = "vllm" if args.sampler_type == "vllm" and on_gpu else "torch"
+        fate: Fate = "used" if chosen == args.sampler_type else "changed"
+        note = "" if fate == "used" else "our own sampler serves it here"
+        plan.map(f"{where}.sampler_type", args.sampler_type, "TWINKLE_SAMPLER", chosen, note=note, fate=fate)
+    engine = args.engine_args.keys if args.engine_args is not None else {}
+    for key, value in engine.items():
+        if key == "gpu_memory_utilization":
+            plan.map(f"{where}.engine_args.{key}", value, "TWINKLE_SAMPLER_MEMORY", str(value))
+        else:
+            plan.note(f"{where}.engine_args.{key}", value, "meaningless", "the sampler follows the mesh")
+    _queue(plan, where, args.queue_config)
+
+
+def _gateway(plan: Plan, place: str, application: GatewayApplication, served: set[str]) -> None:
+    args = application.args
+    where = f"{place}.args"
+    for name in args.supported_models or ():
+        if plain_model_name(name) not in served:
+            known = ", ".join(sorted(served))
+            raise ConfigError(f"{where}.supported_models: no application serves {name}; the file's models are {known}")
+    if args.supported_models is not None:
+        plan.note(f"{where}.supported_models", args.supported_models, "used", "all of them are served")
+    settings = args.server_config
+    if settings is not None:
+        if settings.expiration_timeout is not None:
+            seconds = settings.expiration_timeout
+            key = f"{where}.server_config.expiration_timeout"
+            plan.map(key, seconds, "TWINKLE_RESULT_TTL_S", _text(seconds), note="results; runs and checkpoints stay")
+        if settings.per_token_model_limit is not None:
+            _limit_adapters(plan, f"{where}.server_config.per_token_model_limit", settings.per_token_model_limit)
+        for key in ("cleanup_interval", "metrics_update_interval", "actor_name"):
+            _without_meaning(plan, f"{where}.server_config.{key}", getattr(settings, key))
+    if args.http_options is not None:
+        plan.note(
+            f"{where}.http_options", args.http_options, "meaningless", "http_options at the top say where to listen"
+        )
+    _without_meaning(plan, f"{where}.route_prefix", args.route_prefix)
+
+
+def _processor(plan: Plan, place: str, application: ProcessorApplication) -> None:
+    for key in type(application.args).model_fields:
+        value = getattr(application.args, key)
+        if value is not None:
+            plan.note(f"{place}.args.{key}", _shown(value), "meaningless", _MEANINGLESS["ncpu_proc_per_node"])
+
+
+def _mesh(plan: Plan, where: str, model_id: str, device: str, *, copies: int) -> None:
+    stem = _BAD_NAME.sub("-", plain_model_name(model_id)).strip("-")[:50] or "model"
+    taken = {flag.partition("=")[0] for flag in plan.meshes}
+    name = plain_model_name(model_id)
+    for number in range(copies):
+        mesh = next(one for one in _names(stem, number) if one not in taken)
+        taken.add(mesh)
+        plan.meshes.append(f"{mesh}={device},model={model_id},model-name={name}")
+    flags = " and ".join(f"--mesh {flag}" for flag in plan.meshes[-copies:])
+    plan.note(
+        f"{where}.model_id", model_id, "mapped", f"{flags}; clients call it {name}, with or without ms:// or hf://"
+    )
+
+
+def _names(stem: str, number: int) -> Iterator[str]:
+    if number == 0:
+        yield stem
+    counted = number + 1
+    while True:
+        yield f"{stem}-{counted}"
+        counted += 1
+
+
+def _device(plan: Plan, where: str, group: DeviceGroup | None, mesh: DeviceMesh | None, *, cuda: bool) -> str:
+    asked = next((part.device_type for part in (group, mesh) if part is not None and part.device_type), "cuda")
+    wants_gpu = asked.lower() in {"cuda", "gpu"}
+    device = "cuda" if wants_gpu and cuda else ("cpu" if wants_gpu else asked.lower())
+    for key, part in (("device_group", group), ("device_mesh", mesh)):
+        if part is None:
+            continue
+        if wants_gpu and not cuda:
+            plan.note(f"{where}.{key}", part, "changed", "there is no GPU here, so it runs on the CPU")
+        else:
+            plan.note(f"{where}.{key}", part, "mapped", f"device {device}")
+    return device
+
+
+def _ranks(plan: Plan, where: str, args: ModelArgs | SamplerArgs, device: str) -> None:
+    ranks = args.nproc_per_node
+    if ranks is None:
+        return
+    key = f"{where}.nproc_per_node"
+    if device == "cpu" or ranks == 1:
+        fate: Fate = "used" if ranks == 1 else "changed"
+        plan.note(key, ranks, fate, "one process; on a CPU more would share its cores" if ranks > 1 else "one process")
+    else:
+        plan.map(key, ranks, "TWINKLE_RANKS", str(ranks))
+
+
+def _queue(plan: Plan, where: str, limits: QueueConfig | None) -> None:
+    if limits is None:
+        return
+    for key in type(limits).model_fields:
+        value = getattr(limits, key)
+        if key == "tps_limit" and value is not None and limits.enabled is not False:
+            minute = str(int(value * _SECONDS_A_MINUTE))
+            note = "beyond it training waits, samples are answered 429"
+            plan.map(f"{where}.queue_config.{key}", value, "TWINKLE_TENANT_TOKENS_PER_MINUTE", minute, note=note)
+        elif key == "enabled" and value is not None:
+            plan.note(f"{where}.queue_config.{key}", value, "used", "of the limits that have a meaning here")
+        else:
+            _without_meaning(plan, f"{where}.queue_config.{key}", value)
+
+
+def _copies(application: ModelApplication | SamplerApplication) -> int:
+    """How many meshes: as many as its deployments want replicas at least."""
+    wanted = [
+        deployment.autoscaling_config.keys.get("min_replicas", 1)
+        for deployment in application.deployments
+        if deployment.autoscaling_config is not None
+    ]
+    return max([1, *(int(number) for number in wanted)])
+
+
+def _deployment(plan: Plan, where: str, deployment: FreeSection) -> None:
+    for key, value in _flat(where, {name: getattr(deployment, name) for name in type(deployment).model_fields}):
+        _replicas_or_nothing(plan, key, value)
+    for key, value in _flat(where, deployment.keys):
+        _replicas_or_nothing(plan, key, value)
+
+
+def _replicas_or_nothing(plan: Plan, key: str, value: object) -> None:
+    if key.endswith(".min_replicas"):
+        plan.note(key, value, "used", "so many meshes, one if 0")
+    elif ".env_vars." in key:
+        plan.note(key, value, "meaningless", "set variables where `twinkle-server` is started")
+    else:
+        _without_meaning(plan, key, value)
+
+
+def _flat(where: str, held: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for name, value in held.items():
+        inner = value.keys if isinstance(value, FreeSection) else value
+        if isinstance(inner, dict) and inner:
+            yield from _flat(f"{where}.{name}", inner)
+        else:
+            yield f"{where}.{name}", inner
+
+
+def _limit_adapters(plan: Plan, key: str, number: int) -> None:
+    plan.map(key, number, "TWINKLE_TENANT_MAX_ADAPTERS", str(number), note="of live sessions, per tenant")
+
+
+def _without_meaning(plan: Plan, key: str, value: object) -> None:
+    if value is None:
+        return
+    why = _MEANINGLESS.get(key.rpartition(".")[2], "it is an option of Ray Serve")
+    plan.note(key, _shown(value), "meaningless", why)
+
+
+def _shown(value: object) -> object:
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("-inf")
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds:g}"

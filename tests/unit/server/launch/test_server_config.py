@@ -1,0 +1,191 @@
+"""A ``server_config.yaml`` key by key: read, refused by name, mapped on our settings, or said to mean nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from twinkle.cli.stack import parse_meshes
+from twinkle.cli.twinkle_server import app
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import load_settings
+from twinkle.server.launch.launcher import ServerLauncher, config_from
+from twinkle.server.launch.mapping import plan_of
+from twinkle.server.launch.schema import parse_config
+
+LIKE_THE_DOCUMENTS = """
+proxy_location: EveryNode
+http_options: {host: localhost, port: 8000}
+persistence: {mode: file, file_path: /tmp/somewhere/state.json}
+applications:
+  - name: server
+    route_prefix: /api/v1
+    import_path: server
+    args:
+      server_config: {per_token_model_limit: 3, expiration_timeout: 86400, cleanup_interval: 3600}
+      supported_models: [Qwen/Qwen3.5-4B]
+    deployments:
+      - name: TinkerCompatServer
+        max_ongoing_requests: 50
+        autoscaling_config: {min_replicas: 1, max_replicas: 1, target_ongoing_requests: 128}
+        ray_actor_options: {num_cpus: 0.1}
+  - name: models-Qwen3.5-4B
+    route_prefix: /api/v1/model/Qwen/Qwen3.5-4B
+    import_path: model
+    args:
+      use_megatron: true
+      model_id: ms://Qwen/Qwen3.5-4B
+      max_length: 10240
+      nproc_per_node: 2
+      device_group: {name: model, ranks: 2, device_type: cuda}
+      device_mesh: {device_type: cuda, dp_size: 2}
+      queue_config: {rps_limit: 100, tps_limit: 1000}
+      adapter_config: {adapter_timeout: 30, adapter_max_lifetime: 36000}
+    deployments:
+      - name: ModelManagement
+        autoscaling_config: {min_replicas: 2, max_replicas: 4}
+        ray_actor_options: {num_cpus: 0.1, runtime_env: {env_vars: {TWINKLE_FAIL_FAST: "0"}}}
+  - name: sampler-Qwen3.5-4B
+    route_prefix: /api/v1/sampler/Qwen/Qwen3.5-4B
+    import_path: sampler
+    args:
+      model_id: ms://Qwen/Qwen3.5-4B
+      nproc_per_node: 1
+      sampler_type: vllm
+      engine_args: {gpu_memory_utilization: 0.5, max_model_len: 4096, enable_lora: true}
+      device_group: {name: sampler, ranks: [2], device_type: cuda}
+      device_mesh: {device_type: cuda, dp_size: 1}
+  - name: processor
+    route_prefix: /api/v1/processor
+    import_path: processor
+    args: {ncpu_proc_per_node: 4, device_group: {name: model, ranks: 2, device_type: CPU}}
+"""
+
+
+def held(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(LIKE_THE_DOCUMENTS)
+    return {**document, **changes}
+
+
+def keys_of(value: Any, place: str = "") -> set[str]:
+    """Every leaf of a document by its place."""
+    if isinstance(value, dict):
+        return {key for name, inner in value.items() for key in keys_of(inner, f"{place}.{name}" if place else name)}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return {key for index, inner in enumerate(value) for key in keys_of(inner, f"{place}.{index}")}
+    return {place}
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_every_key_of_the_documents_file_is_accounted_for_and_what_comes_of_it_is_a_setting(
+    cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(parse_config(held()), cuda=cuda)
+
+    told = {finding.key for finding in plan.findings}
+    unsaid = {key for key in keys_of(held()) if not any(f"{key}.".startswith(f"{one}.") for one in told)}
+    assert {key for key in unsaid if not key.endswith(".import_path")} == set()
+    for name, value in plan.settings.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert [mesh.model_name for mesh in parse_meshes(plan.meshes, settings)] == ["Qwen/Qwen3.5-4B"] * 2
+    assert (settings.port, settings.host, settings.tenant_max_adapters) == (8000, "127.0.0.1", 3)
+    assert (settings.tenant_tokens_per_minute, settings.session_timeout_s) == (60_000, 30.0)
+    assert settings.sampler == ("vllm" if cuda else "torch")
+    assert settings.ranks == (2 if cuda else 1)
+
+
+def test_on_a_cpu_it_says_what_runs_otherwise() -> None:
+    plan = plan_of(parse_config(held()), cuda=False)
+
+    changed = {
+        finding.key.removeprefix("applications."): finding.note
+        for finding in plan.findings
+        if finding.fate == "changed"
+    }
+    assert "on the CPU" in changed["1.args.device_group"]
+    assert "our own sampler" in changed["2.args.sampler_type"]
+    assert "transformers engine" in changed["1.args.use_megatron"]
+    assert all(mesh.partition("=")[2].startswith("cpu,") for mesh in plan.meshes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"http_option": {}}, r"http_option: is no key of this place; did you mean http_options\?"),
+        ({"applications": []}, "applications"),
+        ({"http_options": {"port": "many"}}, r"http_options\.port"),
+    ],
+)
+def test_what_is_no_config_is_refused_by_its_place(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_config(held(**changes))
+
+
+def test_a_wrong_key_deep_inside_is_named_with_the_nearest() -> None:
+    document = held()
+    document["applications"][1]["args"]["modle_id"] = "x"
+
+    with pytest.raises(ConfigError, match=r"applications\.1\.args\.modle_id: is no key.*did you mean model_id"):
+        parse_config(document)
+
+
+def test_a_model_that_no_application_serves_is_refused() -> None:
+    document = held()
+    document["applications"][0]["args"]["supported_models"] = ["Qwen/Other"]
+
+    with pytest.raises(ConfigError, match=r"no application serves Qwen/Other; the file's models are Qwen/Qwen3\.5-4B"):
+        plan_of(parse_config(document))
+
+
+def test_variables_win_over_the_file_and_the_servers_own_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINKLE_PORT", "9001")
+    monkeypatch.setenv("TWINKLE_TOKEN_SALT", "pepper")
+    launcher = ServerLauncher(held(), any_key=True)
+
+    assert launcher.environment["TWINKLE_PORT"] == "9001"
+    assert launcher.command[-1] == "--any-key"
+    assert load_settings().port == 9001
+
+
+def test_there_is_one_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TWINKLE_SERVER_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match="TWINKLE_SERVER_CONFIG"):
+        config_from(None, None)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config_from(None, tmp_path / "missing.yaml")
+    path = tmp_path / "server_config.yaml"
+    path.write_text(LIKE_THE_DOCUMENTS)
+    monkeypatch.setenv("TWINKLE_SERVER_CONFIG", str(path))
+    assert config_from(None, None) == parse_config(held())
+
+
+def test_the_command_says_key_by_key_what_becomes_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINKLE_TOKEN_SALT", "pepper")
+    path = tmp_path / "server_config.yaml"
+    path.write_text(LIKE_THE_DOCUMENTS)
+
+    checked = CliRunner().invoke(app, ["check-config", "-c", str(path), "--json"])
+    printed = CliRunner().invoke(app, ["print-config", "-c", str(path)])
+
+    fates = {row["key"]: (row["fate"], row["note"]) for row in json.loads(checked.stdout)}
+    assert fates["proxy_location"][0] == "meaningless"
+    assert fates["http_options.port"] == ("used", "TWINKLE_PORT=8000")
+    assert "needs no salt" in fates["TWINKLE_TOKEN_SALT"][1]
+    assert "TWINKLE_TENANT_MAX_ADAPTERS=3" in printed.stdout.splitlines()
+    assert printed.stdout.splitlines()[-1].startswith("twinkle serve --mesh ")
+
+
+def test_importing_it_loads_neither_the_server_nor_the_library() -> None:
+    script = (
+        "import sys; from twinkle.server import launch_server, ServerLauncher, ServerConfig\n"
+        "assert not {'fastapi', 'sqlalchemy', 'torch', 'celery'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
