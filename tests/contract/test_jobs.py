@@ -238,7 +238,7 @@ def test_a_job_begins_when_those_before_it_have_ended_as_they_were_to(jobs: JobB
     assert jobs.state("report") is JobState.QUEUED
 
 
-def test_what_was_to_come_after_a_job_that_did_not_succeed_fails_with_its_name_and_so_on(jobs: JobBench) -> None:
+def test_what_was_to_come_after_a_job_that_did_not_succeed_is_cancelled_with_its_name_and_so_on(jobs: JobBench) -> None:
     jobs.submit("train")
     jobs.submit("evaluate", needs={"train": "ok"})
     jobs.submit("export", needs={"evaluate": "ok"})
@@ -246,14 +246,14 @@ def test_what_was_to_come_after_a_job_that_did_not_succeed_fails_with_its_name_a
 
     jobs.finish("train", JobState.FAILED)
 
-    assert [jobs.state(name) for name in ("evaluate", "export", "clean")] == ["failed", "failed", "queued"]
+    assert [jobs.state(name) for name in ("evaluate", "export", "clean")] == ["cancelled", "cancelled", "queued"]
     failure = jobs.jobs.find("export", "t0").failure
     assert failure is not None
-    assert (failure.code, "evaluate" in failure.message) == ("dependency_failed", True)
+    assert (failure.code, "evaluate" in failure.message) == ("dependency", True)
     assert jobs.submit("late", needs={"train": "any"}).state is JobState.WAITING
     assert jobs.submit("too late", needs={"train": "ok"}).state is JobState.WAITING
     jobs.waiting.settle()
-    assert [jobs.state(name) for name in ("late", "too late")] == ["queued", "failed"]
+    assert [jobs.state(name) for name in ("late", "too late")] == ["queued", "cancelled"]
 
 
 def test_a_need_that_ends_twice_counts_once(jobs: JobBench) -> None:

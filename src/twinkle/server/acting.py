@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from twinkle.storage.tenants.tenants import ValidKey
-
 _SCOPE_KEY = "twinkle.acting"
 
 
@@ -23,11 +21,6 @@ class Acting:
 
     tenant: str
     job: str
-
-    @property
-    def key(self) -> ValidKey:
-        """What stands where a key is asked for. No token can be exchanged for it that opens anything."""
-        return ValidKey(id=f"job:{self.job}", tenant=self.tenant, name="job")
 
 
 def allow_acting(app: FastAPI) -> None:

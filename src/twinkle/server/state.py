@@ -9,6 +9,7 @@ from typing import Annotated, cast
 from fastapi import Depends, FastAPI, Request
 
 from twinkle.core.clock import Clock
+from twinkle.core.errors import Unauthenticated
 from twinkle.core.settings import Settings
 from twinkle.server.acting import acting_in
 from twinkle.server.any_key import refuse_strangers
@@ -158,14 +159,14 @@ async def _jobs(request: Request) -> JobParts:
 
 
 async def _key(request: Request) -> ValidKey:
-    acting = acting_in(request)
-    if acting is not None:
-        return acting.key
+    if acting_in(request) is not None:
+        raise Unauthenticated("a job has no key: it calls in process, and there is nothing to exchange or to revoke")
     return await _keys_for(request).key_of(request.headers.get("x-api-key"))
 
 
 async def _tenant(request: Request) -> str:
-    return (await _key(request)).tenant
+    acting = acting_in(request)
+    return (await _key(request)).tenant if acting is None else acting.tenant
 
 
 async def _caller(request: Request) -> str:
