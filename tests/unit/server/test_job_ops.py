@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.cut_jobs import Cuts
 from harness.fake_worker import BASE_MODEL
 from harness.jobs import JobRig, MemoryFiles, job_rig
 from twinkle.core.job import Job, JobKind, JobState
 from twinkle.jobs import ops
+from twinkle.jobs.ops import OpsPlan
 
 if TYPE_CHECKING:
     from conftest import Api
@@ -42,8 +44,14 @@ def files() -> BreakingFiles:
 
 
 @pytest.fixture
-def rig(api: Api, files: BreakingFiles) -> Iterator[JobRig]:
-    with job_rig(api.settings, open_files=lambda job, door: files) as one:
+def cuts() -> Cuts:
+    return Cuts()
+
+
+@pytest.fixture
+def rig(api: Api, files: BreakingFiles, cuts: Cuts) -> Iterator[JobRig]:
+    plans = {JobKind.OPS: cuts.into(OpsPlan)}
+    with job_rig(api.settings, plans=plans, open_files=lambda job, door: files) as one:
         yield one
 
 
@@ -65,6 +73,17 @@ def _do(rig: JobRig, files: BreakingFiles, tenant: str, content: bytes, **spec: 
 
 def _results(files: MemoryFiles, ids: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for file_id in ids for line in files.contents[file_id].splitlines()]
+
+
+def _text(files: MemoryFiles, result: dict[str, Any]) -> bytes:
+    """All results as they lie in the files, without what says which job it was."""
+    session = result["run_id"].split(":")[0]
+    return b"".join(files.contents[part] for part in result["files"]).replace(session.encode(), b"SESSION")
+
+
+def _assert_nothing_twice(api: Api, result: dict[str, Any]) -> None:
+    executed = [claim.seq for claim in api.worker.executed_of(result["run_id"])]
+    assert executed == sorted(set(executed))
 
 
 def _course(num_steps: int) -> list[dict[str, Any]]:
@@ -118,13 +137,8 @@ def test_what_comes_out_is_the_same_when_attempts_broke_down_on_the_way(
     assert calm.result is not None
     assert struck.result is not None
     assert struck.attempt == 2
-    texts = []
-    for one in (calm.result, struck.result):
-        session = one["run_id"].split(":")[0]
-        texts.append(b"".join(files.contents[part] for part in one["files"]).replace(session.encode(), b"SESSION"))
-    assert texts[0] == texts[1]
-    executed = [claim.seq for claim in api.worker.executed_of(struck.result["run_id"])]
-    assert executed == sorted(set(executed))
+    assert _text(files, struck.result) == _text(files, calm.result)
+    _assert_nothing_twice(api, struck.result)
 
 
 def test_a_file_with_wrong_lines_fails_before_anything_is_done_with_all_of_them(
@@ -227,3 +241,65 @@ def test_a_paused_job_goes_on_where_it_was_and_does_nothing_twice(
     assert [one["line"] for one in _results(files, ended.result["files"])] == list(range(1, 201))
     executed = [claim.seq for claim in api.worker.executed_of(ended.result["run_id"])]
     assert executed == sorted(set(executed))
+
+
+def test_wherever_an_attempt_is_cut_off_the_output_is_the_same_to_the_byte(
+    api: Api, rig: JobRig, files: BreakingFiles, tenant: str, cuts: Cuts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_PART_BYTES", 1500)
+    course = _lines(*_course(4))
+    calm = _do(rig, files, tenant, course, window=3)
+    assert calm.result is not None
+    num_cut = 0
+    for place in [(number, is_written) for number in range(1, 9) for is_written in (False, True)]:
+        cuts.at = place
+        job = _do(rig, files, tenant, course, window=3)
+        num_cut += job.state is JobState.RETRYING
+        rig.run(job.id)
+        ended = rig.stores.jobs.find(job.id, tenant)
+
+        assert ended.result is not None, (place, ended.failure)
+        assert _text(files, ended.result) == _text(files, calm.result), place
+        _assert_nothing_twice(api, ended.result)
+    assert num_cut >= 12
+
+
+def test_a_job_that_stops_at_a_failure_stops_at_the_same_line_when_it_is_cut_off(
+    rig: JobRig, files: BreakingFiles, tenant: str, cuts: Cuts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_PART_BYTES", 300)
+    bad = {"op": "sample", "prompt": [1], "source": "tinker://nobody:train:0/sampler_weights/x"}
+    course = _lines(*[PASS, STEP] * 3, bad, *[PASS, STEP] * 10)
+    calm = _do(rig, files, tenant, course, window=4)
+    assert calm.failure is not None
+    for place in [(number, is_written) for number in range(1, 9) for is_written in (False, True)]:
+        cuts.at = place
+        job = _do(rig, files, tenant, course, window=4)
+        rig.run(job.id)
+        ended = rig.stores.jobs.find(job.id, tenant)
+
+        assert ended.failure is not None, place
+        assert _text(files, ended.failure.details) == _text(files, calm.failure.details), place
+
+
+@pytest.mark.parametrize("place", [(3, True), (5, False), (7, True)])
+def test_a_job_that_is_cancelled_when_its_runner_is_gone_loses_nothing_and_can_be_taken_up_again(
+    api: Api, rig: JobRig, files: BreakingFiles, tenant: str, cuts: Cuts, place: tuple[int, bool]
+) -> None:
+    cuts.at = place
+    job = _do(rig, files, tenant, _lines(*[PASS, STEP] * 30), window=4)
+    rig.stores.jobs.request_cancel(job.id, tenant)
+    rig.run(job.id)
+    cancelled = rig.stores.jobs.find(job.id, tenant)
+    rig.stores.jobs.request_retry(job.id, tenant)
+    rig.run(job.id)
+    ended = rig.stores.jobs.find(job.id, tenant)
+
+    assert job.state is JobState.RETRYING
+    assert (cancelled.state, ended.state) == (JobState.CANCELLED, JobState.SUCCEEDED), ended.failure
+    assert cancelled.result is not None
+    assert ended.result is not None
+    assert cancelled.result["checkpoint"].endswith("/weights/cancelled")
+    assert [one["line"] for one in _results(files, ended.result["files"])] == list(range(1, 61))
+    _assert_nothing_twice(api, ended.result)
+    assert api.worker.executed_of(ended.result["run_id"])[-1].seq == 61
