@@ -140,6 +140,8 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             fine_tuned=FineTunedModels(stores.jobs),
             access_tokens=stores.access_tokens,
             sampling_sessions=stores.sampling_sessions,
+            files=stores.files,
+            uploads=stores.uploads,
             blobs=blobs,
             links=DownloadLinks(
                 signer,

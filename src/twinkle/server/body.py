@@ -95,7 +95,7 @@ class Bodies:
             inline_bytes: Up to this size that is done at once.
         """
         self._max_bytes = max_bytes
-        self._budget = budget
+        self.budget = budget
         self._threads = threads
         self._inline_bytes = inline_bytes
 
@@ -107,7 +107,7 @@ class Bodies:
             Overloaded: Too many bytes are held already.
             BodyTimedOut: The client stopped sending.
         """
-        held = _Held([self._budget] if budget is None else [self._budget, budget])
+        held = _Held([self.budget] if budget is None else [self.budget, budget])
         try:
             raw, is_whole = await self._read_in_time(request, held)
             encoding = request.headers.get("content-encoding", "").strip().lower()

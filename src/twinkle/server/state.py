@@ -33,6 +33,8 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
+from twinkle.storage.files.files import Files
+from twinkle.storage.files.uploads import Uploads
 from twinkle.storage.jobs.jobs import Jobs
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
@@ -91,13 +93,15 @@ class QueueParts:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactParts:
-    """What is kept: adapters and checkpoints with their files and names, who may read them, the models' tokenizers."""
+    """What is kept: adapters, checkpoints and who may read them, tenants' files, the models' tokenizers."""
 
     adapters: Adapters
     checkpoints: Checkpoints
     fine_tuned: FineTunedModels
     access_tokens: AccessTokens
     sampling_sessions: SamplingSessions
+    files: Files
+    uploads: Uploads
     blobs: BlobStore
     links: DownloadLinks
     texts: Texts

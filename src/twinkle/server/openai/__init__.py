@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from twinkle.server.openai import batches, chat, completions, fine_tuning, graders, models
+from twinkle.server.openai import batches, chat, completions, files, fine_tuning, graders, models, uploads
 
 router = APIRouter(prefix="/v1")
-for part in (batches, chat, completions, fine_tuning, graders, models):
+for part in (batches, chat, completions, files, fine_tuning, graders, models, uploads):
     router.include_router(part.router)

@@ -69,6 +69,15 @@ def insert_content(transaction: Transaction, tenant: str, facts: ContentFacts, *
     return content
 
 
+def note_lines(transaction: Transaction, content: str, facts: ContentFacts) -> None:
+    """What was found out about a content that nobody had looked at as lines before."""
+    if facts.num_lines is not None:
+        transaction.execute(
+            "UPDATE file_content SET num_lines = ?, problem = ? WHERE id = ? AND num_lines IS NULL",
+            (facts.num_lines, facts.problem, content),
+        )
+
+
 def insert_pieces(transaction: Transaction, owner: str, pieces: Sequence[FilePiece]) -> None:
     """Note where a part or a content lies."""
     for number, piece in enumerate(pieces):

@@ -21,6 +21,7 @@ from twinkle.storage.files.contents import (
     insert_pieces,
     live_content,
     lock_tenant,
+    note_lines,
     pieces_of,
     remove_files,
 )
@@ -82,6 +83,16 @@ class Files:
         )
         return [file_of(row) for row in rows]
 
+    def known(self, tenant: str, sha256: str) -> ContentFacts | None:
+        """What a tenant has of these bytes."""
+        with self._database.transaction() as transaction:
+            content = live_content(transaction, tenant, sha256)
+        if content is None:
+            return None
+        return ContentFacts(
+            sha256=sha256, size_bytes=content.size_bytes, num_lines=content.num_lines, problem=content.problem
+        )
+
     def adopt(self, new: NewFile, *, sha256: str, size_bytes: int) -> StoredFile | None:
         """Name a content that this tenant has already, so that it need not be sent; None if it has not."""
         now = self._clock.now()
@@ -118,6 +129,8 @@ class Files:
                     give_up_unused(transaction, pieces, now=now)
                 if found is not None:
                     return found
+                if live is not None:
+                    note_lines(transaction, live.id, facts)
                 if live is None:
                     check_room(transaction, new.tenant, facts.size_bytes, max_bytes=max_bytes)
                     content = insert_content(transaction, new.tenant, facts, now=now)

@@ -18,6 +18,7 @@ from twinkle.storage.files.contents import (
     insert_pieces,
     live_content,
     lock_tenant,
+    note_lines,
     pieces_of,
 )
 from twinkle.storage.files.records import (
@@ -200,6 +201,8 @@ class Uploads:
             content = insert_content(transaction, tenant, facts, now=now) if live is None else live.id
             if live is None:
                 move_pieces(transaction, part_ids, content)
+            else:
+                note_lines(transaction, content, facts)
             give_up_pieces(transaction, owners, now=now)
             transaction.execute("DELETE FROM upload_part WHERE upload = ?", (upload_id,))
             new = named or upload.named(now=now)
