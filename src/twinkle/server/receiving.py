@@ -101,6 +101,14 @@ class IncomingBody:
     """A request's body as it comes; whoever goes silent for two minutes is given up."""
 
     def __init__(self, request: Request) -> None:
+        """Begin.
+
+        Raises:
+            InvalidInput: It is compressed: what is stored is what came.
+        """
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise InvalidInput("content-encoding", f"{encoding[:64]!r} is not understood here; send none")
         self._stream = request.stream()
 
     async def stretches(self) -> AsyncIterator[bytes]:

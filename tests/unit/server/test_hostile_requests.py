@@ -119,6 +119,15 @@ BODIES: dict[str, Json] = {
         "jobs": [{"kind": "ops", "spec": {"model": "$model", "data": "file-1"}, "name": "a", "metadata": {"a": "b"}}]
     },
     "/api/native/v1/access_tokens": {"path": "$path", "name": "a", "ttl_seconds": 60},
+    "/api/native/v1/uploads": {"filename": "a.jsonl", "size_bytes": 10, "sha256": "0" * 64, "expires_after_s": 3600},
+    "/v1/uploads": {
+        "bytes": 10,
+        "filename": "a.jsonl",
+        "mime_type": "text/jsonl",
+        "purpose": "batch",
+        "expires_after": {"anchor": "created_at", "seconds": 3600},
+    },
+    "/v1/uploads/{upload_id}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
     "/v1/chat/completions": {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},
 }
