@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -41,7 +42,15 @@ from twinkle.wire.bodies.session import CapabilitiesResponse, SupportedModel
 from twinkle.wire.bodies.training import CreateModelRequest, LoadWeightsRequest, LoraConfig
 from twinkle.wire.paths import ModelId
 
+_JOB_VARIABLE = "TWINKLE_JOB_ID"
+
 _log = logging.getLogger(__name__)
+
+
+def _key_of_job() -> str | None:
+    """What the attempts at one job share, where this is one."""
+    job = os.environ.get(_JOB_VARIABLE)
+    return f"job:{job}" if job else None
 
 
 class AsyncClient:
@@ -53,6 +62,7 @@ class AsyncClient:
         api_key: str | None = None,
         *,
         tags: Sequence[str] = (),
+        session_key: str | None = None,
         give_up_after_s: float = 300.0,
     ) -> None:
         """Connect nothing yet.
@@ -61,6 +71,8 @@ class AsyncClient:
             base_url: The server; else ``TWINKLE_SERVER_URL``, else ``TINKER_BASE_URL``, else one on this machine.
             api_key: The tenant's key; else ``TWINKLE_SERVER_TOKEN``, else ``TINKER_API_KEY``.
             tags: Words under which the operator finds this client's session.
+            session_key: Clients with the same one share a session, one after the other: their runs are the same, in the
+                order of their making. By default a script that the service runs as a job has the job's.
             give_up_after_s: How long an operation is sent again while the server cannot take it.
 
         Raises:
@@ -69,7 +81,7 @@ class AsyncClient:
         """
         endpoint = find_endpoint(base_url, api_key)
         self._connection = Connection(endpoint, RetryPolicy(give_up_after_s=give_up_after_s))
-        self._session = Session(self._connection, tags=tags)
+        self._session = Session(self._connection, tags=tags, key=session_key or _key_of_job())
         self.jobs = AsyncJobs(self._connection)
 
     async def __aenter__(self) -> Self:

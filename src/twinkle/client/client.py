@@ -27,12 +27,13 @@ class Client(Facade[AsyncClient]):
         api_key: str | None = None,
         *,
         tags: Sequence[str] = (),
+        session_key: str | None = None,
         give_up_after_s: float = 300.0,
     ) -> None:
         """As :class:`AsyncClient`."""
 
         async def make() -> AsyncClient:
-            return AsyncClient(base_url, api_key, tags=tags, give_up_after_s=give_up_after_s)
+            return AsyncClient(base_url, api_key, tags=tags, session_key=session_key, give_up_after_s=give_up_after_s)
 
         thread = LoopThread("twinkle-client")
         try:

@@ -76,16 +76,23 @@ class Connection:
         return future
 
     async def ask(
-        self, path: str, answer_class: type[ResponseT], body: RequestBody | None = None, *, method: str = "GET"
+        self,
+        path: str,
+        answer_class: type[ResponseT],
+        body: RequestBody | None = None,
+        *,
+        method: str = "GET",
+        key: str | None = None,
     ) -> ResponseT:
         """One call that is answered at once, done once however often it is sent; raises as :meth:`Transport.send`.
 
-        The ``method`` is that of a call without a body; one with a body is a POST.
+        The ``method`` is that of a call without a body; one with a body is a POST. With a ``key`` of one's own it is
+        the same call whoever sends it.
         """
         if body is None:
             request = Request(path=path, method=method)
         else:
-            request = Request(path=path, content=to_json(body), headers={"X-Idempotency-Key": new_id()})
+            request = Request(path=path, content=to_json(body), headers={"X-Idempotency-Key": key or new_id()})
         return read_answer(answer_class, await self.transport.send(request))
 
     async def submit(self, request: Request, future: Future[Any]) -> None:

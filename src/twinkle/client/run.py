@@ -57,6 +57,8 @@ class Run:
         self.rank = rank
         self.begun = begun
         """The outcome of the operation that made this run, or took it back; ``None`` after ``attach``."""
+        self.num_accepted = next_seq - 1
+        """Operations that were accepted before: 0 of a new run. A loop that begins again leaves so many calls out."""
         self._operations = OperationQueue(connection, run_id, next_seq=next_seq)
 
     def __repr__(self) -> str:

@@ -26,8 +26,10 @@ _log = logging.getLogger(__name__)
 class Session:
     """One session with the numbers that are given out in it. Lives on the connection's loop."""
 
-    def __init__(self, connection: Connection, *, tags: Sequence[str]) -> None:
+    def __init__(self, connection: Connection, *, tags: Sequence[str], key: str | None) -> None:
+        """Open nothing yet; the same ``key`` gets the same session, whichever process brings it."""
         self._connection = connection
+        self._key = key
         self._tags = list(tags)
         self._opening = asyncio.Lock()
         self._id: str | None = None
@@ -39,7 +41,9 @@ class Session:
         async with self._opening:
             if self._id is None:
                 body = CreateSessionRequest(tags=self._tags, sdk_version="twinkle.client")
-                answer = await self._connection.ask(f"{TINKER_PREFIX}/create_session", CreateSessionResponse, body)
+                answer = await self._connection.ask(
+                    f"{TINKER_PREFIX}/create_session", CreateSessionResponse, body, key=self._key
+                )
                 self._id = answer.session_id
                 self._connection.spawn(self._keep_alive(self._id))
         return self._id

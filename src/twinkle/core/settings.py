@@ -22,7 +22,10 @@ from twinkle.core.loopback import is_loopback
 from twinkle.core.operation import OperationKind
 from twinkle.core.pictures import PictureLimits
 
-_CLIENT_VARIABLES = {"TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN", "TWINKLE_MODEL_ID"}
+_CLIENT_VARIABLES = {"TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN", "TWINKLE_MODEL_ID", "TWINKLE_JOB_ID"}
+
+SAME_USER = "same"
+"""In the place of a user's name: scripts run as the jobs worker itself."""
 
 
 class Settings(BaseSettings):
@@ -294,6 +297,30 @@ class Settings(BaseSettings):
     job_retention_s: float = Field(
         default=30 * 24 * 3600.0, gt=0, description="how long a job that has ended is shown, with what happened in it"
     )
+
+    # Scripts of tenants, which are no sandbox.
+    script_tenants: list[str] = Field(
+        default=[], description='names of tenants whose scripts may run, like ["alice"]; ["*"]: everybody\'s'
+    )
+    script_user: str = Field(
+        default="",
+        description="the system user that they run as, which needs a jobs worker that is root; same: as that worker",
+    )
+    script_folder: str = Field(
+        default="", description="where each has its folder; that user must be able to reach it; default: in home"
+    )
+    script_python: str = Field(
+        default="", description="the Python that runs them, which that user must be able to read; default: our own"
+    )
+    script_server_url: str = Field(
+        default="", description="the API as they reach it; default: public_url, or else host and port"
+    )
+    script_wall_s: float = Field(default=24 * 3600.0, gt=0, description="how long one may run")
+    script_cpu_s: int = Field(default=24 * 3600, gt=0, description="processor time of each of its processes")
+    script_memory_bytes: int = Field(default=4 * 2**30, gt=0, description="address space of each of its processes")
+    script_file_bytes: int = Field(default=2**30, gt=0, description="the largest file that it may write")
+    script_folder_bytes: int = Field(default=4 * 2**30, gt=0, description="its folder; beyond it the script is ended")
+    script_processes: int = Field(default=256, gt=0, description="processes and threads of that user")
 
     # Flower.
     flower_host: str = "127.0.0.1"

@@ -12,6 +12,7 @@ from twinkle.jobs.groups import FlowPlan, SweepPlan
 from twinkle.jobs.ops import OpsPlan
 from twinkle.jobs.plan import Plan
 from twinkle.jobs.reinforcement.plan import DistillPlan, ReinforcementPlan
+from twinkle.jobs.script import ScriptPlan
 from twinkle.jobs.training.plan import PreferencePlan, SupervisedPlan
 
 PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
@@ -24,6 +25,7 @@ PLANS: PlanClasses = {
     JobKind.OPS: OpsPlan,
     JobKind.PREFERENCE: PreferencePlan,
     JobKind.REINFORCEMENT: ReinforcementPlan,
+    JobKind.SCRIPT: ScriptPlan,
     JobKind.SUPERVISED: SupervisedPlan,
     JobKind.SWEEP: SweepPlan,
 }

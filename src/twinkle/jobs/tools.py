@@ -8,9 +8,10 @@ from typing import Protocol
 from twinkle.grading.grade import RewardRequest
 from twinkle.jobs.data import DataRequest, DataRow, PreparedData
 from twinkle.jobs.exporting import ExportOrder, ExportWork
+from twinkle.jobs.script_tools import ScriptTools
 
 
-class Tools(Protocol):
+class Tools(ScriptTools, Protocol):
     """What a plan is given. None of it blocks the event loop."""
 
     async def prepare_data(self, request: DataRequest) -> PreparedData:

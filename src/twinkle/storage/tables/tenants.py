@@ -29,7 +29,7 @@ class TenantRow(SQLModel, table=True):
 
 
 class ApiKeyRow(SQLModel, table=True):
-    """A key, kept as its SHA-256: 256 random bits need no salt nor stretching."""
+    """A key, kept as its SHA-256: 256 random bits need no salt nor stretching. One that was lent expires by itself."""
 
     __tablename__ = "api_key"
     id: str = Field(primary_key=True)
@@ -38,6 +38,7 @@ class ApiKeyRow(SQLModel, table=True):
     name: str
     created_at: float = Field(sa_type=Float)
     revoked_at: float | None = Field(default=None, sa_type=Float)
+    expires_at: float | None = Field(default=None, sa_type=Float)
 
 
 class SessionRow(SQLModel, table=True):

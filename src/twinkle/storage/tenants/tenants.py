@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from sqlalchemy import ColumnElement, Engine
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, or_, select
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
@@ -119,6 +119,33 @@ class Tenants:
             session.commit()
         return key
 
+    def lend_key(self, tenant: str, name: str, *, expires_at: float) -> str:
+        """Make a key of a tenant's, by its id, that opens nothing from then on. Those that have expired go."""
+        key = new_api_key()
+        now = self._clock.now()
+        with self._database.transaction() as transaction:
+            transaction.execute("DELETE FROM api_key WHERE expires_at <= ?", (now,))
+            transaction.execute(
+                "INSERT INTO api_key (id, digest, tenant, name, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?)",
+                (new_id(), digest_of_key(key), tenant, name, now, expires_at),
+            )
+        return key
+
+    def renew_lent_keys(self, tenant: str, name: str, *, expires_at: float) -> None:
+        """Let a lent key go on for longer, if it has not expired."""
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                "UPDATE api_key SET expires_at = ? WHERE tenant = ? AND name = ? AND expires_at > ?",
+                (expires_at, tenant, name, self._clock.now()),
+            )
+
+    def end_lent_keys(self, tenant: str, name: str) -> None:
+        """Let the keys that were lent under a name open nothing any more."""
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                "DELETE FROM api_key WHERE tenant = ? AND name = ? AND expires_at IS NOT NULL", (tenant, name)
+            )
+
     def has_keys(self) -> bool:
         """Whether any key was ever made."""
         with Session(self._engine) as session:
@@ -162,7 +189,8 @@ class Tenants:
 
     def _valid_key(self, condition: ColumnElement[bool] | bool) -> ValidKey | None:
         with Session(self._engine) as session:
-            row = session.exec(select(ApiKeyRow).where(condition, col(ApiKeyRow.revoked_at).is_(None))).first()
+            is_live = or_(col(ApiKeyRow.expires_at).is_(None), col(ApiKeyRow.expires_at) > self._clock.now())
+            row = session.exec(select(ApiKeyRow).where(condition, col(ApiKeyRow.revoked_at).is_(None), is_live)).first()
             return None if row is None else ValidKey(id=row.id, tenant=row.tenant, name=row.name)
 
     def revoke_key(self, key_id: str) -> None:

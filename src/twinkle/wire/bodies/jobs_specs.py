@@ -12,6 +12,7 @@ from twinkle.wire.bodies.jobs_export import ExportSpec
 from twinkle.wire.bodies.jobs_flow import FlowSpec
 from twinkle.wire.bodies.jobs_ops import OpsSpec
 from twinkle.wire.bodies.jobs_rl import DistillSpec, ReinforcementSpec
+from twinkle.wire.bodies.jobs_script import ScriptSpec
 from twinkle.wire.bodies.jobs_sweep import SweepSpec
 from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec
 
@@ -23,6 +24,7 @@ SPECS: Mapping[str, type[JobSpec]] = {
     "flow": FlowSpec,
     "grpo": ReinforcementSpec,
     "ops": OpsSpec,
+    "script": ScriptSpec,
     "sft": SupervisedSpec,
     "sweep": SweepSpec,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from twinkle.core.clock import Clock
@@ -13,6 +14,7 @@ from twinkle.core.settings import Settings
 from twinkle.grading.grade import RewardRequest
 from twinkle.jobs.data import DataRequest, DataRow, PreparedData
 from twinkle.jobs.exporting import ExportOrder, ExportWork
+from twinkle.jobs.script_tools import RunningScript, ScriptRequest
 from twinkle.server.model_texts import Texts
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Signer, secret_of
@@ -23,6 +25,7 @@ from twinkle.workers.jobs.export.work import ExportParts, ExportTools
 from twinkle.workers.jobs.heavy import HeavyWork
 from twinkle.workers.jobs.models import capabilities_of, digest_of_vocabulary, tokenizer_folder
 from twinkle.workers.jobs.rewards import RewardProcesses
+from twinkle.workers.jobs.scripts import Scripts
 
 
 class Toolbox:
@@ -39,6 +42,7 @@ class Toolbox:
             ExportParts(settings=settings, stores=stores, blobs=blobs, clock=clock, sealer=sealer, heavy=self._heavy)
         )
         self._rewards = RewardProcesses()
+        self._scripts = Scripts(settings, stores.tenants, clock)
         self._texts = Texts(clock)
 
     async def close(self) -> None:
@@ -69,6 +73,14 @@ class Toolbox:
     async def open_export(self, order: ExportOrder) -> ExportWork:
         """See :meth:`twinkle.jobs.tools.Tools.open_export`."""
         return await self._exports.open_export(order)
+
+    def run_script(self, request: ScriptRequest) -> AbstractAsyncContextManager[RunningScript]:
+        """See :meth:`twinkle.jobs.script_tools.ScriptTools.run_script`."""
+        return self._scripts.run_script(request)
+
+    async def forget_script(self, job: str) -> None:
+        """See :meth:`twinkle.jobs.script_tools.ScriptTools.forget_script`."""
+        await self._scripts.forget_script(job)
 
     def _decode(self, model: str, answers: Sequence[Sequence[int]]) -> list[str]:
         texts = self._texts.of(self._folder(model))
