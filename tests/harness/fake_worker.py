@@ -16,7 +16,7 @@ from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
-from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.mesh import AdapterSizes, MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.pictures import PictureRules
 from twinkle.core.settings import Settings
@@ -48,6 +48,7 @@ CAPABILITIES = MeshCapabilities(
     determinism="none",
     tokenizer_path="/srv/models/tiny/one",
     pictures=PictureRules(token_id=300, patch_size=4, merge_size=2, min_pixels=8 * 8, max_pixels=64 * 64),
+    adapter_sizes=AdapterSizes(attn=100, mlp=200, unembed=50),
 )
 WEIGHTS = bytes(range(256)) * 8
 """What every checkpoint's one file holds if nothing else is said."""

@@ -38,6 +38,8 @@ SampleOption = Annotated[
 SampleEveryOption = Annotated[int | None, typer.Option(min=0, help="Steps.  [default: after every epoch]")]
 CheckpointEveryOption = Annotated[int | None, typer.Option(min=0, help="Steps.  [default: after every epoch]")]
 KeepOption = Annotated[int | None, typer.Option("--keep-last", min=0, help="Checkpoints that stay.  [default: 3]")]
+MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="A budget: it ends before it goes beyond.")]
+MaxHoursOption = Annotated[float | None, typer.Option(help="A budget of running time: it ends with a checkpoint.")]
 SuffixOption = Annotated[str | None, typer.Option(help="A part of the model's name.")]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the order of the rows, and of the adapter.")]
 
@@ -66,6 +68,8 @@ def sft_options(
     sample_every: SampleEveryOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep_last: KeepOption = None,
+    max_tokens: MaxTokensOption = None,
+    max_hours: MaxHoursOption = None,
     suffix: SuffixOption = None,
     seed: SeedOption = None,
 ) -> Spec:
@@ -95,6 +99,8 @@ def sft_options(
         "sample_every": sample_every,
         "checkpoint_every": checkpoint_every,
         "keep_last": keep_last,
+        "max_train_tokens": max_tokens,
+        "max_hours": max_hours,
         "suffix": suffix,
         "seed": seed,
     }
@@ -125,6 +131,8 @@ def dpo_options(
     sample_every: SampleEveryOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep_last: KeepOption = None,
+    max_tokens: MaxTokensOption = None,
+    max_hours: MaxHoursOption = None,
     suffix: SuffixOption = None,
     seed: SeedOption = None,
 ) -> Spec:
@@ -154,6 +162,8 @@ def dpo_options(
         sample_every=sample_every,
         checkpoint_every=checkpoint_every,
         keep_last=keep_last,
+        max_tokens=max_tokens,
+        max_hours=max_hours,
         suffix=suffix,
         seed=seed,
     )

@@ -7,7 +7,7 @@ Nothing is made up: where nothing was measured there is no time, and the estimat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ _FEWEST_MEASURED = 3
 _QUICK, _SLOW = 0.25, 0.75
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AdapterShape:
     """What of a model an adapter trains, and its rank."""
 
@@ -38,6 +38,7 @@ class Work:
     """All that a job will have a mesh do, as its plan reckons it.
 
     Args:
+        base_model: On which model.
         num_trained: Tokens of forward and backward passes, all epochs together.
         num_forwarded: Tokens that go through the model forward alone: evaluations, a reference's log-probabilities.
         num_prefilled: Tokens of prompts.
@@ -48,8 +49,10 @@ class Work:
         adapter: What is trained; nothing where a job only samples.
         num_kept_with_optimizer: Checkpoints that stay with the optimizer's state.
         num_kept: Those that stay without.
+        details: What else its owner wants to know of it.
     """
 
+    base_model: str
     num_trained: int = 0
     num_forwarded: int = 0
     num_prefilled: int = 0
@@ -100,6 +103,23 @@ def estimate_of(
         "storage": _storage(work, sizes),
         "time": _time(device_s, missing, num_measured=len(measured), num_others=num_others),
         "price": _price(work, device_s, sizes),
+    }
+
+
+def sum_of_estimates(estimates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several estimates together, as if one job came after the other; on a mesh that fuses them it is less."""
+    counts = ("trained", "forwarded", "prefilled", "drawn")
+    times = [one["time"] for one in estimates]
+    reasons = [time["reason"] for time in times if "reason" in time]
+    stored = [one["storage"]["size_bytes"] for one in estimates if one["storage"] is not None]
+    return {
+        "jobs": len(estimates),
+        "tokens": {name: sum(one["tokens"][name] for one in estimates) for name in counts},
+        "steps": sum(one["steps"] for one in estimates),
+        "storage": {"size_bytes": sum(stored)},
+        "time": {"reason": reasons[0]}
+        if reasons
+        else {name: round(sum(time[name] for time in times), 3) for name in ("low_s", "high_s")},
     }
 
 

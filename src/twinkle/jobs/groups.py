@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 from pydantic import BaseModel
 
 from twinkle.core.job import JobCancelled, JobFailed, JobKind, JobState, JsonObject
 from twinkle.jobs.context import JobContext
-from twinkle.wire.bodies.jobs import JobResponse
+from twinkle.jobs.estimate import sum_of_estimates
+from twinkle.wire.bodies.jobs import JobResponse, JobsResponse
 from twinkle.wire.bodies.jobs_flow import FlowSpec
 from twinkle.wire.bodies.jobs_groups import JobMemberInfo, JobMembersResponse
 from twinkle.wire.bodies.jobs_sweep import Requirement, SweepSpec
 
 _JOBS = "/api/native/v1/jobs"
 _MOST_NAMED = 10
+_PAGE = 200
 
 
 class SweepPlan:
@@ -39,6 +42,8 @@ class SweepPlan:
             "goal": None if told.goal is None else told.goal.value,
             "best": None if best is None else await _best(context, best),
         }
+        if context.spec.dry_run:
+            result["estimate"] = await _sum_of_estimates(context)
         if context.job.cancel_requested:
             raise JobCancelled(f"sweep {context.job.id} was cancelled", result=result)
         succeeded = told.counts.get(JobState.SUCCEEDED, 0)
@@ -63,6 +68,8 @@ class FlowPlan:
         told = await _members(context)
         jobs = {member.name: {"id": member.id, "state": member.state} for member in told.members}
         result: JsonObject = {"jobs": jobs, "counts": told.counts}
+        if context.spec.dry_run:
+            result["estimate"] = await _sum_of_estimates(context)
         if context.job.cancel_requested:
             raise JobCancelled(f"flow {context.job.id} was cancelled", result=result)
         if told.counts.get(JobState.SUCCEEDED, 0) < len(told.members):
@@ -84,6 +91,27 @@ async def _best(context: JobContext[Any], member: JobMemberInfo) -> JsonObject:
         raise JobFailed("internal", f"the best member could not be read: {answer.text}", is_transient=True)
     result = JobResponse.model_validate_json(answer.content).result or {}
     return {**result, "id": member.id, "name": member.name, "parameters": member.values, "value": member.metric}
+
+
+async def _sum_of_estimates(context: JobContext[Any]) -> JsonObject:
+    """What all members together would take, one after the other; a time only where each has one."""
+    results: list[JsonObject] = []
+    query = {"parent": context.job.id, "limit": str(_PAGE)}
+    while True:
+        answer = await context.door.request("GET", f"{_JOBS}?{urlencode(query)}")
+        if not answer.is_success:
+            raise JobFailed("internal", f"its members could not be read: {answer.text}", is_transient=True)
+        page = JobsResponse.model_validate_json(answer.content)
+        results += [_own_estimate(job.result) for job in page.jobs if job.result is not None]
+        if page.cursor is None:
+            return sum_of_estimates(results)
+        query["cursor"] = page.cursor
+
+
+def _own_estimate(result: JsonObject) -> JsonObject:
+    """A member's; of a sweep in a flow that of all its members."""
+    own: JsonObject = result.get("estimate", result)
+    return own
 
 
 def _failed(members: list[JobMemberInfo], *, of: str, result: JsonObject) -> JobFailed:

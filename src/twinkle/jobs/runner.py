@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -35,12 +35,16 @@ from twinkle.core.job import (
 from twinkle.core.lease import ProcessIdentity
 from twinkle.jobs.context import ContextParts, JobContext
 from twinkle.jobs.door import Door
+from twinkle.jobs.estimate import estimate_of
 from twinkle.jobs.files import JobFiles
+from twinkle.jobs.plan import Plan, ReckoningPlan
 from twinkle.jobs.plans import PlanClasses
 from twinkle.jobs.tools import Tools
 from twinkle.storage.jobs.running import RunningJobs
 from twinkle.storage.jobs.waiting import WaitingJobs
+from twinkle.storage.journal.speeds import Speeds
 from twinkle.wire.bodies.base import invalid_input
+from twinkle.wire.bodies.jobs_base import JobSpec
 from twinkle.wire.references import resolved
 
 T = TypeVar("T")
@@ -64,6 +68,7 @@ class RunnerParts:
 
     running: RunningJobs
     waiting: WaitingJobs
+    speeds: Speeds
     clock: Clock
     plans: PlanClasses
     open_door: Callable[[Job], Door]
@@ -196,9 +201,20 @@ class JobRunner:
                     clock=parts.clock,
                 ),
             )
+            if isinstance(spec, JobSpec) and spec.dry_run and job.kind not in GROUPS:
+                return await self._estimate(plan_class(), context)
             return await plan_class().run(context)
         finally:
             await door.close()
+
+    async def _estimate(self, plan: Plan, context: JobContext[Any]) -> JsonObject:
+        """What the job would take, instead of it."""
+        job = context.job
+        if not isinstance(plan, ReckoningPlan):
+            raise JobFailed("no_dry_run", f"jobs of kind {job.kind.value!r} have no dry run", field="dry_run")
+        work = await plan.reckon(context)
+        facts = await self._sql(partial(self._parts.speeds.of_model, work.base_model, job.tenant))
+        return estimate_of(work, sizes=facts.sizes, measured=facts.measured, num_others=facts.num_others)
 
     async def _resolved(self, job: Job) -> JsonObject:
         """The job's spec with what it refers to of the jobs that it came after."""

@@ -24,6 +24,7 @@ from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.queues import Queues
+from twinkle.storage.journal.speeds import Speeds
 from twinkle.storage.journal.timeline import Timeline
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.tenants.accounting import Accounting
@@ -37,7 +38,8 @@ class Stores:
     """One database's stores. Each has no state but its connections, so whoever needs one alone is handed that one.
 
     - ``journal`` accepts operations, hands them out and records what came of them; ``branches`` are the forks and
-      rewinds in it; ``queues`` and ``timeline`` look at what waits and at what was; ``meshes`` are their leases.
+      rewinds in it; ``queues`` and ``timeline`` look at what waits and at what was; ``meshes`` are their leases,
+      ``speeds`` what they took lately.
     - ``adapters`` are the training runs, ``snapshots`` their recovery points.
     - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
       from them, from base models or from weights without a name.
@@ -66,6 +68,7 @@ class Stores:
         self.queues = Queues(database, clock)
         self.timeline = Timeline(database)
         self.meshes = Meshes(database, clock)
+        self.speeds = Speeds(database)
         self.adapters = Adapters(database, engine, clock)
         self.snapshots = SnapshotStore(database, clock)
         self.checkpoints = Checkpoints(database, engine, clock)

@@ -11,6 +11,7 @@ from twinkle.storage.journal.speeds import Measured
 
 SIZES = AdapterSizes(attn=100, mlp=200, unembed=50)
 WORK = Work(
+    base_model="base",
     num_trained=10_000,
     num_steps=10,
     adapter=AdapterShape(rank=4, train_unembed=False),
@@ -51,7 +52,7 @@ def test_the_time_is_a_range_between_the_quicker_and_the_slower_operations() -> 
 def test_operations_weigh_as_much_as_they_have_tokens() -> None:
     few = measured(OperationKind.FORWARD_BACKWARD, 1.0, 1.0, 1.0, num_tokens=10)
     many = measured(OperationKind.FORWARD_BACKWARD, 1.0, num_tokens=10_000)
-    found, missing = device_seconds(Work(num_trained=10_000), [*few, *many])
+    found, missing = device_seconds(Work(base_model="base", num_trained=10_000), [*few, *many])
     assert missing == [] and found is not None
     assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(1.0))
 
@@ -73,6 +74,6 @@ def test_a_mesh_that_does_not_tell_sizes_gives_a_reason_for_the_memory() -> None
 
 
 def test_forward_passes_without_a_measurement_cost_from_a_third_of_a_training_pass_to_all_of_it() -> None:
-    found, _ = device_seconds(Work(num_forwarded=3000), MEASURED)
+    found, _ = device_seconds(Work(base_model="base", num_forwarded=3000), MEASURED)
     assert found is not None
     assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(6.0))

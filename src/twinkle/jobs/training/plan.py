@@ -11,11 +11,14 @@ from twinkle.core.batch_loss import BATCH_LOSSES
 from twinkle.core.errors import InvalidInput
 from twinkle.core.job import JobCancelled, JobEvent, JobFailed, JobKind, JsonObject
 from twinkle.jobs.context import JobContext
+from twinkle.jobs.estimate import AdapterShape, Work
 from twinkle.jobs.training.course import Course, decide
 from twinkle.jobs.training.data import TrainingData, open_data
+from twinkle.jobs.training.reckoning import steps_within, work_of
 from twinkle.jobs.training.standing import Standing
 from twinkle.jobs.training.training import Training
-from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec, TrainingSpec
+from twinkle.wire.bodies.checkpoints import WeightsInfoResponse
+from twinkle.wire.bodies.jobs_training import DEFAULT_RANK, PreferenceSpec, SupervisedSpec, TrainingSpec
 from twinkle.wire.paths import SCHEME
 
 SpecT = TypeVar("SpecT", bound=TrainingSpec)
@@ -68,6 +71,10 @@ class TrainingPlan(Generic[SpecT]):
             with_reference=isinstance(spec, PreferenceSpec) and spec.needs_reference,
         )
 
+    async def _budget_step(self, spec: SpecT, course: Course, data: TrainingData) -> int | None:
+        """The last step within the budget of tokens, if that is known beforehand and not the last one of all."""
+        return None
+
     async def _stand(self, context: JobContext[SpecT], data: TrainingData, seed: int, base_model: str) -> Standing:
         """Where an earlier attempt left it, or the beginning."""
         if context.saved:
@@ -96,22 +103,57 @@ class TrainingPlan(Generic[SpecT]):
         }
         event = JobEvent(kind="message", message=f"{course.num_steps} steps of {course.batch_size} rows", data=decided)
         standing = self.standing_class(course=course, digests=data.digests)
+        standing.budget_step = await self._budget_step(context.spec, course, data)
         await context.save(standing.to_json(), done=0, total=course.num_steps, unit="steps", events=[event], **decided)
         return standing
 
 
-class SupervisedPlan(TrainingPlan[SupervisedSpec]):
+class RowPlan(TrainingPlan[SpecT]):
+    """What kinds do that train on the rows themselves: what they take follows from the course and the rows."""
+
+    async def reckon(self, context: JobContext[SpecT]) -> Work:
+        """All that training will have a mesh do; the rows are prepared and kept, and training itself finds them."""
+        spec = context.spec
+        seed = context.job.seed if spec.seed is None else spec.seed
+        base_model = await base_model_of(context, spec.model)
+        adapter = await _shape_of(context)
+        data = await self._open_data(context, base_model, seed)
+        try:
+            course = self._decided(spec, data, seed)
+        except InvalidInput as error:
+            raise JobFailed("invalid_data", error.message, field=error.field) from error
+        return await work_of(spec, course, data, base_model=base_model, adapter=adapter)
+
+    async def _budget_step(self, spec: SpecT, course: Course, data: TrainingData) -> int | None:
+        if spec.max_train_tokens is None:
+            return None
+        within = await steps_within(course, data, spec.max_train_tokens)
+        return within if within < course.num_steps else None
+
+
+class SupervisedPlan(RowPlan[SupervisedSpec]):
     """``sft``."""
 
     kind: ClassVar[JobKind] = JobKind.SUPERVISED
     spec_class: ClassVar[type[BaseModel]] = SupervisedSpec
 
 
-class PreferencePlan(TrainingPlan[PreferenceSpec]):
+class PreferencePlan(RowPlan[PreferenceSpec]):
     """``dpo``."""
 
     kind: ClassVar[JobKind] = JobKind.PREFERENCE
     spec_class: ClassVar[type[BaseModel]] = PreferenceSpec
+
+
+async def _shape_of(context: JobContext[SpecT]) -> AdapterShape:
+    """Of the adapter that is trained; of a checkpoint the one that it was trained with."""
+    spec = context.spec
+    if spec.begins_anew:
+        parts = (spec.train_attn, spec.train_mlp, spec.train_unembed)
+        return AdapterShape(spec.rank or DEFAULT_RANK, *(part is not False for part in parts))
+    told = await _weights_info(context, spec.model, field="model")
+    parts = (told.train_attn, told.train_mlp, told.train_unembed)
+    return AdapterShape(told.lora_rank or DEFAULT_RANK, *(part is not False for part in parts))
 
 
 async def base_model_of(context: JobContext[Any], model: str, *, field: str = "model") -> str:
@@ -122,10 +164,13 @@ async def base_model_of(context: JobContext[Any], model: str, *, field: str = "m
     """
     if not model.startswith(SCHEME):
         return model
-    answer = await context.door.request("POST", "/api/v1/weights_info", json={"tinker_path": model})
+    return (await _weights_info(context, model, field=field)).base_model
+
+
+async def _weights_info(context: JobContext[Any], path: str, *, field: str) -> WeightsInfoResponse:
+    answer = await context.door.request("POST", "/api/v1/weights_info", json={"tinker_path": path})
     if not answer.is_success:
         is_transient = answer.status_code >= 500
         detail = answer.json()["detail"]
-        raise JobFailed("model_not_found", f"{model}: {detail}", field=field, is_transient=is_transient)
-    base_model: str = answer.json()["base_model"]
-    return base_model
+        raise JobFailed("model_not_found", f"{path}: {detail}", field=field, is_transient=is_transient)
+    return WeightsInfoResponse.model_validate_json(answer.content)

@@ -12,6 +12,9 @@ from twinkle.jobs.training.course import Course
 FINAL = "final"
 CANCELLED = "cancelled"
 
+BUDGET, EXPIRY, PATIENCE, CANCEL = "budget", "expiry", "patience", "cancel"
+"""What may end a training before its time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
@@ -77,6 +80,12 @@ class Standing:
     kept: list[Kept] = field(default_factory=list)
     last_step: int | None = None
     """The step behind which training ends before its time: the last one that was begun when its end was asked for."""
+    ended_by: str | None = None
+    """Who asked for it."""
+    budget_step: int | None = None
+    """The last step that a budget of tokens lets be trained, if that is not all."""
+    ran_s: float = 0.0
+    """For how long its attempts have run, pauses left out."""
     left: Kept | None = None
     """The checkpoint of a training that was cancelled."""
 
@@ -113,7 +122,16 @@ class Standing:
     @property
     def end(self) -> int:
         """The step behind which training ends, as far as is known."""
-        return self.course.num_steps if self.last_step is None else self.last_step
+        ends = (self.course.num_steps, self.last_step, self.budget_step)
+        return min(step for step in ends if step is not None)
+
+    def stopped_by(self, step: int, patience: int) -> str | None:
+        """What ended training behind a step, if that was before its time."""
+        if step >= self.course.num_steps:
+            return None
+        if self.has_enough(patience):
+            return PATIENCE
+        return self.ended_by if self.last_step is not None and step != self.budget_step else BUDGET
 
     def has_enough(self, patience: int) -> bool:
         """Whether the evaluations say that more brings nothing."""

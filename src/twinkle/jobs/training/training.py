@@ -13,7 +13,7 @@ from twinkle.jobs.training.data import TrainingData
 from twinkle.jobs.training.datums import ReferenceOf
 from twinkle.jobs.training.report import checkpoint_event, metrics_of, write_metrics
 from twinkle.jobs.training.samples import answer_prompts
-from twinkle.jobs.training.standing import CANCELLED, FINAL, Kept, Standing
+from twinkle.jobs.training.standing import BUDGET, CANCEL, CANCELLED, EXPIRY, FINAL, Kept, Standing
 from twinkle.jobs.training.steps import Outcome, Steps, outcome_of, refer
 from twinkle.wire.bodies.jobs_training import (
     DEFAULT_RANK,
@@ -27,6 +27,7 @@ from twinkle.wire.paths import parse_checkpoint_path
 STEPS_AHEAD = 3
 """Submitted beyond the step whose results are waited for, so that the mesh need not wait for the next one."""
 _SAVE_EVERY_S = 1.0
+_HOUR_S = 3600.0
 _MISSING = 404
 
 
@@ -61,6 +62,7 @@ class Training:
         self._events: list[JobEvent] = []
         self._saved_at = context.now()
         self._step_ended_at = context.now()
+        self._began_at = context.now()
 
     async def go(self) -> None:
         """Go through all steps that are left.
@@ -76,8 +78,8 @@ class Training:
         submitted: deque[Any] = deque()
         following = standing.step + 1
         while not standing.has_enough(patience):
-            if self._context.has_expired and standing.last_step is None:
-                await self._end_early(run)
+            if standing.last_step is None and (reason := self._out_of_time()) is not None:
+                await self._end_early(run, reason)
             while following <= standing.end and len(submitted) <= STEPS_AHEAD and not self._must_look(submitted):
                 submitted.append(await steps.submit(following, numbers[following - standing.from_step]))
                 following += 1
@@ -101,7 +103,7 @@ class Training:
         standing = self._standing
         if standing.left is None:
             if standing.last_step is None:
-                await self._end_early(await self._open_run(standing.generation))
+                await self._end_early(await self._open_run(standing.generation), CANCEL)
             if standing.end < 0:
                 return None
             await self.go()
@@ -161,7 +163,24 @@ class Training:
         """Whether what comes next depends on an evaluation that is still out: it may say that it is enough."""
         return bool(self._spec.patience) and any(one.looks for one in submitted)
 
-    async def _end_early(self, run: JobRun) -> None:
+    def _out_of_time(self) -> str | None:
+        """Whether there is no more time for another step, and by whose word."""
+        if self._context.has_expired:
+            return EXPIRY
+        standing, spec = self._standing, self._spec
+        # Where a row is not what is trained, its tokens are known when they have been.
+        are_used_up = (
+            spec.max_train_tokens is not None
+            and standing.budget_step is None
+            and standing.tally.num_tokens >= spec.max_train_tokens
+        )
+        are_over = spec.max_hours is not None and self._ran_s() >= spec.max_hours * _HOUR_S
+        return BUDGET if are_used_up or are_over else None
+
+    def _ran_s(self) -> float:
+        return self._standing.ran_s + self._context.now() - self._began_at
+
+    async def _end_early(self, run: JobRun, reason: str) -> None:
         """Let training end behind the last step that was begun: its numbers are taken."""
         standing = self._standing
         answer = await self._context.door.request("GET", f"/api/native/v1/runs/{run.id}")
@@ -169,7 +188,8 @@ class Training:
             raise JobFailed("internal", f"the run could not be looked up: {answer.text}", is_transient=True)
         numbers = standing.course.first_numbers(standing.from_step)
         begun = standing.from_step + bisect_left(numbers, answer.json()["next_seq"]) - 1
-        standing.last_step = min(max(standing.step, begun), standing.course.num_steps)
+        standing.last_step = min(max(standing.step, begun), standing.end)
+        standing.ended_by = reason
         await self._context.save(standing.to_json())
 
     async def _take_in(self, outcome: Outcome) -> None:
@@ -200,6 +220,7 @@ class Training:
     async def _save(self) -> None:
         standing, events = self._standing, self._events
         self._events, self._saved_at = [], self._context.now()
+        standing.ran_s, self._began_at = self._ran_s(), self._context.now()
         tally = standing.tally
         figures = {"loss": tally.train_loss, "eval_loss": tally.eval_loss}
         await self._context.save(
@@ -239,6 +260,7 @@ class Training:
             "step": kept.step,
             "epochs": round(kept.step / standing.course.steps_per_epoch, 3),
             "stopped_early": kept.step < standing.course.num_steps,
+            "stopped_by": standing.stopped_by(kept.step, self._spec.patience),
             "loss": tally.train_loss,
             "eval_loss": tally.eval_loss,
             "best_step": tally.best_step,

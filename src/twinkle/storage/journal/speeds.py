@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twinkle.core.mesh import AdapterSizes, MeshCapabilities
 from twinkle.core.operation import OperationKind
 from twinkle.storage.database import Database
 
@@ -12,7 +14,8 @@ MAX_MEASURED = 1000
 
 _RECENT = (
     "SELECT r.kind, r.num_tokens, r.device_s, r.started_at, r.finished_at FROM (SELECT mesh, kind, state, num_tokens,"
-    " device_s, started_at, finished_at FROM operation WHERE finished_at IS NOT NULL AND NOT expired"
+    " device_s, started_at, finished_at FROM operation"
+    " WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL"
     " ORDER BY finished_at DESC LIMIT ?) AS r WHERE r.mesh = ? AND r.state = 'done' AND r.started_at IS NOT NULL"
 )
 _BUSY_TENANTS = (
@@ -30,11 +33,31 @@ class Measured:
     elapsed_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known of the meshes that serve a model: how large adapters are, how fast it was, who shares it now."""
+
+    sizes: AdapterSizes | None
+    measured: Sequence[Measured]
+    num_others: int
+
+
 class Speeds:
     """Reads what was measured; changes nothing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def of_model(self, base_model: str, tenant: str) -> ModelFacts:
+        """What is known of a model by what its meshes have said and done; nothing where none serves it."""
+        rows = self._database.read("SELECT name, capabilities FROM mesh WHERE capabilities IS NOT NULL ORDER BY name")
+        meshes = {row.name: MeshCapabilities.model_validate_json(row.capabilities) for row in rows}
+        own = {name: mesh for name, mesh in meshes.items() if mesh.base_model == base_model}
+        return ModelFacts(
+            sizes=next((mesh.adapter_sizes for mesh in own.values() if mesh.adapter_sizes is not None), None),
+            measured=[one for name in own for one in self.recent(name)],
+            num_others=min((self.num_others(name, tenant) for name in own), default=0),
+        )
 
     def recent(self, mesh: str) -> list[Measured]:
         """The last operations of a mesh that ended well; none where nothing has run lately."""

@@ -124,6 +124,13 @@ class TrainingSpec(JobSpec):
     keep_last: CountOrNever = Field(default=3, description="how many of them are kept, beside the final one")
     keep_best: bool = Field(default=True, description="whether the one with the lowest evaluation is kept besides")
 
+    max_train_tokens: Count | None = Field(
+        default=None, description="a budget: training ends before the step that would go beyond so many tokens"
+    )
+    max_hours: Positive | None = Field(
+        default=None, description="a budget: training ends behind the step at which it has run for so long"
+    )
+
     suffix: Annotated[str, Field(min_length=1, max_length=MAX_SUFFIX_CHARS, pattern=r"^[A-Za-z0-9._-]+$")] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
         default=None, description="default: follows from the job"

@@ -56,6 +56,7 @@ async def running_host(
             RunnerParts(
                 running=stores.running_jobs,
                 waiting=stores.waiting_jobs,
+                speeds=stores.speeds,
                 clock=clock,
                 plans=plans,
                 open_door=open_door,
