@@ -1,0 +1,126 @@
+"""SIGKILL in the middle of fine-tunings: what they end with is the same to the byte as where nothing happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.crashes import Crashes
+from harness.killed_runs import stored_hashes
+from harness.polling import wait_for
+from harness.served import Served
+from harness.tenant_files import TenantFiles
+from twinkle.client import Client
+
+DATA = Path(__file__).parents[2] / "examples" / "data" / "arithmetic.jsonl"
+SPEC = {
+    "model": "tiny",
+    "batch_size": 4,
+    "steps": 8,
+    "eval_fraction": 0.1,
+    "checkpoint_every": 3,
+    "rank": 4,
+    "lr": 1e-2,
+}
+PAIRS = {"loss": "DPOLoss", "loss_config": {"beta": 0.5}}
+POINTS = [
+    ("job.claimed", "job.saved:5", "worker.executed:9", "job.worked"),
+    *[pytest.param((point,), marks=pytest.mark.soak) for point in ("job.saving:4", "job.saved:2", "job.ended")],
+]
+PARTS_KILLED = [
+    ("the jobs worker", "dpo"),
+    *[
+        pytest.param(part, kind, marks=pytest.mark.soak)
+        for part in ("the API", "the worker", "the jobs worker", "the broker")
+        for kind in ("sft", "dpo")
+        if (part, kind) != ("the jobs worker", "dpo")
+    ],
+]
+
+
+class Tuned:
+    """The service, its crash points, and what fine-tunings end with."""
+
+    def __init__(self, served: Served, crashes: Crashes) -> None:
+        self.served = served
+        self.crashes = crashes
+        self._key = served.create_key("tuned")
+        self.files = TenantFiles(served, self._key)
+        self._calm: dict[str, Any] = {}
+        lines = DATA.read_text().splitlines()[:24]
+        self._data = {"sft": self._upload(lines), "dpo": self._upload([_pair(line) for line in lines])}
+
+    def calm(self, kind: str) -> Any:
+        """What comes of a kind where nothing happens."""
+        if kind not in self._calm:
+            self._calm[kind] = self.train(kind, lambda: None)
+        return self._calm[kind]
+
+    def train(self, kind: str, fault: Callable[[], None], *, points: Sequence[str] = ()) -> Any:
+        """Train while ``fault`` happens and somebody comes by the ``points``.
+
+        What comes of it: hashes of the last checkpoint's files, the table of metrics, what the result says.
+        """
+        with Client(self.served.url, api_key=self._key) as client:
+            spec = {**SPEC, **(PAIRS if kind == "dpo" else {}), "data": self._data[kind], "seed": 5}
+            for point in points:
+                name, _, count = point.partition(":")
+                self.crashes.arm(name, count=int(count or 1))
+            job = client.jobs.submit(kind, spec, max_attempts=20)
+            fault()
+            ended = job.wait(timeout_s=150)
+        assert ended.state == "succeeded", ended.failure
+        assert ended.result is not None
+        table = self.files.get(ended.result["metrics_file"])
+        told = {name: ended.result[name] for name in ("step", "loss", "eval_loss", "trained_tokens")}
+        return stored_hashes(self.served, ended.result["checkpoint"]), table, told
+
+    def _upload(self, lines: list[str]) -> str:
+        return self.files.put("data.jsonl", "\n".join(lines).encode())
+
+
+def _pair(line: str) -> str:
+    question, answer = json.loads(line)["messages"]
+    wrong = {"role": "assistant", "content": "I do not know."}
+    return json.dumps(
+        {"input": {"messages": [question]}, "preferred_output": [answer], "non_preferred_output": [wrong]}
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Tuned]:
+    folder = tmp_path_factory.mktemp("tuned")
+    crashes = Crashes(folder / "crashes")
+    settings = {"TWINKLE_SNAPSHOT_EVERY_OPS": "5", "TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
+    with Served(folder / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
+        tuned = Tuned(served, crashes)
+        yield tuned
+        tuned.files.close()
+
+
+@pytest.mark.parametrize("points", POINTS, ids="+".join)
+def test_a_kill_at(tuned: Tuned, points: tuple[str, ...]) -> None:
+    calm = tuned.calm("sft")
+
+    struck = tuned.train("sft", lambda: None, points=points)
+
+    assert all(tuned.crashes.has_fired(point.partition(":")[0]) for point in points)
+    assert struck == calm
+
+
+@pytest.mark.parametrize(("part", "kind"), PARTS_KILLED)
+def test_a_kill_of(tuned: Tuned, part: str, kind: str) -> None:
+    calm = tuned.calm(kind)
+
+    def kill() -> None:
+        wait_for(lambda: tuned.served.query(_UNDER_WAY), what="a fine-tuning under way")
+        tuned.served.part(part).kill()
+
+    assert tuned.train(kind, kill) == calm
+
+
+_UNDER_WAY = "SELECT 1 FROM job WHERE state = 'running' AND phase = 'training'"
