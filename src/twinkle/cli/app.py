@@ -12,6 +12,8 @@ from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNa
 from twinkle.cli.groups import data, keys, runs, tenants, tokens
 from twinkle.cli.jobs import jobs
 from twinkle.cli.submit import submit
+from twinkle.cli.submit_export import OwnKeyFlag, PublicFlag, TitleOption, VerifyOption
+from twinkle.cli.submit_options import ServerFlag
 from twinkle.core.errors import TwinkleError
 
 app = typer.Typer(
@@ -162,6 +164,49 @@ def jobs_worker(home: HomeFlag = None) -> None:
     from twinkle.workers.jobs.process import run_jobs_worker
 
     raise SystemExit(run_jobs_worker(settings_of(home=home)))
+
+
+@app.command()
+def export(
+    what: Annotated[str, typer.Argument(metavar="CHECKPOINT|JOB", help="tinker://..., or an export that was begun.")],
+    peft: Annotated[bool, typer.Option("--peft", help="The adapter as PEFT and vLLM load it.  [default]")] = False,
+    merged: Annotated[bool, typer.Option("--merged", help="The whole model for transformers and vLLM.")] = False,
+    gguf: Annotated[bool, typer.Option("--gguf", help="The whole model for llama.cpp.")] = False,
+    gguf_adapter: Annotated[bool, typer.Option("--gguf-adapter", help="The adapter for llama.cpp.")] = False,
+    ollama: Annotated[bool, typer.Option("--ollama", help="GGUF with a Modelfile.")] = False,
+    to: Annotated[str, typer.Option(metavar="FOLDER|URL", help="A folder here, or hf://, ms://, s3://...")] = "export",
+    public: PublicFlag = False,
+    own_key: OwnKeyFlag = False,
+    title: TitleOption = None,
+    verify: VerifyOption = None,
+    client_id: Annotated[
+        str | None, typer.Option("--id", help="Submitted again under this id it is the same job.")
+    ] = None,
+    server: ServerFlag = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON document a line.")] = False,
+) -> None:
+    """Take a checkpoint to other tools. It is read back and compared before it is given out.
+
+    A download that broke off goes on with: twinkle export job-... --to FOLDER
+
+    twinkle export tinker://0b1c.../weights/best --merged --to ./my-model
+    """
+    from twinkle.cli.exporting import Export, run_export
+
+    chosen = {"peft": peft, "merged": merged, "gguf": gguf, "gguf-adapter": gguf_adapter, "ollama": ollama}
+    asked = Export(
+        what=what,
+        forms=[form for form, is_wanted in chosen.items() if is_wanted],
+        to=to,
+        is_public=public,
+        own_key=own_key,
+        title=title,
+        verify=verify,
+        client_id=client_id,
+        server=server,
+        as_json=as_json,
+    )
+    raise SystemExit(run_export(asked))
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from twinkle.cli.submit_export import export_options
 from twinkle.cli.submit_ops import ops_options
 from twinkle.cli.submit_options import Spec, command_of, flow_command
 from twinkle.cli.submit_training import dpo_options, sft_options
@@ -17,6 +18,7 @@ _FLOW_ENDINGS = (".yaml", ".yml")
 
 _OPTIONS: Mapping[str, Callable[..., Spec]] = {
     "dpo": dpo_options,
+    "export": export_options,
     "ops": ops_options,
     "sft": sft_options,
 }

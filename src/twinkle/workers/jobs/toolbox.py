@@ -37,9 +37,13 @@ class Toolbox:
         self._data = DataTools(
             stores, blobs, object_store=settings.resolved_object_store, heavy=self._heavy, clock=clock
         )
+        # Of its own: an export takes minutes, for which nobody's data are to wait.
+        self._exporting = HeavyWork()
         sealer = Sealer(Signer(secret_of(settings)))
         self._exports = ExportTools(
-            ExportParts(settings=settings, stores=stores, blobs=blobs, clock=clock, sealer=sealer, heavy=self._heavy)
+            ExportParts(
+                settings=settings, stores=stores, blobs=blobs, clock=clock, sealer=sealer, heavy=self._exporting
+            )
         )
         self._rewards = RewardProcesses()
         self._scripts = Scripts(settings, stores.tenants, clock)
@@ -49,6 +53,7 @@ class Toolbox:
         """End all processes."""
         await self._rewards.close()
         await asyncio.to_thread(self._heavy.stop)
+        await asyncio.to_thread(self._exporting.stop)
 
     async def prepare_data(self, request: DataRequest) -> PreparedData:
         """See :meth:`twinkle.jobs.tools.Tools.prepare_data`."""
