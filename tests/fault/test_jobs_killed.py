@@ -1,0 +1,177 @@
+"""SIGKILL at the narrow moments of a job's life, and to the parts it stands on: its result is what it would have been.
+
+The jobs are real ones on the embedded stack: a file of operations, Celery's messages, the jobs worker's own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+import redis
+
+from harness.crashes import Crashes
+from harness.polling import wait_for, wait_until
+from harness.served import Served
+from twinkle.core.clock import SystemClock
+from twinkle.core.job import Job
+from twinkle.jobs.stored_files import StoredFiles
+from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.stores import Stores
+from twinkle.tasks.jobs import JOBS_QUEUE
+
+MODEL = "null"
+NUM_STEPS = 12
+POINTS = ("job.claimed", "job.saved:3", "job.worked", "job.ended")
+UNDER_A_JOB = ("the API", "the worker", "the broker", "the jobs worker")
+_DONE_S = 150.0
+
+
+def _line(op: str, **fields: Any) -> str:
+    return json.dumps({"op": op, **fields})
+
+
+def _operations() -> bytes:
+    """Steps on different data, samples in between, and a checkpoint at the end."""
+    lines = []
+    for step in range(NUM_STEPS):
+        tokens = list(range(step, step + 8))
+        inputs = {"target_tokens": tokens, "weights": [1.0] * 8}
+        lines.append(_line("forward_backward", data=[{"tokens": tokens, "inputs": inputs}]))
+        lines.append(_line("optim_step"))
+        if step % 4 == 0:
+            lines.append(_line("sample", prompt=tokens, sampling_params={"max_tokens": 4, "seed": step}))
+    lines.append(_line("save_weights", name="final"))
+    return "\n".join(lines).encode()
+
+
+@dataclass
+class JobsStruck:
+    """A served stack, a tenant of it, and the result of a job that nothing happened to."""
+
+    served: Served
+    crashes: Crashes
+    stores: Stores
+    key: str
+    tenant: str
+    file: str
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=f"{self.served.url}/api/native/v1", headers={"X-API-Key": self.key}, timeout=30)
+
+    def submit(self) -> str:
+        spec = {"model": MODEL, "data": self.file, "rank": 4, "window": 2, "seed": 11}
+
+        def ask() -> str | None:
+            try:
+                with self.http() as http:
+                    answer = http.post("/jobs", json={"kind": "ops", "spec": spec, "max_attempts": 10})
+            except httpx.TransportError:
+                return None
+            return str(answer.json()["id"]) if answer.is_success else None
+
+        return wait_for(ask, what="a job is taken on")
+
+    def ended(self, job_id: str) -> Job:
+        def job() -> Job | None:
+            found = self.stores.jobs.find(job_id, self.tenant)
+            return found if found.state.is_final else None
+
+        return wait_for(job, what="the job's end", deadline_s=_DONE_S)
+
+    def results(self, job: Job) -> bytes:
+        """What it wrote, under one name for the run, which every job has of its own."""
+        assert job.failure is None, job.failure
+        assert job.result is not None
+        files = StoredFiles(job, self.stores, open_blob_store(str(self.served.home / "objects")), SystemClock())
+        content = asyncio.run(files.read(job.result["results"]))
+        run = str(job.result["run_id"])
+        return content.replace(run.encode(), b"RUN").replace(run.split(":")[0].encode(), b"SESSION")
+
+    def operations(self, job: Job) -> list[tuple[Any, ...]]:
+        """What the journal has of it: kinds and states in their order, each number once."""
+        assert job.result is not None
+        session = str(job.result["run_id"]).split(":")[0]
+        return [
+            tuple(row)
+            for row in self.stores.database.read(
+                "SELECT seq, kind, state FROM operation WHERE lane LIKE ? ORDER BY lane, seq", (f"{session}%",)
+            )
+        ]
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsStruck]:
+    folder: Path = tmp_path_factory.mktemp("jobs")
+    crashes = Crashes(folder / "crashes")
+    settings = {"TWINKLE_JOB_LEASE_S": "5"}
+    flags = ("--engine", "null")
+    with Served(folder / "home", model=MODEL, flags=flags, **settings, **crashes.variables) as served:
+        key = served.create_key("struck")
+        stores = Stores.at(f"sqlite:///{served.home / 'journal.db'}", SystemClock())
+        valid = stores.tenants.key(key)
+        assert valid is not None
+        owner = cast(Job, SimpleNamespace(id="uploaded", tenant=valid.tenant))
+        blobs = open_blob_store(str(served.home / "objects"))
+        files = StoredFiles(owner, stores, blobs, SystemClock())
+        file = asyncio.run(files.write("operations", _operations(), purpose="ops"))
+        yield JobsStruck(served, crashes, stores, key, valid.tenant, file)
+        stores.close()
+
+
+@pytest.fixture(scope="module")
+def calm(struck: JobsStruck) -> Job:
+    """A job that nothing happens to."""
+    return struck.ended(struck.submit())
+
+
+def test_a_job_whose_worker_is_killed_at_each_narrow_moment_gives_the_same_bytes(struck: JobsStruck, calm: Job) -> None:
+    # The one before the next, so that each has something left to kill.
+    names = [point.partition(":")[0] for point in POINTS]
+    for name, point in zip(names, POINTS, strict=True):
+        struck.crashes.arm(name, count=int(point.partition(":")[2] or 1))
+    killed = struck.ended(struck.submit())
+
+    for name in names:
+        struck.crashes.wait(name)
+    assert struck.results(killed) == struck.results(calm)
+    assert struck.operations(killed) == struck.operations(calm)
+    outcomes = [one.outcome for one in struck.stores.jobs.attempts(killed.id, struck.tenant)]
+    assert set(outcomes[:-1]) == {"lost"}
+    assert outcomes[-1] == "succeeded"
+    assert len(outcomes) >= len(POINTS) - 1, "each kill but the last one, behind the end, cost an attempt"
+
+
+@pytest.mark.parametrize("part", UNDER_A_JOB)
+def test_a_job_goes_on_when_a_part_is_killed_under_it(struck: JobsStruck, calm: Job, part: str) -> None:
+    job_id = struck.submit()
+    wait_until(
+        lambda: (
+            struck.stores.jobs.find(job_id, struck.tenant).state == "running"
+            or struck.stores.jobs.find(job_id, struck.tenant).state.is_final
+        ),
+        what="the job under way",
+    )
+    struck.served.part(part).kill()
+    ended = struck.ended(job_id)
+
+    assert struck.results(ended) == struck.results(calm)
+    assert struck.operations(ended) == struck.operations(calm)
+
+
+def test_a_job_whose_message_is_lost_is_handed_out_again(struck: JobsStruck, calm: Job) -> None:
+    url = (struck.served.home / "broker-url").read_text().strip()
+    struck.served.part("the jobs worker").kill()
+    with redis.Redis.from_url(url) as broker:
+        job_id = struck.submit()
+        wait_until(lambda: broker.llen(JOBS_QUEUE), what="its message")
+        broker.flushall()
+
+    assert struck.results(struck.ended(job_id)) == struck.results(calm)
