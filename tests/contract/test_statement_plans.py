@@ -48,13 +48,25 @@ TABLES_OF_JOBS = ("job_event", "job_attempt", "job_dependency")
 # A walk along one of these is one along what waits, not along what there is.
 _SMALL = (
     "lane_ready|lane_gap|lane_prunable|lane_unloaded|sample_waiting|operation_open"
-    "|ephemeral_of_session|ephemeral_pinned|job_ready|job_running|job_settled|job_paused|job_holds"
+    "|ephemeral_of_session|ephemeral_pinned|job_ready|job_running|job_settled|job_paused|job_holds|job_untold"
 )
 _ANY_TABLE = "|".join(TABLES + TABLES_OF_JOBS)
 _WHOLE_TABLE = re.compile(
     rf"SCAN (o|l|j|busy|sampling_session|{_ANY_TABLE})\b(?! USING (COVERING )?INDEX ({_SMALL})\b)"
     rf'|"Seq Scan"[^{{}}]*"Relation Name": "({_ANY_TABLE})"'
 )
+
+
+def _tell(bench: Bench) -> None:
+    """One job of the many has a webhook, and something to tell."""
+    jobs = JobBench(bench)
+    bench.stores.jobs.create(new_job("told", notify_url="https://example.com/hook"))
+    jobs.claim("told")
+    assert bench.stores.job_hooks.due(limit=32) == ["told"]
+    hook = bench.stores.job_hooks.take("told", hold_s=0.0)
+    assert hook is not None
+    bench.stores.job_hooks.put_off(hook, "refused", seconds=0.0)
+    bench.stores.job_hooks.end(hook, "told")
 
 
 @pytest.fixture
@@ -227,6 +239,9 @@ ACTIONS: dict[str, Action] = {
     "ready_jobs": lambda bench, lease: bench.stores.waiting_jobs.take_ready(limit=16, again_after_s=10.0),
     "run_job": _run_job,
     "settle_jobs": lambda bench, lease: bench.stores.waiting_jobs.settle(),
+    "jobs_by_their_clients_ids": lambda bench, lease: bench.stores.jobs.ids_of("t0", ["mine", "7"]),
+    "jobs_with_news": lambda bench, lease: bench.stores.jobs.num_events(["7", "8"]),
+    "webhooks": lambda bench, lease: _tell(bench),
     "pause_job": lambda bench, lease: bench.stores.jobs.request_pause("next", "t0"),
     "end_paused_jobs": lambda bench, lease: bench.stores.job_keeping.end_paused(older_than_s=0.0),
     "release_results_of_jobs": lambda bench, lease: bench.stores.job_keeping.release(),
