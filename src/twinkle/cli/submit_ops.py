@@ -22,4 +22,4 @@ def ops_options(
 
     twinkle submit ops --model Qwen/Qwen3.5-4B --data steps.jsonl --id steps-1
     """
-    return {"model": model, "data": data_of(data, purpose="ops"), "rank": rank, "on_error": on_error}
+    return {"model": model, "data": data_of(data, purpose="user_data"), "rank": rank, "on_error": on_error}

@@ -36,7 +36,7 @@ from twinkle.wire.paths import SCHEME, CheckpointPath
 
 _PART_BYTES = 64 * 2**20
 """Results go into one file up to this size, and what is larger into several."""
-_PURPOSE = "job_output"
+_PURPOSE = "user_data"
 _CANCELLED = "cancelled"
 
 

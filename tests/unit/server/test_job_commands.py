@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -232,6 +234,32 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(api: Api, key: 
     assert f"twinkle jobs logs -f {job}" in said
     assert "Traceback" not in complaints
     assert rig.stores.jobs.find(job, tenant).state is JobState.QUEUED
+
+
+@pytest.mark.usefixtures("running")
+def test_on_a_terminal_a_bar_stands_under_what_happens_and_is_gone_at_the_end(api: Api, key: str) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "twinkle.cli", *SUBMIT],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**clean, "TWINKLE_SERVER_URL": api.url, "TWINKLE_SERVER_TOKEN": key, "TERM": "xterm", "COLUMNS": "160"},
+    )
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # of a terminal that nobody is at any more
+        while piece := os.read(ours, 65536):
+            said += piece
+    os.close(ours)
+
+    assert process.wait(timeout=60) == 0, said
+    text = said.decode()
+    assert "status: submitted" in text
+    assert "━" in text or "#" in text or "-" in text
+    assert "\x1b[?25h" in text
+    assert " succeeded after " in text.splitlines()[-6] + text.splitlines()[-1] + text
 
 
 @pytest.mark.usefixtures("running")
