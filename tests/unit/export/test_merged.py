@@ -196,6 +196,32 @@ def test_what_cannot_be_merged_is_refused_by_name_before_any_work(family_base, t
     assert not (tmp_path / "out").exists()
 
 
+def test_an_adapter_alone_is_exported_also_of_a_base_that_cannot_be_merged(family_base, tmp_path):
+    base = shutil.copytree(family_base("qwen3"), tmp_path / "base")
+    adapter = make_adapter(tmp_path / "adapter", base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+
+    figures = export(request_for(tmp_path / "out", base, adapter, ["peft"], memory_bytes=1))
+
+    assert figures == {"peft": {"files": 2.0}}
+    assert (tmp_path / "out/peft/adapter_config.json").read_bytes() == (adapter / "adapter_config.json").read_bytes()
+
+
+def test_a_tensor_that_peft_has_no_place_for_is_found(family_base, tmp_path):
+    base = family_base("qwen3")
+    adapter = make_adapter(tmp_path / "adapter", base)
+    request = request_for(tmp_path / "out", base, adapter, ["peft"])
+    for step in outline_of(request).steps:
+        take_step(request, step)
+    settings = json.loads((tmp_path / "out/peft/adapter_config.json").read_text())
+    settings["target_modules"].remove("q_proj")
+    (tmp_path / "out/peft/adapter_config.json").write_text(json.dumps(settings))
+
+    with pytest.raises(StorageUnavailable, match="q_proj"):
+        verify_form(request, "peft")
+
+
 def test_a_base_whose_experts_lie_in_one_tensor_is_merged_as_well(tmp_path, family_base):
     base = shutil.copytree(family_base("qwen3-moe"), tmp_path / "base")
     model = transformers.AutoModelForCausalLM.from_pretrained(base)

@@ -16,18 +16,22 @@ from typing import Literal
 import torch
 
 from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE
+from twinkle.checkpoint_engine.peft_settings import read_settings
 from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.hub.support import architecture_of
 from twinkle.workers.jobs.export.gguf_files import GgufAdapter, GgufModel
 from twinkle.workers.jobs.export.merged import MergedModel
 from twinkle.workers.jobs.export.ollama import MODELFILE, modelfile
-from twinkle.workers.jobs.export.skeleton import open_skeleton
+from twinkle.workers.jobs.export.skeleton import CONFIG_FILE as BASE_CONFIG
+from twinkle.workers.jobs.export.skeleton import Skeleton, open_skeleton
 from twinkle.workers.jobs.export.tensor_files import TensorFolder, sha256_of
-from twinkle.workers.jobs.export.updates import read_adapter
+from twinkle.workers.jobs.export.updates import TrainedWeight, read_adapter
 from twinkle.workers.jobs.export.verification import (
     Meant,
     check_gguf,
     check_gguf_adapter,
     check_merged,
+    check_peft,
     what_is_meant,
 )
 
@@ -116,9 +120,24 @@ class _Export:
         self._request = request
         self._base, self._folder = Path(request.base), Path(request.folder)
         self._adapter = Path(request.adapter)
-        self._skeleton = open_skeleton(self._base)
-        files = {name: (self._adapter / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
-        self._weights = read_adapter(self._skeleton, files)
+        self._files = {name: (self._adapter / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
+
+    @cached_property
+    def _skeleton(self) -> Skeleton:
+        return open_skeleton(self._base)
+
+    @cached_property
+    def _weights(self) -> list[TrainedWeight]:
+        return read_adapter(self._skeleton, self._files)
+
+    @cached_property
+    def _is_known(self) -> bool:
+        """Whether the base model can be taken apart. An adapter alone is exported for any."""
+        try:
+            _ = self._skeleton
+        except ConfigError:
+            return False
+        return True
 
     @cached_property
     def _merged(self) -> MergedModel:
@@ -155,26 +174,34 @@ class _Export:
         return steps
 
     def outline(self) -> ExportOutline:
-        whole = sum(form in self._request.forms for form in ("merged", "gguf"))
-        whole += "ollama" in self._request.forms and "gguf" not in self._request.forms
-        if "gguf" in self._request.forms or "ollama" in self._request.forms:
+        forms = set(self._request.forms)
+        adapter_bytes = len(self._files[WEIGHTS_FILE])
+        size_bytes = adapter_bytes * len(forms & {"peft", "gguf-adapter"})
+        if forms & {"gguf", "ollama"}:
             _ = self._gguf
-        if "gguf-adapter" in self._request.forms:
+        if "gguf-adapter" in forms:
             _ = self._gguf_adapter
+        num_models = ("merged" in forms) + bool(forms & {"gguf", "ollama"})
+        if num_models:
+            self._check_memory()
+            size_bytes += num_models * self._merged.size_bytes
+        if forms != {"peft"} or self._is_known:
+            _ = self._weights  # which do not fit every base model
+            architecture = self._skeleton.architecture
+        else:
+            read_settings(self._files[CONFIG_FILE])
+            architecture = architecture_of(json.loads((self._base / BASE_CONFIG).read_text()))
+        return ExportOutline(architecture=architecture, steps=tuple(self._steps), size_bytes=size_bytes)
+
+    def _check_memory(self) -> None:
         num_weights = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
         needed = int(num_weights * _VERIFYING_FACTOR)
-        if self._request.compares_logits and whole and needed > self._request.memory_bytes:
+        if self._request.compares_logits and needed > self._request.memory_bytes:
             raise ConfigError(
                 f"{self._skeleton.architecture} has {num_weights} weights: comparing its logits takes {needed} bytes,"
                 f" and {self._request.memory_bytes} may be (TWINKLE_EXPORT_MEMORY_BYTES); send verify='files' to have"
                 " its files checked without computing with them"
             )
-        size_bytes = whole * self._merged.size_bytes if whole else 0
-        adapters = sum(form in self._request.forms for form in ("peft", "gguf-adapter"))
-        size_bytes += adapters * (self._adapter / WEIGHTS_FILE).stat().st_size
-        return ExportOutline(
-            architecture=self._skeleton.architecture, steps=tuple(self._steps), size_bytes=int(size_bytes)
-        )
 
     def take(self, step: str) -> list[WrittenFile]:
         note = self._folder / _NOTES / f"{step.replace('/', '--')}.json"
@@ -191,13 +218,13 @@ class _Export:
     def verify(self, form: ExportForm) -> dict[str, float]:
         if form == "gguf-adapter":
             return check_gguf_adapter(self._folder / form / ADAPTER_GGUF, self._gguf_adapter, self._weights)
-        if form == "ollama" or not self._request.compares_logits:
-            return {"files": float(len(self._checked(form)))}
+        if form == "peft" and self._is_known:
+            return check_peft(self._folder / form, self._skeleton)
+        if form == "peft" or not self._request.compares_logits:
+            return {"files": float(len(self._checked("gguf" if form == "ollama" else form)))}
         if form == "merged":
             return check_merged(self._folder / form, self._meant)
-        if form == "gguf":
-            return check_gguf(self._folder / form / MODEL_GGUF, self._skeleton, self._meant)
-        return {"tensors": 2.0 * len(self._weights), **self._meant.figures}
+        return check_gguf(self._folder / "gguf" / MODEL_GGUF, self._skeleton, self._meant)
 
     def _checked(self, form: str) -> list[WrittenFile]:
         """The files of a form, read again.

@@ -73,6 +73,23 @@ def tuned_logits(base: Path, adapter: Path) -> tuple[torch.Tensor, torch.Tensor]
     return _logits(wrapped, model.config), bare
 
 
+def check_peft(adapter: Path, skeleton: Skeleton) -> dict[str, float]:
+    """Whether PEFT has a place of the right shape for every tensor of an adapter; the figures.
+
+    Raises:
+        StorageUnavailable: It has not.
+    """
+    with torch.device("meta"):
+        model = type(skeleton.model)(skeleton.model.config)
+    wrapped = peft.get_peft_model(model, peft.PeftConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
+    num_tensors = check_peft_names(wrapped, adapter)
+    shapes = {name: tensor.shape for name, tensor in peft.get_peft_model_state_dict(wrapped).items()}
+    for name, tensor in peft.utils.load_peft_weights(str(adapter), device="cpu").items():
+        if shapes[name] != tensor.shape:
+            raise StorageUnavailable(f"PEFT has another shape for {name}; nothing of it was given out")
+    return {"tensors": num_tensors}
+
+
 def check_peft_names(wrapped: Any, adapter: Path) -> int:
     """Whether PEFT has put every tensor of an adapter's file somewhere; how many there are.
 
