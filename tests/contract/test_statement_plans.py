@@ -23,6 +23,7 @@ from twinkle.scheduler.retention import Retention
 from twinkle.storage.database import Cursor, Database, Row, Transaction
 from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 from twinkle.storage.sampling.sampling_sessions import Patience, SamplePoll, SamplingSessions
+from twinkle.wire.job_groups import expanded
 
 Statement = tuple[str, tuple[object, ...]]
 Action = Callable[[Bench, Lease], object]
@@ -153,6 +154,27 @@ def _run_job(bench: Bench, lease: Lease) -> None:
     jobs.running.finish(claim, JobState.SUCCEEDED)
 
 
+def _sweep(bench: Bench, lease: Lease) -> None:
+    """A sweep's whole life, and every look at it."""
+    jobs, outlooks = bench.stores.jobs, bench.stores.job_outlooks
+    spec = {"template": {"kind": "sft", "spec": {"model": "m", "data": "file-1"}}, "parameters": {"seed": [1, 2, 3]}}
+    jobs.create_groups([expanded(replace(new_job("sweep", kind=JobKind.SWEEP), spec=spec))])
+    assert len(jobs.members("sweep", "t0")) == 3
+    assert jobs.num_by_state("t0")
+    assert outlooks.of("sweep~0001", "t0").wait is not None
+    assert outlooks.of("sweep", "t0").wait is not None
+    jobs.request_pause("sweep", "t0")
+    jobs.request_resume("sweep", "t0")
+    claim = JobBench(bench).claim("sweep~0000")
+    assert outlooks.of("sweep~0000", "t0").wait is None
+    assert bench.stores.running_jobs.results_of_needs("7") == {}
+    bench.stores.running_jobs.finish(claim, JobState.FAILED)
+    jobs.request_cancel("sweep", "t0")
+    bench.stores.waiting_jobs.settle()
+    bench.stores.running_jobs.finish(JobBench(bench).claim("sweep"), JobState.FAILED)
+    jobs.request_retry("sweep", "t0")
+
+
 def _page_of_jobs(bench: Bench, lease: Lease) -> None:
     jobs = bench.stores.jobs
     first = jobs.page("t0", limit=50)
@@ -242,6 +264,9 @@ ACTIONS: dict[str, Action] = {
     "jobs_by_their_clients_ids": lambda bench, lease: bench.stores.jobs.ids_of("t0", ["mine", "7"]),
     "jobs_with_news": lambda bench, lease: bench.stores.jobs.num_events(["7", "8"]),
     "webhooks": lambda bench, lease: _tell(bench),
+    "sweep": _sweep,
+    "speeds": lambda bench, lease: bench.stores.speeds.recent(MESH),
+    "busy_tenants": lambda bench, lease: bench.stores.speeds.num_others(MESH, "t0"),
     "pause_job": lambda bench, lease: bench.stores.jobs.request_pause("next", "t0"),
     "end_paused_jobs": lambda bench, lease: bench.stores.job_keeping.end_paused(older_than_s=0.0),
     "release_results_of_jobs": lambda bench, lease: bench.stores.job_keeping.release(),

@@ -56,6 +56,8 @@ def show_job(server: str | None, job_id: str, *, as_json: bool) -> None:
         say(ending_words(job))
     elif words := progress_words(job):
         say(words)
+    for words in waiting_words(job):
+        say(words)
     if members is not None:
         print_members(members)
     say(f"spec: {json.dumps(job.spec)}")
@@ -65,6 +67,23 @@ def show_job(server: str | None, job_id: str, *, as_json: bool) -> None:
             for one in job.attempts
         ]
         print_table(("attempt", "began", "outcome", "reason"), rows)
+
+
+def waiting_words(job: JobResponse) -> list[str]:
+    """Why a job does not run yet, and when it may have ended."""
+    waits, words = job.waits, []
+    if waits is not None:
+        facts = {
+            "dependency": f"for {waits.waits_for}" if waits.waits_for else "",
+            "at_once": "as many members of its sweep run as may",
+            "max_running_jobs": f"as many of your jobs run as may; {waits.num_own_before} of yours are before it",
+            "retry_backoff": "" if waits.until is None else f"until {minute_of(waits.until)}",
+            "position": f"behind {waits.num_before} jobs, {waits.num_own_before} of them yours",
+        }
+        words.append(f"waits: {waits.reason} {facts.get(waits.reason, '')}".rstrip())
+    if job.ends_at is not None:
+        words.append(f"may end at {minute_of(job.ends_at)}, by what jobs of its kind took lately")
+    return words
 
 
 def show_logs(server: str | None, job_id: str, *, follow: bool, after: int, as_json: bool) -> int:

@@ -220,6 +220,7 @@ def _jobs(common: CommonParts, stores: Stores, signer: Signer, stack: AsyncExitS
     stack.push_async_callback(polls.stop)
     return JobParts(
         store=stores.jobs,
+        outlooks=stores.job_outlooks,
         sealer=Sealer(signer),
         polls=polls,
         bell=_start_job_bell(common.settings, stores, stack),

@@ -36,6 +36,7 @@ from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.files.files import Files
 from twinkle.storage.files.uploads import Uploads
 from twinkle.storage.jobs.jobs import Jobs
+from twinkle.storage.jobs.standing import JobOutlooks
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.queues import Queues
@@ -115,6 +116,7 @@ class JobParts:
     """
 
     store: Jobs
+    outlooks: JobOutlooks
     sealer: Sealer
     polls: JobPolls
     bell: JobBell

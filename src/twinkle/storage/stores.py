@@ -19,6 +19,7 @@ from twinkle.storage.jobs.hooks import JobHooks
 from twinkle.storage.jobs.jobs import Jobs
 from twinkle.storage.jobs.keeping import JobKeeping
 from twinkle.storage.jobs.running import RunningJobs
+from twinkle.storage.jobs.standing import JobOutlooks
 from twinkle.storage.jobs.waiting import WaitingJobs
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
@@ -80,6 +81,7 @@ class Stores:
         self.jobs = Jobs(database, clock, limits=limits)
         self.running_jobs = RunningJobs(database, clock)
         self.waiting_jobs = WaitingJobs(database, clock, limits=limits)
+        self.job_outlooks = JobOutlooks(database, clock, limits=limits)
         self.job_hooks = JobHooks(database, clock)
         self.files = Files(database, clock)
         self.uploads = Uploads(database, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
 
@@ -30,6 +31,7 @@ from twinkle.wire.bodies.jobs import (
     JobsRequest,
     JobsResponse,
     JobStanding,
+    JobWaitInfo,
     published_schema,
 )
 from twinkle.wire.bodies.jobs_base import parse_part
@@ -160,6 +162,7 @@ async def _tell(server: ServerState, tell: Callable[[str, str], Job], job_id: st
 
 async def _answer_job(common: Common, book: JobParts, job: Job) -> Response:
     attempts = await common.sql.run(book.store.attempts, job.id, job.tenant)
+    outlook = await common.sql.run(book.outlooks.of, job.id, job.tenant)
     return answer(
         JobResponse(
             **_standing(job),
@@ -170,6 +173,8 @@ async def _answer_job(common: Common, book: JobParts, job: Job) -> Response:
             cancel_requested=job.cancel_requested,
             pause_requested=job.pause_requested,
             attempts=[_attempt(one) for one in attempts],
+            waits=None if outlook.wait is None else JobWaitInfo(**asdict(outlook.wait)),
+            ends_at=outlook.ends_at,
         )
     )
 

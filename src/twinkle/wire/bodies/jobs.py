@@ -137,6 +137,21 @@ class JobAttemptInfo(ResponseBody):
     reason: str | None = None
 
 
+class JobWaitInfo(ResponseBody):
+    """Why a job does not run yet; places are those of now, were nothing to arrive any more."""
+
+    reason: str
+    """``dependency``, ``at_once``, ``max_running_jobs``, ``paused``, ``retry_backoff`` or ``position``."""
+    waits_for: str | None = None
+    """The first job that it needs, of a ``dependency``."""
+    until: float | None = None
+    """When it is ready again, of a ``retry_backoff``."""
+    num_before: int | None = None
+    """How many jobs begin before it, of a ``position``."""
+    num_own_before: int | None = None
+    """How many of them are its tenant's."""
+
+
 class JobResponse(JobStanding):
     """``GET jobs/{job_id}``, and the answer to everything that is done to one."""
 
@@ -147,6 +162,10 @@ class JobResponse(JobStanding):
     cancel_requested: bool = False
     pause_requested: bool = False
     attempts: list[JobAttemptInfo] = Field(default=[])
+    waits: JobWaitInfo | None = None
+    """Missing while it runs, and when it has ended."""
+    ends_at: float | None = None
+    """When it may have ended, by what jobs of its kind took lately."""
 
 
 class JobsResponse(ResponseBody):
