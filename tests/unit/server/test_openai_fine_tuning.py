@@ -58,8 +58,8 @@ def test_a_fine_tuned_model_is_made_followed_and_sampled_by_the_name_it_is_given
 ) -> None:
     created = client.fine_tuning.jobs.create(
         model=BASE_MODEL,
-        training_file="file-a",
-        validation_file="file-b",
+        training_file=new_file(client),
+        validation_file=new_file(client),
         method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": "auto"}}},
         suffix="mine",
         seed=7,
@@ -87,7 +87,9 @@ def test_a_fine_tuned_model_is_made_followed_and_sampled_by_the_name_it_is_given
 
 
 def test_events_come_newest_first_and_in_pages(client: openai.OpenAI, rig: JobRig) -> None:
-    job = client.fine_tuning.jobs.create(model=BASE_MODEL, training_file="file-a", hyperparameters={"n_epochs": 1})
+    job = client.fine_tuning.jobs.create(
+        model=BASE_MODEL, training_file=new_file(client), hyperparameters={"n_epochs": 1}
+    )
     rig.run(job.id)
 
     events = list(client.fine_tuning.jobs.list_events(job.id, limit=3))
@@ -102,7 +104,7 @@ def test_events_come_newest_first_and_in_pages(client: openai.OpenAI, rig: JobRi
 def test_wrong_data_are_told_with_all_that_is_wrong_and_by_the_parameter(
     client: openai.OpenAI, rig: JobRig, tools: MemoryTools
 ) -> None:
-    job = client.fine_tuning.jobs.create(model=BASE_MODEL, training_file="file-a")
+    job = client.fine_tuning.jobs.create(model=BASE_MODEL, training_file=new_file(client))
     errors = [{"line": 3, "column": "messages", "reason": "is missing"}]
     tools.refusal = JobFailed("invalid_data", "1 of 10 rows is wrong", details={"errors": errors})
     try:
@@ -121,7 +123,7 @@ def test_wrong_data_are_told_with_all_that_is_wrong_and_by_the_parameter(
 def test_preferences_are_trained_by_the_method_of_that_name(client: openai.OpenAI, rig: JobRig) -> None:
     job = client.fine_tuning.jobs.create(
         model=BASE_MODEL,
-        training_file="file-a",
+        training_file=new_file(client),
         method={"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "n_epochs": 1}}},
     )
     rig.run(job.id)
@@ -135,7 +137,7 @@ def test_preferences_are_trained_by_the_method_of_that_name(client: openai.OpenA
 
 
 def test_jobs_are_paused_resumed_cancelled_and_listed(client: openai.OpenAI) -> None:
-    jobs = [client.fine_tuning.jobs.create(model=BASE_MODEL, training_file="file-a") for _ in range(3)]
+    jobs = [client.fine_tuning.jobs.create(model=BASE_MODEL, training_file=new_file(client)) for _ in range(3)]
 
     assert client.fine_tuning.jobs.pause(jobs[0].id).status == "paused"
     assert client.fine_tuning.jobs.resume(jobs[0].id).status == "queued"
@@ -144,7 +146,9 @@ def test_jobs_are_paused_resumed_cancelled_and_listed(client: openai.OpenAI) -> 
 
 
 def test_a_deleted_model_is_gone_in_words(client: openai.OpenAI, rig: JobRig, api: Api) -> None:
-    job = client.fine_tuning.jobs.create(model=BASE_MODEL, training_file="file-a", hyperparameters={"n_epochs": 1})
+    job = client.fine_tuning.jobs.create(
+        model=BASE_MODEL, training_file=new_file(client), hyperparameters={"n_epochs": 1}
+    )
     rig.run(job.id)
     name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
     assert name is not None
@@ -183,7 +187,9 @@ def test_a_name_of_nobodys_is_no_model(client: openai.OpenAI, name: str) -> None
 
 
 def test_a_fine_tuned_model_is_its_tenants_alone(client: openai.OpenAI, rig: JobRig, api: Api) -> None:
-    job = client.fine_tuning.jobs.create(model=BASE_MODEL, training_file="file-a", hyperparameters={"n_epochs": 1})
+    job = client.fine_tuning.jobs.create(
+        model=BASE_MODEL, training_file=new_file(client), hyperparameters={"n_epochs": 1}
+    )
     rig.run(job.id)
     name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
     assert name is not None
@@ -195,11 +201,13 @@ def test_a_fine_tuned_model_is_its_tenants_alone(client: openai.OpenAI, rig: Job
 
 
 def test_what_is_trained_can_be_trained_on(client: openai.OpenAI, rig: JobRig) -> None:
-    first = client.fine_tuning.jobs.create(model=BASE_MODEL, training_file="file-a", hyperparameters={"n_epochs": 1})
+    first = client.fine_tuning.jobs.create(
+        model=BASE_MODEL, training_file=new_file(client), hyperparameters={"n_epochs": 1}
+    )
     rig.run(first.id)
     name = client.fine_tuning.jobs.retrieve(first.id).fine_tuned_model
     assert name is not None
-    second = client.fine_tuning.jobs.create(model=name, training_file="file-a", hyperparameters={"n_epochs": 1})
+    second = client.fine_tuning.jobs.create(model=name, training_file=new_file(client), hyperparameters={"n_epochs": 1})
     rig.run(second.id)
 
     done = client.fine_tuning.jobs.retrieve(second.id)
@@ -212,6 +220,8 @@ def test_what_is_trained_can_be_trained_on(client: openai.OpenAI, rig: JobRig) -
     ("values", "param", "message"),
     [
         ({"model": "nothing"}, None, "is not served here"),
+        ({"training_file": "file-nobody"}, "training_file", "there is no file 'file-nobody'"),
+        ({"validation_file": "file-nobody"}, "validation_file", "there is no file 'file-nobody'"),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "settings for dpo"),
         ({"suffix": "a:b"}, "suffix", "pattern"),
         ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs", "greater than or equal to 1"),
@@ -222,9 +232,14 @@ def test_what_makes_no_sense_is_refused_by_its_parameter(
     client: openai.OpenAI, values: dict[str, object], param: str | None, message: str
 ) -> None:
     with pytest.raises(openai.APIStatusError, match=message) as refused:
-        client.fine_tuning.jobs.create(**{"model": BASE_MODEL, "training_file": "file-a", **values})
+        client.fine_tuning.jobs.create(**{"model": BASE_MODEL, "training_file": new_file(client), **values})
 
     assert refused.value.param == param
+
+
+def new_file(client: openai.OpenAI) -> str:
+    line = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    return client.files.create(file=("data.jsonl", line), purpose="fine-tune").id
 
 
 def tenant_of(api: Api, client: openai.OpenAI) -> str:

@@ -11,9 +11,7 @@ from twinkle.jobs.context import JobContext
 from twinkle.jobs.data import DataFormat, DataRequest, DataUse, PreparedData, TokenSequence
 from twinkle.jobs.tools import Tools
 from twinkle.jobs.training.course import split_rows
-from twinkle.wire.bodies.jobs_training import TrainingSpec
-
-HUBS = ("hf://", "ms://")
+from twinkle.wire.bodies.jobs_training import HUBS, TrainingSpec
 
 SpecT = TypeVar("SpecT", bound=TrainingSpec)
 

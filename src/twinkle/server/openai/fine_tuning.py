@@ -32,6 +32,7 @@ from twinkle.server.state import Caller, Server, ServerState
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.jobs import JobRequest
+from twinkle.wire.bodies.jobs_training import HUBS
 from twinkle.wire.paths import SCHEME, parse_checkpoint_path
 
 _MAX_PAGE = 100
@@ -53,6 +54,7 @@ async def create_job(request: Request, server: Server, tenant: Caller) -> Respon
     """Fine-tune a model. Its data are looked at before anything is trained."""
     body = parse_body(FineTuningRequest, await server.common.bodies.read(request))
     model = await _origin(server, tenant, body.model)
+    await _check_files(server, tenant, body)
     kind, spec = translate(body, model=model)
     wanted = JobRequest(kind=kind.value, spec=spec, metadata=body.metadata or {})
     try:
@@ -174,6 +176,17 @@ async def _origin(server: ServerState, tenant: str, model: str) -> str:
         found = await server.common.sql.run(server.artifacts.checkpoints.find, str(path), tenant=tenant)
         return found.path
     return (await find_model(server.common, server.queue, server.artifacts, tenant, model)).base_model
+
+
+async def _check_files(server: ServerState, tenant: str, body: FineTuningRequest) -> None:
+    """Raises ``InvalidInput`` by its parameter for a file that is not there; data sets of hubs are looked up later."""
+    for field, file_id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
+        if file_id is None or file_id.startswith(HUBS):
+            continue
+        try:
+            await server.common.sql.run(server.artifacts.files.find, file_id, tenant)
+        except NotFound as error:
+            raise InvalidInput(field, f"there is no file {file_id!r}; upload one with the purpose fine-tune") from error
 
 
 def _number_of(job: Job, event: str) -> int:
