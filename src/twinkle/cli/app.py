@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
+from twinkle.cli.files import files
 from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of
 from twinkle.cli.groups import data, keys, runs, tenants, tokens
 from twinkle.cli.jobs import jobs
@@ -31,6 +32,7 @@ app.add_typer(tenants, name="tenants")
 app.add_typer(data, name="data")
 app.add_typer(submit, name="submit")
 app.add_typer(jobs, name="jobs")
+app.add_typer(files, name="files")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twinkle.cli.console import say
 from twinkle.cli.exit_codes import EXIT_INTERRUPTED
+from twinkle.cli.file_calls import Progress
 from twinkle.cli.following import Follower, exit_code_of, json_line
 from twinkle.cli.members import FLOW, SWEEP, print_members
 from twinkle.cli.submit_flow import flow_jobs, read_flow
@@ -46,7 +47,7 @@ def _submit(kind: str, spec: Mapping[str, object], shared: Shared) -> int:
         with Client(shared.server) as client:
             job = client.jobs.submit(
                 kind,
-                {name: _uploaded(value) for name, value in spec.items()},
+                {name: _uploaded(value, client) for name, value in spec.items()},
                 client_id=shared.client_id,
                 name=shared.name,
                 after=[dependency_of(text) for text in shared.after or []],
@@ -83,11 +84,15 @@ def dependency_of(text: str) -> AfterJob:
     return AfterJob(job=text)
 
 
-def _uploaded(value: object) -> object:
+def _uploaded(value: object, client: Client) -> object:
+    """A spec with the ids of files in the place of those of this machine, which are brought to the server."""
     if isinstance(value, LocalFile):
-        raise ConfigError(f"{value.path} is on this machine: upload it, and give the id of the file")
+        progress = Progress(value.path.name)
+        return client.files.upload(value.path, purpose=value.purpose, progress=progress).id
     if isinstance(value, dict):
-        return {name: _uploaded(inner) for name, inner in value.items()}
+        return {name: _uploaded(inner, client) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_uploaded(inner, client) for inner in value]
     return value
 
 

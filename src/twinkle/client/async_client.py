@@ -15,6 +15,7 @@ from twinkle.client.bodies import make_body
 from twinkle.client.connection import Connection
 from twinkle.client.endpoint import find_endpoint
 from twinkle.client.errors import TwinkleError
+from twinkle.client.files import AsyncFiles
 from twinkle.client.future import Future
 from twinkle.client.jobs import AsyncJobs
 from twinkle.client.run import Run
@@ -83,6 +84,7 @@ class AsyncClient:
         self._connection = Connection(endpoint, RetryPolicy(give_up_after_s=give_up_after_s))
         self._session = Session(self._connection, tags=tags, key=session_key or _key_of_job())
         self.jobs = AsyncJobs(self._connection)
+        self.files = AsyncFiles(self._connection)
 
     async def __aenter__(self) -> Self:
         return self

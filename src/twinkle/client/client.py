@@ -9,6 +9,7 @@ from typing import Self
 
 from twinkle.client.async_client import AsyncClient
 from twinkle.client.facade import Facade, LoopThread, blocking, direct
+from twinkle.client.files import Files
 from twinkle.client.jobs import Jobs
 
 _EXIT_FLUSH_S = 30.0
@@ -43,6 +44,7 @@ class Client(Facade[AsyncClient]):
             raise
         self._is_closed = False
         self.jobs = Jobs(thread, self._inner.jobs)
+        self.files = Files(thread, self._inner.files)
         atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from twinkle.core.job import JobKind
 from twinkle.jobs.batch import BatchPlan
+from twinkle.jobs.check import CheckPlan
 from twinkle.jobs.export import ExportPlan
 from twinkle.jobs.groups import FlowPlan, SweepPlan
 from twinkle.jobs.ops import OpsPlan
@@ -19,6 +20,7 @@ PlanClasses: TypeAlias = Mapping[JobKind, type[Plan]]
 
 PLANS: PlanClasses = {
     JobKind.BATCH: BatchPlan,
+    JobKind.CHECK: CheckPlan,
     JobKind.DISTILL: DistillPlan,
     JobKind.EXPORT: ExportPlan,
     JobKind.FLOW: FlowPlan,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from twinkle.core.errors import InvalidInput, TooLarge, UserError
+from twinkle.server.downloads import Stored, send_stretches
 from twinkle.server.openapi import BYTES, Raw, described
 from twinkle.server.receiving import IncomingBody, IncomingFile, budgets_of, check_batch, holds_lines, keep_s_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
-from twinkle.server.tinker.answers import answer
+from twinkle.server.tinker.answers import NO_CONTENT, answer
 from twinkle.server.uploading import complete_upload
 from twinkle.storage.files.records import NewFile, NewPart, NewUpload, StoredFile, UploadPart
 from twinkle.wire.bodies.base import parse_body
@@ -18,6 +19,7 @@ from twinkle.wire.bodies.files import (
     MAX_PARTS,
     PART_BYTES,
     FileInfo,
+    FilesResponse,
     OpenUploadRequest,
     OpenUploadResponse,
     PartInfo,
@@ -25,6 +27,14 @@ from twinkle.wire.bodies.files import (
 )
 
 PartNumber = Annotated[int, Path(ge=0, lt=MAX_PARTS)]
+
+_MAX_LISTED = 1000
+CONTENT = described(
+    Raw(BYTES, "The file."),
+    others={206: Raw(BYTES, "The part of it that was asked for.")},
+    refusals=[404, 416],
+    headers=["Range"],
+)
 
 router = APIRouter()
 
@@ -125,6 +135,37 @@ async def complete(upload_id: str, common: Common, artifacts: Artifacts, tenant:
     parts = await common.sql.run(artifacts.uploads.parts, upload_id)
     part_ids = [part.id for part in parts if part.number is not None]
     return answer(file_info(await complete_upload(common, artifacts, upload, part_ids)))
+
+
+@router.get("/files", openapi_extra=described(FilesResponse, refusals=[404]))
+async def list_files(
+    common: Common,
+    artifacts: Artifacts,
+    tenant: Tenant,
+    limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = 100,
+    after: Annotated[str | None, Query(max_length=64)] = None,
+    purpose: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """The tenant's files, the newest first; ``after`` is the last one of the page before."""
+    found = await common.sql.run(artifacts.files.page, tenant, limit=limit + 1, after=after, purpose=purpose)
+    return answer(FilesResponse(files=[file_info(file) for file in found[:limit]], has_more=len(found) > limit))
+
+
+@router.get("/files/{file_id}/content", openapi_extra=CONTENT)
+async def download_file(
+    file_id: str, request: Request, common: Common, artifacts: Artifacts, tenant: Tenant
+) -> Response:
+    """A file's bytes, streamed, or with a ``Range`` header some of them."""
+    file = await common.sql.run(artifacts.files.find, file_id, tenant)
+    pieces = await common.sql.run(artifacts.files.pieces, file)
+    return send_stretches(common, artifacts, request, [Stored(piece.key, piece.size_bytes) for piece in pieces])
+
+
+@router.delete("/files/{file_id}", openapi_extra=described(None, refusals=[404]))
+async def delete_file(file_id: str, common: Common, artifacts: Artifacts, tenant: Tenant) -> Response:
+    """End a file. A job that reads it fails."""
+    await common.sql.run(artifacts.files.delete, file_id, tenant)
+    return Response(status_code=NO_CONTENT)
 
 
 @router.get("/files/{file_id}", openapi_extra=described(FileInfo, refusals=[404]))

@@ -72,6 +72,13 @@ class FileInfo(ResponseBody):
     expires_at: float | None = None
 
 
+class FilesResponse(ResponseBody):
+    """``GET /api/native/v1/files``: the newest first."""
+
+    files: list[FileInfo]
+    has_more: bool
+
+
 class PartInfo(ResponseBody):
     """A part that is there."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from twinkle.core.errors import InvalidInput
 from twinkle.wire.bodies.jobs_base import JobSpec, parse_part
 from twinkle.wire.bodies.jobs_batch import BatchSpec
+from twinkle.wire.bodies.jobs_check import CheckSpec
 from twinkle.wire.bodies.jobs_export import ExportSpec
 from twinkle.wire.bodies.jobs_flow import FlowSpec
 from twinkle.wire.bodies.jobs_ops import OpsSpec
@@ -18,6 +19,7 @@ from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec
 
 SPECS: Mapping[str, type[JobSpec]] = {
     "batch": BatchSpec,
+    "check": CheckSpec,
     "distill": DistillSpec,
     "dpo": PreferenceSpec,
     "export": ExportSpec,

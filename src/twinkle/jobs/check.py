@@ -1,0 +1,56 @@
+"""Data looked at before anything is trained on them: the report, or all that is wrong. No operation is submitted."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from twinkle.core.job import JobKind, JsonObject
+from twinkle.jobs.context import JobContext
+from twinkle.jobs.data import DataFormat, DataRequest, DataUse
+from twinkle.wire.bodies.jobs_check import CheckSpec
+
+_HUBS = ("hf://", "ms://")
+
+
+class CheckPlan:
+    """Prepares data, which a fine-tuning on them then finds done, and tells of them."""
+
+    kind: ClassVar[JobKind] = JobKind.CHECK
+    spec_class: ClassVar[type[BaseModel]] = CheckSpec
+
+    async def run(self, context: JobContext[Any]) -> JsonObject:
+        """See :class:`twinkle.jobs.plan.Plan`."""
+        await context.save(phase="looking at the data")
+        prepared = await context.tools.prepare_data(request_of(context.spec, tenant=context.job.tenant))
+        return {
+            "format": prepared.format.value,
+            "rows": prepared.num_rows,
+            "num_tokens": prepared.num_tokens,
+            "num_trained": prepared.num_trained,
+            "longest": prepared.longest,
+            "report": prepared.report,
+        }
+
+
+def request_of(spec: CheckSpec, *, tenant: str) -> DataRequest:
+    """What the tools are asked for."""
+    is_of_a_hub = spec.data.startswith(_HUBS)
+    return DataRequest(
+        tenant=tenant,
+        model=spec.model,
+        use=DataUse(spec.use),
+        file=None if is_of_a_hub else spec.data,
+        dataset=spec.data if is_of_a_hub else None,
+        subset=spec.subset,
+        split=spec.split,
+        preprocessor=spec.preprocessor,
+        format=DataFormat(spec.format),
+        template=spec.template,
+        system=spec.system,
+        enable_thinking=spec.enable_thinking,
+        max_length=spec.max_length,
+        truncation=spec.truncation,
+        max_rows=spec.max_rows,
+    )
