@@ -8,14 +8,21 @@ import hashlib
 import hmac
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from harness.clock import HandClock
 from twinkle.core.addresses import is_allowed, parse_networks
@@ -36,7 +43,7 @@ DAY_S = 24 * 3600.0
 class Receiver:
     """Somebody's own server: it keeps what it is told, and answers as it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
         self.heard: list[tuple[dict[str, str], bytes]] = []
         self.statuses: list[int] = []
         receiver = self
@@ -57,6 +64,10 @@ class Receiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Answer)
         self.port = self._server.server_address[1]
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -122,9 +133,11 @@ def _run(stores: Stores, job: Job, *, state: JobState = JobState.SUCCEEDED) -> N
     stores.running_jobs.finish(claim, state, result={"file": "file-1"})
 
 
-def _deliver(stores: Stores, clock: HandClock, *, times: int = 6, allowed: Any = LOOPBACK) -> None:
+def _deliver(stores: Stores, clock: HandClock, *, times: int = 6, allowed: Any = LOOPBACK, verify: Any = True) -> None:
     async def deliver() -> None:
-        webhooks = Webhooks(hooks=stores.job_hooks, key_of=lambda tenant: KEY, clock=clock, allowed=allowed)
+        webhooks = Webhooks(
+            hooks=stores.job_hooks, key_of=lambda tenant: KEY, clock=clock, allowed=allowed, verify=verify
+        )
         for _ in range(times):
             await webhooks.deliver_due()
 
@@ -284,6 +297,56 @@ def test_a_name_is_looked_up_once_and_that_address_is_called(
 
     assert looked_up == ["hooks.test"]
     assert receiver.heard[0][0]["host"] == f"hooks.test:{receiver.port}"
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("hooks.test", True), ("other.test", False)])
+def test_who_is_called_must_have_the_certificate_of_the_name_and_not_of_the_address(
+    stores: Stores,
+    clock: HandClock,
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    is_told: bool,
+) -> None:
+    certificate = _certificate(tmp_path, "hooks.test")
+    secure = Receiver(certificate)
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *args, **more: real("127.0.0.1" if host == name else host, *args, **more)
+    )
+    job = submit(f"https://{name}:{secure.port}/")
+    _run(stores, job)
+
+    _deliver(stores, clock, times=1, verify=ssl.create_default_context(cafile=str(certificate)))
+    secure.close()
+
+    assert len(secure.heard) == is_told
+    assert ("it cannot be reached" in _messages(stores, job)[0]) is not is_told
+
+
+def _certificate(folder: Path, name: str) -> Path:
+    """A file with a key and the certificate that it has signed for itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    file = folder / "certificate.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
+    return file
 
 
 @pytest.mark.parametrize(
