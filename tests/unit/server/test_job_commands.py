@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +24,10 @@ from twinkle.cli import main
 from twinkle.cli.following import Lines, duration, exit_code_of, progress_words
 from twinkle.client import AsyncClient, Client
 from twinkle.client.errors import Conflict, InvalidInput, JobEndedBadly
+from twinkle.core.clock import SystemClock
 from twinkle.core.job import JobState
+from twinkle.jobs.stored_files import StoredFiles
+from twinkle.storage.blobs import open_blob_store
 from twinkle.wire.bodies.jobs import JobRequest, JobStanding
 
 if TYPE_CHECKING:
@@ -63,6 +67,12 @@ def rig(api: Api, files: MemoryFiles) -> Iterator[JobRig]:
 @pytest.fixture
 def running(rig: JobRig, tenant: str) -> Iterator[None]:
     """Whatever this tenant submits is run."""
+    with _running(rig, tenant):
+        yield
+
+
+@contextmanager
+def _running(rig: JobRig, tenant: str) -> Iterator[None]:
     stopping = threading.Event()
 
     def run() -> None:
@@ -259,6 +269,24 @@ def test_on_a_terminal_a_bar_stands_under_what_happens_and_is_gone_at_the_end(ap
     assert "status: submitted" in text
     assert "\x1b[2K" in text, "the bar is taken away again"
     assert " succeeded after " in text.rpartition("\x1b[2K")[2]
+
+
+def test_a_file_of_this_machine_is_brought_to_the_server_and_results_are_a_file_like_any_other(
+    api: Api, key: str, tenant: str, twinkle: Twinkle, files: MemoryFiles, tmp_path: Path
+) -> None:
+    data, results = tmp_path / "steps.jsonl", tmp_path / "results.jsonl"
+    data.write_bytes(files.contents["file-in"])
+    blobs, clock = open_blob_store(api.settings.resolved_object_store), SystemClock()
+    with (
+        job_rig(api.settings, open_files=lambda job, door: StoredFiles(job, api.stores, blobs, clock)) as rig,
+        _running(rig, tenant),
+    ):
+        done = twinkle("submit", "ops", "--model", BASE_MODEL, "--data", str(data), "--json")
+    with Client(api.url, key) as client:
+        client.files.download(done.documents[-1]["result"]["results"], results)
+
+    assert done.code == 0, done
+    assert [json.loads(line)["line"] for line in results.read_text().splitlines()] == list(range(1, 9))
 
 
 @pytest.mark.usefixtures("running")
