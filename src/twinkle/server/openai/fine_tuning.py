@@ -88,7 +88,9 @@ async def list_jobs(
 @router.get("/{job_id}", openapi_extra=described(FineTuningJob, refusals=[404], access=Access.CALLER))
 async def show_job(job_id: str, server: Server, tenant: Caller) -> Response:
     """One fine-tuning."""
-    return json_answer(show(await _find(server, tenant, job_id)))
+    job = await _find(server, tenant, job_id)
+    outlook = await server.common.sql.run(server.jobs.outlooks.of, job.id, tenant)
+    return json_answer(show(job, ends_at=outlook.ends_at))
 
 
 @router.post("/{job_id}/cancel", openapi_extra=described(FineTuningJob, refusals=[404], access=Access.CALLER))
@@ -159,6 +161,7 @@ async def _tell(server: ServerState, tenant: str, job_id: str, tell: Callable[[s
     await _find(server, tenant, job_id)
     job = await server.common.sql.run(tell, job_id, tenant)
     server.jobs.polls.notify([job_id])
+    server.jobs.bell.ring()
     return json_answer(show(job))
 
 

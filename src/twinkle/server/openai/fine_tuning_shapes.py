@@ -115,8 +115,8 @@ class FineTuningCheckpoints(TypedDict):
     has_more: bool
 
 
-def show(job: Job) -> FineTuningJob:
-    """A job in OpenAI's shape."""
+def show(job: Job, *, ends_at: float | None = None) -> FineTuningJob:
+    """A job in OpenAI's shape; ``ends_at`` is when it may have ended, where that is known."""
     result, spec = job.result or {}, job.spec
     succeeded = job.state is JobState.SUCCEEDED
     hyperparameters = _hyperparameters(job)
@@ -126,7 +126,7 @@ def show(job: Job) -> FineTuningJob:
         id=job.id,
         created_at=int(job.created_at),
         finished_at=None if job.finished_at is None else int(job.finished_at),
-        estimated_finish=None,
+        estimated_finish=None if ends_at is None else int(ends_at),
         model=str(spec["model"]),
         fine_tuned_model=name_of(job),
         organization_id=job.tenant,
