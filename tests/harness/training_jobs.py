@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.fake_worker import BASE_MODEL
+from harness.fake_worker import BASE_MODEL, FakeWorker
 from harness.jobs import JobRig
 from twinkle.core.job import Job, JobFailed, JsonObject
+from twinkle.core.operation import OperationKind
 from twinkle.jobs.data import DataFormat, DataRequest, DataRow, DataUse, PreparedData, TokenSequence
 
 
@@ -66,3 +67,20 @@ def run_of(job: Job) -> str:
     """The training run that a job ended with."""
     assert job.result is not None, job.failure
     return str(job.result["run"])
+
+
+def told(job: Job) -> JsonObject:
+    """A result without what says which job it was."""
+    assert job.result is not None, job.failure
+    hidden = {"run", "checkpoint", "sampler_checkpoint", "checkpoints"}
+    return {name: value for name, value in job.result.items() if name not in hidden}
+
+
+def done_in(worker: FakeWorker, job: Job) -> list[tuple[int, OperationKind, bytes]]:
+    """What a job's training run did, in a form that is the same for equal jobs."""
+    run = run_of(job)
+    return [
+        (claim.seq, claim.kind, worker.payload(claim).replace(run.encode(), b"RUN"))
+        for claim in worker.executed_of(run)
+        if claim.seq
+    ]

@@ -1,4 +1,4 @@
-"""``twinkle submit sft`` and ``dpo``: the lines of the documents are specs that the server takes."""
+"""``twinkle submit`` for what trains: the lines of the documents are specs that the server takes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,28 @@ import typer.main
 
 from twinkle.cli.submit import submit
 from twinkle.cli.submit_options import LocalFile, Spec
+from twinkle.cli.submit_rl import distill_options, grpo_options
 from twinkle.cli.submit_training import dpo_options, sft_options
+from twinkle.core.errors import ConfigError
+from twinkle.wire.bodies.jobs_rl import ReinforcementSpec
 from twinkle.wire.bodies.jobs_specs import parse_spec
 from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec
 
 ROOT = Path(__file__).parents[3]
-OPTIONS: dict[str, Callable[..., Spec]] = {"sft": sft_options, "dpo": dpo_options}
+OPTIONS: dict[str, Callable[..., Spec]] = {
+    "sft": sft_options,
+    "dpo": dpo_options,
+    "grpo": grpo_options,
+    "distill": distill_options,
+}
 LINES = [
     line
     for document in ("docs/jobs.md", "examples/data/README.md", "README.md")
-    for line in re.findall(r"^twinkle submit (?:sft|dpo) .*$", (ROOT / document).read_text(), re.MULTILINE)
+    for line in re.findall(r"^twinkle submit (?:sft|dpo|grpo|distill) .*$", (ROOT / document).read_text(), re.MULTILINE)
 ]
+
+
+GRADER = {"type": "reward", "name": "sum", "reward": "arithmetic", "reference": "{{item.answer}}"}
 
 
 def spec_of(line: str) -> tuple[str, dict[str, Any]]:
@@ -39,8 +50,9 @@ def spec_of(line: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_of_the_documents_is_a_job(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("train.jsonl", "eval.jsonl", "pairs.jsonl"):
+    for name in ("train.jsonl", "eval.jsonl", "pairs.jsonl", "sums.jsonl", "prompts.jsonl"):
         (tmp_path / name).write_text("{}\n")
+    (tmp_path / "grader.json").write_text(json.dumps(GRADER))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
 
@@ -74,3 +86,18 @@ def test_beta_is_the_loss_s(tmp_path: Path) -> None:
     spec = parse_spec("dpo", {**values, "data": "file-1"})
     assert isinstance(spec, PreferenceSpec)
     assert (spec.loss, spec.loss_config) == ("SimPOLoss", {"beta": 0.3})
+
+
+def test_a_grader_is_json_or_a_file_with_it(tmp_path: Path) -> None:
+    (data := tmp_path / "data.jsonl").write_text("{}\n")
+    (file := tmp_path / "grader.json").write_text(json.dumps(GRADER))
+
+    for said in (str(file), json.dumps(GRADER)):
+        kind, values = spec_of(
+            f"twinkle submit grpo --model m --data {data} --grader {shlex.quote(said)} --kl-coef 0.1"
+        )
+        spec = parse_spec(kind, {**values, "data": "file-1"})
+        assert isinstance(spec, ReinforcementSpec)
+        assert (spec.grader.name, spec.kl_coef, spec.group_size) == ("sum", 0.1, 8)
+    with pytest.raises(ConfigError, match="there is no file"):
+        spec_of(f"twinkle submit grpo --model m --data {data} --grader nowhere.json")

@@ -3,89 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 import pytest
 
+from harness.cut_jobs import Cuts
 from harness.fake_worker import FakeWorker
 from harness.jobs import JobRig, job_rig
-from harness.training_jobs import MemoryTools, metrics_of, run_of, spec_of
-from twinkle.core.job import Job, JobKind, JobState, JsonObject
+from harness.training_jobs import MemoryTools, done_in, metrics_of, run_of, spec_of, told
+from twinkle.core.job import JobKind, JobState
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind
 from twinkle.core.settings import Settings
-from twinkle.jobs.context import JobContext
 from twinkle.jobs.training.plan import PreferencePlan, SupervisedPlan
 
 SFT, DPO = JobKind.SUPERVISED, JobKind.PREFERENCE
 SPEC = {"steps": 7, "batch_size": 3, "eval_fraction": 0.2, "eval_every": 2, "checkpoint_every": 3, "seed": 11}
-
-
-class Cut(Exception):
-    """The process is gone."""
-
-
-class Cuts:
-    """At which save an attempt ends, as by a kill: before anything was written, or right behind it."""
-
-    at: ClassVar[tuple[int, bool] | None] = None
-
-    @classmethod
-    def into(cls, context: JobContext[Any]) -> None:
-        if cls.at is None:
-            return
-        (number, is_written), cls.at = cls.at, None
-        save, seen = context.save, 0
-
-        async def cut(*arguments: Any, **named: Any) -> None:
-            nonlocal seen
-            seen += 1
-            if seen == number and not is_written:
-                raise Cut
-            await save(*arguments, **named)
-            if seen == number:
-                raise Cut
-
-        context.save = cut  # type: ignore[method-assign]
-
-
-class CutSupervised(SupervisedPlan):
-    async def run(self, context: JobContext[Any]) -> JsonObject:
-        Cuts.into(context)
-        return await super().run(context)
-
-
-class CutPreference(PreferencePlan):
-    async def run(self, context: JobContext[Any]) -> JsonObject:
-        Cuts.into(context)
-        return await super().run(context)
+CUTS = Cuts()
 
 
 @pytest.fixture(scope="module")
 def rig(settings: Settings, worker: FakeWorker) -> Iterator[JobRig]:
-    with job_rig(settings, plans={SFT: CutSupervised, DPO: CutPreference}, tools=MemoryTools()) as rig:
+    with job_rig(
+        settings, plans={SFT: CUTS.into(SupervisedPlan), DPO: CUTS.into(PreferencePlan)}, tools=MemoryTools()
+    ) as rig:
         yield rig
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left(worker: FakeWorker) -> Iterator[None]:
     yield
-    Cuts.at = worker.failing = None
-
-
-def told(job: Job) -> JsonObject:
-    """A result without what says which job it was."""
-    assert job.result is not None, job.failure
-    hidden = {"run", "checkpoint", "sampler_checkpoint", "checkpoints"}
-    return {name: value for name, value in job.result.items() if name not in hidden}
-
-
-def done_in(worker: FakeWorker, job: Job) -> list[tuple[int, OperationKind, bytes]]:
-    run = run_of(job)
-    return [
-        (claim.seq, claim.kind, worker.payload(claim).replace(run.encode(), b"RUN"))
-        for claim in worker.executed_of(run)
-        if claim.seq
-    ]
+    CUTS.at = worker.failing = None
 
 
 @pytest.mark.parametrize("kind", [SFT, DPO])
@@ -98,7 +44,7 @@ def test_wherever_an_attempt_is_cut_off_the_next_one_goes_on_and_nothing_is_done
     num_cut = 0
     for place in cuts:
         job = rig.submit(tenant, kind, spec_of(**SPEC), max_attempts=5)
-        Cuts.at = place
+        CUTS.at = place
         first = rig.run(job.id)
         assert first is not None
         num_cut += first.state is JobState.RETRYING
@@ -162,9 +108,9 @@ def test_rows_that_an_operation_fails_of_are_named(rig: JobRig, tenant: str, wor
 
 def test_changed_data_are_not_trained_on_in_the_middle(settings: Settings, worker: FakeWorker, tenant: str) -> None:
     tools = MemoryTools()
-    with job_rig(settings, plans={SFT: CutSupervised}, tools=tools) as rig:
+    with job_rig(settings, plans={SFT: CUTS.into(SupervisedPlan)}, tools=tools) as rig:
         job = rig.submit(tenant, SFT, spec_of(**SPEC), max_attempts=5)
-        Cuts.at = (4, True)
+        CUTS.at = (4, True)
         rig.run(job.id)
         tools.digest = "other rows"
         rig.run(job.id)

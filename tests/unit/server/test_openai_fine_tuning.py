@@ -11,6 +11,7 @@ import pytest
 from harness.byte_tokenizer import write_tokenizer
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
 from harness.jobs import JobRig, job_rig
+from harness.policy_jobs import EXACT, PolicyTools
 from harness.training_jobs import MemoryTools, spec_of
 from twinkle.core.job import JobFailed, JobKind
 
@@ -22,7 +23,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module")
 def tools() -> MemoryTools:
-    return MemoryTools()
+    return PolicyTools()
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,46 @@ def test_a_fine_tuned_model_is_made_followed_and_sampled_by_the_name_it_is_given
     assert client.chat.completions.create(
         model=on_the_way.fine_tuned_model_checkpoint, messages=USER, max_tokens=4
     ).choices
+
+
+def test_a_model_learns_what_a_grader_rewards_and_code_is_no_grader(client: openai.OpenAI, rig: JobRig) -> None:
+    created = client.fine_tuning.jobs.create(
+        model=BASE_MODEL,
+        training_file="file-a",
+        method={
+            "type": "reinforcement",
+            "reinforcement": {
+                "grader": EXACT,  # type: ignore[typeddict-item]
+                "hyperparameters": {
+                    "n_epochs": 1,
+                    "batch_size": 2,
+                    "compute_multiplier": 0.3,
+                    "eval_interval": "auto",
+                    "eval_samples": 2,
+                },
+            },
+        },
+    )
+    job = rig.stores.jobs.find(created.id, created.organization_id)
+    assert (job.kind, job.spec["group_size"], job.spec["eval_answers"]) == (JobKind.REINFORCEMENT, 2, 2)
+    rig.run(created.id)
+
+    done = client.fine_tuning.jobs.retrieve(created.id)
+
+    assert (done.error, done.status) == (None, "succeeded")
+    assert done.method is not None and done.method.reinforcement is not None
+    assert done.method.reinforcement.grader.name == "exact"
+    metrics = [one.data for one in client.fine_tuning.jobs.list_events(created.id) if one.type == "metrics"]
+    assert [one["step"] for one in metrics] == [5, 4, 3, 2, 1, 0] and metrics[0]["reward"] > 0
+    with pytest.raises(openai.BadRequestError, match="never code"):
+        client.fine_tuning.jobs.create(
+            model=BASE_MODEL,
+            training_file="file-a",
+            method={
+                "type": "reinforcement",
+                "reinforcement": {"grader": {"type": "python", "name": "p", "source": "1"}},
+            },
+        )
 
 
 def test_events_come_newest_first_and_in_pages(client: openai.OpenAI, rig: JobRig) -> None:

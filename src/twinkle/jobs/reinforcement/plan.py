@@ -69,6 +69,9 @@ class PolicyTraining(Training):
         assert isinstance(outcome, PolicyOutcome), "its own steps gave it"
         self._events += outcome.events
         await super()._take_in(outcome)
+        if self._events:
+            # The next step's grades are saved in its middle: no step may count by then that was not told.
+            await self._save()
 
 
 class PolicyPlan(TrainingPlan[SpecT], ABC):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.job import JobKind, JsonObject
 from twinkle.wire.bodies.base import MAX_INT32, Identifier, RequestBody
+from twinkle.wire.bodies.graders import Grader
+from twinkle.wire.bodies.jobs_rl import DEFAULT_GROUP, MAX_GROUP
 from twinkle.wire.bodies.jobs_training import DEFAULT_LR, MAX_SUFFIX_CHARS
 from twinkle.wire.bodies.openai import Off
 
@@ -55,19 +57,38 @@ class PreferenceMethod(RequestBody):
     hyperparameters: PreferenceHyperparameters | None = None
 
 
+class ReinforcementHyperparameters(Hyperparameters):
+    """With how much is sampled. What this server's models have no setting for is refused."""
+
+    compute_multiplier: Factor | None = None
+    """Of the number of answers to each prompt."""
+    eval_interval: Count | None = None
+    eval_samples: Count | None = None
+    reasoning_effort: Literal["default"] | None = None
+
+
+class ReinforcementMethod(RequestBody):
+    """Learn what a grader rewards."""
+
+    grader: Grader
+    hyperparameters: ReinforcementHyperparameters | None = None
+
+
 class Method(RequestBody):
     """How it is trained; what belongs to the other methods must not be there."""
 
     type: Literal["supervised", "dpo", "reinforcement"]
     supervised: SupervisedMethod | None = None
     dpo: PreferenceMethod | None = None
-    reinforcement: dict[str, Any] | None = None
+    reinforcement: ReinforcementMethod | None = None
 
     @model_validator(mode="after")
     def _one_method(self) -> Self:
         for name in ("supervised", "dpo", "reinforcement"):
             if name != self.type and getattr(self, name) is not None:
                 raise ValueError(f"has settings for {name}, but its type is {self.type}")
+        if self.type == "reinforcement" and self.reinforcement is None:
+            raise ValueError("needs reinforcement.grader, which says how good an answer is")
         return self
 
 
@@ -140,6 +161,25 @@ def _preference(body: FineTuningRequest) -> JsonObject:
     return {**_trained(given), "loss_config": None if beta is None else {"beta": beta}}
 
 
+def _reinforcement(body: FineTuningRequest) -> JsonObject:
+    assert body.method is not None and body.method.reinforcement is not None, "it was judged when it was read"
+    method = body.method.reinforcement
+    given = method.hyperparameters or ReinforcementHyperparameters()
+    factor = given.compute_multiplier
+    asked: JsonObject = {
+        **_trained(given),
+        "grader": method.grader.model_dump(mode="json", exclude_none=True),
+        "group_size": _group_of(factor) if isinstance(factor, float) else None,
+        "eval_every": given.eval_interval,
+        "eval_answers": given.eval_samples,
+    }
+    return {name: value for name, value in asked.items() if value != "auto"}
+
+
+def _group_of(factor: float) -> int:
+    return min(max(round(factor * DEFAULT_GROUP), 2), MAX_GROUP)
+
+
 def _trained(given: Hyperparameters | None) -> JsonObject:
     """The settings that both methods have; what is left out is the job's own default, which is ``auto``."""
     if given is None:
@@ -155,5 +195,6 @@ def _trained(given: Hyperparameters | None) -> JsonObject:
 METHODS: dict[str, tuple[JobKind, Translation]] = {
     "supervised": (JobKind.SUPERVISED, _supervised),
     "dpo": (JobKind.PREFERENCE, _preference),
+    "reinforcement": (JobKind.REINFORCEMENT, _reinforcement),
 }
-"""By the method's name. ``reinforcement`` is one line more."""
+"""By the method's name."""

@@ -136,7 +136,7 @@ def show(job: Job, *, ends_at: float | None = None) -> FineTuningJob:
         result_files=[result["metrics_file"]] if succeeded and "metrics_file" in result else [],
         trained_tokens=result.get("trained_tokens") if job.state.is_final else None,
         hyperparameters=hyperparameters,
-        method={"type": method, method: {"hyperparameters": hyperparameters}},
+        method={"type": method, method: {"hyperparameters": hyperparameters, **_grader(job)}},
         seed=int(spec.get("seed", job.seed)),
         metadata=job.metadata,
         integrations=[],
@@ -192,7 +192,14 @@ def _hyperparameters(job: Job) -> dict[str, Any]:
         "learning_rate_multiplier": lr if lr == "auto" else lr / DEFAULT_LR,
     }
     beta = job.spec.get("loss_config", {}).get("beta", "auto")
+    if job.kind is JobKind.REINFORCEMENT:
+        more = {"eval_interval": job.spec.get("eval_every"), "eval_samples": job.spec.get("eval_answers")}
+        return {**told, **{name: "auto" if value is None else value for name, value in more.items()}}
     return {**told, "beta": beta} if job.kind is JobKind.PREFERENCE else told
+
+
+def _grader(job: Job) -> JsonObject:
+    return {"grader": job.spec["grader"]} if job.kind is JobKind.REINFORCEMENT else {}
 
 
 def _metrics(data: JsonObject) -> dict[str, Any]:

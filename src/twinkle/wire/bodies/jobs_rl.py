@@ -17,6 +17,7 @@ from twinkle.wire.bodies.graders import Grader
 from twinkle.wire.bodies.jobs_training import Count, NotNegative, TrainingSpec, wire_config
 
 MAX_GROUP = 128
+DEFAULT_GROUP = 8
 MAX_ROLLOUTS = 4096
 
 PolicyLoss: TypeAlias = Literal[
@@ -63,7 +64,7 @@ class ReinforcementSpec(RolloutSpec):
 
     grader: Grader
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP)] = Field(
-        default=8, description="answers to each prompt, which are compared with one another"
+        default=DEFAULT_GROUP, description="answers to each prompt, which are compared with one another"
     )
     advantage: Literal["grpo", "rloo"] = "grpo"
     advantage_scale: Literal["group", "batch", "none"] = Field(
