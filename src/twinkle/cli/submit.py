@@ -9,20 +9,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from twinkle.cli.submit_batch import batch_options
 from twinkle.cli.submit_export import export_options
 from twinkle.cli.submit_ops import ops_options
 from twinkle.cli.submit_options import Spec, command_of, flow_command
 from twinkle.cli.submit_rl import distill_options, grpo_options
+from twinkle.cli.submit_script import script_options
 from twinkle.cli.submit_training import dpo_options, sft_options
 
 _FLOW_ENDINGS = (".yaml", ".yml")
 
 _OPTIONS: Mapping[str, Callable[..., Spec]] = {
+    "batch": batch_options,
     "distill": distill_options,
     "dpo": dpo_options,
     "export": export_options,
     "grpo": grpo_options,
     "ops": ops_options,
+    "script": script_options,
     "sft": sft_options,
 }
 """By kind. Adding one is one line."""

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from twinkle.client.backoff import RetryPolicy
 from twinkle.client.bodies import make_body
 from twinkle.client.connection import Connection
-from twinkle.client.endpoint import find_endpoint
+from twinkle.client.endpoint import JOB_VARIABLE, find_endpoint
 from twinkle.client.errors import TwinkleError
 from twinkle.client.files import AsyncFiles
 from twinkle.client.future import Future
@@ -43,14 +43,12 @@ from twinkle.wire.bodies.session import CapabilitiesResponse, SupportedModel
 from twinkle.wire.bodies.training import CreateModelRequest, LoadWeightsRequest, LoraConfig
 from twinkle.wire.paths import ModelId
 
-_JOB_VARIABLE = "TWINKLE_JOB_ID"
-
 _log = logging.getLogger(__name__)
 
 
 def _key_of_job() -> str | None:
     """What the attempts at one job share, where this is one."""
-    job = os.environ.get(_JOB_VARIABLE)
+    job = os.environ.get(JOB_VARIABLE)
     return f"job:{job}" if job else None
 
 

@@ -15,6 +15,8 @@ DEFAULT_URL = "http://127.0.0.1:8765"
 
 URL_VARIABLES = ("TWINKLE_SERVER_URL", "TINKER_BASE_URL")
 KEY_VARIABLES = ("TWINKLE_SERVER_TOKEN", "TINKER_API_KEY")
+JOB_VARIABLE = "TWINKLE_JOB_ID"
+"""Of a script that the service runs itself: its job."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class _Batch:
         if ending is None:
             try:
                 if not self._cursor.total:
-                    await self._judge()
+                    await self._begin(await self._judge())
                 await self._ask_all()
             except JobCancelled:
                 ending = "cancelled"
@@ -126,7 +126,7 @@ class _Batch:
 
     # -- before anything starts ----------------------------------------------------------------------------------------
 
-    async def _judge(self) -> None:
+    async def _judge(self) -> BatchReader:
         reader = BatchReader(self._spec)
         num_bytes = 0
         await self._context.save(phase="validating", unit="requests")
@@ -153,7 +153,10 @@ class _Batch:
                 field="data",
                 details={"errors": [_told(problem) for problem in errors], "num_wrong": found.num_wrong},
             )
-        self._cursor.total = found.num_lines
+        return reader
+
+    async def _begin(self, reader: BatchReader) -> None:
+        self._cursor.total = reader.found.num_lines
         self._cursor.in_progress_at = self._context.now()
         only_model = next(iter(reader.models)) if len(reader.models) == 1 else None
         await self._save("in_progress", in_progress_at=self._cursor.in_progress_at, model=only_model)

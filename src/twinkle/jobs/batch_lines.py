@@ -66,6 +66,8 @@ class BatchReader:
         self._check = BatchCheck(spec.endpoint)
         self.models: dict[str, int] = {}
         """Those that are asked for, each with the number of its first line."""
+        self.num_sequences = 0
+        """What all lines draw together."""
 
     def look_at(self, line: Line) -> None:
         """Judge a line."""
@@ -79,6 +81,7 @@ class BatchReader:
             self._refuse(line.number, "invalid_request", message, f"body.{error.field}")
             return
         self.models.setdefault(body.model, line.number)
+        self.num_sequences += num_sequences_of(body)
         if len(self.models) > MAX_MODELS:
             self._refuse(line.number, "too_many_models", f"a batch may ask {MAX_MODELS} different ones", "body.model")
 
@@ -118,8 +121,13 @@ def request_of(spec: BatchSpec, line: BatchLine, index: int, *, seed: int) -> Ba
     body = _with_model(spec, line.body)
     if read.seed is None:
         body["seed"] = seed
+    return BatchRequest(index=index, custom_id=line.custom_id, body=body, num_sequences=num_sequences_of(read))
+
+
+def num_sequences_of(read: DrawRequest) -> int:
+    """How many a request draws."""
     num_prompts = len(read.prompt) if isinstance(read, CompletionRequest) else 1
-    return BatchRequest(index=index, custom_id=line.custom_id, body=body, num_sequences=num_prompts * (read.n or 1))
+    return num_prompts * (read.n or 1)
 
 
 def answer_line(spec: BatchSpec, job_id: str, created: int, request: BatchRequest, answer: BatchAnswer) -> bytes:

@@ -17,7 +17,7 @@ import pytest
 import typer.main
 
 from twinkle.cli.app import app
-from twinkle.client.endpoint import KEY_VARIABLES, URL_VARIABLES
+from twinkle.client.endpoint import JOB_VARIABLE, KEY_VARIABLES, URL_VARIABLES
 from twinkle.core.crash import VARIABLE as CRASH_VARIABLE
 from twinkle.core.foreign_settings import FOREIGN_SETTINGS
 from twinkle.core.settings import Settings
@@ -79,6 +79,7 @@ def test_every_setting_named_is_one(path: Path) -> None:
     known = {f"TWINKLE_{name.upper()}" for name in Settings.model_fields} | {
         *URL_VARIABLES,
         *KEY_VARIABLES,
+        JOB_VARIABLE,
         *FOREIGN_SETTINGS,
         CRASH_VARIABLE,
     }

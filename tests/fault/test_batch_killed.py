@@ -1,0 +1,92 @@
+"""A batch through which every part of the service is killed, held against one that nothing happened to."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from harness.polling import wait_for
+from harness.served import Served
+
+NUM_LINES = 48
+KILLED = ("the jobs worker", "the worker", "the broker", "the API")
+END_S = 240.0
+
+_MADE = re.compile(rb"(batch_req_|req_|cmpl-)[0-9a-f]{32}|(?<=\"created\":)\d+")
+
+
+def batch_of(served: Served, client: openai.OpenAI, key: str, file_id: str) -> str:
+    """A batch whose draws follow from a seed of its own choice, which OpenAI's route has no word for."""
+    spec = {"data": file_id, "endpoint": "/v1/completions", "seed": 11, "window": 4, "model": "tiny"}
+    job = {"kind": "batch", "spec": spec}
+    made = httpx.post(f"{served.url}/api/native/v1/jobs", json=job, headers={"X-API-Key": key}, timeout=30)
+    assert made.status_code == 200, made.text
+    return str(made.json()["id"])
+
+
+def num_drawn(served: Served, job: str) -> int:
+    """Samples of a job that have ended."""
+    (row,) = served.query(
+        "SELECT COUNT(*) FROM operation o JOIN sampling_session p ON p.id = o.lane JOIN session s ON s.id = p.session"
+        " WHERE s.job = ? AND o.state = 'done'",
+        job,
+    )
+    return int(row[0])
+
+
+def ended(client: openai.OpenAI, batch: str) -> openai.types.Batch:
+    def look() -> openai.types.Batch | None:
+        try:
+            found = client.batches.retrieve(batch)
+        except (openai.APIConnectionError, openai.InternalServerError):
+            return None
+        return found if found.status in {"completed", "failed", "expired", "cancelled"} else None
+
+    return wait_for(look, what="the batch's end", deadline_s=END_S)
+
+
+def content_of(client: openai.OpenAI, batch: openai.types.Batch) -> bytes:
+    """What was written, without what names the batch."""
+    assert batch.output_file_id is not None, batch
+    return _MADE.sub(b"0", client.files.content(batch.output_file_id).content)
+
+
+@pytest.mark.timeout(600)
+def test_whatever_is_killed_a_batch_writes_the_same_bytes_and_draws_nothing_twice(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with Served(tmp_path / "home", model=str(tiny_model), model_name="tiny") as served:
+        key = served.create_key("batches")
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, timeout=60, max_retries=5)
+        lines = [
+            {
+                "custom_id": f"n-{n}",
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"prompt": f"{n} and {n}" if n % 9 else "x " * 5000, "max_tokens": 12},
+            }
+            for n in range(NUM_LINES)
+        ]
+        content = "\n".join(json.dumps(line) for line in lines).encode()
+        file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+        calm = ended(client, batch_of(served, client, key, file.id))
+
+        job = batch_of(served, client, key, file.id)
+        for number, part in enumerate(KILLED, 1):
+            wait_for(lambda number=number: num_drawn(served, job) >= 5 * number, what="some samples", deadline_s=END_S)
+            served.part(part).kill()
+        struck = ended(client, job)
+
+        assert calm.status == struck.status == "completed", (calm, struck, served.logs())
+        assert calm.request_counts == struck.request_counts
+        assert calm.request_counts is not None and calm.request_counts.failed == len(range(0, NUM_LINES, 9))
+        assert content_of(client, struck) == content_of(client, calm)
+        assert num_drawn(served, job) == struck.request_counts.completed  # type: ignore[union-attr]
+        answers = [json.loads(line) for line in content_of(client, calm).splitlines()]
+        assert [answer["custom_id"] for answer in answers] == [f"n-{n}" for n in range(NUM_LINES) if n % 9]
+        client.close()
