@@ -1,0 +1,104 @@
+"""Exports of a whole service: what is downloaded computes what is served, and is the same whatever was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import torch
+import transformers
+
+from harness.crashes import Crashes
+from harness.served import Served
+from twinkle.client import Client
+
+FORMS = ["peft", "merged", "gguf"]
+POINTS = [
+    ("export.step_taken:2",),
+    pytest.param(("export.step_taken:3", "export.file_published:3", "job.worked"), marks=pytest.mark.soak),
+]
+TOKENS = list(range(5, 45))
+
+
+class Exported:
+    """The service, its crash points, and a checkpoint in it."""
+
+    def __init__(self, served: Served, crashes: Crashes) -> None:
+        self.served = served
+        self.crashes = crashes
+        self.key = served.create_key("exporter")
+        self._sdk = served.client("exporter")
+        self.checkpoint = self._train()
+
+    def _train(self) -> str:
+        training = self._sdk.create_lora_training_client(base_model="tiny", rank=4)
+        tokens = [tinker.EncodedTextChunk(tokens=TOKENS[:-1])]
+        inputs = {"target_tokens": TOKENS[1:], "weights": [1.0] * len(TOKENS[1:])}
+        datum = tinker.Datum(model_input=tinker.ModelInput(chunks=tokens), loss_fn_inputs=inputs)
+        for _ in range(3):
+            training.forward_backward([datum], "cross_entropy")
+            training.optim_step(tinker.AdamParams(learning_rate=3e-2)).result()
+        return str(training.save_weights_for_sampler("best").result().path)
+
+    def served_logprobs(self) -> torch.Tensor:
+        """Of the tokens behind the first, by the mesh."""
+        sampler = self._sdk.create_sampling_client(model_path=self.checkpoint)
+        prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=TOKENS)])
+        return torch.tensor(sampler.compute_logprobs(prompt).result()[1:])
+
+    def export(self, *points: str) -> Any:
+        """An export while somebody comes by the points; the job at its end."""
+        for point in points:
+            name, _, count = point.partition(":")
+            self.crashes.arm(name, count=int(count or 1))
+        with Client(self.served.url, api_key=self.key) as client:
+            spec = {"checkpoint": self.checkpoint, "forms": FORMS}
+            ended = client.jobs.submit("export", spec, max_attempts=20).wait(timeout_s=150)
+        assert ended.state == "succeeded", ended.failure
+        return ended
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Exported]:
+    folder = tmp_path_factory.mktemp("exported")
+    crashes = Crashes(folder / "crashes")
+    settings = {"TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
+    with Served(folder / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
+        yield Exported(served, crashes)
+
+
+@pytest.mark.parametrize("points", POINTS, ids="+".join)
+def test_a_kill_in_the_middle_of_an_export_leaves_no_trace_in_its_files(
+    exported: Exported, points: tuple[str, ...]
+) -> None:
+    calm = exported.export()
+
+    struck = exported.export(*points)
+
+    assert all(exported.crashes.has_fired(point.partition(":")[0]) for point in points)
+    told = [(file["path"], file["sha256"]) for file in struck.result["files"]]
+    assert told == [(file["path"], file["sha256"]) for file in calm.result["files"]]
+    assert struck.result["verification"] == calm.result["verification"]
+    assert not list((exported.served.home / "exports").iterdir())
+
+
+def test_what_one_command_downloads_computes_what_is_served(exported: Exported, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "twinkle.cli", "export", exported.checkpoint, "--merged", "--to", str(tmp_path)]
+    environment = {**os.environ, "TWINKLE_SERVER_URL": exported.served.url, "TWINKLE_SERVER_TOKEN": exported.key}
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "downloaded:" in done.stdout
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tmp_path)
+    with torch.no_grad():
+        logprobs = model(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    found = logprobs[:-1].gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
+    torch.testing.assert_close(found, exported.served_logprobs(), atol=1e-4, rtol=1e-4)
