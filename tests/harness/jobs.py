@@ -108,9 +108,12 @@ def job_rig(
     open_files: Callable[[Job, Door], JobFiles] | None = None,
     tools: Tools | None = None,
     clock: Clock | None = None,
+    lease_s: float | None = None,
 ) -> Iterator[JobRig]:
     """A runner against the database, broker and object store of these settings (``api.settings``)."""
     clock = clock or SystemClock()
+    if lease_s is not None:
+        settings = settings.model_copy(update={"job_lease_s": lease_s})
     stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
     thread = LoopThread("jobs")
     files = MemoryFiles()

@@ -97,7 +97,9 @@ class JobRunner:
     def __init__(self, parts: RunnerParts) -> None:
         self._parts = parts
         self._threads = ThreadPoolExecutor(_SQL_THREADS, thread_name_prefix="jobs-sql")
-        self._under_way: set[asyncio.Task[JsonObject]] = set()
+        self._plans_under_way: set[asyncio.Task[JsonObject]] = set()
+        self._num_runs = 0
+        self._all_ended = asyncio.Condition()
         self._is_stopping = False
 
     async def run(self, job_id: str, *, watcher: AttemptWatcher | None = None) -> Job | None:
@@ -105,9 +107,18 @@ class JobRunner:
 
         Also ``None``: it was lost to another runner meanwhile.
         """
-        parts = self._parts
         if self._is_stopping:
             return None
+        self._num_runs += 1
+        try:
+            return await self._claim_and_run(job_id, watcher)
+        finally:
+            async with self._all_ended:
+                self._num_runs -= 1
+                self._all_ended.notify_all()
+
+    async def _claim_and_run(self, job_id: str, watcher: AttemptWatcher | None) -> Job | None:
+        parts = self._parts
         claim = await self._sql(partial(parts.running.claim, job_id, parts.owner, lease_s=parts.lease_s))
         await self._sql(parts.waiting.settle)
         if claim is None:
@@ -130,52 +141,68 @@ class JobRunner:
         return ended
 
     async def stop(self) -> None:
-        """Give all jobs back at once, and take no more."""
+        """Give all jobs back at once, and take no more. Returns when the journal has them."""
         self._is_stopping = True
-        for task in list(self._under_way):
+        for task in list(self._plans_under_way):
             task.cancel()
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        async with self._all_ended:
+            await self._all_ended.wait_for(lambda: self._num_runs == 0)
 
     async def close(self) -> None:
         """Close what blocks. Nothing may run any more."""
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _run(self, claim: JobClaim) -> Job:
-        running, now = self._parts.running, self._parts.clock.now
         work = asyncio.create_task(self._work(claim))
-        self._under_way.add(work)
+        self._plans_under_way.add(work)
         beats = asyncio.create_task(self._beat(claim, work))
+        if self._is_stopping:
+            # It was claimed while the others were given back.
+            work.cancel()
         try:
-            result = await work
-            crash_point("job.worked")
-            end = partial(running.finish, claim, JobState.SUCCEEDED, result=result)
-        except JobPaused:
-            end = partial(running.give_back, claim, JobState.PAUSED, reason="paused")
-        except JobRests as rest:
-            not_before = now() + rest.seconds
-            end = partial(running.give_back, claim, JobState.QUEUED, not_before=not_before, reason=str(rest))
-        except JobCancelled as error:
-            end = partial(running.finish, claim, JobState.CANCELLED, result=error.result)
-        except JobLost:
-            raise
-        except asyncio.CancelledError:
-            if not self._is_stopping:
-                raise JobLost(f"job {claim.job.id} was taken up by another runner") from None
-            end = partial(running.give_back, claim, JobState.QUEUED, reason="its runner was asked to stop")
-        except Exception as error:  # noqa: BLE001 - the border: whatever a plan meets ends its attempt, never the runner
-            failure = failure_of(error)
-            _log.warning("job.attempt_failed", code=failure.code, error=failure.message, exc_info=error)
-            end = partial(running.fail_attempt, claim, failure, pause_s=self._parts.pause_s)
-        finally:
-            self._under_way.discard(work)
-        try:
-            return await self._sql(end)
-        finally:
+            end = await self._outcome(claim, work, beats)
+            ended = await self._sql(end)
             crash_point("job.ended")
+            return ended
+        finally:
+            self._plans_under_way.discard(work)
             beats.cancel()
             with suppress(asyncio.CancelledError):
                 await beats
+
+    async def _outcome(
+        self, claim: JobClaim, work: asyncio.Task[JsonObject], beats: asyncio.Task[None]
+    ) -> Callable[[], Job]:
+        """Let the plan run; what is to be written of how it ended.
+
+        Raises:
+            JobLost: Nothing is: another runner holds the job.
+        """
+        running, now = self._parts.running, self._parts.clock.now
+        try:
+            result = await work
+            crash_point("job.worked")
+            return partial(running.finish, claim, JobState.SUCCEEDED, result=result)
+        except JobPaused:
+            return partial(running.give_back, claim, JobState.PAUSED, reason="paused")
+        except JobRests as rest:
+            not_before = now() + rest.seconds
+            return partial(running.give_back, claim, JobState.QUEUED, not_before=not_before, reason=str(rest))
+        except JobCancelled as error:
+            return partial(running.finish, claim, JobState.CANCELLED, result=error.result)
+        except JobLost:
+            raise
+        except asyncio.CancelledError:
+            if self._is_stopping:
+                return partial(running.give_back, claim, JobState.QUEUED, reason="its runner was asked to stop")
+            if not beats.done():
+                # Whoever waits for the attempt was cancelled; the lease ends, and another runner goes on.
+                raise
+            raise JobLost(f"job {claim.job.id} was taken up by another runner") from None
+        except Exception as error:  # noqa: BLE001 - the border: whatever a plan meets ends its attempt, never the runner
+            failure = failure_of(error)
+            _log.warning("job.attempt_failed", code=failure.code, error=failure.message, exc_info=error)
+            return partial(running.fail_attempt, claim, failure, pause_s=self._parts.pause_s)
 
     async def _work(self, claim: JobClaim) -> JsonObject:
         parts, job = self._parts, claim.job

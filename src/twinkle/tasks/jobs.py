@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.job import Job, JobKind, JobState
 from twinkle.storage.jobs.turns import ReadyJob
-from twinkle.storage.jobs.waiting import WaitingJobs
+from twinkle.storage.jobs.waiting import RUNNER_LOST, WaitingJobs
 
 JOBS_QUEUE = "jobs"
 
@@ -142,7 +142,10 @@ class AttemptReporter:
     name_of_tenant: Callable[[str], str]
 
     def began(self, job: Job) -> None:
-        """It was claimed."""
+        """It was claimed. Of the attempt before it nobody else can tell if its runner was lost."""
+        if self.reason == RUNNER_LOST:
+            before = task_id(job.id, job.attempt - 1)
+            self._send(before, ("task-failed", {"exception": RUNNER_LOST, "traceback": "", "runtime": 0.0}))
         tenant = self.name_of_tenant(job.tenant)
         facts = {"job": job.id, "tenant": tenant, "kind": job.kind.value, "attempt": job.attempt, "reason": self.reason}
         uuid = task_id(job.id, job.attempt)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from harness.fake_worker import FakeWorker
-from harness.jobs import JobRig
+from harness.job_plans import TEST_PLANS
+from harness.jobs import JobRig, job_rig
 from harness.polling import wait_for
 from twinkle.core.errors import NotFound
 from twinkle.core.job import JobKind, JobState
+from twinkle.core.settings import Settings
 
 
 def test_a_job_trains_saves_and_says_how_far_it_is(rig: JobRig, tenant: str) -> None:
@@ -152,3 +154,51 @@ def test_nobody_sees_another_tenants_job(rig: JobRig, tenant: str) -> None:
         with pytest.raises(NotFound):
             ask(job.id, "somebody else")
     assert rig.stores.jobs.page("somebody else", limit=10) == []
+
+
+def test_of_two_runners_on_one_job_the_first_writes_nothing_more_and_nothing_is_done_twice(
+    rig: JobRig, settings: Settings, tenant: str, worker: FakeWorker
+) -> None:
+    calm = rig.do(tenant, JobKind.SUPERVISED, {"steps": 4}, seed=7)
+    job = rig.submit(tenant, JobKind.SUPERVISED, {"steps": 4}, seed=7)
+    with job_rig(settings, plans=TEST_PLANS, lease_s=0.3) as late, worker.paused():
+        first = late.start(job.id)
+        wait_for(lambda: rig.stores.jobs.find(job.id, tenant).state is JobState.RUNNING, what="the first runner")
+        # As if it had been frozen for longer than its lease, while it did not know.
+        take_over = "UPDATE job SET state = 'retrying', owner = NULL, not_before = 0 WHERE id = ?"
+        with rig.stores.database.transaction() as transaction:
+            transaction.execute(take_over, (job.id,))
+        second = rig.start(job.id)
+        first.join()
+        assert rig.stores.jobs.find(job.id, tenant).state is JobState.RUNNING
+    second.join()
+
+    ended = rig.stores.jobs.find(job.id, tenant)
+    assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 2)
+    lanes = [
+        str(one.result["checkpoint"]).removeprefix("tinker://").split("/")[0] for one in (calm, ended) if one.result
+    ]
+    done = [[(claim.seq, claim.kind) for claim in worker.executed_of(lane)] for lane in lanes]
+    assert done[0] == done[1]
+
+
+def test_a_runner_that_is_stopped_gives_its_jobs_back_at_once_and_the_next_one_goes_on(
+    rig: JobRig, settings: Settings, tenant: str, worker: FakeWorker
+) -> None:
+    jobs = [rig.submit(tenant, JobKind.SUPERVISED, {"steps": 3}) for _ in range(3)]
+    with job_rig(settings, plans=TEST_PLANS) as stopped:
+        with worker.paused():
+            running = [stopped.start(job.id) for job in jobs]
+            wait_for(
+                lambda: all(rig.stores.jobs.find(job.id, tenant).state is JobState.RUNNING for job in jobs),
+                what="all jobs under way",
+            )
+            stopped.stop()
+        for thread in running:
+            thread.join()
+        assert stopped.run(jobs[0].id) is None, "it takes no more"
+    given_back = [rig.stores.jobs.find(job.id, tenant).state for job in jobs]
+    ended = [rig.run(job.id) for job in jobs]
+
+    assert given_back == [JobState.QUEUED] * 3
+    assert [(job.state, job.attempt) for job in ended if job] == [(JobState.SUCCEEDED, 1)] * 3

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
+from harness.event_watcher import Watcher
 from harness.polling import wait_until
 from harness.servers import RedisServer
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome, Payload
@@ -34,30 +31,6 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest.fixture
 def app(server: RedisServer) -> Celery:
     return make_app(Settings(redis_url=server.url))  # type: ignore[arg-type]
-
-
-class Watcher:
-    """What Flower is to the service: an event receiver that keeps what it sees, until its broker dies."""
-
-    def __init__(self, app: Celery, server: RedisServer) -> None:
-        self.events: list[dict[str, Any]] = []
-        self._app = app
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        wait_until(lambda: _num_subscribers(server), what="the watcher has subscribed")
-
-    def _run(self) -> None:
-        with suppress(redis.RedisError, OSError), self._app.connection_for_read() as connection:
-            receiver = self._app.events.Receiver(connection, handlers={"*": self.events.append})
-            receiver.capture(limit=None, timeout=None, wakeup=False)
-
-    def kinds(self, request_id: str) -> list[str]:
-        return [event["type"] for event in self.events if event.get("uuid") == request_id]
-
-
-def _num_subscribers(server: RedisServer) -> int:
-    with redis.Redis.from_url(server.url) as client:
-        return int(client.pubsub_numpat()) + len(client.pubsub_channels())
 
 
 def _claim(seq: int, *, attempt: int = 1) -> Claim:
@@ -95,7 +68,7 @@ def reporter(app: Celery) -> Iterator[OperationReporter]:
 def test_every_operation_is_seen_as_a_task_of_its_own_with_its_facts_and_no_data(
     server: RedisServer, app: Celery, reporter: OperationReporter
 ) -> None:
-    watcher = Watcher(app, server)
+    watcher = Watcher(app, server.url)
     good, bad, flaky = _claim(1), _claim(2), _claim(3)
     reporter.started([good, bad, flaky])
     reporter.ended([_outcome(good), _outcome(bad, fails=True)], started_at=0.0)
@@ -118,14 +91,14 @@ def test_every_operation_is_seen_as_a_task_of_its_own_with_its_facts_and_no_data
 def test_a_broker_that_dies_costs_events_and_nothing_else(
     server: RedisServer, app: Celery, reporter: OperationReporter
 ) -> None:
-    watcher = Watcher(app, server)
+    watcher = Watcher(app, server.url)
     reporter.started([_claim(1)])
     wait_until(lambda: watcher.kinds("a:req:1"), what="the first events")
     server.kill()
     for seq in range(2, 5):
         reporter.started([_claim(seq)])
     server.start()
-    late = Watcher(app, server)
+    late = Watcher(app, server.url)
 
     def is_seen_again() -> bool:
         reporter.started([_claim(9)])
@@ -145,7 +118,7 @@ def test_an_error_nobody_thought_of_costs_its_events_and_none_that_come_later(se
 
     reporter = OperationReporter(app, "mesh0@host", name_of_tenant=name_of)
     reporter.start()
-    watcher = Watcher(app, server)
+    watcher = Watcher(app, server.url)
     reporter.started([_claim(1)])
     wait_until(lambda: asked, what="the first was described")
     reporter.started([_claim(2)])
@@ -155,7 +128,7 @@ def test_an_error_nobody_thought_of_costs_its_events_and_none_that_come_later(se
 
 
 def test_what_was_reported_before_the_end_is_still_sent(server: RedisServer, app: Celery) -> None:
-    watcher = Watcher(app, server)
+    watcher = Watcher(app, server.url)
     reporter = OperationReporter(app, "mesh0@host", name_of_tenant=str.title)
     reporter.start()
     reporter.started([_claim(1)])

@@ -13,6 +13,9 @@ from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.jobs.rows import end_job
 from twinkle.storage.jobs.turns import Candidate, JobTurn, ReadyJob, choose
 
+RUNNER_LOST = "lost"
+"""Why a job is handed out that somebody was running."""
+
 _BATCH = 200
 _MAX_RUNNING = 2000
 
@@ -131,7 +134,7 @@ def _lost(transaction: Transaction, now: float, again_after_s: float) -> list[Re
         (now - again_after_s, _MAX_RUNNING),
     ).fetchall()
     return [
-        ReadyJob(id=row.id, tenant=row.tenant, kind=JobKind(row.kind), attempt=row.attempt + 1, reason="lost")
+        ReadyJob(id=row.id, tenant=row.tenant, kind=JobKind(row.kind), attempt=row.attempt + 1, reason=RUNNER_LOST)
         for row in rows
         if is_lost(row, now)
     ]
