@@ -101,6 +101,10 @@ class Shared:
         None
     )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where the file goes that comes of it, such as answers."),
+    ] = None
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for it.")] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="A JSON document a line: the job, what happens in it, the job at its end.")

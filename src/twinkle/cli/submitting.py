@@ -16,9 +16,11 @@ from twinkle.cli.submit_options import LocalFile, Shared
 from twinkle.cli.submit_sweep import is_sweep, sweep_spec
 from twinkle.client import Client, Job
 from twinkle.core.errors import ConfigError
-from twinkle.wire.bodies.jobs import AfterJob
+from twinkle.wire.bodies.jobs import AfterJob, JobStanding
 
 _ANY = "any:"
+_OUTPUTS = ("output_file_id", "results")
+"""What results call the file that is wanted of a job."""
 
 
 def submit_job(kind: str, spec: Mapping[str, object], shared: Shared) -> int:
@@ -63,9 +65,22 @@ def _submit(kind: str, spec: Mapping[str, object], shared: Shared) -> int:
             ended = Follower(job, as_json=shared.as_json).run()
             if ended.kind in (SWEEP, FLOW) and not shared.as_json:
                 print_members(job.members())
+            if shared.output is not None:
+                _fetch(client, ended, shared.output, as_json=shared.as_json)
             return exit_code_of(ended)
     except KeyboardInterrupt:
         return detached(job, as_json=shared.as_json)
+
+
+def _fetch(client: Client, ended: JobStanding, path: Path, *, as_json: bool) -> None:
+    """Bring the file that came of a job here; one that ended badly may have made a part of it."""
+    made = ended.result or (ended.failure.details if ended.failure is not None else None) or {}
+    file_id = next((made[name] for name in _OUTPUTS if made.get(name)), None)
+    if file_id is None:
+        raise ConfigError(f"--output {path}: no file came of {ended.id}; twinkle jobs show {ended.id} says what did")
+    client.files.download(file_id, path)
+    if not as_json:
+        say(f"wrote {path}")
 
 
 def detached(job: Job | None, *, as_json: bool) -> int:

@@ -289,6 +289,25 @@ def test_a_file_of_this_machine_is_brought_to_the_server_and_results_are_a_file_
     assert [json.loads(line)["line"] for line in results.read_text().splitlines()] == list(range(1, 9))
 
 
+def test_the_answers_of_a_batch_are_brought_here_when_it_has_ended(
+    api: Api, tenant: str, twinkle: Twinkle, tmp_path: Path
+) -> None:
+    lines, answers = tmp_path / "lines.jsonl", tmp_path / "answers.jsonl"
+    body = {"prompt": [1, 2], "max_tokens": 2}
+    request = {"method": "POST", "url": "/v1/completions", "body": body}
+    lines.write_text("\n".join(json.dumps({"custom_id": f"n-{n}", **request}) for n in range(3)))
+    blobs, clock = open_blob_store(api.settings.resolved_object_store), SystemClock()
+    with (
+        job_rig(api.settings, open_files=lambda job, door: StoredFiles(job, api.stores, blobs, clock)) as rig,
+        _running(rig, tenant),
+    ):
+        options = ("--model", BASE_MODEL, "--endpoint", "/v1/completions", "--output", str(answers))
+        done = twinkle("submit", "batch", str(lines), *options)
+
+    assert done.code == 0, done
+    assert [json.loads(line)["custom_id"] for line in answers.read_text().splitlines()] == ["n-0", "n-1", "n-2"]
+
+
 @pytest.mark.usefixtures("running")
 def test_a_job_is_a_future_of_our_client(api: Api, key: str) -> None:
     with Client(api.url, key) as client:
