@@ -310,3 +310,22 @@ def test_prepared_rows_are_found_by_what_they_were_made_of_until_nobody_asks(kee
     assert rows.expire(idle_s=HOUR_S + 1) == 1
     assert rows.find("t0", "x") is None
     assert keeper.left(clock) == 0
+
+
+def test_files_are_in_their_tenants_account_by_the_hour(keeper: Keeper, bench: Bench, clock: HandClock) -> None:
+    began = clock.now()
+    file = keeper.add(b"x" * 1000)
+    keeper.add(b"x" * 1000)
+    keeper.add(b"x" * 5000, tenant="t1")
+    assert bench.stores.accounting.file_bytes_by_tenant() == {"t0": 1000, "t1": 5000}
+    clock.move(2 * HOUR_S)
+    for one in keeper.stores.files.page("t0", limit=10):
+        keeper.stores.files.delete(one.id, "t0")
+    clock.move(HOUR_S)
+
+    hours = bench.stores.accounting.file_gigabyte_hours("t0", start=0, end=int(clock.now()) + 1)
+
+    assert file.created_at == began
+    # Two names, one content, two hours.
+    assert sum(hours.values()) == pytest.approx(2 * 1000 / 1e9)
+    assert bench.stores.accounting.file_bytes_by_tenant() == {"t1": 5000}

@@ -20,13 +20,20 @@ _NOTHING = Stored(num_checkpoints=0, size_bytes=0, num_ephemeral=0, ephemeral_by
 
 
 def list_tenants(settings: Settings, *, as_json: bool) -> None:
-    """Show each tenant's weight and limits, and what its checkpoints and its nameless weights take up."""
+    """Show each tenant's weight and limits, and what its checkpoints, nameless weights and files take up."""
     with opened_journal(settings) as stores:
         accounts = stores.tenants.all()
         stored_by_tenant = stores.accounting.stored_by_tenant()
-    rows = [(account, stored_by_tenant.get(account.id, _NOTHING)) for account in accounts]
+        file_bytes = stores.accounting.file_bytes_by_tenant()
+    rows = [
+        (account, stored_by_tenant.get(account.id, _NOTHING), file_bytes.get(account.id, 0)) for account in accounts
+    ]
     if as_json:
-        say(json.dumps([{**asdict(account), "stored": _facts(stored)} for account, stored in rows]))
+        facts = [
+            {**asdict(account), "stored": {**_facts(stored), "file_bytes": num_bytes}}
+            for account, stored, num_bytes in rows
+        ]
+        say(json.dumps(facts))
         return
     columns = (
         "tenant",
@@ -40,8 +47,10 @@ def list_tenants(settings: Settings, *, as_json: bool) -> None:
         "tokens/min",
         "stored GB",
         "nameless GB",
+        "files GB",
+        "files limit",
     )
-    print_table(columns, [_row(account, stored) for account, stored in rows])
+    print_table(columns, [_row(account, stored, num_bytes) for account, stored, num_bytes in rows])
 
 
 def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
@@ -104,7 +113,7 @@ def _facts(stored: Stored) -> dict[str, int]:
     }
 
 
-def _row(account: TenantAccount, stored: Stored) -> tuple[str, ...]:
+def _row(account: TenantAccount, stored: Stored, file_bytes: int) -> tuple[str, ...]:
     limits = account.limits
     numbers = (
         limits.max_adapters,
@@ -121,4 +130,6 @@ def _row(account: TenantAccount, stored: Stored) -> tuple[str, ...]:
         *(str(number) if number else "no limit" for number in numbers),
         f"{stored.size_bytes / BYTES_PER_GIGABYTE:.3f}",
         f"{stored.ephemeral_bytes / BYTES_PER_GIGABYTE:.3f}",
+        f"{file_bytes / BYTES_PER_GIGABYTE:.3f}",
+        f"{limits.max_files_bytes / BYTES_PER_GIGABYTE:.0f} GB" if limits.max_files_bytes else "no limit",
     )

@@ -251,7 +251,7 @@ def test_tenants_are_listed_with_what_their_checkpoints_take_up(
     table = twinkle("tenants", "list", "--home", str(tmp_path)).stdout
 
     stored = {row["name"]: row["stored"] for row in rows}
-    nameless = {"num_ephemeral": 1, "ephemeral_bytes": 250_000_000}
+    nameless = {"num_ephemeral": 1, "ephemeral_bytes": 250_000_000, "file_bytes": 0}
     assert stored["t0"] == {"num_checkpoints": 2, "size_bytes": 1_500_000_000, **nameless}
     assert set(stored["alice"].values()) == {0}
     assert "1.500" in table and "0.250" in table and "0.000" in table

@@ -87,6 +87,8 @@ def _usage(accounts: Accounts, tenant: str, start: int, end: int) -> UsageRespon
         if place in storage:
             kinds.append((StorageUsage(gigabyte_hours=storage[place]), None))
         events += [_event(place, owner, sessions[place.session], info, device_s) for info, device_s in kinds]
+    of_files = accounts.accounting.file_gigabyte_hours(tenant, start=start, end=end)
+    events += [_file_event(hour, owner, gigabyte_hours) for hour, gigabyte_hours in sorted(of_files.items())]
     return UsageResponse(
         data=events,
         sessions={
@@ -108,6 +110,16 @@ def _kinds_of(work: Work) -> list[tuple[UsageInfo, float | None]]:
     if work.num_checkpoints:
         kinds.append((CheckpointUsage(count=work.num_checkpoints), None))
     return kinds
+
+
+def _file_event(hour: int, owner: str, gigabyte_hours: float) -> UsageEvent:
+    """Files belong to no session."""
+    return UsageEvent(
+        bucket_start=moment(hour * HOUR_S),
+        bucket_end=moment((hour + 1) * HOUR_S),
+        user_name=owner,
+        event_info=StorageUsage(gigabyte_hours=gigabyte_hours),
+    )
 
 
 def _event(place: Place, owner: str, session: SessionRow, info: UsageInfo, device_s: float | None) -> UsageEvent:

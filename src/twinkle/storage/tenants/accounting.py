@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from twinkle.core.adapter import CheckpointKind
@@ -130,6 +130,30 @@ class Accounting:
         rows = self._database.read(_LIVES, (tenant, end, tenant, end, start, tenant, end, start))
         return _spread(rows, start=start, end=min(end, self._clock.now()))
 
+    def file_gigabyte_hours(self, tenant: str, *, start: int, end: int) -> dict[int, float]:
+        """What files took up in each hour of the window, those that are gone included; they belong to no session."""
+        end = min(end, int(self._clock.now()) + 1)
+        rows = self._database.read(
+            "SELECT size_bytes, created_at AS begins, ended_at AS ends FROM file_content WHERE tenant = ?"
+            " AND created_at < ? AND (ended_at IS NULL OR ended_at > ?)",
+            (tenant, end, start),
+        )
+        found: defaultdict[int, float] = defaultdict(float)
+        for row in rows:
+            for hour, gigabyte_hours in _hours_of(row, start=start, end=min(end, self._clock.now())):
+                found[hour] += gigabyte_hours
+        return dict(found)
+
+    def file_bytes_by_tenant(self) -> dict[str, int]:
+        """What files, unfinished uploads and prepared rows take up now, by the tenant's id."""
+        rows = self._database.read(
+            "SELECT k.tenant, SUM(k.size_bytes) AS size_bytes FROM"
+            " (SELECT tenant, size_bytes FROM file_content WHERE ended_at IS NULL"
+            " UNION ALL SELECT u.tenant, p.size_bytes FROM upload u JOIN upload_part p ON p.upload = u.id"
+            " WHERE u.status = 'pending' UNION ALL SELECT tenant, size_bytes FROM prepared_data) k GROUP BY k.tenant"
+        )
+        return {row.tenant: int(row.size_bytes) for row in rows}
+
     def stored(self, tenant: str, *, project_id: str | None = None) -> list[Stored]:
         """What there is now, project by project."""
         rows = self._database.read(
@@ -204,14 +228,20 @@ def _spread(lives: Iterable[Row], *, start: float, end: float) -> dict[Place, fl
     """Spread sizes over the hours between ``start`` and ``end`` in which they were there."""
     found: defaultdict[Place, float] = defaultdict(float)
     for life in lives:
-        begins, ends = max(life.begins, start), end if life.ends is None else min(life.ends, end)
         base_model = _base_model_of(life.config)
-        gigabytes = life.size_bytes / BYTES_PER_GIGABYTE
-        for hour in range(int(begins // HOUR_S), int(-(-ends // HOUR_S))):
-            seconds = min(ends, (hour + 1) * HOUR_S) - max(begins, hour * HOUR_S)
-            if seconds > 0:
-                found[Place(hour, life.session, base_model)] += gigabytes * seconds / HOUR_S
+        for hour, gigabyte_hours in _hours_of(life, start=start, end=end):
+            found[Place(hour, life.session, base_model)] += gigabyte_hours
     return dict(found)
+
+
+def _hours_of(life: Row, *, start: float, end: float) -> Iterator[tuple[int, float]]:
+    """The gigabyte-hours of one thing in each hour between ``start`` and ``end`` in which it was there."""
+    begins, ends = max(life.begins, start), end if life.ends is None else min(life.ends, end)
+    gigabytes = life.size_bytes / BYTES_PER_GIGABYTE
+    for hour in range(int(begins // HOUR_S), int(-(-ends // HOUR_S))):
+        seconds = min(ends, (hour + 1) * HOUR_S) - max(begins, hour * HOUR_S)
+        if seconds > 0:
+            yield hour, gigabytes * seconds / HOUR_S
 
 
 def _base_model_of(config: str) -> str:
