@@ -5,14 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import openai
+import pytest
 
 from harness.polling import wait_for
-from harness.served import Served
+from harness.served import TWINKLE, Served
 
-DATA = Path(__file__).parents[2] / "examples" / "data" / "arithmetic.jsonl"
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "examples" / "data" / "arithmetic.jsonl"
+LINES = re.findall(r"^twinkle submit sft .*$", (ROOT / "examples" / "data" / "README.md").read_text(), re.MULTILINE)
 FINAL = {"succeeded", "failed", "cancelled"}
 
 
@@ -63,6 +70,22 @@ def test_a_wrong_line_is_told_by_its_number_before_anything_is_trained(served: S
     assert (done.error.code, done.error.param) == ("invalid_training_file", "training_file")
     assert [one["line"] for one in done.error.model_dump()["errors"]] == [4]
     assert client.fine_tuning.jobs.checkpoints.list(created.id).data == []
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_lines_that_train_what_the_demo_trains_do(served: Served, line: str) -> None:
+    environment = {**os.environ, "TINKER_BASE_URL": served.url, "TINKER_API_KEY": served.create_key("lines")}
+    _, *arguments = shlex.split(line)
+    shorter = ["--model", "tiny", "--steps", "3", "--json"]
+
+    done = subprocess.run(
+        [*TWINKLE, *arguments, *shorter], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [json.loads(document) for document in done.stdout.splitlines()]
+    assert (told[-1]["type"], told[-1]["state"], told[-1]["result"]["step"]) == ("job", "succeeded", 3)
+    assert "sample" in [one["kind"] for one in told if one["type"] == "event"]
 
 
 def ended(client: openai.OpenAI, job: str) -> openai.types.fine_tuning.FineTuningJob | None:
