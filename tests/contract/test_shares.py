@@ -8,6 +8,7 @@ import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench, done, everything, new_sampler, submission
+from twinkle.core.job import DEFAULT_NICE
 from twinkle.core.lease import Lease
 from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind
@@ -130,6 +131,21 @@ def test_the_lowest_niceness_goes_first_within_its_tenant(bench: Bench, lease: L
     served = _serve(bench, lease, 40)
 
     assert bench.lane("a7").head_seq == 1 + served["t0"] // 10
+    assert abs(served["t0"] - served["t1"]) <= 20
+
+
+def test_interactive_work_goes_before_a_tenants_jobs_and_costs_other_tenants_nothing(
+    bench: Bench, lease: Lease, crowd: list[str]
+) -> None:
+    with bench.database.transaction() as transaction:
+        transaction.execute(f"UPDATE lane SET nice = {DEFAULT_NICE} WHERE tenant = 't0' AND id NOT IN ('a0', 'a1')")
+    before = {lane: bench.lane(lane).head_seq for lane in crowd}
+
+    served = _serve(bench, lease, 40)
+
+    done = {lane: bench.lane(lane).head_seq - before[lane] for lane in crowd}
+    assert done["a0"] + done["a1"] == served["t0"] // 10
+    assert sum(done.values()) == done["a0"] + done["a1"]
     assert abs(served["t0"] - served["t1"]) <= 20
 
 

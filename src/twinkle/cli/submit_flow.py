@@ -18,6 +18,7 @@ from twinkle.wire.flows import steps_of
 _FILES = ("data", "eval_data", "prompts")
 """Fields of specs that may name a file of this machine."""
 _PURPOSE = "fine-tune"
+_PURPOSES = {"batch": "batch"}
 
 
 def read_flow(path: Path) -> FlowFile:
@@ -51,22 +52,24 @@ def flow_jobs(flow: FlowFile) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "kind": job.kind,
-            "spec": _with_files(job.spec),
+            "spec": _with_files(job.kind, job.spec),
             "after": {other: condition.value for other, condition in job.after.items()},
         }
         for name, job in flow.jobs.items()
     }
 
 
-def _with_files(spec: Mapping[str, Any]) -> Spec:
+def _with_files(kind: str, spec: Mapping[str, Any]) -> Spec:
     """The spec of one job, or of a sweep's template."""
-    found = {name: _file(value) if name in _FILES else value for name, value in spec.items()}
+    found = {
+        name: _file(value, _PURPOSES.get(kind, _PURPOSE)) if name in _FILES else value for name, value in spec.items()
+    }
     template = spec.get("template")
     if isinstance(template, dict) and isinstance(template.get("spec"), dict):
-        found["template"] = {**template, "spec": _with_files(template["spec"])}
+        found["template"] = {**template, "spec": _with_files(str(template.get("kind")), template["spec"])}
     return found
 
 
-def _file(value: Any) -> Any:
+def _file(value: Any, purpose: str) -> Any:
     is_named = isinstance(value, str) and "${" not in value
-    return data_of(value, purpose=_PURPOSE) if is_named else value
+    return data_of(value, purpose=purpose) if is_named else value
