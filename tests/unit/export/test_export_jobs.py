@@ -178,6 +178,21 @@ def test_what_the_tenant_has_no_room_for_is_refused_before_it_is_made(exporting,
     assert "max_files_bytes" in job.failure.message
 
 
+def test_what_an_export_has_left_behind_goes_when_its_job_has_ended_elsewhere(exporting, tenant):
+    checkpoint = exporting.checkpoint(tenant)
+    waiting, ended = (
+        exporting.rig.submit(tenant, JobKind.EXPORT, exporting.spec(tenant, checkpoint)) for _ in range(2)
+    )
+    exporting.stores.jobs.request_cancel(ended.id, tenant)
+    for job in (waiting, ended):
+        (exporting.folder(job) / "merged").mkdir(parents=True)
+
+    done = exporting.do(tenant, checkpoint)
+
+    assert done.state is JobState.SUCCEEDED, done.failure
+    assert exporting.folder(waiting).exists() and not exporting.folder(ended).exists()
+
+
 def test_a_folder_that_the_operator_allows_is_filled_and_no_other(exporting, tenant):
     checkpoint = exporting.checkpoint(tenant)
     root = exporting.settings.home / "given"

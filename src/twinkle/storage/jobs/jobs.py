@@ -215,6 +215,13 @@ class Jobs:
         rows = self._database.read(f"SELECT id, num_events FROM job WHERE id IN ({placeholders(ids)})", ids)
         return {row.id: row.num_events for row in rows}
 
+    def unended(self, ids: Sequence[str]) -> set[str]:
+        """Those of these jobs, whoever's, that may still be run."""
+        rows = self._database.read(
+            f"SELECT id FROM job WHERE id IN ({placeholders(ids)}) AND finished_at IS NULL", tuple(ids)
+        )
+        return {row.id for row in rows}
+
     def ids_of(self, tenant: str, client_ids: Sequence[str]) -> dict[str, str]:
         """The tenant's jobs by what their client calls them; what is no such name is left out."""
         rows = self._database.read(

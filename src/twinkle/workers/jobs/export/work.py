@@ -82,6 +82,7 @@ class ExportTools:
             check_allowed(spec.to, tenant=order.tenant, allowed=parts.settings.export_targets)
         checkpoint = await asyncio.to_thread(_find, parts.stores, order, spec)
         folder = parts.settings.home.absolute() / EXPORTS / order.job
+        await asyncio.to_thread(_sweep, parts.stores, folder.parent)
         base = await asyncio.to_thread(_base_folder, parts.stores, checkpoint.config.base_model)
         await asyncio.to_thread(_bring, parts.blobs, checkpoint, folder / "adapter")
         request = ExportRequest(
@@ -252,6 +253,13 @@ def _base_folder(stores: Stores, base_model: str) -> Path:
         raise JobFailed(
             "base_model_not_here", f"the base model is not where jobs run: {error.message}", field="checkpoint"
         ) from error
+
+
+def _sweep(stores: Stores, folder: Path) -> None:
+    """Remove what exports have left that ended elsewhere: cancelled while paused, or run by another host."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    for name in set(names) - stores.jobs.unended(names):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _bring(blobs: BlobStore, checkpoint: Checkpoint, folder: Path) -> None:
