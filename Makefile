@@ -28,7 +28,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.worker: $(VENV)/.torch pyproject.toml
-	$(PIP) -e ".[worker]" "tinker==$(TINKER)"
+	$(PIP) -e ".[export,worker]" "tinker==$(TINKER)"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
