@@ -40,7 +40,7 @@ GRADER = {"type": "reward", "name": "sum", "reward": "arithmetic", "reference": 
 
 
 def spec_of(line: str) -> tuple[str, dict[str, Any]]:
-    _, _, kind, *arguments = shlex.split(line)
+    _, _, kind, *arguments = shlex.split(line, comments=True)
     command = typer.main.get_command(submit).commands[kind]  # type: ignore[attr-defined]
     given = command.make_context(kind, arguments).params
     own = inspect.signature(OPTIONS[kind]).parameters

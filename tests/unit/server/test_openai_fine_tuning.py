@@ -90,7 +90,7 @@ def test_a_fine_tuned_model_is_made_followed_and_sampled_by_the_name_it_is_given
 def test_a_model_learns_what_a_grader_rewards_and_code_is_no_grader(client: openai.OpenAI, rig: JobRig) -> None:
     created = client.fine_tuning.jobs.create(
         model=BASE_MODEL,
-        training_file="file-a",
+        training_file=new_file(client),
         method={
             "type": "reinforcement",
             "reinforcement": {
@@ -119,7 +119,7 @@ def test_a_model_learns_what_a_grader_rewards_and_code_is_no_grader(client: open
     with pytest.raises(openai.BadRequestError, match="never code"):
         client.fine_tuning.jobs.create(
             model=BASE_MODEL,
-            training_file="file-a",
+            training_file=new_file(client),
             method={
                 "type": "reinforcement",
                 "reinforcement": {"grader": {"type": "python", "name": "p", "source": "1"}},
