@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
+import psutil
 import pytest
 import redis
 
@@ -175,3 +176,23 @@ def test_a_job_whose_message_is_lost_is_handed_out_again(struck: JobsStruck, cal
         broker.flushall()
 
     assert struck.results(struck.ended(job_id)) == struck.results(calm)
+
+
+def test_a_jobs_worker_that_is_asked_to_stop_gives_its_jobs_back_at_once(struck: JobsStruck, calm: Job) -> None:
+    device = psutil.Process(struck.served.engine_pid())
+    device.suspend()
+    try:
+        job_id = struck.submit()
+        wait_until(lambda: struck.stores.jobs.find(job_id, struck.tenant).state == "running", what="the job under way")
+        struck.served.part("the jobs worker").terminate()
+        wait_until(lambda: "asked to stop" in _told(struck, job_id), what="the job given back", deadline_s=10)
+    finally:
+        device.resume()
+    ended = struck.ended(job_id)
+
+    assert struck.results(ended) == struck.results(calm)
+    assert ended.attempt == 1, "no attempt is used up"
+
+
+def _told(struck: JobsStruck, job_id: str) -> str:
+    return " ".join(event.message for event in struck.stores.jobs.events(job_id, struck.tenant))
