@@ -128,6 +128,13 @@ BODIES: dict[str, Json] = {
         "expires_after": {"anchor": "created_at", "seconds": 3600},
     },
     "/v1/uploads/{upload_id}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
+    "/v1/batches": {
+        "input_file_id": "file-1",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+        "metadata": {"a": "b"},
+        "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+    },
     "/v1/chat/completions": {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},
 }
