@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.hub_caches import MODEL, Caches
 from twinkle.core.errors import ConfigError
@@ -98,15 +99,15 @@ def test_several_revisions_and_no_word_which_is_an_error_that_lists_them(caches:
 
 
 def test_a_bare_id_that_both_caches_have_is_taken_in_the_configured_order(
-    caches: Caches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    caches: Caches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_modelscope = caches.put("models/org--name/snapshots/master", MODEL)
     of_hugging_face = caches.put_hugging_face("org/name", MODEL, ref="main")
-    assert resolve_model_id("org/name") == str(of_modelscope)
-    assert "hub=ModelScope" in capsys.readouterr().out
-    monkeypatch.setenv("TWINKLE_HUBS", "hf,ms")
-    assert resolve_model_id("org/name") == str(of_hugging_face)
-    assert "hub='Hugging Face'" in capsys.readouterr().out
+    with capture_logs() as said:
+        assert resolve_model_id("org/name") == str(of_modelscope)
+        monkeypatch.setenv("TWINKLE_HUBS", "hf,ms")
+        assert resolve_model_id("org/name") == str(of_hugging_face)
+    assert [line["hub"] for line in said if "hub" in line] == ["ModelScope", "Hugging Face"]
     assert MSHub.download_model("org/name") == str(of_modelscope)
 
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import peft
 import pytest
+from structlog.testing import capture_logs
 
 from harness.training import make_rows
 from twinkle.core.errors import InvalidInput
@@ -98,17 +99,18 @@ def test_the_records_go_on_with_the_training(
 
 
 def test_a_forwarder_that_fails_is_told_once_and_training_goes_on(
-    model: MultiLoraTransformersModel | TransformersModel, capsys: pytest.CaptureFixture[str]
+    model: MultiLoraTransformersModel | TransformersModel,
 ) -> None:
     seen, broken = Seen(), Broken()
-    model.report_to(seen, broken)
-    model.report_to("trackio")
-    train(model, 0, 4)
-    model.calculate_metric()
+    with capture_logs() as logs:
+        model.report_to(seen, broken)
+        model.report_to("trackio")
+        train(model, 0, 4)
+        model.calculate_metric()
     assert [step for step, _ in seen.lines] == [1, 2, 2] and len(broken.lines) == 1
     assert set(seen.lines[0][1]) == {"train/loss", "train/grad_norm", "train/learning_rate"}
     assert "train/iters" in seen.lines[2][1]
-    told = capsys.readouterr().out
+    told = str(logs)
     assert told.count("no server") == 1 and told.count("twinkle-queue[trackio]") == 1
     with pytest.raises(InvalidInput, match="tensorboard, wandb, swanlab, mlflow, trackio"):
         model.report_to("tensorbord")
