@@ -73,6 +73,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/ranks.py --short --output build/bench/ranks.json
 	$(BIN)/python benchmarks/data.py --short --output build/bench/data.json
 	$(BIN)/python benchmarks/library.py --short --output build/bench/library.json
+	$(BIN)/python benchmarks/data_check.py --short --output build/bench/data_check.json
+	$(BIN)/python benchmarks/sweep.py --short --output build/bench/sweep.json
 	$(BIN)/python benchmarks/tables.py --results build/bench --print
 
 # On a machine with a GPU, by its own Python: torch 2.11 or newer, transformers, peft, pytest and psutil are all it takes.

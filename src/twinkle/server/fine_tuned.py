@@ -14,7 +14,7 @@ from twinkle.storage.jobs.jobs import Jobs
 
 PREFIX = "ft:"
 MAX_CHECKPOINTS = 1000
-KINDS = (JobKind.SUPERVISED, JobKind.PREFERENCE, JobKind.REINFORCEMENT)
+KINDS = (JobKind.SUPERVISED, JobKind.PREFERENCE, JobKind.REINFORCEMENT, JobKind.DISTILL)
 """Of jobs whose models have such names."""
 _MAX_LISTED = 1000
 _STEP = "ckpt-step-"

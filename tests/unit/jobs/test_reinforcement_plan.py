@@ -84,6 +84,9 @@ def test_numbers_go_on_without_a_gap_whatever_is_looked_at_and_saved(
     assert all(one["eval_loss"] == -one["eval_reward"] for one in looks)
     assert job.result is not None
     assert job.result["sampler_checkpoint"].endswith("/sampler_weights/final")
+    assert job.result["eval_reward"] == looks[-1]["eval_reward"]
+    assert job.result["best_eval_reward"] == max(one["eval_reward"] for one in looks[1:])
+    assert job.result["reward"] == metrics_of(rig, job)[-1]["reward"]
 
 
 def test_divergence_from_the_first_weights_has_its_price(rig: JobRig, tenant: str, worker: FakeWorker) -> None:

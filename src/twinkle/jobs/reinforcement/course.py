@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle.core.batch_loss import BATCH_LOSSES
@@ -62,6 +62,8 @@ class PolicyStanding(Standing):
     graded: JsonObject | None = None
     num_ungraded: int = 0
     """Answers so far in whose grading something failed."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """``reward`` of the last step and ``eval_reward`` of the last evaluation, where there are graders."""
 
     @classmethod
     def course_from_json(cls, saved: Mapping[str, Any]) -> Course:

@@ -20,7 +20,7 @@ from twinkle.jobs.reinforcement.teaching import SupervisedByTeacher
 from twinkle.jobs.run import JobRun
 from twinkle.jobs.training.data import TrainingData, open_data
 from twinkle.jobs.training.plan import TrainingPlan, base_model_of
-from twinkle.jobs.training.standing import Standing
+from twinkle.jobs.training.standing import Kept, Standing
 from twinkle.jobs.training.steps import Outcome
 from twinkle.jobs.training.training import StepsOfRun, Training
 from twinkle.wire.bodies.jobs_rl import DistillSpec, ReinforcementSpec, RolloutSpec
@@ -68,10 +68,19 @@ class PolicyTraining(Training):
     async def _take_in(self, outcome: Outcome) -> None:
         assert isinstance(outcome, PolicyOutcome), "its own steps gave it"
         self._events += outcome.events
+        figures = {**outcome.figures, **(outcome.eval_figures or {})}
+        told: dict[str, float] = {name: figures[name] for name in ("reward", "eval_reward") if name in figures}
+        self._policy_standing.rewards = {**self._policy_standing.rewards, **told}
         await super()._take_in(outcome)
         if self._events:
             # The next step's grades are saved in its middle: no step may count by then that was not told.
             await self._save()
+
+    def _result(self, kept: Kept) -> JsonObject:
+        result, rewards = super()._result(kept), self._policy_standing.rewards
+        if "eval_reward" in rewards and result["best_eval_loss"] is not None:
+            rewards = {**rewards, "best_eval_reward": -result["best_eval_loss"]}
+        return {**result, **rewards}
 
 
 class PolicyPlan(TrainingPlan[SpecT], ABC):
