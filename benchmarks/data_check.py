@@ -23,7 +23,7 @@ from twinkle.storage.blobs import FolderStore
 from twinkle.storage.files.reading import stretches_of
 from twinkle.storage.files.records import FilePiece
 from twinkle.wire.jsonl import BatchCheck, ObjectCheck, lines_of
-from twinkle.workers.jobs.data_preparing import DataWork, prepare
+from twinkle.workers.jobs.data_work import DataWork, prepare
 
 RESULTS = Path(__file__).parent / "results"
 TEXTS = Path(__file__).parents[1] / "examples" / "data" / "self_cognition.jsonl"

@@ -10,7 +10,7 @@ from typing import Any
 from twinkle.jobs.data import DataRequest, DataRow, DataRows
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.files.records import FilePiece
-from twinkle.workers.jobs.data_preparing import DataOutcome, DataWork, prepare
+from twinkle.workers.jobs.data_work import DataOutcome, DataWork, prepare
 
 MODEL_LENGTH = 512
 

@@ -29,7 +29,7 @@ from twinkle.storage.blobs import CHECKPOINTS, BlobStore
 from twinkle.storage.journal.records import NewAdapter, Records
 from twinkle.storage.stores import Stores
 from twinkle.storage.tables import SessionRow
-from twinkle.workers.jobs.export.build import ExportForm, ExportRequest
+from twinkle.workers.jobs.export.requests import ExportForm, ExportRequest
 from twinkle.workers.jobs.export.skeleton import open_skeleton
 
 

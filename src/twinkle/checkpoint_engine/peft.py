@@ -24,14 +24,14 @@ from twinkle.checkpoint_engine.peft_settings import (
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer, published_key, stored_tensors, trained_paths
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
-from twinkle.core.file_names import OPTIMIZER_FILE
+from twinkle.core.file_names import ADAPTER_WEIGHTS_FILE, OPTIMIZER_FILE
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 from twinkle.module.targets import Target, beside_experts
 
 __all__ = ["CONFIG_FILE", "OPTIMIZER_FILE", "WEIGHTS_FILE", "export_adapter", "import_adapter", "read_config"]
 
-WEIGHTS_FILE = "adapter_model.safetensors"
+WEIGHTS_FILE = ADAPTER_WEIGHTS_FILE
 CONFIG_METADATA = "lora_config"
 STEP_METADATA = "step"
 MOMENTS = ("exp_avg", "exp_avg_sq")

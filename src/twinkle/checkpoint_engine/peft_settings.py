@@ -13,12 +13,13 @@ from typing import Any
 
 from twinkle.checkpoint_engine.peft_tensors import is_named
 from twinkle.core.errors import InvalidInput
+from twinkle.core.file_names import ADAPTER_CONFIG_FILE
 from twinkle.hub.caches import published_id
 from twinkle.module.adapter import AS_LOADED, LoraConfig, StoredPaths, TrainedModule
 from twinkle.module.lora import LoraAdapter
 from twinkle.module.targets import Target, TargetKind
 
-CONFIG_FILE = "adapter_config.json"
+CONFIG_FILE = ADAPTER_CONFIG_FILE
 
 REFUSED_SETTINGS: Mapping[str, tuple[object, str]] = {
     "use_dora": (False, "train it without DoRA"),

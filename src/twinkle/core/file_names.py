@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+"""As PEFT calls them."""
 ENCRYPTED_SUFFIX = ".age"
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -6,7 +6,7 @@ Nothing is kept of data that is wrong: its problems are all that comes back.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
@@ -26,60 +26,13 @@ from twinkle.jobs.data import (
 from twinkle.preprocessor import PREPROCESSORS, Preprocessor
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.files.prepared import shard_key
-from twinkle.storage.files.records import FilePiece
 from twinkle.workers.jobs.data_encoding import DataMeasures, Encoder
 from twinkle.workers.jobs.data_formats import check_use, format_of, samples_of
 from twinkle.workers.jobs.data_source import RawRow, limited, rows_of_dataset, rows_of_file
+from twinkle.workers.jobs.data_work import DataOutcome, DataWork
 
 _SHARD_TOKENS = 1 << 18
 _SHARD_ROWS = 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataWork:
-    """One request with all that is needed to do it.
-
-    Args:
-        request: What is asked.
-        digest: What it is found by.
-        folder: Where the shards go.
-        object_store: The URL of where that is.
-        model_path: A folder with the model's tokenizer.
-        max_length: Tokens that the model takes.
-        vocab_size: The model's.
-        file_name: Of the tenant's file, which says what it is.
-        pieces: Where the file lies.
-    """
-
-    request: DataRequest
-    digest: str
-    folder: str
-    object_store: str
-    model_path: str
-    max_length: int
-    vocab_size: int
-    file_name: str = ""
-    pieces: tuple[FilePiece, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOutcome:
-    """What came of it: rows that lie ready, or what is wrong. ``num_shards`` were written either way."""
-
-    prepared: PreparedData | None
-    num_shards: int
-    size_bytes: int
-    num_rows: int
-    num_wrong: int
-    problems: list[DataProblem]
-
-    def details(self) -> dict[str, Any]:
-        """Of a failure, as plain values."""
-        return {
-            "rows": self.num_rows,
-            "wrong": self.num_wrong,
-            "errors": [asdict(problem) for problem in self.problems],
-        }
 
 
 def prepare(work: DataWork) -> DataOutcome:

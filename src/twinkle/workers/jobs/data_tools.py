@@ -19,7 +19,7 @@ from twinkle.storage.blobs import PREPARED, BlobStore, day_of
 from twinkle.storage.files.prepared import NewPreparedData, shard_key
 from twinkle.storage.files.records import StoredFile
 from twinkle.storage.stores import Stores
-from twinkle.workers.jobs.data_preparing import DataOutcome, DataWork, prepare
+from twinkle.workers.jobs.data_work import DataOutcome, DataWork, prepare
 from twinkle.workers.jobs.heavy import HeavyWork
 from twinkle.workers.jobs.models import capabilities_of, digest_of_tokenizer, tokenizer_folder
 

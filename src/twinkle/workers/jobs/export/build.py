@@ -8,23 +8,23 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE
 from twinkle.checkpoint_engine.peft_settings import read_settings
 from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.file_names import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE
 from twinkle.hub.support import architecture_of
 from twinkle.workers.jobs.export.gguf_files import GgufAdapter, GgufModel
 from twinkle.workers.jobs.export.merged import MergedModel
 from twinkle.workers.jobs.export.ollama import MODELFILE, modelfile
+from twinkle.workers.jobs.export.requests import ExportForm, ExportOutline, ExportRequest, WrittenFile, sha256_of
 from twinkle.workers.jobs.export.skeleton import CONFIG_FILE as BASE_CONFIG
 from twinkle.workers.jobs.export.skeleton import Skeleton, open_skeleton
-from twinkle.workers.jobs.export.tensor_files import TensorFolder, sha256_of
+from twinkle.workers.jobs.export.tensor_files import TensorFolder
 from twinkle.workers.jobs.export.updates import TrainedWeight, read_adapter
 from twinkle.workers.jobs.export.verification import (
     Meant,
@@ -35,60 +35,11 @@ from twinkle.workers.jobs.export.verification import (
     what_is_meant,
 )
 
-ExportForm = Literal["peft", "merged", "gguf", "gguf-adapter", "ollama"]
-
 MODEL_GGUF, ADAPTER_GGUF = "model.gguf", "adapter.gguf"
 _NOTES = ".steps"
 _CONFIG_STEP = "merged/others"
 _VERIFYING_FACTOR = 4.5
 """Bytes for each weight while its logits are computed: float32, and what that takes besides."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportRequest:
-    """What is to be exported.
-
-    Args:
-        base: The folder of the base model.
-        adapter: The folder with the adapter as PEFT has it.
-        folder: Where to write.
-        forms: What to write.
-        name: What the model is called in files that name it.
-        memory_bytes: What reading it back may take.
-        compares_logits: Whether it is read back whole and computed with.
-    """
-
-    base: str
-    adapter: str
-    folder: str
-    forms: tuple[ExportForm, ...]
-    name: str
-    memory_bytes: int
-    compares_logits: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenFile:
-    """A file of an export, by its path in the export's folder."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOutline:
-    """What an export consists of, known before any work.
-
-    Args:
-        architecture: What the base model calls itself.
-        steps: What to do, in order.
-        size_bytes: About how much will be written.
-    """
-
-    architecture: str
-    steps: tuple[str, ...]
-    size_bytes: int
 
 
 def outline_of(request: ExportRequest) -> ExportOutline:
@@ -120,7 +71,9 @@ class _Export:
         self._request = request
         self._base, self._folder = Path(request.base), Path(request.folder)
         self._adapter = Path(request.adapter)
-        self._files = {name: (self._adapter / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
+        self._files = {
+            name: (self._adapter / name).read_bytes() for name in (ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE)
+        }
 
     @cached_property
     def _skeleton(self) -> Skeleton:
@@ -175,7 +128,7 @@ class _Export:
 
     def outline(self) -> ExportOutline:
         forms = set(self._request.forms)
-        adapter_bytes = len(self._files[WEIGHTS_FILE])
+        adapter_bytes = len(self._files[ADAPTER_WEIGHTS_FILE])
         size_bytes = adapter_bytes * len(forms & {"peft", "gguf-adapter"})
         if forms & {"gguf", "ollama"}:
             _ = self._gguf
@@ -189,7 +142,7 @@ class _Export:
             _ = self._weights  # which do not fit every base model
             architecture = self._skeleton.architecture
         else:
-            read_settings(self._files[CONFIG_FILE])
+            read_settings(self._files[ADAPTER_CONFIG_FILE])
             architecture = architecture_of(json.loads((self._base / BASE_CONFIG).read_text()))
         return ExportOutline(architecture=architecture, steps=tuple(self._steps), size_bytes=size_bytes)
 
@@ -251,9 +204,9 @@ class _Export:
         return folder
 
     def _write_peft(self) -> list[str]:
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
+        for name in (ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE):
             shutil.copyfile(self._adapter / name, self._within("peft") / name)
-        return [f"peft/{CONFIG_FILE}", f"peft/{WEIGHTS_FILE}"]
+        return [f"peft/{ADAPTER_CONFIG_FILE}", f"peft/{ADAPTER_WEIGHTS_FILE}"]
 
     def _shard_writer(self, file: str) -> Callable[[], Sequence[str]]:
         def write() -> list[str]:

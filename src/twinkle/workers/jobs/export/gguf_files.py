@@ -18,8 +18,8 @@ from twinkle.module.expert_forms import GATED
 from twinkle.workers.jobs.export.gguf_architectures import find_architecture, head_dim_of, rope_factors, row_order
 from twinkle.workers.jobs.export.gguf_vocabulary import Vocabulary
 from twinkle.workers.jobs.export.merged import MergedModel
+from twinkle.workers.jobs.export.requests import sha256_of
 from twinkle.workers.jobs.export.skeleton import Skeleton
-from twinkle.workers.jobs.export.tensor_files import sha256_of
 from twinkle.workers.jobs.export.updates import TrainedWeight
 
 KINDS = {

@@ -22,7 +22,7 @@ from twinkle.core.errors import ConfigError, InvalidInput, StorageUnavailable
 from twinkle.hub.model_card import ModelCard
 from twinkle.hub.operation import HubOperation
 from twinkle.hub.remote import Unanswered
-from twinkle.workers.jobs.export.tensor_files import sha256_of
+from twinkle.workers.jobs.export.requests import sha256_of
 
 TENANT = "{tenant}"
 """Of an allowed address: whoever the export is for."""

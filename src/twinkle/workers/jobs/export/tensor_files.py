@@ -138,15 +138,6 @@ def write_index(path: Path, files: Mapping[str, Sequence[PlannedTensor]]) -> Non
     path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 class _HashingWriter:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -12,10 +12,10 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from pydantic import SecretStr
 
-from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE
 from twinkle.core.adapter import Checkpoint, StoredFile
 from twinkle.core.clock import Clock
 from twinkle.core.errors import ConfigError, NotFound, StorageUnavailable
+from twinkle.core.file_names import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE
 from twinkle.core.job import JobFailed
 from twinkle.core.settings import Settings
 from twinkle.hub.caches import published_id
@@ -26,16 +26,16 @@ from twinkle.server.sealing import SECRET_FIELDS, Sealer
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.stores import Stores
 from twinkle.wire.bodies.jobs_export import BUCKETS, HUBS, ExportSpec
-from twinkle.workers.jobs.export.build import (
+from twinkle.workers.jobs.export.kept_files import KeptFiles
+from twinkle.workers.jobs.export.requests import (
     ExportOutline,
     ExportRequest,
     outline_of,
+    sha256_of,
     take_step,
     verify_form,
 )
-from twinkle.workers.jobs.export.kept_files import KeptFiles
 from twinkle.workers.jobs.export.targets import check_allowed, push_to_hub, put_in_bucket, put_in_folder
-from twinkle.workers.jobs.export.tensor_files import sha256_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -265,7 +265,7 @@ def _sweep(stores: Stores, folder: Path) -> None:
 def _bring(blobs: BlobStore, checkpoint: Checkpoint, folder: Path) -> None:
     """Put a checkpoint's adapter into a folder, unless it lies there."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
+    for name in (ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE):
         file = checkpoint.files.get(name)
         if file is None:
             raise JobFailed("cannot_be_exported", f"{checkpoint.path} holds no {name}", field="checkpoint")
