@@ -69,13 +69,13 @@ def test_a_mesh_full_of_parked_adapters_gets_its_part_of_the_new_ones(bench: Ben
 
 
 def test_the_mesh_that_was_served_more_lately_gets_fewer_new_ones(bench: Bench) -> None:
-    lease = bench.meshes.acquire("mesh1", identity("a"), lease_s=1e6)
-    assert lease is not None
-    homes = {adapter: _place(bench, adapter) for adapter in ("a", "b")}
-    busy = next(adapter for adapter, mesh in homes.items() if mesh == "mesh1")
-    bench.append(submission(busy, 1))
-    for num_tokens in (0, 5000):
-        bench.journal.commit(lease, [done(claim, num_tokens=num_tokens) for claim in bench.claim(lease)])
+    homes = {_place(bench, adapter): adapter for adapter in ("a", "b")}
+    for mesh, num_tokens in (("mesh0", 100), ("mesh1", 5000)):
+        lease = bench.meshes.acquire(mesh, identity("a"), lease_s=1e6)
+        assert lease is not None
+        bench.append(submission(homes[mesh], 1))
+        for tokens in (0, num_tokens):
+            bench.journal.commit(lease, [done(claim, num_tokens=tokens) for claim in bench.claim(lease)])
 
     placed = [_place(bench, f"new{number}") for number in range(2)]
 

@@ -13,10 +13,11 @@ from typing import TypeVar
 import numpy as np
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
+from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
-from twinkle.core.mesh import AdapterSizes, MeshCapabilities
+from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import Claim, Failure, FailureCategory, OperationKind, Outcome
 from twinkle.core.pictures import PictureRules
 from twinkle.core.settings import Settings

@@ -27,6 +27,7 @@ _POOLS = (
     "tqdm_monitor",
     "tinker-custom-loss",
     "asyncio_",
+    "uvloop_",
     "append_",
     "futures_",
     "sql_",

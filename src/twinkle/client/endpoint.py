@@ -28,13 +28,14 @@ class Endpoint:
 
 
 def find_endpoint(
-    base_url: str | None = None, api_key: str | None = None, *, environment: Mapping[str, str] = os.environ
+    base_url: str | None = None, api_key: str | None = None, *, environment: Mapping[str, str] | None = None
 ) -> Endpoint:
     """The endpoint that is meant: arguments win, then our own variables, then those of the official SDK.
 
     Raises:
         ConfigError: There is no key, or it cannot be one, or the URL is not one.
     """
+    environment = os.environ if environment is None else environment
     url = base_url or _first(environment, URL_VARIABLES) or DEFAULT_URL
     key = api_key or _first(environment, KEY_VARIABLES) or ""
     if not url.startswith(("http://", "https://")):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinkle.core.mesh import AdapterSizes
+from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.operation import OperationKind
 from twinkle.storage.journal.speeds import Measured
 

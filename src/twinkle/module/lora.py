@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 
+from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.errors import InvalidInput
-from twinkle.core.mesh import AdapterSizes
 from twinkle.module.adapter import (
     AS_LOADED,
     AdapterLayout,

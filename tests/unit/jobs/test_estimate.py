@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinkle.core.mesh import AdapterSizes
+from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.operation import OperationKind
 from twinkle.jobs.estimate import AdapterShape, Work, device_seconds, estimate_of
 from twinkle.storage.journal.speeds import Measured

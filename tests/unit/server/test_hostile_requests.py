@@ -135,6 +135,42 @@ BODIES: dict[str, Json] = {
         "metadata": {"a": "b"},
         "output_expires_after": {"anchor": "created_at", "seconds": 3600},
     },
+    "/v1/fine_tuning/jobs": {
+        "model": BASE_MODEL,
+        "training_file": "file-1",
+        "validation_file": "file-2",
+        "suffix": "mine",
+        "seed": 1,
+        "metadata": {"a": "b"},
+        "method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.1, "n_epochs": "auto", "batch_size": 2}}},
+    },
+    "/v1/fine_tuning/alpha/graders/validate": {
+        "grader": {
+            "type": "multi",
+            "name": "both",
+            "graders": {
+                "same": {
+                    "type": "string_check",
+                    "name": "same",
+                    "operation": "eq",
+                    "input": "{{sample.output_text}}",
+                    "reference": "{{item.answer}}",
+                },
+            },
+            "calculate_output": "0.5 * same",
+        },
+    },
+    "/v1/fine_tuning/alpha/graders/run": {
+        "grader": {
+            "type": "text_similarity",
+            "name": "like",
+            "evaluation_metric": "rouge_l",
+            "input": "{{sample.output_text}}",
+            "reference": "{{item.answer}}",
+        },
+        "item": {"answer": "four"},
+        "model_sample": "four",
+    },
     "/v1/chat/completions": {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},
 }

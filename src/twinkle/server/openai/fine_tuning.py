@@ -68,7 +68,7 @@ async def create_job(request: Request, server: Server, tenant: Caller) -> Respon
     return json_answer(show(job))
 
 
-@router.get("", openapi_extra=described(FineTuningJobs, access=Access.CALLER))
+@router.get("", openapi_extra=described(FineTuningJobs, refusals=[404], access=Access.CALLER))
 async def list_jobs(
     request: Request, server: Server, tenant: Caller, limit: Limit = 20, after: After = None
 ) -> Response:

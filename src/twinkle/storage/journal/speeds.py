@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinkle.core.mesh import AdapterSizes, MeshCapabilities
+from twinkle.core.adapter_sizes import AdapterSizes
+from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import OperationKind
 from twinkle.storage.database import Database
 
