@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import structlog
 
 from twinkle.core.errors import StorageUnavailable
-from twinkle.server.threads import Threads, say_if_it_ends
+from twinkle.server.held_polls import HeldPolls, Waiter
+from twinkle.server.threads import Threads
 from twinkle.storage.sampling.sampling_sessions import EndedSample, SamplePoll, SamplingSessions
 
 _SWEEP_S = 1.0
@@ -17,94 +19,47 @@ _MAX_POLLS_PER_QUERY = 500
 _log = structlog.get_logger()
 
 
-class _Waiter:
-    """One held poll."""
+class _Client(Waiter):
+    """It is woken when one of its samples has ended."""
 
     def __init__(self, poll: SamplePoll) -> None:
+        super().__init__()
         self.poll = poll
-        self.woken = asyncio.Event()
 
 
-class LanePolls:
+class LanePolls(HeldPolls[_Client]):
     """Everyone who waits for a lane. Lives on one event loop; only :meth:`notify` is for other threads."""
 
     def __init__(self, samples: SamplingSessions, threads: Threads, *, sweep_s: float = _SWEEP_S) -> None:
+        super().__init__(sweep_s=sweep_s)
         self._samples = samples
         self._threads = threads
-        self._sweep_s = sweep_s
-        self._loop = asyncio.get_running_loop()
-        self._waiters: dict[str, set[_Waiter]] = {}
-        self._released = False
-        self._sweeper: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to sweep."""
-        self._sweeper = self._loop.create_task(self._sweep_forever())
-        say_if_it_ends(self._sweeper)
-
-    async def stop(self) -> None:
-        """End; nobody may wait any more."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait([self._sweeper])
 
     def notify(self, request_ids: list[str]) -> None:
         """Hear that these futures may be done. Callable from any thread, also when the loop is about to end."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(
-                self._wake, {request_id.rpartition(":req:")[0] for request_id in request_ids}
-            )
-
-    def release(self) -> None:
-        """Let all held polls go, and those to come: the server is about to stop."""
-        self._released = True
-        self._wake(set(self._waiters))
+        self._tell({request_id.rpartition(":req:")[0] for request_id in request_ids})
 
     async def wait(self, lane: str, *, client: int, after: int, timeout_s: float) -> list[EndedSample]:
         """What of a client's samples ended after number ``after``; nothing when the time is up.
 
-        The waiter is registered first and the journal read second, so no completion falls between the two; the sweep
-        stands behind lost messages.
-
         Raises:
             StorageUnavailable: The journal could not be read.
         """
-        waiter = _Waiter(SamplePoll(lane=lane, client=client, after=after))
-        self._waiters.setdefault(lane, set()).add(waiter)
-        ends_at = self._loop.time() + timeout_s
-        try:
-            while True:
-                waiter.woken.clear()
-                ended = await self._threads.run(
-                    self._samples.ended, lane, client=client, after=after, limit=_MAX_ANSWERED
-                )
-                left_s = ends_at - self._loop.time()
-                if ended or left_s <= 0 or self._released:
-                    return ended
-                try:
-                    async with asyncio.timeout(left_s):
-                        await waiter.woken.wait()
-                except TimeoutError:
-                    return []
-        finally:
-            self._waiters[lane].discard(waiter)
-            if not self._waiters[lane]:
-                del self._waiters[lane]
+        ended = await self._held(
+            lane,
+            _Client(SamplePoll(lane=lane, client=client, after=after)),
+            read=partial(self._threads.run, self._samples.ended, lane, client=client, after=after, limit=_MAX_ANSWERED),
+            is_enough=bool,
+            timeout_s=timeout_s,
+        )
+        return ended or []
 
-    def _wake(self, lanes: set[str]) -> None:
-        for lane in lanes:
-            for waiter in self._waiters.get(lane, ()):
-                waiter.woken.set()
+    async def _sweep(self) -> None:
+        waiters = [waiter for held in self._waiters.values() for waiter in held]
+        for start in range(0, len(waiters), _MAX_POLLS_PER_QUERY):
+            await self._wake_some(waiters[start : start + _MAX_POLLS_PER_QUERY])
 
-    async def _sweep_forever(self) -> None:
-        """Find those whose message was lost: one query for all that are held, however many."""
-        while True:
-            await asyncio.sleep(self._sweep_s)
-            waiters = [waiter for held in self._waiters.values() for waiter in held]
-            for start in range(0, len(waiters), _MAX_POLLS_PER_QUERY):
-                await self._wake_some(waiters[start : start + _MAX_POLLS_PER_QUERY])
-
-    async def _wake_some(self, waiters: list[_Waiter]) -> None:
+    async def _wake_some(self, waiters: list[_Client]) -> None:
         query = asyncio.create_task(self._threads.run(self._samples.having_ended, [waiter.poll for waiter in waiters]))
         await asyncio.wait([query])
         error = query.exception()
