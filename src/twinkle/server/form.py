@@ -30,7 +30,7 @@ class FileForm:
             raise InvalidInput("content-type", "must be multipart/form-data with a boundary")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
-        self._file_field = file_field
+        self.file_field = file_field
         self._parser = MultipartParser(
             boundary,
             {
@@ -81,7 +81,7 @@ class FileForm:
         if not self._has_ended:
             raise InvalidInput("body", "ends before the form does")
         if not self.has_file:
-            raise InvalidInput(self._file_field, "is missing; send the file in this field")
+            raise InvalidInput(self.file_field, "is missing; send the file in this field")
 
     def _begin_part(self) -> None:
         self._num_fields += 1
@@ -103,10 +103,10 @@ class FileForm:
     def _end_headers(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._name = options.get(b"name", b"").decode(errors="replace")
-        self._is_file = self._name == self._file_field
+        self._is_file = self._name == self.file_field
         if self._is_file:
             if self.has_file:
-                raise InvalidInput(self._file_field, "comes twice; send one file")
+                raise InvalidInput(self.file_field, "comes twice; send one file")
             self.filename = options.get(b"filename", b"").decode(errors="replace") or "upload"
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:

@@ -1,14 +1,72 @@
-"""Uploads made into files, by whichever door they came: the bytes are read once more, and looked at as they are."""
+"""Uploads by whichever door they come: their parts taken in, and made into files.
+
+At the end the bytes are read once more, and looked at as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twinkle.core.errors import InvalidInput
-from twinkle.server.receiving import check_batch, facts_of, holds_lines
-from twinkle.server.state import ArtifactParts, CommonParts
+from fastapi import Request
+
+from twinkle.core.errors import InvalidInput, UserError
+from twinkle.server.form import FileForm
+from twinkle.server.receiving import IncomingBody, IncomingFile, budgets_of, check_batch, facts_of, holds_lines
+from twinkle.server.state import AccountParts, ArtifactParts, CommonParts
 from twinkle.storage.files.reading import stretches_of
-from twinkle.storage.files.records import StoredFile, Upload
+from twinkle.storage.files.records import NewPart, StoredFile, Upload, UploadPart
+from twinkle.wire.bodies.files import PART_BYTES
+
+
+async def receive_part(
+    request: Request,
+    common: CommonParts,
+    accounts: AccountParts,
+    artifacts: ArtifactParts,
+    *,
+    tenant: str,
+    upload_id: str,
+    number: int | None = None,
+    form: FileForm | None = None,
+) -> UploadPart:
+    """Take in a part: the body, or the file of a form. What came of it is given up if it does not come whole.
+
+    Raises:
+        NotFound: There is no such upload, or it is another tenant's.
+        InvalidInput: It is empty, or no such form.
+        TooLarge: It is larger than a part may be.
+        LimitReached: The tenant may store no more.
+        Conflict: The upload was cancelled or has ended.
+    """
+    await common.sql.run(artifacts.uploads.find, upload_id, tenant)
+    limits = (await accounts.quotas.account(tenant)).limits
+    body = IncomingBody(request)
+    budgets = await budgets_of(common, accounts, tenant)
+    with IncomingFile(common, artifacts, budgets, max_bytes=PART_BYTES) as incoming:
+        try:
+            async for data in body.stretches():
+                for stretch in [data] if form is None else form.feed(data):
+                    await incoming.feed(stretch)
+            if form is not None:
+                form.finish()
+            if not incoming.size_bytes:
+                raise InvalidInput("body" if form is None else form.file_field, "is empty")
+            await incoming.flush()
+        except BaseException as error:
+            await common.sql.run(artifacts.uploads.give_up, incoming.take_pieces())
+            if isinstance(error, UserError):
+                await body.drain()
+            raise
+        digest = incoming.facts.finish().sha256
+        new = NewPart(sha256=digest, pieces=incoming.take_pieces(), number=number)
+    return await common.sql.run(
+        artifacts.uploads.add_part,
+        upload_id,
+        tenant,
+        new,
+        ttl_s=common.settings.upload_ttl_s,
+        max_bytes=limits.max_files_bytes,
+    )
 
 
 async def complete_upload(

@@ -6,18 +6,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from twinkle.core.errors import InvalidInput, TooLarge, UserError
+from twinkle.core.errors import TooLarge
 from twinkle.server.downloads import Stored, send_stretches
 from twinkle.server.openapi import BYTES, Raw, described
-from twinkle.server.receiving import IncomingBody, IncomingFile, budgets_of, check_batch, holds_lines, keep_s_of
+from twinkle.server.receiving import check_batch, holds_lines, keep_s_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.server.uploading import complete_upload
-from twinkle.storage.files.records import NewFile, NewPart, NewUpload, StoredFile, UploadPart
+from twinkle.server.uploading import complete_upload, receive_part
+from twinkle.storage.files.records import NewFile, NewUpload, StoredFile, UploadPart
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.files import (
     MAX_PARTS,
-    PART_BYTES,
     FileInfo,
     FilesResponse,
     OpenUploadRequest,
@@ -99,32 +98,7 @@ async def put_part(
     tenant: Tenant,
 ) -> Response:
     """Send the part of a number. Twice is harmless."""
-    await common.sql.run(artifacts.uploads.find, upload_id, tenant)
-    limits = (await accounts.quotas.account(tenant)).limits
-    body = IncomingBody(request)
-    budgets = await budgets_of(common, accounts, tenant)
-    with IncomingFile(common, artifacts, budgets, max_bytes=PART_BYTES) as incoming:
-        try:
-            async for data in body.stretches():
-                await incoming.feed(data)
-            if not incoming.size_bytes:
-                raise InvalidInput("body", "is empty")
-            await incoming.flush()
-        except BaseException as error:
-            await common.sql.run(artifacts.uploads.give_up, incoming.take_pieces())
-            if isinstance(error, UserError):
-                await body.drain()
-            raise
-        digest = incoming.facts.finish().sha256
-        new = NewPart(sha256=digest, pieces=incoming.take_pieces(), number=number)
-    part = await common.sql.run(
-        artifacts.uploads.add_part,
-        upload_id,
-        tenant,
-        new,
-        ttl_s=common.settings.upload_ttl_s,
-        max_bytes=limits.max_files_bytes,
-    )
+    part = await receive_part(request, common, accounts, artifacts, tenant=tenant, upload_id=upload_id, number=number)
     return answer(part_info(part))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from twinkle.core.errors import InvalidInput, TooLarge, UserError
+from twinkle.core.errors import TooLarge
 from twinkle.server.form import FileForm
 from twinkle.server.openai.answers import json_answer
 from twinkle.server.openai.file_shapes import (
@@ -14,12 +14,12 @@ from twinkle.server.openai.file_shapes import (
     upload_object,
 )
 from twinkle.server.openapi import Access, Raw, described
-from twinkle.server.receiving import IncomingBody, IncomingFile, budgets_of, keep_s_of
+from twinkle.server.receiving import keep_s_of
 from twinkle.server.state import Accounts, Artifacts, Caller, Common
-from twinkle.server.uploading import complete_upload
-from twinkle.storage.files.records import NewPart, NewUpload
+from twinkle.server.uploading import complete_upload, receive_part
+from twinkle.storage.files.records import NewUpload
 from twinkle.wire.bodies.base import parse_body
-from twinkle.wire.bodies.files import PART_BYTES, CompleteUploadRequest, CreateUploadRequest, check_purpose
+from twinkle.wire.bodies.files import CompleteUploadRequest, CreateUploadRequest, check_purpose
 
 _FORM = Raw("multipart/form-data", "`data`: the bytes of the part.")
 
@@ -58,35 +58,8 @@ async def create_part(
     upload_id: str, request: Request, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Caller
 ) -> Response:
     """Send a part; which place it has is said at the end."""
-    await common.sql.run(artifacts.uploads.find, upload_id, tenant)
-    limits = (await accounts.quotas.account(tenant)).limits
-    body = IncomingBody(request)
     form = FileForm(request.headers.get("content-type"), "data")
-    budgets = await budgets_of(common, accounts, tenant)
-    with IncomingFile(common, artifacts, budgets, max_bytes=PART_BYTES) as incoming:
-        try:
-            async for data in body.stretches():
-                for stretch in form.feed(data):
-                    await incoming.feed(stretch)
-            form.finish()
-            if not incoming.size_bytes:
-                raise InvalidInput("data", "is empty")
-            await incoming.flush()
-        except BaseException as error:
-            await common.sql.run(artifacts.uploads.give_up, incoming.take_pieces())
-            if isinstance(error, UserError):
-                await body.drain()
-            raise
-        digest = incoming.facts.finish().sha256
-        new = NewPart(sha256=digest, pieces=incoming.take_pieces())
-    part = await common.sql.run(
-        artifacts.uploads.add_part,
-        upload_id,
-        tenant,
-        new,
-        ttl_s=common.settings.upload_ttl_s,
-        max_bytes=limits.max_files_bytes,
-    )
+    part = await receive_part(request, common, accounts, artifacts, tenant=tenant, upload_id=upload_id, form=form)
     return json_answer(part_object(part))
 
 
