@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from twinkle.core.job import JobKind, JsonObject
+from twinkle.core.model_names import HUB_SCHEMES
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.data import DataFormat, DataRequest, DataUse
 from twinkle.wire.bodies.jobs_check import CheckSpec
-
-_HUBS = ("hf://", "ms://")
 
 
 class CheckPlan:
@@ -36,7 +35,7 @@ class CheckPlan:
 
 def request_of(spec: CheckSpec, *, tenant: str) -> DataRequest:
     """What the tools are asked for."""
-    is_of_a_hub = spec.data.startswith(_HUBS)
+    is_of_a_hub = spec.data.startswith(HUB_SCHEMES)
     return DataRequest(
         tenant=tenant,
         model=spec.model,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from twinkle.core.job import JobFailed
+from twinkle.core.model_names import HUB_SCHEMES
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.data import DataFormat, DataRequest, DataUse, PreparedData, TokenSequence
 from twinkle.jobs.tools import Tools
 from twinkle.jobs.training.course import split_rows
-from twinkle.wire.bodies.jobs_training import HUBS, TrainingSpec
+from twinkle.wire.bodies.jobs_training import TrainingSpec
 
 SpecT = TypeVar("SpecT", bound=TrainingSpec)
 
@@ -104,7 +105,7 @@ async def open_data(
 async def _prepared(
     context: JobContext[SpecT], base_model: str, data: str, use: DataUse, *, split: str, field: str
 ) -> PreparedData:
-    spec, is_of_a_hub = context.spec, data.startswith(HUBS)
+    spec, is_of_a_hub = context.spec, data.startswith(HUB_SCHEMES)
     request = DataRequest(
         tenant=context.job.tenant,
         model=base_model,

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.job import Job, JobEvent, JobPlace
+from twinkle.core.model_names import HUB_SCHEMES
 from twinkle.server.fine_tuned import MAX_CHECKPOINTS, PREFIX
 from twinkle.server.job_submission import new_job, submit_jobs
 from twinkle.server.openai.answers import json_answer
@@ -32,7 +33,6 @@ from twinkle.server.state import Caller, Server, ServerState
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.jobs import JobRequest
-from twinkle.wire.bodies.jobs_training import HUBS
 from twinkle.wire.paths import SCHEME, parse_checkpoint_path
 
 _MAX_PAGE = 100
@@ -184,7 +184,7 @@ async def _origin(server: ServerState, tenant: str, model: str) -> str:
 async def _check_files(server: ServerState, tenant: str, body: FineTuningRequest) -> None:
     """Raises ``InvalidInput`` by its parameter for a file that is not there; data sets of hubs are looked up later."""
     for field, file_id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
-        if file_id is None or file_id.startswith(HUBS):
+        if file_id is None or file_id.startswith(HUB_SCHEMES):
             continue
         try:
             await server.common.sql.run(server.artifacts.files.find, file_id, tenant)

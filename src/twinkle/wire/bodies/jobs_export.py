@@ -7,13 +7,14 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.model_names import HUB_SCHEMES
 from twinkle.wire.bodies.base import MAX_TTL_S, Identifier, Text
 from twinkle.wire.bodies.jobs_base import JobPart, JobSpec
 from twinkle.wire.paths import parse_checkpoint_path
 
 ExportForm: TypeAlias = Literal["peft", "merged", "gguf", "gguf-adapter", "ollama"]
 DEFAULT_KEEP_S = 7 * 24 * 3600
-HUBS = ("hf://", "ms://")
+HUBS = HUB_SCHEMES
 BUCKETS = ("s3://", "gs://", "az://")
 FOLDER = "file://"
 

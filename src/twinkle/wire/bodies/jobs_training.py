@@ -29,8 +29,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 CROSS_ENTROPY: Literal["cross_entropy"] = "cross_entropy"
-HUBS = ("hf://", "ms://")
-"""What a data set of a hub begins with; everything else is the id of a file."""
 DEFAULT_RANK = 32
 DEFAULT_LR = 1e-4
 _STEP = "step-"
