@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from twinkle.core.file_names import ENCRYPTED_SUFFIX, OPTIMIZER_FILE
 from twinkle.core.ids import new_id
+
+
+class Dialect(StrEnum):
+    """In which of the two HTTP dialects an adapter is trained. The values are stored; they never change."""
+
+    TINKER = "tinker"
+    TWINKLE = "twinkle"
 
 
 class AdapterConfig(BaseModel, frozen=True):
@@ -21,6 +28,12 @@ class AdapterConfig(BaseModel, frozen=True):
     train_mlp: bool = True
     train_unembed: bool = True
     alpha: float = 32.0
+    dialect: Dialect = Dialect.TINKER
+    """The one that made it, and the only one that trains it: their clients number and wait differently."""
+    peft: dict[str, Any] | None = None
+    """What a PEFT config says beyond rank and alpha (target_modules, use_rslora), where the adapter came by one."""
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    """Backward passes a step, in the Twinkle dialect."""
 
 
 class CheckpointKind(StrEnum):

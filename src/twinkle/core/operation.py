@@ -26,6 +26,8 @@ class OperationKind(StrEnum):
     """Begins an adapter as another one was after one of its operations."""
     REWIND = "rewind"
     """Puts an adapter back to what it was after an earlier operation of its own."""
+    CALL = "call"
+    """A call of the Twinkle dialect that neither runs the model nor steps: a setting, a part of a step, a question."""
     GAP = "gap"
     """Stands for a number that never arrived, so that its successors go on."""
 
