@@ -2,4 +2,5 @@
 
 similarity  how alike two texts are
 grade       a grader applied to one answer; models and rewards are asked through protocols
+rewards     the library's rewards and searches for patterns, in processes that are ended when an answer takes too long
 """

@@ -156,14 +156,6 @@ class Rewards(Protocol):
         ...
 
 
-class NoRewards:
-    """Where there is no process for rewards: says so."""
-
-    async def grade(self, request: RewardRequest) -> float:
-        """See :class:`Rewards`."""
-        raise GraderFailed(ProblemKind.OTHER, f"{request.reward!r} is computed in jobs only, not by this route")
-
-
 async def grade(grader: Grader, answer: Answer, judges: Judges, rewards: Rewards) -> Grade:
     """What an answer is worth by a grader."""
     values = answer.values()

@@ -7,7 +7,6 @@ gsm8k           grade-school problems: one number
 math_reward     formulas that may be written in many ways, of text and of pictures
 olympiad_bench  olympiads' problems, with partial credit
 grading         whether two formulas are equal, judged in a process of its own (``grader_process``), within bounds
-question_process  such a process: asked one question at a time, and ended when an answer takes too long
 arithmetic      a number, wherever it stands at the answer's end
 """
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 from twinkle.core.events import event_log
-from twinkle.reward.question_process import QuestionProcess
+from twinkle.core.question_process import QuestionProcess
 
 DEFAULT_SECONDS = 5.0
 _PROCESS = "twinkle.reward.grader_process"

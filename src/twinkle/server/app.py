@@ -15,6 +15,7 @@ from twinkle.core import __version__
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.settings import Settings
+from twinkle.grading.rewards import RewardProcesses
 from twinkle.scheduler.channels import COMPLETIONS, ChannelListener
 from twinkle.scheduler.token_stream import token_channel
 from twinkle.server import downloads, health
@@ -218,6 +219,8 @@ def _jobs(common: CommonParts, stores: Stores, signer: Signer, stack: AsyncExitS
     polls = JobPolls(stores.jobs, common.sql)
     polls.start()
     stack.push_async_callback(polls.stop)
+    rewards = RewardProcesses()
+    stack.push_async_callback(rewards.close)
     return JobParts(
         store=stores.jobs,
         outlooks=stores.job_outlooks,
@@ -225,6 +228,7 @@ def _jobs(common: CommonParts, stores: Stores, signer: Signer, stack: AsyncExitS
         polls=polls,
         bell=_start_job_bell(common.settings, stores, stack),
         hook_key_of=partial(hook_key, signer),
+        rewards=rewards,
     )
 
 

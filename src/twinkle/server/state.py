@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI, Request
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Unauthenticated
 from twinkle.core.settings import Settings
+from twinkle.grading.rewards import RewardProcesses
 from twinkle.server.acting import acting_in
 from twinkle.server.any_key import refuse_strangers
 from twinkle.server.auth import Keys, Tokens
@@ -122,6 +123,8 @@ class JobParts:
     bell: JobBell
     hook_key_of: Callable[[str], bytes]
     """What the webhooks of a tenant are signed with."""
+    rewards: RewardProcesses
+    """What graders compute that are tried before a job is given to them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from twinkle.grading.grade import (
     Grade,
     GraderFailed,
     Judgement,
-    NoRewards,
     ProblemKind,
     RewardRequest,
     grade,
@@ -174,15 +173,6 @@ async def test_a_label_that_passes_scores_one(judgement: str, score: float) -> N
     found = await graded(LABELS, "x", FixedJudges(judgement))
 
     assert (found.score, found.problems) == (score, ())
-
-
-async def test_where_there_is_no_process_for_rewards_one_is_told_so() -> None:
-    grader = {"type": "reward", "name": "math", "reward": "math", "reference": "{{item.answer}}"}
-
-    found = await grade(read(grader).grader, Answer("x", {"answer": "1"}), FixedJudges(""), NoRewards())
-
-    assert found.score == 0
-    assert "in jobs only" in found.problems[0].message
 
 
 @pytest.mark.parametrize(

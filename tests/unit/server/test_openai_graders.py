@@ -21,6 +21,7 @@ CHECK = {
     "input": "{{sample.output_text}}",
     "reference": "{{item.answer}}",
 }
+DIGIT = {"type": "regexp", "name": "digit", "pattern": "[0-9]"}
 # The worker of these tests answers everything with the characters from ! on.
 LABELS = {
     "type": "label_model",
@@ -43,6 +44,8 @@ def client(
         worker = FakeWorker(served.settings, capabilities=capabilities)
         worker.start()
         with openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.new_key(), max_retries=0, timeout=30) as made:
+            # The process for rewards starts with the first answer, and stays until the API ends.
+            made.fine_tuning.alpha.graders.run(grader=DIGIT, model_sample="7")  # type: ignore[arg-type]
             yield made
         worker.stop()
 
@@ -53,6 +56,31 @@ def test_a_grader_is_run_on_an_answer(client: openai.OpenAI) -> None:
     assert run.reward == 1.0
     assert run.sub_rewards == {"exact": 1.0}
     assert (run.metadata.name, run.metadata.type) == ("exact", "string_check")
+    assert not any(value for name, value in run.metadata.errors.to_dict().items() if name.endswith("_error"))
+
+
+OUTPUT = "{{sample.output_text}}"
+SCORES: list[tuple[dict[str, Any], float]] = [
+    ({"type": "string_check", "operation": "like", "input": OUTPUT, "reference": "4+3"}, 1.0),
+    ({"type": "text_similarity", "input": OUTPUT, "reference": "4+3 = 7", "evaluation_metric": "rouge_l"}, 1.0),
+    ({"type": "reward", "reward": "arithmetic", "reference": "{{item.answer}}"}, 1.0),
+    ({"type": "reward", "reward": "arithmetic", "reference": "8"}, 0.0),
+    ({"type": "regexp", "pattern": r"= (\d+)", "group": 1, "reference": "{{item.answer}}"}, 1.0),
+    ({"type": "regexp", "pattern": "^7$"}, 0.0),
+]
+
+
+@pytest.mark.parametrize(("grader", "score"), SCORES)
+def test_every_kind_without_a_model_gives_here_what_it_gives_in_jobs(
+    client: openai.OpenAI, grader: dict[str, Any], score: float
+) -> None:
+    run = client.fine_tuning.alpha.graders.run(
+        grader={**grader, "name": "tried"},  # type: ignore[arg-type]
+        model_sample="4+3 = 7",
+        item={"answer": 7},
+    )
+
+    assert run.reward == score
     assert not any(value for name, value in run.metadata.errors.to_dict().items() if name.endswith("_error"))
 
 

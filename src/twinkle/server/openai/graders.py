@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import StorageUnavailable, TransientError, UserError
-from twinkle.grading.grade import Answer, Grade, GraderFailed, Judgement, NoRewards, ProblemKind, grade
+from twinkle.grading.grade import Answer, Grade, GraderFailed, Judgement, ProblemKind, RewardRequest, grade
+from twinkle.grading.rewards import RewardProcesses
 from twinkle.server.openai.answers import choices_of, json_answer
 from twinkle.server.openai.chat import plan_turn
 from twinkle.server.openai.ordering import draw
@@ -57,7 +59,8 @@ async def run_grader(request: Request, server: Server, tenant: Caller) -> Respon
     body = await server.common.object_io.run(parse_part, GraderRunRequest, raw)
     started = server.common.clock.now()
     judges = _ServedJudges(server, request, tenant)
-    found = await grade(body.grader, Answer(body.model_sample, body.item or {}), judges, NoRewards())
+    rewards = _TenantRewards(server.jobs.rewards, tenant)
+    found = await grade(body.grader, Answer(body.model_sample, body.item or {}), judges, rewards)
     answer = GraderRunResponse(
         reward=found.score,
         sub_rewards=dict(found.scores),
@@ -106,6 +109,16 @@ class _ServedJudges:
             raise GraderFailed(ProblemKind.JUDGE, error.message) from error
         choice = (await self._server.common.object_io.run(choices_of, drawn, [drawing], text_model))[0]
         return Judgement(choice.text, len(drawing.tokens) + len(choice.tokens))
+
+
+@dataclass(frozen=True)
+class _TenantRewards:
+    processes: RewardProcesses
+    tenant: str
+
+    async def grade(self, request: RewardRequest) -> float:
+        """See :class:`twinkle.grading.grade.Rewards`."""
+        return await self.processes.grade(self.tenant, request)
 
 
 def _errors(found: Grade) -> GraderErrors:

@@ -11,6 +11,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from twinkle.core.question_process import answer_questions
 from twinkle.grading.grade import RewardRequest
 from twinkle.reward import (
     ArithmeticReward,
@@ -24,7 +25,6 @@ from twinkle.reward import (
     OlympiadBenchQualityReward,
     Reward,
 )
-from twinkle.reward.question_process import answer_questions
 
 REGEXP = "regexp"
 _REWARDS: Mapping[str, type[Reward]] = MappingProxyType(

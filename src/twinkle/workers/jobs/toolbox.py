@@ -12,6 +12,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.job import JobFailed
 from twinkle.core.settings import Settings
 from twinkle.grading.grade import RewardRequest
+from twinkle.grading.rewards import RewardProcesses
 from twinkle.jobs.data import DataRequest, DataRow, PreparedData
 from twinkle.jobs.exporting import ExportOrder, ExportWork
 from twinkle.jobs.script_tools import RunningScript, ScriptRequest
@@ -24,7 +25,6 @@ from twinkle.workers.jobs.data_tools import DataTools
 from twinkle.workers.jobs.export.work import ExportParts, ExportTools
 from twinkle.workers.jobs.heavy import HeavyWork
 from twinkle.workers.jobs.models import capabilities_of, digest_of_vocabulary, tokenizer_folder
-from twinkle.workers.jobs.rewards import RewardProcesses
 from twinkle.workers.jobs.scripts import Scripts
 
 

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from twinkle.grading.grade import GraderFailed, ProblemKind, RewardRequest
+from twinkle.grading.rewards import RewardProcesses
 from twinkle.wire.bodies.graders import FORMAT_REWARDS, RewardGrader
 from twinkle.workers.jobs.reward_process import score
-from twinkle.workers.jobs.rewards import RewardProcesses
 
 ENDLESS = RewardRequest(reward="regexp", pattern="(a|aa)+$", text="a" * 60 + "!")
 

@@ -1,4 +1,4 @@
-"""Rewards of jobs, each answer within its time, in a few processes that are ended when it is over."""
+"""Rewards and searches, each answer within its time, in a few processes that are ended when it is over."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from twinkle.core.question_process import QuestionProcess
 from twinkle.grading.grade import GraderFailed, ProblemKind, RewardRequest
-from twinkle.reward.question_process import QuestionProcess
 
 DEFAULT_SECONDS = 5.0
 NUM_PROCESSES = 2
 _PROCESS = "twinkle.workers.jobs.reward_process"
+"""It computes with the training library, which is nothing that whoever asks imports."""
 
 _log = structlog.get_logger()
 
 
 class RewardProcesses:
-    """Computes rewards for all jobs of a process. A tenant's answers are judged one at a time.
+    """Computes rewards for all that a process judges. A tenant's answers are judged one at a time.
 
     Args:
         seconds: How long one answer may take; one that takes longer has no score, and its process is ended.
