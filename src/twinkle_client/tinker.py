@@ -65,7 +65,7 @@ def take_any_key() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("tinker"):
             raise
-        # No SDK, or one from before it judged keys.
+        # No SDK, or one too old for this server.
         return
     if getattr(provider, _PATCHED, False):
         return
@@ -73,9 +73,12 @@ def take_any_key() -> None:
     judge = provider.__init__
 
     @functools.wraps(judge)
-    def take(self: Any, api_key: str) -> None:
-        judge(self, api_key if api_key.startswith((_SDK_PREFIX, "eyJ")) else _SDK_PREFIX + api_key)
-        self._token = api_key
+    def take(self: Any, api_key: str | None = None) -> None:
+        # Up to 0.29 what is not given is looked for here, from 0.30 on by the caller.
+        given = api_key or os.environ.get("TINKER_API_KEY", "")
+        is_judged = not given or given.startswith((_SDK_PREFIX, "eyJ"))
+        judge(self, given if is_judged else _SDK_PREFIX + given)
+        self._token = given
 
     provider.__init__ = take
     read = parsed.from_tinker_path

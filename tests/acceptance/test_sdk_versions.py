@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,22 @@ from twinkle.client import Client
 # The oldest that sends protobuf by itself, two between, and the one that all other tests use.
 WITH_ARCHIVES = ("0.25.0", "0.30.4")
 VERSIONS = (*WITH_ARCHIVES, "0.36.0", tinker.__version__)
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+ANY_KEY_SCRIPT = """
+import json, sys
+from tinker import ServiceClient, types
+from twinkle.server.common import input_feature_to_datum
+import tinker
+
+service = ServiceClient(base_url=sys.argv[1], **json.loads(sys.argv[2]))
+training = service.create_lora_training_client(base_model="ms://tiny", rank=4)
+datum = input_feature_to_datum({"input_ids": [5, 6, 7], "labels": [6, 7, -100]})
+training.forward_backward([datum], "cross_entropy").result()
+training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+path = training.save_state("one").result().path
+training.load_state(path.replace("tinker://", "twinkle://")).result()
+print(json.dumps([tinker.__version__, path.partition("/weights/")[2]]))
+"""
 FILES = {
     "null": ["state.json"],
     "transformers": ["adapter_config.json", "adapter_model.safetensors"],
@@ -99,3 +118,33 @@ def test_an_old_command_line_downloads_what_was_saved(
     assert folder.name == path.removeprefix("tinker://").replace("/", "_")
     assert sorted(file.name for file in folder.iterdir()) == sorted([*FILES[engine], "checkpoint_complete"])
     assert all((folder / name).stat().st_size > 0 for name in FILES[engine])
+
+
+@pytest.fixture(scope="module")
+def takes_any_key(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("any-key") / "home"
+    with Served(home, model=str(tiny_model), model_name="tiny", flags=("--engine", "null", "--any-key")) as it:
+        yield it
+
+
+@pytest.mark.parametrize("given", ["argument", "environment"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_development_server_takes_the_documents_keys_of_every_sdk(
+    takes_any_key: Served, version: str, given: str
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
+    key = "your-api-key" if given == "argument" else "EMPTY_TOKEN"
+    environment = kept | {"PYTHONPATH": str(SOURCE)} | ({"TINKER_API_KEY": key} if given == "environment" else {})
+    options = json.dumps({"api_key": key} if given == "argument" else {})
+
+    done = subprocess.run(
+        [sdk_python(version), "-c", ANY_KEY_SCRIPT, takes_any_key.url, options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [version, "one"]
