@@ -170,6 +170,8 @@ class Outcome:
     device_s: float = 0.0
     num_tokens: int = 0
     charge: int = 1
+    clears_gradients: bool = False
+    """Whether its adapter's gradients were cleared on purpose, so that what failed of them no longer counts."""
 
     def __post_init__(self) -> None:
         if (self.result is None) == (self.failure is None):

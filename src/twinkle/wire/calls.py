@@ -52,6 +52,10 @@ CALL_KINDS: Mapping[str, OperationKind] = MappingProxyType(
 """What each method is as an operation: who waits for it, how it is charged, and what its failure means to others."""
 
 
+QUESTIONS = frozenset({"get_train_configs", "get_state_dict"})
+"""What changes nothing, so that a replay leaves it out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One call of a method. The arguments are JSON values; ``adapter_name`` is not among them, the lane says it."""

@@ -31,6 +31,8 @@ class CheckpointToSave:
     ttl_s: float | None = None
     user_metadata: dict[str, str] | None = None
     age_recipients: Sequence[str] = ()
+    with_optimizer: bool = True
+    """Of one that is for training."""
 
 
 class Artifacts(Generic[State]):
@@ -64,7 +66,8 @@ class Artifacts(Generic[State]):
         path = str(CheckpointPath(adapter, save.kind.segment, save.name))
         existing = None if save.overwrite else self._existing(path)
         yield from self._transfers.room()
-        contents = self._engine.export(state, with_optimizer=save.kind is CheckpointKind.TRAINING)
+        with_optimizer = save.kind is CheckpointKind.TRAINING and save.with_optimizer
+        contents = self._engine.export(state, with_optimizer=with_optimizer)
         now = self._clock.now()
         folder = f"{CHECKPOINTS}{day_of(now)}/{adapter.replace(':', '/')}/{save.kind.segment}/{save.name}/{seq}"
         files = yield from self._transfers.away(
@@ -111,6 +114,15 @@ class Artifacts(Generic[State]):
         Raises:
             InvalidInput: There is no such checkpoint, or not any more, or it does not fit ``config``.
         """
+        files = yield from self.files_to_load(
+            config, path, adapter=adapter, content=content, with_optimizer=with_optimizer
+        )
+        return self._engine.load(config, files, with_optimizer=with_optimizer, trainable=trainable)
+
+    def files_to_load(
+        self, config: AdapterConfig, path: str, *, adapter: str, content: str | None, with_optimizer: bool
+    ) -> Steps[dict[str, bytes]]:
+        """The files of a checkpoint that an adapter may load; arguments and errors are those of :meth:`load`."""
         checkpoint = self._find(path, adapter=adapter, content=content)
         if checkpoint.config.base_model != config.base_model:
             raise InvalidInput(
@@ -120,8 +132,7 @@ class Artifacts(Generic[State]):
             raise InvalidInput("path", f"{path} is encrypted to a key that only its owner has; it cannot be loaded")
         if with_optimizer and checkpoint.kind is not CheckpointKind.TRAINING:
             raise InvalidInput("optimizer", f"{path} holds weights only; load it without the optimizer state")
-        files = yield from self.read_files(checkpoint)
-        return self._engine.load(config, files, with_optimizer=with_optimizer, trainable=trainable)
+        return (yield from self.read_files(checkpoint))
 
     def read_files(self, checkpoint: Checkpoint) -> Steps[dict[str, bytes]]:
         """A checkpoint's files, verified.

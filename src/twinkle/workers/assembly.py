@@ -20,6 +20,8 @@ from twinkle.storage.journal.journal import Journal
 from twinkle.storage.stores import Stores
 from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
+from twinkle.workers.beginnings import Beginnings
+from twinkle.workers.calls import Calls
 from twinkle.workers.endings import Endings, Recorder
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.execute import Executor
@@ -180,6 +182,7 @@ class WorkerParts(Generic[State]):
         return Replay(
             engine=self._engine,
             journal=self._around.journal,
+            adapters=self._around.stores.adapters,
             snapshots=self._around.stores.snapshots,
             blobs=self._around.blobs,
             loss_graphs=self._loss_graphs,
@@ -255,10 +258,22 @@ class WorkerParts(Generic[State]):
             stores=self._around.stores,
             clock=self._around.clock,
             replay=self.replay,
-            snapshots=self.snapshots,
             sampler_weights=self.sampler_weights,
-            transfers=self.transfers,
+            beginnings=self._beginnings,
+            calls=Calls(
+                engine=self._engine,
+                residents=self.residents,
+                artifacts=self._artifacts,
+                adapters=self._around.stores.adapters,
+                beginnings=self._beginnings,
+            ),
             max_ephemeral=self._options.max_ephemeral,
+        )
+
+    @cached_property
+    def _beginnings(self) -> Beginnings[State]:
+        return Beginnings(
+            engine=self._engine, residents=self.residents, snapshots=self.snapshots, transfers=self.transfers
         )
 
     @cached_property

@@ -93,7 +93,15 @@ class Endings:
         return (yield from self.transfers.away(write, num_bytes=len(result)))
 
     def succeed(
-        self, execution: Execution, claim: Claim, result: Payload, *, device_s: float, num_tokens: int, charge: int
+        self,
+        execution: Execution,
+        claim: Claim,
+        result: Payload,
+        *,
+        device_s: float,
+        num_tokens: int,
+        charge: int,
+        clears_gradients: bool = False,
     ) -> None:
         """It has a result, which is stored."""
         execution.outcomes.append(
@@ -106,6 +114,7 @@ class Endings:
                 device_s=device_s,
                 num_tokens=num_tokens,
                 charge=charge,
+                clears_gradients=clears_gradients,
             )
         )
 

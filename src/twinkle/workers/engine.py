@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
 
@@ -18,12 +19,25 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pass(Generic[State]):
-    """One forward (and backward) operation of one adapter, ready to be fused with others."""
+    """One forward (and backward) operation of one adapter, ready to be fused with others, in either dialect."""
 
     state: State
-    body: ForwardBackwardBody
+    body: ForwardBackwardBody | Call
     cache_group: str = ""
     """What is computed of its pictures is used for passes and samples of the same group, and for no others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallAnswer:
+    """What a pass that was called comes to: the JSON body of its HTTP response, and what it took."""
+
+    body: bytes
+    num_tokens: int
+    passed_tokens: int
+    """Its tokens, as often as they went through the model."""
+
+
+PassAnswer: TypeAlias = ForwardBackwardResult | CallAnswer | Exception
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +62,43 @@ class Engine(Protocol[State]):
         """A fresh trainable adapter, wholly determined by ``config``."""
         ...
 
-    def run_passes(self, passes: Sequence[Pass[State]]) -> list[ForwardBackwardResult | Exception]:
+    def run_passes(self, passes: Sequence[Pass[State]]) -> list[PassAnswer]:
         """Forward (and backward, accumulating gradients) for all passes in one go; one answer each, same order.
 
-        A pass that fails leaves its adapter exactly as it was, and its neighbours unharmed.
+        A pass that fails leaves its adapter exactly as it was, and its neighbours unharmed. A call is answered by a
+        :class:`CallAnswer`.
         """
+        ...
+
+    def call(self, state: State, call: Call) -> bytes:
+        """Do what a call says that needs no pass: set something, step, answer a question; the response's JSON body.
+
+        Of a ``save`` it notes what the adapter is to remember; the files are ``export``'s.
+
+        Raises:
+            InvalidInput: It cannot be done; the adapter is unchanged.
+        """
+        ...
+
+    def note_failure(self, state: State) -> None:
+        """An operation of the adapter has failed: what it would have replaced is not taken for its result.
+
+        A ``backward`` after a ``forward`` that failed must not find the one before.
+        """
+        ...
+
+    def load_into(self, state: State, files: dict[str, bytes], call: Call) -> tuple[State, bytes]:
+        """The adapter with a checkpoint in it, as a ``load`` or ``resume_from_checkpoint`` says, and the JSON body.
+
+        What was set for it stays set. ``state`` is as it was.
+
+        Raises:
+            InvalidInput: The files do not fit it, or lack what is asked for.
+        """
+        ...
+
+    def adopt(self, state: State, config: AdapterConfig) -> State:
+        """A state that another run's operations made, as the start of one with this configuration."""
         ...
 
     def optim_step(self, state: State, params: AdamParams) -> dict[str, float]:
@@ -68,7 +114,7 @@ class Engine(Protocol[State]):
         ...
 
     def clear_gradients(self, state: State) -> None:
-        """Forget the accumulated gradients."""
+        """Forget the accumulated gradients, and the window that they were of."""
         ...
 
     def export(self, state: State, *, with_optimizer: bool) -> dict[str, bytes]:

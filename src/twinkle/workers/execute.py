@@ -17,9 +17,10 @@ from twinkle.core.operation import Claim, OperationKind, Payload
 from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.records import Records
-from twinkle.wire.training import ForwardBackwardResult, decode_data, encode_forward_backward_output
+from twinkle.wire.calls import Call, decode_call, is_call
+from twinkle.wire.training import ForwardBackwardBody, decode_data, encode_forward_backward_output
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
-from twinkle.workers.engine import Engine, Pass, State
+from twinkle.workers.engine import CallAnswer, Engine, Pass, PassAnswer, State
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.residents import Residents
 from twinkle.workers.sampling import CacheGroups
@@ -43,6 +44,21 @@ class _Operation(Generic[State]):
     num_tokens: int = 0
     passed_tokens: int = 0
     """Its tokens, as often as they went through the model."""
+    clears_gradients: bool = False
+
+    def expected_tokens(self, item: Pass[State]) -> int:
+        """How many tokens its pass has; of a call what the API has counted: its rows may have to be encoded yet."""
+        body = item.body
+        return self.claim.num_tokens if isinstance(body, Call) else sum(len(datum.tokens) for datum in body.data)
+
+    def note(self, item: Pass[State], answer: PassAnswer) -> None:
+        """What its pass took, now that it has run."""
+        self.num_tokens = self.passed_tokens = self.expected_tokens(item)
+        if isinstance(item.body, ForwardBackwardBody):
+            body = item.body
+            self.passed_tokens *= num_passes(body.loss_fn, body.loss_fn_config, forward_only=body.forward_only)
+        elif isinstance(answer, CallAnswer):
+            self.num_tokens, self.passed_tokens = answer.num_tokens, answer.passed_tokens
 
 
 _WITHOUT_STATE = {
@@ -130,8 +146,9 @@ class Executor(Generic[State]):
             return
         batch, num_tokens = [self._ready.pop(0)], 0
         while self._ready and len(batch) < self._max_adapters:
-            num_tokens += _num_tokens(batch[-1][1])
-            if num_tokens + _num_tokens(self._ready[0][1]) > self._max_tokens:
+            (last, its_pass), (following, its) = batch[-1], self._ready[0]
+            num_tokens += last.expected_tokens(its_pass)
+            if num_tokens + following.expected_tokens(its) > self._max_tokens:
                 break
             batch.append(self._ready.pop(0))
         self._run_passes(batch, execution)
@@ -199,6 +216,7 @@ class Executor(Generic[State]):
             device_s=operation.device_s,
             num_tokens=operation.num_tokens,
             charge=charge,
+            clears_gradients=operation.clears_gradients,
         )
 
     # -- forward and forward_backward ---------------------------------------------------------------------------------
@@ -207,10 +225,8 @@ class Executor(Generic[State]):
         started = self._clock.now()
         answers = self._answer_passes([item for _, item in ready])
         elapsed_s = self._clock.now() - started
-        for operation, item in ready:
-            operation.num_tokens = _num_tokens(item)
-            times = num_passes(item.body.loss_fn, item.body.loss_fn_config, forward_only=item.body.forward_only)
-            operation.passed_tokens = times * operation.num_tokens
+        for (operation, item), answer in zip(ready, answers, strict=True):
+            operation.note(item, answer)
         total_tokens = max(sum(operation.passed_tokens for operation, _ in ready), 1)
         self._rate.note(total_tokens, elapsed_s)
         for (operation, _), answer in zip(ready, answers, strict=True):
@@ -222,7 +238,7 @@ class Executor(Generic[State]):
             else:
                 self._operations.append(operation)
 
-    def _answer_passes(self, passes: list[Pass[State]]) -> Sequence[ForwardBackwardResult | Exception]:
+    def _answer_passes(self, passes: list[Pass[State]]) -> Sequence[PassAnswer]:
         try:
             return self._engine.run_passes(passes)
         except Exception as error:  # noqa: BLE001 - the border: the device failed, so every pass of the batch did
@@ -231,15 +247,19 @@ class Executor(Generic[State]):
     def _prepare_pass(self, claim: Claim) -> Steps[Pass[State] | Payload]:
         refuse_rejected(claim)
         payload = yield from self._transfers.read(self._blobs, claim.payload)
-        data = decode_data(payload, picture_rules=self._engine.capabilities.pictures)
-        body = self._loss_graphs.complete(claim.lane, data)
+        body: ForwardBackwardBody | Call
+        if is_call(payload):
+            body = decode_call(payload)
+        else:
+            data = decode_data(payload, picture_rules=self._engine.capabilities.pictures)
+            body = self._loss_graphs.complete(claim.lane, data)
         state = yield from self._residents.state_before(claim.lane, claim.seq)
         return Pass(state=state, body=body, cache_group=self._cache_groups.of(claim.tenant))
 
-    def _finish_pass(self, claim: Claim, answer: ForwardBackwardResult | Exception) -> Steps[Pass[State] | Payload]:
+    def _finish_pass(self, claim: Claim, answer: PassAnswer) -> Steps[Pass[State] | Payload]:
         if isinstance(answer, Exception):
             raise answer
-        result = encode_forward_backward_output(answer)
+        result = answer.body if isinstance(answer, CallAnswer) else encode_forward_backward_output(answer)
         return (yield from self._endings.store(claim, result))
 
     # -- everything else ----------------------------------------------------------------------------------------------
@@ -248,22 +268,21 @@ class Executor(Generic[State]):
         claim = operation.claim
         refuse_rejected(claim)
         payload = yield from self._transfers.read(self._blobs, claim.payload)
-        if claim.kind not in _WITHOUT_STATE:
+        if claim.kind not in _WITHOUT_STATE or is_call(payload):
             # If it has to be rebuilt, that is the service's doing and not this operation's.
             yield from self._residents.state_before(claim.lane, claim.seq)
         answering = self._singles.answer(claim, payload, operation.records)
         answered, operation.device_s = yield from timed(answering, self._clock)
         operation.num_tokens = answered.num_replayed_tokens
-        return (yield from self._endings.store(claim, answered.response.to_json()))
+        operation.clears_gradients = answered.clears_gradients
+        return (yield from self._endings.store(claim, answered.result))
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _end_badly(self, execution: Execution, claim: Claim, error: Exception) -> None:
         """Fail it or postpone it. Unless its user is to blame the adapter is rebuilt: it may have been touched."""
         self._endings.fail(execution, claim, error)
-        if not isinstance(error, UserError):
+        if isinstance(error, UserError):
+            self._residents.note_failure(claim.lane)
+        else:
             self._residents.forget(claim.lane)
-
-
-def _num_tokens(item: Pass[State]) -> int:
-    return sum(len(datum.tokens) for datum in item.body.data)

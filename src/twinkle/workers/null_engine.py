@@ -6,10 +6,9 @@ in the ``state:hash2`` metric and in every checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 
 import numpy as np
 
@@ -19,21 +18,14 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.calls import Call
 from twinkle.wire.sample_result import SampleResult, WireSequence, encode_sample_response
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
-from twinkle.workers.engine import Pass, SampleOutput
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
+from twinkle.workers.null_calls import NullState, answer_call, answer_load, answer_pass, chain
 
 _FILE = "state.json"
-
-
-@dataclass
-class NullState:
-    """``applied`` is the chain over all steps, ``pending`` the chain over the gradients since the last one."""
-
-    applied: str
-    pending: str = ""
-    steps: int = 0
 
 
 class NullEngine:
@@ -58,19 +50,36 @@ class NullEngine:
 
     def create(self, config: AdapterConfig) -> NullState:
         """A state that depends on the configuration alone."""
-        return NullState(applied=_chain("", config.model_dump_json()))
+        return NullState(applied=chain("", config.model_dump_json()))
 
-    def run_passes(self, passes: Sequence[Pass[NullState]]) -> list[ForwardBackwardResult | Exception]:
+    def run_passes(self, passes: Sequence[Pass[NullState]]) -> list[PassAnswer]:
         """Log-probabilities of zero; a backward pass extends the pending chain."""
-        return [_run(item.state, item.body) for item in passes]
+        return [
+            answer_pass(item.state, item.body) if isinstance(item.body, Call) else _run(item.state, item.body)
+            for item in passes
+        ]
+
+    def call(self, state: NullState, call: Call) -> bytes:
+        """Any name is taken for a component, as there is none; what changes the state extends a chain."""
+        return answer_call(state, call)
+
+    def note_failure(self, state: NullState) -> None:
+        """Forget the last pass."""
+        state.last = ""
+
+    def load_into(self, state: NullState, files: dict[str, bytes], call: Call) -> tuple[NullState, bytes]:
+        """What ``export`` wrote, and no gradients."""
+        return answer_load(state, json.loads(files[_FILE]), call)
+
+    def adopt(self, state: NullState, config: AdapterConfig) -> NullState:
+        """The same in either dialect."""
+        return state
 
     def optim_step(self, state: NullState, params: AdamParams) -> dict[str, float]:
         """Fold the pending chain into the applied one."""
         if not np.isfinite(params.learning_rate):
             raise InvalidInput("adam_params.learning_rate", "must be a finite number")
-        state.applied = _chain(state.applied, state.pending, repr(params.learning_rate))
-        state.pending = ""
-        state.steps += 1
+        state.step(repr(params.learning_rate))
         return {"step": float(state.steps), "state": float(int(state.applied[:12], 16))}
 
     def has_gradients(self, state: NullState) -> bool:
@@ -84,7 +93,8 @@ class NullEngine:
     def export(self, state: NullState, *, with_optimizer: bool) -> dict[str, bytes]:
         """One JSON file."""
         steps = state.steps if with_optimizer else 0
-        return {_FILE: json.dumps({"applied": state.applied, "steps": steps}).encode()}
+        consumed = {"consumed": state.consumed} if state.consumed else {}
+        return {_FILE: json.dumps({"applied": state.applied, "steps": steps, **consumed}).encode()}
 
     def load(
         self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool
@@ -103,12 +113,15 @@ class NullEngine:
 
     def snapshot(self, state: NullState) -> bytes:
         """The whole state."""
-        return json.dumps([state.applied, state.pending, state.steps]).encode()
+        return json.dumps(asdict(state)).encode()
 
     def restore(self, data: bytes) -> NullState:
         """What ``snapshot`` wrote."""
-        applied, pending, steps = json.loads(data)
-        return NullState(applied=applied, pending=pending, steps=steps)
+        content = json.loads(data)
+        if isinstance(content, list):
+            # As earlier releases wrote it.
+            content = dict(zip(("applied", "pending", "steps"), content, strict=True))
+        return NullState(**content)
 
     def add_sample(self, request_id: str, state: NullState | None, request: SampleRequest, *, cache_group: str) -> None:
         """Queue a sample; nothing is cached."""
@@ -152,7 +165,7 @@ def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult |
             return InvalidInput(f"data[{index}].loss_fn_inputs.target_tokens", "is missing")
         logprobs.append(np.zeros(targets.shape, dtype=np.float32))
     if not body.forward_only:
-        state.pending = _chain(state.pending, *(datum.tokens.tobytes().hex() for datum in body.data))
+        state.pending = chain(state.pending, *(datum.tokens.tobytes().hex() for datum in body.data))
     num_tokens = float(sum(len(datum.tokens) for datum in body.data))
     metrics = {"loss:sum": 0.0, "num_tokens:sum": num_tokens}
     return ForwardBackwardResult(tuple(logprobs), metrics, embeddings=embeddings)
@@ -170,7 +183,3 @@ def _sample(request_id: str, request: SampleRequest) -> SampleOutput:
     return SampleOutput(
         request_id=request_id, result=encode_sample_response(result), num_tokens=length * request.num_samples
     )
-
-
-def _chain(previous: str, *parts: str) -> str:
-    return hashlib.sha256("\n".join((previous, *parts)).encode()).hexdigest()

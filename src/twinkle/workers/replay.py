@@ -8,23 +8,28 @@ from typing import Generic
 
 import structlog
 
-from twinkle.core.adapter import AdapterConfig
+from twinkle.core.adapter import AdapterConfig, Dialect
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.core.operation import OperationKind
+from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import PastOperation
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import AdamParams, OptimStepRequest
-from twinkle.wire.training import decode_data
+from twinkle.wire.calls import QUESTIONS, Call, decode_call
+from twinkle.wire.training import ForwardBackwardBody, decode_data
 from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.steps import Steps, Transfers, turn
 
 _STARTS = {OperationKind.LOAD_WEIGHTS, OperationKind.FORK, OperationKind.REWIND}
 """What takes its state from elsewhere. Each commits a recovery point with its outcome, so none is ever replayed."""
+
+_PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
+_CALLS = {OperationKind.CALL, OperationKind.OPTIM_STEP, OperationKind.SAVE_WEIGHTS}
 
 _log = structlog.get_logger()
 
@@ -49,6 +54,7 @@ class Replay(Generic[State]):
         *,
         engine: Engine[State],
         journal: Journal,
+        adapters: Adapters,
         snapshots: SnapshotStore,
         blobs: BlobStore,
         loss_graphs: LossGraphs,
@@ -56,6 +62,7 @@ class Replay(Generic[State]):
     ) -> None:
         self._engine = engine
         self._journal = journal
+        self._adapters = adapters
         self._snapshots = snapshots
         self._blobs = blobs
         self._loss_graphs = loss_graphs
@@ -80,9 +87,10 @@ class Replay(Generic[State]):
         past = self._journal.history(adapter, after_seq=applied, before_seq=seq + 1)
         _require_unbroken(adapter, past, after_seq=applied, last_seq=seq)
         num_tokens = 0
+        apply = self._apply_called if self._is_called(adapter, past) else self._apply
         for operation in past:
             crash_point("worker.replaying")
-            state = yield from self._apply(adapter, operation, state)
+            state = yield from apply(adapter, operation, state)
             if operation.kind is OperationKind.FORWARD_BACKWARD and operation.succeeded:
                 num_tokens += operation.num_tokens
             yield turn
@@ -97,35 +105,60 @@ class Replay(Generic[State]):
             num_bytes=sum(operation.payload.size_bytes for operation in past),
         )
 
+    def _is_called(self, adapter: str, past: list[PastOperation]) -> bool:
+        return bool(past) and self._adapters.find(adapter).config.dialect is Dialect.TWINKLE
+
     def _apply(self, adapter: str, operation: PastOperation, state: State | None) -> Steps[State | None]:
         """Do again what the operation did to the adapter."""
         kind = operation.kind
+        if not operation.succeeded or kind is OperationKind.CREATE_MODEL or kind in _STARTS:
+            return (yield from self._begin(adapter, operation, state))
+        present = _present(adapter, operation, state)
+        if kind is OperationKind.FORWARD_BACKWARD:
+            data = decode_data(
+                (yield from self._payload(adapter, operation)), picture_rules=self._engine.capabilities.pictures
+            )
+            self._run(adapter, present, self._loss_graphs.complete(adapter, data))
+        elif kind is OperationKind.OPTIM_STEP:
+            self._engine.optim_step(
+                present, _adam_of(parse_body(OptimStepRequest, (yield from self._payload(adapter, operation))))
+            )
+        return state
+
+    def _apply_called(self, adapter: str, operation: PastOperation, state: State | None) -> Steps[State | None]:
+        """The same in the Twinkle dialect, whose passes leave what the next calls are about."""
+        kind = operation.kind
+        if not operation.succeeded or kind is OperationKind.CREATE_MODEL or kind in _STARTS:
+            return (yield from self._begin(adapter, operation, state))
+        present = _present(adapter, operation, state)
+        if kind in _PASSES:
+            self._run(adapter, present, decode_call((yield from self._payload(adapter, operation))))
+        elif kind in _CALLS:
+            call = decode_call((yield from self._payload(adapter, operation)))
+            if call.method not in QUESTIONS:
+                self._engine.call(present, call)
+        return state
+
+    def _begin(self, adapter: str, operation: PastOperation, state: State | None) -> Steps[State | None]:
+        """What begins an adapter, and what failed."""
+        kind = operation.kind
         if not operation.succeeded:
-            if kind is OperationKind.OPTIM_STEP and operation.error_code == "window_failed" and state is not None:
-                self._engine.clear_gradients(state)
+            if state is not None:
+                if kind is OperationKind.OPTIM_STEP and operation.error_code == "window_failed":
+                    self._engine.clear_gradients(state)
+                self._engine.note_failure(state)
             return state
         if kind is OperationKind.CREATE_MODEL:
             return self._engine.create(
                 AdapterConfig.model_validate_json((yield from self._payload(adapter, operation)))
             )
-        if kind in _STARTS:
-            raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
-        if state is None:
-            raise TwinkleError(f"{adapter}: operation {operation.seq} precedes the adapter's creation")
-        if kind is OperationKind.FORWARD_BACKWARD:
-            data = decode_data(
-                (yield from self._payload(adapter, operation)), picture_rules=self._engine.capabilities.pictures
-            )
-            body = self._loss_graphs.complete(adapter, data)
-            # Whose it is does not matter: an adapter's replays share what they compute with nobody else.
-            answer = self._engine.run_passes([Pass(state=state, body=body, cache_group=f"replay:{adapter}")])[0]
-            if isinstance(answer, Exception):
-                raise answer
-        elif kind is OperationKind.OPTIM_STEP:
-            self._engine.optim_step(
-                state, _adam_of(parse_body(OptimStepRequest, (yield from self._payload(adapter, operation))))
-            )
-        return state
+        raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
+
+    def _run(self, adapter: str, state: State, body: ForwardBackwardBody | Call) -> None:
+        # Whose it is does not matter: an adapter's replays share what they compute with nobody else.
+        answer = self._engine.run_passes([Pass(state=state, body=body, cache_group=f"replay:{adapter}")])[0]
+        if isinstance(answer, Exception):
+            raise answer
 
     def _payload(self, adapter: str, operation: PastOperation) -> Steps[bytes]:
         if operation.payload.is_gone:
@@ -137,6 +170,12 @@ class Replay(Generic[State]):
             return self._blobs.get(key)
         except KeyError:
             raise StorageUnavailable(f"snapshot {key} is not in the object store") from None
+
+
+def _present(adapter: str, operation: PastOperation, state: State | None) -> State:
+    if state is None:
+        raise TwinkleError(f"{adapter}: operation {operation.seq} precedes the adapter's creation")
+    return state
 
 
 def _adam_of(request: OptimStepRequest) -> AdamParams:

@@ -154,6 +154,12 @@ class Residents(Generic[State]):
         elif self._is_due(resident.coverage, has_gradients=self._engine.has_gradients(resident.state)):
             self._save(adapter, resident)
 
+    def note_failure(self, adapter: str) -> None:
+        """An operation of an adapter has failed; one that is rebuilt learns of it by the journal."""
+        resident = self._residents.get(adapter)
+        if resident is not None:
+            self._engine.note_failure(resident.state)
+
     def forget(self, adapter: str) -> None:
         """Drop what is in memory: it may be ahead of the journal."""
         self._residents.pop(adapter, None)

@@ -7,9 +7,9 @@ from typing import Generic
 
 from pydantic import BaseModel
 
-from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Grant
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Conflict, InvalidInput, NotFound, WindowFailed
+from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.storage.journal.records import NewSamplingSession, Records
 from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
@@ -29,26 +29,17 @@ from twinkle.wire.bodies.training import (
     SaveWeightsResponse,
     UnloadModelResponse,
 )
+from twinkle.wire.calls import decode_call, is_call
 from twinkle.wire.paths import SamplingSessionId
+from twinkle.workers.answered import Answered, window_failed
 from twinkle.workers.artifacts import Artifacts, CheckpointToSave
+from twinkle.workers.beginnings import Beginnings, LoadRequest
+from twinkle.workers.calls import Calls
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.replay import Replay
 from twinkle.workers.residents import Residents
 from twinkle.workers.sampler_weights import SamplerWeights
-from twinkle.workers.snapshots import Snapshots
-from twinkle.workers.steps import Steps, Transfers
-
-
-class LoadRequest(BaseModel, frozen=True):
-    """What a load needs to know, whether it makes an adapter or fills one, and who allowed it if that was a token.
-
-    ``content`` is what another run's path meant at its acceptance; nothing when that was nothing to this tenant.
-    """
-
-    path: str
-    optimizer: bool = False
-    content: str | None = None
-    grant: Grant | None = None
+from twinkle.workers.steps import Steps
 
 
 class BranchRequest(BaseModel, frozen=True):
@@ -56,14 +47,6 @@ class BranchRequest(BaseModel, frozen=True):
 
     source: str
     at: int
-
-
-@dataclass(frozen=True)
-class Answered:
-    """The response to an operation, and what it had to compute once more for it."""
-
-    response: ResponseBody
-    num_replayed_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +59,18 @@ class Singles(Generic[State]):
     stores: Stores
     clock: Clock
     replay: Replay[State]
-    snapshots: Snapshots
     sampler_weights: SamplerWeights[State]
-    transfers: Transfers
+    beginnings: Beginnings[State]
+    calls: Calls[State]
     max_ephemeral: int
 
     def answer(self, claim: Claim, payload: bytes, records: Records) -> Steps[Answered]:
         """Do what an operation says. What it brings into being is added to ``records``."""
+        if is_call(payload):
+            return (yield from self.calls.answer(claim, decode_call(payload), records))
         if claim.kind in {OperationKind.FORK, OperationKind.REWIND}:
             return (yield from self._take_up(claim, payload, records))
-        return Answered((yield from self._respond(claim, payload, records)))
+        return Answered((yield from self._respond(claim, payload, records)).to_json())
 
     def _respond(self, claim: Claim, payload: bytes, records: Records) -> Steps[ResponseBody]:
         match claim.kind:
@@ -117,10 +102,7 @@ class Singles(Generic[State]):
         state = yield from self.residents.state_before(claim.lane, claim.seq)
         if claim.failed_window_seq is not None:
             self.engine.clear_gradients(state)
-            raise WindowFailed(
-                f"optim_step {claim.seq} was not applied: operation {claim.failed_window_seq} of its accumulation"
-                " window failed, so the gradients would have been incomplete; they were cleared. Send the batch again."
-            )
+            raise window_failed(claim)
         return OptimStepResponse(metrics=self.engine.optim_step(state, request.adam_params))
 
     def _save(self, claim: Claim, payload: bytes, records: Records) -> Steps[SaveWeightsResponse]:
@@ -214,21 +196,15 @@ class Singles(Generic[State]):
             with_optimizer=request.optimizer,
             trainable=True,
         )
-        yield from self._start_from(claim, state, records)
+        yield from self.beginnings.start_from(claim, state, records)
         return LoadWeightsResponse(path=request.path, model_id=claim.lane)
 
     def _take_up(self, claim: Claim, payload: bytes, records: Records) -> Steps[Answered]:
         request = BranchRequest.model_validate_json(payload)
         rebuilt = yield from self.replay.state_after(request.source, request.at)
-        yield from self._start_from(claim, rebuilt.state, records)
+        state = self.engine.adopt(rebuilt.state, self.stores.adapters.find(claim.lane).config)
+        yield from self.beginnings.start_from(claim, state, records)
         response = BranchResponse(
             run_id=claim.lane, source=request.source, operation=request.at, num_replayed=rebuilt.num_replayed
         )
-        return Answered(response, num_replayed_tokens=rebuilt.num_tokens)
-
-    def _start_from(self, claim: Claim, state: State, records: Records) -> Steps[None]:
-        """Go on with a state from elsewhere, which is recorded with the outcome: what it came from may change or go."""
-        yield from self.transfers.room()
-        snapshot = yield from self.snapshots.store_start(claim.lane, claim.seq, self.engine.snapshot(state))
-        records.snapshots.append(snapshot)
-        self.residents.put(claim.lane, claim.seq, state, snapshot_seq=claim.seq)
+        return Answered(response.to_json(), num_replayed_tokens=rebuilt.num_tokens)

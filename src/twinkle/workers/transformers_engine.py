@@ -38,6 +38,7 @@ from twinkle.sampler.torch_sampler import SteppedTorchSampler
 from twinkle.sampler.vllm.sampler import SteppedVLLMSampler
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams as WireAdamParams
+from twinkle.wire.calls import Call
 from twinkle.wire.patches import WirePatches
 from twinkle.wire.pictures import WirePicture
 from twinkle.wire.sample_result import (
@@ -50,7 +51,7 @@ from twinkle.wire.sample_result import (
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.tensors import Array, CellBudget, Csr, densify
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, elementwise_loss
-from twinkle.workers.engine import Pass, SampleOutput
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.threads import kind_of_cpu, measure_threads, thread_limit
 
 _MAX_TARGET_CELLS = 1 << 24
@@ -128,13 +129,33 @@ class TransformersEngine:
         """A fresh trainable adapter, wholly determined by ``config``."""
         return self.model.create_adapter(_lora_config(config), trainable=True)
 
-    def run_passes(self, passes: Sequence[Pass[LoraAdapter]]) -> list[ForwardBackwardResult | Exception]:
+    def run_passes(self, passes: Sequence[Pass[LoraAdapter]]) -> list[PassAnswer]:
         """Run all passes fused; see :class:`twinkle.workers.engine.Engine`."""
-        outcomes = self.model.forward_backward([_train_job(item) for item in passes])
-        return [
-            outcome if isinstance(outcome, Exception) else _wire_result(outcome, item.body)
-            for outcome, item in zip(outcomes, passes, strict=True)
-        ]
+        fused = [(item, item.body) for item in passes if isinstance(item.body, ForwardBackwardBody)]
+        outcomes = iter(self.model.forward_backward([_train_job(item, body) for item, body in fused]))
+        answers: list[PassAnswer] = []
+        for item in passes:
+            if isinstance(item.body, Call):
+                answers.append(_no_calls())
+                continue
+            outcome = next(outcomes)
+            answers.append(outcome if isinstance(outcome, Exception) else _wire_result(outcome, item.body))
+        return answers
+
+    def call(self, state: LoraAdapter, call: Call) -> bytes:
+        """Refused."""
+        raise _no_calls()
+
+    def note_failure(self, state: LoraAdapter) -> None:
+        """Nothing rests on a pass."""
+
+    def load_into(self, state: LoraAdapter, files: dict[str, bytes], call: Call) -> tuple[LoraAdapter, bytes]:
+        """Refused."""
+        raise _no_calls()
+
+    def adopt(self, state: LoraAdapter, config: AdapterConfig) -> LoraAdapter:
+        """The same."""
+        return state
 
     def optim_step(self, state: LoraAdapter, params: WireAdamParams) -> dict[str, float]:
         """One AdamW step on the adapter's flat buffer."""
@@ -372,8 +393,11 @@ def _lora_config(config: AdapterConfig) -> LoraConfig:
     )
 
 
-def _train_job(item: Pass[LoraAdapter]) -> TrainJob:
-    body = item.body
+def _no_calls() -> InvalidInput:
+    return InvalidInput("method", "this mesh's engine takes no calls of the Twinkle dialect; train through Tinker's")
+
+
+def _train_job(item: Pass[LoraAdapter], body: ForwardBackwardBody) -> TrainJob:
     return TrainJob(
         adapter=item.state,
         data=tuple(

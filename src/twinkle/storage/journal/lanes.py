@@ -266,6 +266,8 @@ def _closes_window(outcome: Outcome) -> bool:
     """Whether the adapter's gradients are empty afterwards, so that earlier failures no longer count."""
     if outcome.kind is OperationKind.OPTIM_STEP:
         return outcome.failure is None or outcome.failure.code == "window_failed"
+    if outcome.clears_gradients:
+        return True
     return outcome.kind in {OperationKind.LOAD_WEIGHTS, OperationKind.REWIND} and outcome.failure is None
 
 

@@ -14,9 +14,10 @@ from twinkle.checkpoint_engine.snapshot import fingerprint
 from twinkle.core.adapter import AdapterConfig
 from twinkle.module.lora import LoraAdapter
 from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
-from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
-from twinkle.workers.engine import Pass, SampleOutput
+from twinkle.wire.training import ForwardBackwardBody
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.transformers_engine import TransformersEngine
 
 
@@ -126,9 +127,9 @@ class RunPasses(Command):
     """Passes of any adapters, each given by its handle, its body and its group."""
 
     must_succeed: ClassVar[bool] = True
-    passes: tuple[tuple[int, ForwardBackwardBody, str], ...]
+    passes: tuple[tuple[int, ForwardBackwardBody | Call, str], ...]
 
-    def run(self, member: Member) -> list[ForwardBackwardResult | Exception]:
+    def run(self, member: Member) -> list[PassAnswer]:
         """See the engine's ``run_passes``."""
         return member.engine.run_passes(
             [
@@ -149,6 +150,58 @@ class OptimStep(Command):
     def run(self, member: Member) -> dict[str, float]:
         """See the engine's ``optim_step``."""
         return member.engine.optim_step(member.adapters[self.handle], self.params)
+
+
+@dataclass(frozen=True)
+class MakeCall(Command):
+    """A call of the Twinkle dialect that needs no pass. What it answers may hold times: rank 0's counts."""
+
+    handle: int
+    call: Call
+
+    def run(self, member: Member) -> bytes:
+        """See the engine's ``call``."""
+        return member.engine.call(member.adapters[self.handle], self.call)
+
+
+@dataclass(frozen=True)
+class NoteFailure(Command):
+    """An operation of an adapter has failed."""
+
+    handle: int
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``note_failure``."""
+        member.engine.note_failure(member.adapters[self.handle])
+
+
+@dataclass(frozen=True)
+class LoadInto(Command):
+    """An adapter with a checkpoint in it."""
+
+    handle: int
+    source: int
+    files: dict[str, bytes]
+    call: Call
+
+    def run(self, member: Member) -> bytes:
+        """See the engine's ``load_into``."""
+        loaded, body = member.engine.load_into(member.adapters[self.source], self.files, self.call)
+        member.adapters[self.handle] = loaded
+        return body
+
+
+@dataclass(frozen=True)
+class Adopt(Command):
+    """Another run's state as the start of one."""
+
+    handle: int
+    source: int
+    config: AdapterConfig
+
+    def run(self, member: Member) -> None:
+        """See the engine's ``adopt``."""
+        member.adapters[self.handle] = member.engine.adopt(member.adapters[self.source], self.config)
 
 
 @dataclass(frozen=True)

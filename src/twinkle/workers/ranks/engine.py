@@ -17,11 +17,12 @@ from twinkle.infra.process_group import leave_world
 from twinkle.module.lora import LoraAdapter
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
+from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
-from twinkle.wire.training import ForwardBackwardResult
-from twinkle.workers.engine import Pass, SampleOutput
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.ranks.commands import (
     AddSample,
+    Adopt,
     ClearGradients,
     Command,
     Compare,
@@ -30,7 +31,10 @@ from twinkle.workers.ranks.commands import (
     DropSamples,
     Freeze,
     Load,
+    LoadInto,
+    MakeCall,
     Member,
+    NoteFailure,
     OptimStep,
     Restore,
     RunPasses,
@@ -107,9 +111,9 @@ class RankedEngine:
         self._together(Create(handle, config))
         return self._adapter(handle)
 
-    def run_passes(self, passes: Sequence[Pass[RankedAdapter]]) -> list[ForwardBackwardResult | Exception]:
+    def run_passes(self, passes: Sequence[Pass[RankedAdapter]]) -> list[PassAnswer]:
         """Share out all passes; see :class:`twinkle.workers.engine.Engine`."""
-        answers: list[ForwardBackwardResult | Exception] = self._together(
+        answers: list[PassAnswer] = self._together(
             RunPasses(tuple((item.state.handle, item.body, item.cache_group) for item in passes))
         )
         return answers
@@ -126,6 +130,21 @@ class RankedEngine:
     def clear_gradients(self, state: RankedAdapter) -> None:
         """Forget the accumulated gradients on every rank."""
         self._together(ClearGradients(state.handle))
+
+    def call(self, state: RankedAdapter, call: Call) -> bytes:
+        """The same call on every rank; rank 0's answer."""
+        body: bytes = self._together(MakeCall(state.handle, call))
+        return body
+
+    def note_failure(self, state: RankedAdapter) -> None:
+        """Let every rank know."""
+        self._together(NoteFailure(state.handle))
+
+    def adopt(self, state: RankedAdapter, config: AdapterConfig) -> RankedAdapter:
+        """The start of another run, on every rank."""
+        handle = next(self._handles)
+        self._together(Adopt(handle, state.handle, config))
+        return self._adapter(handle)
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -146,6 +165,12 @@ class RankedEngine:
             self._release()
             command.run(self._member)
         return self._adapter(command.handle, is_shared=is_shared)
+
+    def load_into(self, state: RankedAdapter, files: dict[str, bytes], call: Call) -> tuple[RankedAdapter, bytes]:
+        """The adapter with a checkpoint in it, on every rank."""
+        handle = next(self._handles)
+        body: bytes = self._together(LoadInto(handle, state.handle, files, call))
+        return self._adapter(handle), body
 
     def freeze(self, state: RankedAdapter) -> RankedAdapter:
         """A copy of the weights on every rank that samples."""
