@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,20 @@ def test_a_tenant_has_the_same_bytes_once_and_another_tenant_has_its_own(keeper:
         files.delete(other.id, "t0")
     with pytest.raises(NotFound):
         files.find(first.id, "t0")
+
+
+def test_a_file_is_found_and_read_while_somebody_else_writes(keeper: Keeper) -> None:
+    file = keeper.add(b"content")
+    files = keeper.stores.files
+
+    with ThreadPoolExecutor(1) as reader, keeper.stores.database.transaction() as writing:
+        writing.execute("UPDATE tenant SET weight = 2 WHERE id = 't1'")
+        found = reader.submit(files.find, file.id, "t0").result(timeout=5)
+        pieces = reader.submit(files.pieces, file).result(timeout=5)
+        known = reader.submit(files.known, "t0", _sha(b"content")).result(timeout=5)
+
+    assert (found, [piece.size_bytes for piece in pieces]) == (file, [7])
+    assert known is not None and known.num_lines == 1
 
 
 def test_bytes_that_a_tenant_has_need_not_be_sent_again(keeper: Keeper) -> None:

@@ -32,6 +32,19 @@ def test_a_sweep_waits_for_its_members_runs_while_they_do_and_is_ready_with_the_
     assert jobs.ready() == [sweep.id]
 
 
+def test_a_list_by_state_finds_sweeps_and_flows_in_the_state_that_it_shows(jobs: JobBench) -> None:
+    begun, flow = jobs.sweep(2), jobs.flow(first={})
+    jobs.begin(f"{begun.id}~0000")
+
+    def listed(*states: JobState) -> set[str]:
+        return {job.id for job in jobs.jobs.page("t0", limit=100, states=states)}
+
+    assert listed(JobState.RUNNING) == {begun.id, f"{begun.id}~0000"}
+    assert listed(JobState.WAITING) == {flow.id}
+    assert listed(JobState.WAITING, JobState.RUNNING) == {begun.id, f"{begun.id}~0000", flow.id}
+    assert all(job.state is JobState.RUNNING for job in jobs.jobs.page("t0", limit=100, states=[JobState.RUNNING]))
+
+
 def test_a_thousand_members_are_one_request_and_one_transaction(jobs: JobBench) -> None:
     sweep = jobs.sweep(1000)
 

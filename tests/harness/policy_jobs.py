@@ -32,7 +32,7 @@ class PolicyTools(MemoryTools):
     async def read_rows(self, prepared: PreparedData, numbers: list[int]) -> list[DataRow]:
         rows = await super().read_rows(prepared, numbers)
         items: list[JsonObject] = [{"prompt": f"{row.number}?", "answer": "1"} for row in rows]
-        return [DataRow(row.number, row.sequences, item) for row, item in zip(rows, items, strict=True)]
+        return [DataRow(row.number, row.sequences, item, row.line) for row, item in zip(rows, items, strict=True)]
 
     async def decode(self, model: str, answers: Sequence[Sequence[int]]) -> list[str]:
         return [str(number % 3) for number, _ in enumerate(answers)]

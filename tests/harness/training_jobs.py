@@ -20,6 +20,8 @@ class MemoryTools:
         self.num_rows = num_rows
         self.digest = "rows"
         self.refusal: JobFailed | None = None
+        self.first_line: int | None = None
+        """Of the first row in its file, where rows have lines."""
 
     async def prepare_data(self, request: DataRequest) -> PreparedData:
         if self.refusal is not None:
@@ -39,7 +41,14 @@ class MemoryTools:
 
     async def read_rows(self, prepared: PreparedData, numbers: list[int]) -> list[DataRow]:
         sequences = 2 if prepared.use is DataUse.PREFERENCE else 1
-        return [DataRow(number, tuple(row_of(number, side) for side in range(sequences))) for number in numbers]
+        return [
+            DataRow(
+                number,
+                tuple(row_of(number, side) for side in range(sequences)),
+                line=None if self.first_line is None else self.first_line + number,
+            )
+            for number in numbers
+        ]
 
 
 def row_of(number: int, side: int = 0) -> TokenSequence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def run_export(export: Export) -> int:
     except KeyboardInterrupt:
         if job is None or export.is_brought_here is False:
             return detached(job, as_json=export.as_json)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         say(f"\ninterrupted; go on with: twinkle export {job.id} --to {export.to}")
         return EXIT_INTERRUPTED
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,9 @@ def _fetch(client: Client, ended: JobStanding, path: Path, *, as_json: bool) -> 
 
 
 def detached(job: Job | None, *, as_json: bool) -> int:
-    """What Ctrl-C means: the job goes on without whoever looked at it."""
+    """What Ctrl-C means: the job goes on without whoever looked at it. Pressed again, it changes nothing."""
+    # Nothing is left to wait for, and in the middle of an interpreter's end it would be told as a death by a signal.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if job is None:
         say("interrupted before the job was accepted; submit it again (with the same --id it is one job)")
     elif not as_json:

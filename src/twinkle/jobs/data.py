@@ -187,11 +187,15 @@ class TokenSequence:
 
 @dataclass(frozen=True, eq=False)
 class DataRow:
-    """One row: one sequence, or the chosen and the rejected one; ``item`` are a prompt's own fields."""
+    """One row: one sequence, or the chosen and the rejected one; ``item`` are a prompt's own fields.
+
+    ``line`` is where it stands in its file, from 1; none of rows that have no lines.
+    """
 
     number: int
     sequences: tuple[TokenSequence, ...]
     item: dict[str, Any] | None = None
+    line: int | None = None
 
     @property
     def sequence(self) -> TokenSequence:
@@ -223,6 +227,7 @@ def write_shard(rows: Sequence[DataRow]) -> bytes:
         "tokens": int(sum(len(sequence) for sequence in sequences)),
         "flags": are_flags,
         "items": items,
+        "lines": [row.line for row in rows] if any(row.line is not None for row in rows) else None,
     }
     arrays = [
         np.cumsum([0, *(len(sequence) for sequence in sequences)], dtype="<i8"),
@@ -253,7 +258,11 @@ def read_shard(data: bytes, *, first: int) -> list[DataRow]:
         sequences.append(TokenSequence(own, np.append(own[1:], last[number]), weights[part]))
     each = num_sequences // max(head["rows"], 1)
     items = head["items"] or [None] * head["rows"]
-    return [DataRow(first + i, tuple(sequences[i * each : (i + 1) * each]), items[i]) for i in range(head["rows"])]
+    # Shards of before it was kept have none.
+    lines = head.get("lines") or [None] * head["rows"]
+    return [
+        DataRow(first + i, tuple(sequences[i * each : (i + 1) * each]), items[i], lines[i]) for i in range(head["rows"])
+    ]
 
 
 class DataRows:

@@ -76,6 +76,8 @@ class RunnerParts:
     tools: Tools
     owner: ProcessIdentity
     lease_s: float
+    tell: Callable[[Sequence[str]], None]
+    """Says that something happened in these jobs, to whoever follows them; may block for a while, never raises."""
     pause_s: Callable[[int], float] = pause_before
 
 
@@ -124,6 +126,7 @@ class JobRunner:
         if claim is None:
             return None
         crash_point("job.claimed")
+        await self._block(partial(parts.tell, [job_id]))
         with structlog.contextvars.bound_contextvars(job=job_id, tenant=claim.job.tenant, attempt=claim.job.attempt):
             _log.info("job.begins", kind=claim.job.kind.value, epoch=claim.epoch)
             began_at = parts.clock.monotonic()
@@ -163,6 +166,7 @@ class JobRunner:
             end = await self._outcome(claim, work, beats)
             ended = await self._sql(end)
             crash_point("job.ended")
+            await self._block(partial(self._parts.tell, [claim.job.id]))
             return ended
         finally:
             self._plans_under_way.discard(work)
@@ -275,6 +279,8 @@ class JobRunner:
         write = partial(self._parts.running.record, claim, phase=phase, progress=progress, saved=saved, events=events)
         signals = await self._sql(write)
         crash_point("job.saved")
+        if events:
+            await self._block(partial(self._parts.tell, [claim.job.id]))
         return signals
 
     async def _sql(self, ask: Callable[[], T]) -> T:

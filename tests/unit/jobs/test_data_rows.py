@@ -32,13 +32,13 @@ def _sequence(*tokens: int, weights: list[float] | None = None, last: int = 0) -
 
 def _plain(row: DataRow) -> object:
     parts = [(s.input_ids.tolist(), s.target_ids.tolist(), s.weights.tolist()) for s in row.sequences]
-    return row.number, parts, row.item
+    return row.number, parts, row.item, row.line
 
 
 @pytest.mark.parametrize("weights", [[0.0, 1.0, 0.0], [0.0, 0.5, 2.0]])
 def test_a_shard_gives_back_the_rows_that_were_written(weights: list[float]) -> None:
     rows = [
-        DataRow(7, (_sequence(1, 2, 3, weights=weights, last=9), _sequence(4)), {"answer": "é"}),
+        DataRow(7, (_sequence(1, 2, 3, weights=weights, last=9), _sequence(4)), {"answer": "é"}, 12),
         DataRow(8, (_sequence(5, 6), _sequence(151_000, 8, 9))),
     ]
 

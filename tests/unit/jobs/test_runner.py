@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 
 from harness.fake_worker import FakeWorker
@@ -11,6 +13,7 @@ from harness.polling import wait_for
 from twinkle.core.errors import NotFound
 from twinkle.core.job import JobKind, JobState
 from twinkle.core.settings import Settings
+from twinkle.scheduler.channels import COMPLETIONS, ChannelListener, CompletionPublisher
 
 
 def test_a_job_trains_saves_and_says_how_far_it_is(rig: JobRig, tenant: str) -> None:
@@ -31,6 +34,21 @@ def test_a_job_trains_saves_and_says_how_far_it_is(rig: JobRig, tenant: str) -> 
         ("metrics", "step 2"),
         ("status", "succeeded"),
     ]
+
+
+def test_whoever_follows_a_job_is_told_at_once_when_something_has_happened(
+    rig: JobRig, settings: Settings, tenant: str
+) -> None:
+    heard: queue.Queue[list[str]] = queue.Queue()
+    listener = ChannelListener(settings.redis_url.get_secret_value(), COMPLETIONS, heard.put)
+    listener.start()
+    publisher = CompletionPublisher(settings.redis_url.get_secret_value())
+    wait_for(lambda: publisher.publish(["there?"]) or not heard.empty(), what="the listener has subscribed")
+
+    job = rig.do(tenant, JobKind.SUPERVISED, {"steps": 3})
+
+    wait_for(lambda: sum(ids == [job.id] for ids in list(heard.queue)) == 5, what="begun, three steps, ended")
+    listener.stop()
 
 
 def test_what_a_job_does_is_its_tenants_and_waits_behind_what_is_interactive(

@@ -106,6 +106,25 @@ def test_rows_that_an_operation_fails_of_are_named(rig: JobRig, tenant: str, wor
     assert f"rows {', '.join(str(row) for row in job.failure.details['rows'])} of file-a" in job.failure.message
 
 
+def test_rows_of_a_failed_operation_are_named_by_their_lines_in_the_file(
+    settings: Settings, tenant: str, worker: FakeWorker
+) -> None:
+    tools = MemoryTools()
+    tools.first_line = 3
+    worker.failing = lambda claim: (
+        Failure(message="a gradient is not finite", category=FailureCategory.USER, code="user")
+        if claim.kind is OperationKind.FORWARD_BACKWARD
+        else None
+    )
+
+    with job_rig(settings, tools=tools) as rig:
+        job = rig.do(tenant, SFT, spec_of(steps=1, batch_size=2, seed=1))
+
+    assert job.failure is not None
+    rows = job.failure.details["rows"]
+    assert f"in it were lines {', '.join(str(row + 3) for row in rows)} of file-a" in job.failure.message
+
+
 def test_changed_data_are_not_trained_on_in_the_middle(settings: Settings, worker: FakeWorker, tenant: str) -> None:
     tools = MemoryTools()
     with job_rig(settings, plans={SFT: CUTS.into(SupervisedPlan)}, tools=tools) as rig:

@@ -223,7 +223,10 @@ def test_what_happened_is_shown_again_and_waiting_ends_with_the_jobs_code(twinkl
     assert [one["type"] for one in followed.documents] == ["event", "event", "job"]
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(api: Api, key: str, rig: JobRig, tenant: str) -> None:
+@pytest.mark.parametrize("num_times", [1, 2, 20])
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_however_often(
+    api: Api, key: str, rig: JobRig, tenant: str, num_times: int
+) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
     process = subprocess.Popen(
         [sys.executable, "-m", "twinkle.cli", *SUBMIT],
@@ -236,7 +239,10 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(api: Api, key: 
     job = process.stdout.readline().split()[-1]
     process.stdout.readline()
 
-    process.send_signal(signal.SIGINT)
+    for _ in range(num_times):
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.03)
     said, complaints = process.communicate(timeout=60)
 
     assert process.returncode == 130, complaints

@@ -62,7 +62,7 @@ class Jury:
         """What the rows lack that the grader asks for."""
         asked = item_fields(self._grader)
         return [
-            f"row {prompt.number}: {name}: is missing; the grader asks for item.{name}"
+            f"{prompt}: {name}: is missing; the grader asks for item.{name}"
             for prompt in prompts
             for name in sorted(asked - prompt.item.keys())
         ]

@@ -26,6 +26,10 @@ class Prompt:
     number: int
     tokens: npt.NDArray[np.int32]
     item: Mapping[str, Any]
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"row {self.number}" if self.line is None else f"line {self.line}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

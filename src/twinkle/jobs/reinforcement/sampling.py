@@ -49,6 +49,7 @@ class Source:
                 number=example.number,
                 tokens=_only(example.sequences).input_ids,
                 item=example.item or {},
+                line=example.line,
             )
             for example in examples
         ]

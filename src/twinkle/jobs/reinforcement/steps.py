@@ -199,4 +199,4 @@ def _shown(answers: Sequence[Answer], rated: Rated | None, step: int) -> list[Jo
     data = {"step": step, "row": first.prompt.number, "text": first.text[:_SHOWN_CHARACTERS]}
     if rated.first_reward is not None:
         data["reward"] = rated.first_reward
-    return [JobEvent(kind="sample", message=f"step {step}, row {first.prompt.number}", data=data)]
+    return [JobEvent(kind="sample", message=f"step {step}, {first.prompt}", data=data)]

@@ -11,7 +11,7 @@ from twinkle.core.job import JobEvent, JobFailed, JsonObject, seed_of_text
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.data import DataUse
 from twinkle.jobs.reinforcement.asking import ask_model
-from twinkle.jobs.training.data import open_data
+from twinkle.jobs.training.data import Example, open_data
 from twinkle.jobs.training.plan import SupervisedPlan, base_model_of
 from twinkle.wire.bodies.jobs_rl import DistillSpec, RolloutSpec
 from twinkle.wire.bodies.jobs_training import SupervisedSpec, TrainingSpec
@@ -56,14 +56,12 @@ async def _taught(context: JobContext[DistillSpec], base_model: str) -> str:
     num_rows, num_cut, lines = len(data.train_numbers), 0, []
     for start in range(0, num_rows, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, num_rows))
-        rows = [example.item or {} for example in await data.examples(places)]
-        found = await asyncio.gather(
-            *[_answers(context, row, place, seed) for place, row in zip(places, rows, strict=True)]
-        )
-        for row, answers in zip(rows, found, strict=True):
+        examples = await data.examples(places)
+        found = await asyncio.gather(*[_answers(context, example, seed) for example in examples])
+        for example, answers in zip(examples, found, strict=True):
             whole = [text for text, was_cut in answers if not was_cut]
             num_cut += len(answers) - len(whole)
-            lines += [_line(row, text) for text in whole]
+            lines += [_line(example.item or {}, text) for text in whole]
         await context.save(phase="asking the teacher", taught_prompts=places.stop, prompts=num_rows)
     if not lines:
         raise JobFailed(
@@ -80,17 +78,15 @@ def _whole(context: JobContext[DistillSpec]) -> JobContext[RolloutSpec]:
     return context.for_spec(context.spec.model_copy(update={"eval_fraction": 0.0, "eval_data": None}))
 
 
-async def _answers(
-    context: JobContext[DistillSpec], row: Mapping[str, Any], place: int, seed: int
-) -> list[tuple[str, bool]]:
+async def _answers(context: JobContext[DistillSpec], example: Example, seed: int) -> list[tuple[str, bool]]:
     """The teacher's answers to a prompt, and whether each was cut."""
-    spec = context.spec
+    spec, row = context.spec, example.item or {}
     body: dict[str, Any] = {
         "model": spec.teacher,
         "n": spec.group_size,
         "max_tokens": spec.max_tokens,
         "temperature": spec.temperature,
-        "seed": seed_of_text(f"{seed}:teacher:{place}"),
+        "seed": seed_of_text(f"{seed}:teacher:{example.place}"),
     }
     messages = _messages(row)
     if messages is None:
@@ -98,10 +94,10 @@ async def _answers(
     else:
         path, body["messages"] = "/v1/chat/completions", _with_system(messages, spec.system)
         body["chat_template_kwargs"] = {"enable_thinking": spec.enable_thinking}
-    answer = await ask_model(context, path, body, key=("teacher", place))
+    answer = await ask_model(context, path, body, key=("teacher", example.place))
     if not answer.is_success:
         message = answer.json()["error"]["message"]
-        raise JobFailed("teacher_refused", f"row {place}: {message}", field="teacher")
+        raise JobFailed("teacher_refused", f"{example}: {message}", field="teacher")
     return [
         (choice["text"] if messages is None else choice["message"]["content"], choice["finish_reason"] == "length")
         for choice in answer.json()["choices"]

@@ -26,6 +26,10 @@ class Example:
     sequences: tuple[TokenSequence, ...]
     item: Mapping[str, Any] | None = None
     """Of a prompt: its row's own fields."""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"row {self.number}" if self.line is None else f"line {self.line}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +66,7 @@ class TrainingData:
             if own:
                 rows = await self.tools.read_rows(prepared, [numbers[place - first] for place in own])
                 found |= {
-                    place: Example(place, row.number, row.sequences, row.item)
+                    place: Example(place, row.number, row.sequences, row.item, row.line)
                     for place, row in zip(own, rows, strict=True)
                 }
         return [found[place] for place in places]
@@ -71,6 +75,8 @@ class TrainingData:
         """Which rows these are, for a person."""
         split = len(self.train_numbers)
         name = self.names[0 if not examples or examples[0].place < split else 1]
+        if all(example.line is not None for example in examples):
+            return f"lines {', '.join(str(example.line) for example in examples)} of {name}"
         return f"rows {', '.join(str(example.number) for example in examples)} of {name}, counted from 0"
 
 

@@ -16,6 +16,11 @@ FILE_COLUMNS = (
 )
 FILE_TABLES = "file f JOIN file_content c ON c.id = f.content"
 
+ONE_FILE = f"SELECT {FILE_COLUMNS} FROM {FILE_TABLES} WHERE f.id = ? AND f.tenant = ?"
+PIECES = "SELECT key, size_bytes FROM file_piece WHERE owner = ? ORDER BY number"
+LIVE_CONTENT = (
+    "SELECT id, size_bytes, problem, num_lines FROM file_content WHERE tenant = ? AND sha256 = ? AND ended_at IS NULL"
+)
 TAKEN = (
     "SELECT (SELECT COALESCE(SUM(size_bytes), 0) FROM file_content WHERE tenant = ? AND ended_at IS NULL)"
     " + (SELECT COALESCE(SUM(p.size_bytes), 0) FROM upload u JOIN upload_part p ON p.upload = u.id"
@@ -51,11 +56,7 @@ def check_room(transaction: Transaction, tenant: str, size_bytes: int, *, max_by
 
 def live_content(transaction: Transaction, tenant: str, sha256: str) -> Row | None:
     """What a tenant has of these bytes."""
-    return transaction.execute(
-        "SELECT id, size_bytes, problem, num_lines FROM file_content"
-        " WHERE tenant = ? AND sha256 = ? AND ended_at IS NULL",
-        (tenant, sha256),
-    ).fetchone()
+    return transaction.execute(LIVE_CONTENT, (tenant, sha256)).fetchone()
 
 
 def insert_content(transaction: Transaction, tenant: str, facts: ContentFacts, *, now: float) -> str:
@@ -89,10 +90,12 @@ def insert_pieces(transaction: Transaction, owner: str, pieces: Sequence[FilePie
 
 def pieces_of(transaction: Transaction, owner: str) -> list[FilePiece]:
     """Where a part or a content lies, in order."""
-    rows = transaction.execute(
-        "SELECT key, size_bytes FROM file_piece WHERE owner = ? ORDER BY number", (owner,)
-    ).fetchall()
-    return [FilePiece(key=row.key, size_bytes=row.size_bytes) for row in rows]
+    return [piece_of(row) for row in transaction.execute(PIECES, (owner,)).fetchall()]
+
+
+def piece_of(row: Row) -> FilePiece:
+    """A piece of its row."""
+    return FilePiece(key=row.key, size_bytes=row.size_bytes)
 
 
 def give_up_pieces(transaction: Transaction, owners: Sequence[str], *, now: float) -> list[str]:
@@ -126,9 +129,7 @@ def insert_file(
 
 def find_file(transaction: Transaction, file_id: str, tenant: str) -> StoredFile | None:
     """A tenant's file, if there is such a one."""
-    row = transaction.execute(
-        f"SELECT {FILE_COLUMNS} FROM {FILE_TABLES} WHERE f.id = ? AND f.tenant = ?", (file_id, tenant)
-    ).fetchone()
+    row = transaction.execute(ONE_FILE, (file_id, tenant)).fetchone()
     return None if row is None else file_of(row)
 
 

@@ -11,6 +11,9 @@ from twinkle.storage.database import Database
 from twinkle.storage.files.contents import (
     FILE_COLUMNS,
     FILE_TABLES,
+    LIVE_CONTENT,
+    ONE_FILE,
+    PIECES,
     TAKEN,
     check_room,
     file_of,
@@ -22,7 +25,7 @@ from twinkle.storage.files.contents import (
     live_content,
     lock_tenant,
     note_lines,
-    pieces_of,
+    piece_of,
     remove_files,
 )
 from twinkle.storage.files.records import ContentFacts, FilePiece, NewFile, StoredFile
@@ -43,16 +46,15 @@ class Files:
         Raises:
             NotFound: There is none, it has ended, or it is another tenant's.
         """
-        with self._database.transaction() as transaction:
-            found = find_file(transaction, file_id, tenant)
+        rows = self._database.read(ONE_FILE, (file_id, tenant))
+        found = file_of(rows[0]) if rows else None
         if found is None or (found.expires_at is not None and found.expires_at <= self._clock.now()):
             raise NotFound(f"no file {file_id!r}")
         return found
 
     def pieces(self, file: StoredFile) -> list[FilePiece]:
         """Where a file lies, in order."""
-        with self._database.transaction() as transaction:
-            return pieces_of(transaction, file.content)
+        return [piece_of(row) for row in self._database.read(PIECES, (file.content,))]
 
     def page(
         self,
@@ -85,10 +87,10 @@ class Files:
 
     def known(self, tenant: str, sha256: str) -> ContentFacts | None:
         """What a tenant has of these bytes."""
-        with self._database.transaction() as transaction:
-            content = live_content(transaction, tenant, sha256)
-        if content is None:
+        rows = self._database.read(LIVE_CONTENT, (tenant, sha256))
+        if not rows:
             return None
+        (content,) = rows
         return ContentFacts(
             sha256=sha256, size_bytes=content.size_bytes, num_lines=content.num_lines, problem=content.problem
         )

@@ -24,6 +24,12 @@ COLUMNS = (
     " not_before, num_needs, created_at, started_at, finished_at, expires_at, cancel_requested_at, pause_requested_at"
 )
 
+_GROUP_KINDS = ", ".join(f"'{kind.value}'" for kind in sorted(GROUPS))
+SHOWN_STATE = (
+    f"CASE WHEN state = 'waiting' AND kind IN ({_GROUP_KINDS}) AND started_at IS NOT NULL THEN 'running' ELSE state END"
+)
+"""The state as its owner sees it, in SQL: what :func:`job_of` shows is what a list is asked for."""
+
 MAX_EVENTS = 10_000
 """The events of one job that are kept: the last ones."""
 

@@ -115,9 +115,9 @@ class _Preparing:
         made = [self._encoder.sequences(sample, self._measures) for sample in samples]
         item = dict(raw.fields) if request.use is DataUse.PROMPTS else None
         if len(made) == 1:
-            return [DataRow(0, (sequence,), item) for sequence in made[0]]
+            return [DataRow(0, (sequence,), item, raw.line) for sequence in made[0]]
         pair: list[TokenSequence] = [sequences[0] for sequences in made if sequences]
-        return [DataRow(0, tuple(pair), item)] if len(pair) == len(made) else []
+        return [DataRow(0, tuple(pair), item, raw.line)] if len(pair) == len(made) else []
 
     def _preprocessed(self, raw: RawRow) -> dict[str, Any]:
         assert self._preprocessor is not None, "asked only where there is one"

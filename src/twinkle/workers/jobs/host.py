@@ -18,6 +18,7 @@ from twinkle.jobs.files import JobFiles
 from twinkle.jobs.plans import PlanClasses
 from twinkle.jobs.runner import JobRunner, RunnerParts, pause_before
 from twinkle.jobs.tools import Tools
+from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.server.acting import Acting, acting_for, allow_acting
 from twinkle.server.app import create_app
 from twinkle.storage.stores import Stores
@@ -64,6 +65,7 @@ async def running_host(
                 tools=tools,
                 owner=ProcessIdentity.current(),
                 lease_s=settings.job_lease_s,
+                tell=CompletionPublisher(settings.redis_url.get_secret_value()).publish,
                 pause_s=pause_s,
             )
         )

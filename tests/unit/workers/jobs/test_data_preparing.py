@@ -128,6 +128,16 @@ def test_a_prompt_ends_where_the_model_goes_on_and_brings_its_row(bench: DataBen
     assert [row.item["answer"] for row in rows if row.item is not None] == [5, [6]]
 
 
+def test_a_row_knows_its_line_whatever_was_passed_over_before_it(bench: DataBench) -> None:
+    rows = [{"prompt": "1", "completion": " 1"}, {"prompt": "2", "completion": " 2" * 99}, {"prompt": "3"}]
+    rows[2]["completion"] = " 3"
+    data = b"\n" + jsonl(*rows)
+
+    found = bench.rows(data, max_length=30, truncation="delete")
+
+    assert [(row.number, row.line) for row in found] == [(0, 2), (1, 4)]
+
+
 def test_csv_and_parquet_hold_what_jsonl_holds(bench: DataBench) -> None:
     rows = [{"prompt": f"{n} and\n{n},", "completion": f' "{2 * n}"'} for n in range(3000)]
     text = io.StringIO()
