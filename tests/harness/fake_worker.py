@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import TypeVar
@@ -32,6 +33,7 @@ from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 from twinkle.storage.stores import Stores
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.training import UnloadModelResponse
+from twinkle.wire.calls import Call, decode_call, is_call
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs, WireSequence, encode_sample_response
 from twinkle.wire.sampling import parse_sample
 from twinkle.wire.training import ForwardBackwardResult, decode_data, encode_forward_backward_output
@@ -198,6 +200,8 @@ class FakeWorker:
 
     def _result(self, claim: Claim, records: Records) -> bytes:
         payload = self.payload(claim)
+        if is_call(payload):
+            return self._call(claim, decode_call(payload), records)
         if claim.kind in {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}:
             body = decode_data(payload, picture_rules=self._capabilities.pictures)
             logprobs = [np.full(len(datum.tokens), -1.0, dtype=np.float32) for datum in body.data]
@@ -214,6 +218,14 @@ class FakeWorker:
         if claim.kind in _KIND_OF_SAVE:
             return json.dumps(self._save(claim, body, records)).encode()
         return json.dumps({"model_id": claim.lane, "path": body.get("path")}).encode()
+
+    def _call(self, claim: Claim, call: Call, records: Records) -> bytes:
+        if call.method == "save":
+            kind = OperationKind.SAVE_WEIGHTS_FOR_SAMPLER if call.arguments["is_sampler"] else claim.kind
+            body = {"path": call.arguments["name"]}
+            path = self._save(replace(claim, kind=kind), body, records)["path"]
+            return json.dumps({"twinkle_path": path, "checkpoint_dir": path}).encode()
+        return json.dumps({"result": {"method": call.method, "seq": claim.seq, **call.arguments}}).encode()
 
     def _sample(self, payload: bytes) -> bytes:
         request = parse_sample(payload)

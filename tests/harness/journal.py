@@ -136,6 +136,7 @@ class Bench:
         self.database, self.engine = stores.database, stores.engine
         self.journal, self.branches, self.meshes = stores.journal, stores.branches, stores.meshes
         self.adapters, self.snapshots, self.upkeep = stores.adapters, stores.snapshots, stores.upkeep
+        self.named_adapters = stores.named_adapters
         self.checkpoints, self.sampling_sessions = stores.checkpoints, stores.sampling_sessions
         with Session(self.engine) as session:
             for tenant in ("t0", "t1"):

@@ -96,7 +96,7 @@ class Submission:
     resend from a different request with the same number. ``rejection`` is the user-visible reason why the operation
     will fail when its turn comes: its number is consumed all the same, so the run goes on. ``num_tokens`` is what it
     may come to, for fairness; ``num_prompt_tokens`` is a sample's prompt alone, for the account; ``num_sequences`` is
-    how many a sample draws at once.
+    how many a sample draws at once. ``request_key`` names a request whose number its client does not know.
     """
 
     tenant: str
@@ -109,6 +109,38 @@ class Submission:
     num_prompt_tokens: int = 0
     num_sequences: int = 1
     rejection: str | None = None
+    request_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unnumbered:
+    """A request on its way into a lane whose numbers the journal gives, in the order of arrival.
+
+    ``request_key`` names it within its lane: the second time it gets the first one's future.
+    """
+
+    tenant: str
+    lane: str
+    kind: OperationKind
+    digest: str
+    payload: Payload
+    num_tokens: int = 0
+    rejection: str | None = None
+    request_key: str | None = None
+
+    def at(self, seq: int) -> Submission:
+        """The request with its number."""
+        return Submission(
+            tenant=self.tenant,
+            lane=self.lane,
+            seq=seq,
+            kind=self.kind,
+            digest=self.digest,
+            payload=self.payload,
+            num_tokens=self.num_tokens,
+            rejection=self.rejection,
+            request_key=self.request_key,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,7 @@ from twinkle.server.threads import Threads
 from twinkle.server.tinker.routes import direct as tinker_direct
 from twinkle.server.tinker.routes import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
+from twinkle.server.twinkle.routes import router as twinkle_router
 from twinkle.storage import schema
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
@@ -93,6 +94,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(health.router)
     app.include_router(downloads.router)
     app.include_router(tinker_router, tags=["tinker"])
+    app.include_router(twinkle_router, tags=["twinkle"])
     app.include_router(native_router, tags=["native"])
     app.include_router(openai_router, tags=["openai"])
     app.include_router(openapi_router)
@@ -137,6 +139,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         jobs=jobs,
         artifacts=ArtifactParts(
             adapters=stores.adapters,
+            named_adapters=stores.named_adapters,
             checkpoints=stores.checkpoints,
             fine_tuned=FineTunedModels(stores.jobs),
             access_tokens=stores.access_tokens,

@@ -30,6 +30,7 @@ from twinkle.server.submit import Submitter
 from twinkle.server.threads import Threads
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.storage.adapters.adapters import Adapters
+from twinkle.storage.adapters.named import NamedAdapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
@@ -98,6 +99,7 @@ class ArtifactParts:
     """What is kept: adapters, checkpoints and who may read them, tenants' files, the models' tokenizers."""
 
     adapters: Adapters
+    named_adapters: NamedAdapters
     checkpoints: Checkpoints
     fine_tuned: FineTunedModels
     access_tokens: AccessTokens

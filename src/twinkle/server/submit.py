@@ -17,8 +17,8 @@ import structlog
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import Overloaded, StorageUnavailable, UserError
-from twinkle.core.ids import request_id_of
-from twinkle.core.operation import Accepted, Submission
+from twinkle.core.ids import new_id, request_id_of
+from twinkle.core.operation import Accepted, Submission, Unnumbered
 from twinkle.server.futures import Futures
 from twinkle.server.threads import Threads, say_if_it_ends
 from twinkle.storage.blobs import BlobStore
@@ -32,13 +32,14 @@ _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 
 T = TypeVar("T")
+SubmissionT = TypeVar("SubmissionT", bound=Submission | Unnumbered)
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    submission: Submission
+    submission: Submission | Unnumbered
     answer: asyncio.Future[Accepted]
     deadline: float
 
@@ -86,13 +87,15 @@ class Submitter:
         await asyncio.wait([self._task])
         await asyncio.to_thread(self._writer.stop)
 
-    async def submit(self, submission: Submission) -> Accepted:
+    async def submit(self, submission: Submission | Unnumbered) -> Accepted:
         """Accept an operation; its payload is given inline, whatever its size. Returns after the commit.
+
+        Those that are not numbered share the transactions of all others.
 
         Raises:
             NotFound: There is no such lane, or it is another tenant's.
-            Conflict: The number was used for a different request.
-            InvalidInput: The number is out of all proportion.
+            Conflict: The number, or the key, was used for a different request.
+            InvalidInput: The run is trained through the other dialect, or the number is out of all proportion.
             Overloaded: Too many submissions wait already.
             StorageUnavailable: The journal or the object store did not answer in time; nothing was accepted.
         """
@@ -134,14 +137,14 @@ class Submitter:
         """Count one pending submission less."""
         self._num_pending -= 1
 
-    async def _store_payload(self, submission: Submission) -> Submission:
+    async def _store_payload(self, submission: SubmissionT) -> SubmissionT:
         data = submission.payload.inline
         if data is None or len(data) <= self._inline_bytes:
             return submission
         payload = await self._blob_threads.run(
             write_payload,
             self._blobs,
-            request_id_of(submission.lane, submission.seq),
+            _owner_of(submission),
             data,
             inline_bytes=self._inline_bytes,
             now=self._clock.now(),
@@ -160,7 +163,11 @@ class Submitter:
     async def _append(self, batch: list[_Waiting]) -> None:
         submissions = [waiting.submission for waiting in batch]
         deadline = min(waiting.deadline for waiting in batch)
-        self._futures.expect(request_id_of(submission.lane, submission.seq) for submission in submissions)
+        self._futures.expect(
+            request_id_of(submission.lane, submission.seq)
+            for submission in submissions
+            if isinstance(submission, Submission)
+        )
         try:
             answers = await self._write_until(partial(self._journal.append, submissions), deadline)
         except Exception as error:  # noqa: BLE001 - the border: whoever waits is told, whatever it is
@@ -181,7 +188,7 @@ class Submitter:
             self._nudger.ring(mesh)
         crash_point("api.nudged")
         for waiting, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Accepted):
+            if isinstance(answer, Accepted) and isinstance(waiting.submission, Submission):
                 self._futures.accepted(waiting.submission, answer)
             if waiting.answer.done():
                 continue
@@ -202,6 +209,13 @@ class Submitter:
                 _log.warning("submit.storage_unavailable", error=error.message, retry_s=delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_RETRY_S)
+
+
+def _owner_of(submission: Submission | Unnumbered) -> str:
+    """Whose blob a large payload is: a resend's is the first one's."""
+    if isinstance(submission, Submission):
+        return request_id_of(submission.lane, submission.seq)
+    return f"{submission.lane}:key:{submission.request_key or new_id()}"
 
 
 class _Place:

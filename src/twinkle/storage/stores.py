@@ -7,6 +7,7 @@ from sqlalchemy import Engine
 from twinkle.core.clock import Clock
 from twinkle.core.limits import NO_LIMITS, TenantLimits
 from twinkle.storage.adapters.adapters import Adapters
+from twinkle.storage.adapters.named import NamedAdapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
@@ -41,7 +42,8 @@ class Stores:
     - ``journal`` accepts operations, hands them out and records what came of them; ``branches`` are the forks and
       rewinds in it; ``queues`` and ``timeline`` look at what waits and at what was; ``meshes`` are their leases,
       ``speeds`` what they took lately.
-    - ``adapters`` are the training runs, ``snapshots`` their recovery points.
+    - ``adapters`` are the training runs, ``named_adapters`` what clients call some of them, ``snapshots``
+      their recovery points.
     - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
       from them, from base models or from weights without a name.
     - ``tenants`` have keys and limits, ``sessions`` are their clients' presence, and ``accounting`` knows what they
@@ -71,6 +73,7 @@ class Stores:
         self.meshes = Meshes(database, clock)
         self.speeds = Speeds(database)
         self.adapters = Adapters(database, engine, clock)
+        self.named_adapters = NamedAdapters(database, clock)
         self.snapshots = SnapshotStore(database, clock)
         self.checkpoints = Checkpoints(database, engine, clock)
         self.access_tokens = AccessTokens(database, clock)

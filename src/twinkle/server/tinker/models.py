@@ -8,7 +8,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind
+from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Dialect
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
@@ -107,7 +107,7 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
         tenant=tenant,
         session=body.session_id,
         mesh=mesh.name,
-        config=checkpoint.config,
+        config=checkpoint.config.model_copy(update={"dialect": Dialect.TINKER}),
         optimizer=optimizer.model_dump(exclude_none=True),
         user_metadata=body.user_metadata,
         created_at=server.common.clock.now(),

@@ -180,7 +180,7 @@ class Adapters:
             submission = Submission(
                 tenant=tenant,
                 lane=adapter,
-                seq=max(lane.max_seq + 1, lane.head_seq),
+                seq=lane.next_seq,
                 kind=OperationKind.UNLOAD_MODEL,
                 digest=sha256(b"").hexdigest(),
                 payload=Payload(inline=b""),

@@ -120,7 +120,7 @@ class Branches:
             if lane.unload_seq is not None:
                 raise unloaded_error(adapter)
             _check_reachable(transaction, lane, at)
-            seq = max(lane.max_seq + 1, lane.head_seq)
+            seq = lane.next_seq
             _insert_branch(transaction, adapter, seq, adapter, at, request_key, self._clock.now())
             transaction.execute("UPDATE lane SET num_rewinds = num_rewinds + 1 WHERE id = ?", (adapter,))
             submission = _submission(tenant, adapter, seq, OperationKind.REWIND, adapter, at)

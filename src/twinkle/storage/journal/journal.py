@@ -28,8 +28,10 @@ from twinkle.core.operation import (
     Outcome,
     Payload,
     Submission,
+    Unnumbered,
 )
 from twinkle.storage.database import Database, Row, Transaction, placeholders
+from twinkle.storage.journal.arrivals import accept_next, accept_numbered
 from twinkle.storage.journal.executing import (
     Committed,
     charge,
@@ -45,7 +47,6 @@ from twinkle.storage.journal.lanes import (
     accept_complete,
     advance_lane,
     end_sample,
-    in_journal_numbers,
     lock_lanes,
 )
 from twinkle.storage.journal.records import NewLane, PastOperation, Records
@@ -91,17 +92,22 @@ class Journal:
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
-    def append(self, submissions: Sequence[Submission]) -> list[Accepted | UserError]:
+    def append(self, submissions: Sequence[Submission | Unnumbered]) -> list[Accepted | UserError]:
         """Accept operations in one transaction; the answers stand in the order of the submissions.
 
-        A resend (same lane, number and digest) gets the same future. ``NotFound`` (no such lane, or another tenant's),
-        ``Conflict`` (the number was used for another request) and ``InvalidInput`` (a number from nowhere) are
-        returned, not raised: one bad submission does not undo its neighbours.
+        A resend (same lane, number or key, and digest) gets the same future. ``NotFound`` (no such lane, or another
+        tenant's), ``Conflict`` (the number or the key was used for another request) and ``InvalidInput`` (a number from
+        nowhere, a run of the other dialect) are returned, not raised: one bad submission does not undo its neighbours.
         """
         with self.database.transaction() as transaction:
             lanes = lock_lanes(transaction, (submission.lane for submission in submissions))
-            submissions = [in_journal_numbers(transaction, lanes, submission) for submission in submissions]
-            answers = [accept(transaction, lanes, submission, now=self._clock.now()) for submission in submissions]
+            now = self._clock.now()
+            answers = [
+                accept_next(transaction, lanes, submission, now=now)
+                if isinstance(submission, Unnumbered)
+                else accept_numbered(transaction, lanes, submission, now=now)
+                for submission in submissions
+            ]
             crash_point("journal.append")
         return answers
 

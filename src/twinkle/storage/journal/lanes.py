@@ -36,6 +36,12 @@ class LockedLane:
     gap_since: float | None
     num_rewinds: int
     unload_seq: int | None
+    arrival_numbered: bool
+
+    @property
+    def next_seq(self) -> int:
+        """The number behind everything the lane has seen."""
+        return max(self.max_seq + 1, self.head_seq)
 
     @property
     def is_unloaded(self) -> bool:
@@ -69,7 +75,8 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
     """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
     ordered_ids = sorted(set(ids))
     rows = transaction.execute(
-        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since, num_rewinds, unload_seq"
+        "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since, num_rewinds, unload_seq,"
+        " arrival_numbered"
         f" FROM lane WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
@@ -86,6 +93,7 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
             gap_since=row.gap_since,
             num_rewinds=row.num_rewinds,
             unload_seq=row.unload_seq,
+            arrival_numbered=bool(row.arrival_numbered),
         )
         for row in rows
     }
@@ -109,8 +117,8 @@ def accept(
     inserted = transaction.execute(
         "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
         " payload, payload_blob, payload_bytes, rejection, num_tokens, num_prompt_tokens, num_sequences,"
-        " device_s, expired, not_before, accepted_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
+        " request_key, device_s, expired, not_before, accepted_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 0, 0, ?, ?, ?, ?, ?, ?, ?, ?, 0, FALSE, 0, ?)"
         " ON CONFLICT (lane, seq) DO NOTHING",
         (
             request_id,
@@ -127,6 +135,7 @@ def accept(
             submission.num_tokens,
             submission.num_prompt_tokens,
             submission.num_sequences,
+            submission.request_key,
             now,
         ),
     )

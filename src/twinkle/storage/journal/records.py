@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twinkle.core.adapter import AdapterConfig, Checkpoint
+from twinkle.core.adapter import AdapterConfig, Checkpoint, Dialect
 from twinkle.core.errors import LimitReached
 from twinkle.core.operation import OperationKind, Payload
 from twinkle.storage.adapters.snapshots import Snapshot
@@ -84,7 +84,15 @@ class NewAdapter:
         Raises:
             LimitReached: The tenant has as many adapters as it may have.
         """
-        is_new = insert_lane(transaction, self.id, self.tenant, self.mesh, ordered=True, priority=self.priority)
+        is_new = insert_lane(
+            transaction,
+            self.id,
+            self.tenant,
+            self.mesh,
+            ordered=True,
+            priority=self.priority,
+            arrival_numbered=self.config.dialect is Dialect.TWINKLE,
+        )
         transaction.execute(
             "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, user_metadata, created_at)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
@@ -153,16 +161,23 @@ class NewSamplingSession:
 
 
 def insert_lane(
-    transaction: Transaction, lane: str, tenant: str, mesh: str, *, ordered: bool, priority: int = 0
+    transaction: Transaction,
+    lane: str,
+    tenant: str,
+    mesh: str,
+    *,
+    ordered: bool,
+    priority: int = 0,
+    arrival_numbered: bool = False,
 ) -> bool:
     """Insert a lane, with its tenant's share of the mesh, unless it exists; whether it is new."""
     transaction.execute(
         "INSERT INTO share (mesh, tenant) VALUES (?, ?) ON CONFLICT (mesh, tenant) DO NOTHING", (mesh, tenant)
     )
     inserted = transaction.execute(
-        "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime, nice)"
-        " VALUES (?, ?, ?, ?, 0, -1, 0, 0, ?) ON CONFLICT (id) DO NOTHING",
-        (lane, tenant, mesh, ordered, -priority),
+        "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime, nice, arrival_numbered)"
+        " VALUES (?, ?, ?, ?, 0, -1, 0, 0, ?, ?) ON CONFLICT (id) DO NOTHING",
+        (lane, tenant, mesh, ordered, -priority, arrival_numbered),
     )
     return inserted.rowcount == 1
 

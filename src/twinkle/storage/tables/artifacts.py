@@ -33,6 +33,15 @@ class AdapterRow(SQLModel, table=True):
     """Since when it is to stay on its device, whoever else needs the room."""
 
 
+class NamedAdapterRow(SQLModel, table=True):
+    """What a session's client calls one of its adapters, in the dialect that has names for them."""
+
+    __tablename__ = "named_adapter"
+    session: str = Field(primary_key=True, foreign_key="session.id")
+    name: str = Field(primary_key=True)
+    adapter: str = Field(foreign_key="adapter.id", unique=True)
+
+
 class SnapshotRow(SQLModel, table=True):
     """A recovery point: the adapter's state after operation ``seq``, which cannot be replayed if it ``is_start``."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Index, LargeBinary, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, Column, Float, Index, LargeBinary, Text, UniqueConstraint, false, text
 from sqlmodel import Field, SQLModel
 
 
@@ -87,6 +87,8 @@ class LaneRow(SQLModel, table=True):
     num_rewinds: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     unload_seq: int | None = Field(default=None, sa_type=BigInteger)
     """The operation that ends the adapter, accepted or done; nothing comes after it."""
+    arrival_numbered: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    """Whether the journal numbers its operations, as they arrive; else their client does."""
 
 
 class BranchRow(SQLModel, table=True):
@@ -111,6 +113,14 @@ class OperationRow(SQLModel, table=True):
     __tablename__ = "operation"
     __table_args__ = (
         UniqueConstraint("lane", "seq"),
+        Index(
+            "operation_named",
+            "lane",
+            "request_key",
+            unique=True,
+            sqlite_where=text("request_key IS NOT NULL"),
+            postgresql_where=text("request_key IS NOT NULL"),
+        ),
         Index(
             "sample_waiting",
             "mesh",
@@ -201,3 +211,5 @@ class OperationRow(SQLModel, table=True):
     """The job that has not ended yet, which may ask for the result again although its time is over."""
     ended_no: int | None = Field(default=None, sa_type=BigInteger)
     """A sample's place among those of its lane that have ended: given under the lane's lock, so none is seen late."""
+    request_key: str | None = None
+    """What its client calls it, where the journal numbers: a second one of the name is a resend."""

@@ -1,0 +1,65 @@
+"""Lanes whose operations the journal numbers, in the order of their arrival, and those that are not of the kind.
+
+A run is trained through the dialect that made it: the clients of one number their operations themselves and wait for
+futures, those of the other do neither.
+"""
+
+from __future__ import annotations
+
+from twinkle.core.errors import Conflict, InvalidInput, NotFound, UserError
+from twinkle.core.ids import request_id_of
+from twinkle.core.operation import Accepted, Submission, Unnumbered
+from twinkle.storage.database import Transaction
+from twinkle.storage.journal.lanes import NO_MESH, LockedLane, accept, in_journal_numbers
+
+_INSTEAD = "read it, sample it, fork it, or make a run of one of its checkpoints and train that"
+
+
+def accept_numbered(
+    transaction: Transaction, lanes: dict[str, LockedLane], submission: Submission, *, now: float
+) -> Accepted | UserError:
+    """Insert an operation that its client has numbered; or say why not."""
+    lane = lanes.get(submission.lane)
+    if lane is not None and lane.tenant == submission.tenant and lane.arrival_numbered:
+        return InvalidInput(
+            "model_id",
+            f"{lane.id} was made through the Twinkle dialect, and a run is trained through the dialect that made it;"
+            f" {_INSTEAD}",
+        )
+    return accept(transaction, lanes, in_journal_numbers(transaction, lanes, submission), now=now)
+
+
+def accept_next(
+    transaction: Transaction, lanes: dict[str, LockedLane], request: Unnumbered, *, now: float
+) -> Accepted | UserError:
+    """Insert a request as its lane's next operation, unless its key has been there; or say why not."""
+    lane = lanes.get(request.lane)
+    if lane is None or lane.tenant != request.tenant or not lane.ordered or lane.mesh == NO_MESH:
+        return NotFound(f"no adapter {request.lane!r}")
+    if not lane.arrival_numbered:
+        return InvalidInput(
+            "adapter_name",
+            f"{lane.id} was made through the Tinker dialect, and a run is trained through the dialect that made it;"
+            f" {_INSTEAD}",
+        )
+    earlier = _answer_key(transaction, lane, request)
+    return earlier or accept(transaction, lanes, request.at(lane.next_seq), now=now)
+
+
+def _answer_key(transaction: Transaction, lane: LockedLane, request: Unnumbered) -> Accepted | Conflict | None:
+    """The answer to a request whose key was used before: its own future, or that it is another request's."""
+    if request.request_key is None:
+        return None
+    row = transaction.execute(
+        "SELECT seq, digest, kind FROM operation WHERE lane = ? AND request_key = ?", (lane.id, request.request_key)
+    ).fetchone()
+    if row is None:
+        return None
+    request_id = request_id_of(lane.id, row.seq)
+    if row.digest == request.digest:
+        return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
+    return Conflict(
+        f"the idempotency key {request.request_key!r} was used for a different {row.kind} request of {lane.id};"
+        " a resend must carry the same body, a new request a key of its own",
+        request_id=request_id,
+    )
