@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from twinkle.infra.remote import remote_class, remote_function
     from twinkle.infra.runtime import initialize, is_master
     from twinkle.plugin.loading import Plugin
-    from twinkle_client import init_tinker_client
+    from twinkle_client import init_tinker_client, init_twinkle_client
 
 _PLACES = {
     "DeviceGroup": "twinkle.infra.device_group",
@@ -41,6 +41,7 @@ _PLACES = {
     "get_device_placement": "twinkle.infra.placement",
     "get_logger": "twinkle.infra.rank_log",
     "init_tinker_client": "twinkle_client",
+    "init_twinkle_client": "twinkle_client",
     "initialize": "twinkle.infra.runtime",
     "is_master": "twinkle.infra.runtime",
     "remote_class": "twinkle.infra.remote",
@@ -66,6 +67,7 @@ __all__ = [
     "get_device_placement",
     "get_logger",
     "init_tinker_client",
+    "init_twinkle_client",
     "initialize",
     "is_master",
     "remote_class",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -17,6 +17,9 @@ class Seen:
 
     path: str
     content: bytes
+    method: str = field(default="POST", compare=False)
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Their names in lower case."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class ScriptedServer:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                seen = Seen(self.path, self.rfile.read(int(self.headers.get("content-length", 0))))
+                content = self.rfile.read(int(self.headers.get("content-length", 0)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                seen = Seen(self.path, content, self.command, headers)
                 script.seen.append(seen)
                 answer = reply(seen)
                 if answer.status is None:
@@ -52,7 +57,7 @@ class ScriptedServer:
                 self.end_headers()
                 self.wfile.write(content)
 
-            do_GET = do_POST  # noqa: N815 - the name is http.server's
+            do_GET = do_DELETE = do_POST  # noqa: N815 - the names are http.server's
 
             def log_message(self, format: str, *args: object) -> None:
                 """Say nothing."""
