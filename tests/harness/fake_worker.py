@@ -50,6 +50,7 @@ CAPABILITIES = MeshCapabilities(
     device="cpu",
     determinism="none",
     tokenizer_path="/srv/models/tiny/one",
+    adapter_slots=16,
     pictures=PictureRules(token_id=300, patch_size=4, merge_size=2, min_pixels=8 * 8, max_pixels=64 * 64),
     adapter_sizes=AdapterSizes(attn=100, mlp=200, unembed=50),
 )

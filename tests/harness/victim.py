@@ -31,6 +31,7 @@ _ID_OF_NAME = {
     "sampling_session_id": "$sampler",
     "request_id": "$request",
     "tinker_path": "$path",
+    "twinkle_path": "$path",
     "source_path": "$path",
     "model_path": "$path",
     "base_model": "$model",

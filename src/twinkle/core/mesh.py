@@ -33,5 +33,7 @@ class MeshCapabilities(BaseModel, frozen=True):
     """Of each rank, on a CPU."""
     threads_measured: dict[str, int] = {}
     """What was measured at the first start with a model, on a kind of CPU, and is kept to."""
+    adapter_slots: int = 0
+    """Adapters that lie ready on its devices at once; those beyond are parked. 0: it has not said."""
     adapter_sizes: AdapterSizes | None = None
     """How large adapters on its model are; none: its engine has no adapters to speak of."""

@@ -42,6 +42,7 @@ from twinkle.server.threads import Threads
 from twinkle.server.tinker.routes import direct as tinker_direct
 from twinkle.server.tinker.routes import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
+from twinkle.server.twinkle.routes import openai as twinkle_openai_router
 from twinkle.server.twinkle.routes import router as twinkle_router
 from twinkle.storage import schema
 from twinkle.storage.blobs import BlobStore, open_blob_store
@@ -97,6 +98,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(twinkle_router, tags=["twinkle"])
     app.include_router(native_router, tags=["native"])
     app.include_router(openai_router, tags=["openai"])
+    app.include_router(twinkle_openai_router, tags=["openai"])
     app.include_router(openapi_router)
     app.direct = tinker_direct
     return app

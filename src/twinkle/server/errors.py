@@ -1,6 +1,6 @@
 """The one table from our errors to HTTP, and the form every refusal has: ``{"detail": ..., "code": ...}``.
 
-Under ``/v1/`` it is OpenAI's form instead.
+On the routes of OpenAI's clients it is OpenAI's form instead.
 
 Always a JSON body with its length: the Tinker SDK takes an empty or chunked 400 for an outage and retries for minutes.
 Never 409, which it retries too.
@@ -40,7 +40,8 @@ from twinkle.core.errors import (
 from twinkle.core.ids import new_id
 from twinkle.wire.bodies.base import complaint
 
-PREFIX = "/v1/"
+_OPENAI_PATHS = ("/v1/", "/api/v1/chat/", "/api/v1/models")
+"""Where OpenAI's clients ask, those of Twinkle's server too."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -122,7 +123,7 @@ def _refuse(
     field: str | None = None,
 ) -> Response:
     """An error in the form that the clients of this path read."""
-    if not request.url.path.startswith(PREFIX):
+    if not request.url.path.startswith(_OPENAI_PATHS):
         return refusal(status, detail, code, headers)
     body = openai_error(status, detail, code, field)
     return Response(body, status_code=status, media_type=JSON, headers=dict(headers or {}))

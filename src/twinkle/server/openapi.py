@@ -21,6 +21,7 @@ from pydantic.json_schema import JsonSchemaMode
 from starlette.types import Receive, Scope, Send
 
 from twinkle.server.direct import DirectRoutes
+from twinkle.server.echo import echoing, request_id_to_echo
 from twinkle.server.errors import JSON, OpenAIRefusal, Refusal
 from twinkle.server.request_metadata import MAX_KEY_LENGTH
 from twinkle.server.state import Common
@@ -57,12 +58,20 @@ class Access(Enum):
     TENANT = ("apiKey",)
     CALLER = ("bearer", "apiKey")
     """Of the OpenAI-compatible routes, whose refusals have OpenAI's form too."""
+    TWINKLE = ("twinkleBearer", "bearer", "apiKey")
+    """Of the Twinkle dialect."""
     ADMINISTRATOR = ("adminKey",)
 
 
 _SCHEMES: JsonObject = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "A tenant's key, tml-..."},
     "bearer": {"type": "http", "scheme": "bearer", "description": "The same key, as OpenAI's clients send it."},
+    "twinkleBearer": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Twinkle-Authorization",
+        "description": "Bearer and the same key, as Twinkle's clients send it; it goes before Authorization.",
+    },
     "adminKey": {"type": "apiKey", "in": "header", "name": "X-Admin-Key", "description": "TWINKLE_ADMIN_KEY."},
 }
 
@@ -154,7 +163,9 @@ class Api(FastAPI):
         """Answer one request."""
         route = None if self.direct is None else self.direct.find(scope)
         if route is None:
-            await super().__call__(scope, receive, send)
+            request_id = request_id_to_echo(scope) if scope["type"] == "http" else None
+            answer = super().__call__
+            await (answer if request_id is None else echoing(answer, request_id))(scope, receive, send)
             return
         scope["app"] = self
         await route(scope, receive, send)

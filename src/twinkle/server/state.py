@@ -184,9 +184,16 @@ async def _caller(request: Request) -> str:
     acting = acting_in(request)
     if acting is not None:
         return acting.tenant
-    authorization = request.headers.get("authorization", "")
-    bearer = authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else None
-    return await _keys_for(request).tenant_of(bearer or request.headers.get("x-api-key"))
+    return await _keys_for(request).tenant_of(_bearer(request) or request.headers.get("x-api-key"))
+
+
+def _bearer(request: Request) -> str | None:
+    """What came as a bearer token. Twinkle's own header goes first: proxies use the other one for themselves."""
+    for header in ("twinkle-authorization", "authorization"):
+        value = request.headers.get(header, "")
+        if value.lower().startswith(_BEARER):
+            return value[len(_BEARER) :].strip()
+    return None
 
 
 def _keys_for(request: Request) -> Keys:
@@ -207,4 +214,4 @@ Key = Annotated[ValidKey, Depends(_key)]
 Tenant = Annotated[str, Depends(_tenant)]
 """The id of the tenant whose key that is."""
 Caller = Annotated[str, Depends(_caller)]
-"""The tenant whose key came as a bearer token, as OpenAI's clients send it, or in X-API-Key; 401 without one."""
+"""The tenant whose key came as a bearer token, as OpenAI's and Twinkle's clients send it, or in X-API-Key; else 401."""

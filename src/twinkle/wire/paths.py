@@ -15,7 +15,7 @@ Segment: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]
 
 SCHEME = "tinker://"
 OTHER_SCHEME = "twinkle://"
-"""Of the other dialect: both name the same checkpoints, and we answer with the first."""
+"""Of the Twinkle dialect: both name the same checkpoints, and each dialect answers with its own."""
 MAX_NAME_LENGTH = 255
 MAX_ID_LENGTH = 255
 
@@ -82,6 +82,11 @@ class CustomLossId:
 def in_one_scheme(text: str) -> str:
     """A checkpoint's path as we write it, in whichever dialect it came; any other text as it is."""
     return SCHEME + text.removeprefix(OTHER_SCHEME) if text.startswith(OTHER_SCHEME) else text
+
+
+def in_other_scheme(text: str) -> str:
+    """A checkpoint's path as the Twinkle dialect writes it."""
+    return OTHER_SCHEME + in_one_scheme(text).removeprefix(SCHEME)
 
 
 def parse_checkpoint_path(text: str, *, field: str = "path") -> CheckpointPath:

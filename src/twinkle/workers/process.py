@@ -66,7 +66,9 @@ class MeshProcess:
             blobs=open_blob_store(settings.resolved_object_store),
             clock=clock,
             identity=ProcessIdentity.current(),
-            capabilities=thread_record.written_into(engine.capabilities),
+            capabilities=thread_record.written_into(engine.capabilities).model_copy(
+                update={"adapter_slots": settings.max_resident_adapters}
+            ),
             publisher=CompletionPublisher(redis_url),
             token_publisher=self._tokens,
             reporter=self._reporter,

@@ -25,6 +25,7 @@ from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
 from twinkle.server.errors import JSON
 
+CHAT: Json = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 BODIES: dict[str, Json] = {
     "/api/v1/optim_step": {"model_id": "$run", "seq_id": 5, "adam_params": {"learning_rate": 1e-4, "beta1": 0.9}},
     "/api/v1/save_weights": {
@@ -171,7 +172,11 @@ BODIES: dict[str, Json] = {
         "item": {"answer": "four"},
         "model_sample": "four",
     },
-    "/v1/chat/completions": {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+    "/v1/chat/completions": CHAT,
+    "/api/v1/chat/completions": CHAT,
+    "/api/v1/twinkle/create_session": {"metadata": {"a": "b"}},
+    "/api/v1/twinkle/session_heartbeat": {"session_id": "$session"},
+    "/api/v1/twinkle/weights_info": {"twinkle_path": "$path"},
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},
 }
 """A valid body of every route that takes JSON; `$name` stands for an id of the tenant that sends it."""

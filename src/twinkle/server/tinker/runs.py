@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from twinkle.core.adapter import CheckpointKind
 from twinkle.server.openapi import described
+from twinkle.server.run_views import RunView, views_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.server.tinker.checkpoints import describe
@@ -45,21 +45,18 @@ async def show_run(run_id: str, common: Common, accounts: Accounts, artifacts: A
 
 
 def _describe_all(accounts: Accounts, artifacts: Artifacts, tenant: str, runs: list[Adapter]) -> list[TrainingRun]:
-    owner = accounts.tenants.name_of(tenant)
-    return [_describe(artifacts, owner, run) for run in runs]
+    return [_describe(view) for view in views_of(accounts, artifacts, tenant, runs)]
 
 
-def _describe(artifacts: Artifacts, owner: str, run: Adapter) -> TrainingRun:
-    training = artifacts.checkpoints.latest(run.id, CheckpointKind.TRAINING)
-    sampler = artifacts.checkpoints.latest(run.id, CheckpointKind.SAMPLER)
+def _describe(view: RunView) -> TrainingRun:
     return TrainingRun(
-        training_run_id=run.id,
-        base_model=run.config.base_model,
-        model_owner=owner,
+        training_run_id=view.run.id,
+        base_model=view.run.config.base_model,
+        model_owner=view.owner,
         is_lora=True,
-        lora_rank=run.config.rank,
-        last_request_time=moment(artifacts.adapters.last_request_at(run.id) or run.created_at),
-        last_checkpoint=None if training is None else describe(training),
-        last_sampler_checkpoint=None if sampler is None else describe(sampler),
-        user_metadata=run.user_metadata,
+        lora_rank=view.run.config.rank,
+        last_request_time=moment(view.last_request_at),
+        last_checkpoint=None if view.training is None else describe(view.training),
+        last_sampler_checkpoint=None if view.sampler is None else describe(view.sampler),
+        user_metadata=view.run.user_metadata,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fastapi import APIRouter, Request, Response
 
 from twinkle.server.openapi import described
 from twinkle.server.state import Common, Queue, Tenant
 from twinkle.server.tinker.answers import answer
+from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.wire.bodies.base import ResponseBody
 from twinkle.wire.bodies.session import (
     CapabilitiesResponse,
@@ -63,6 +66,11 @@ async def telemetry(request: Request, common: Common, _: Tenant) -> Response:
 @router.get("/get_server_capabilities", openapi_extra=described(CapabilitiesResponse))
 async def get_server_capabilities(queue: Queue, _: Tenant) -> Response:
     """The base models of all meshes, whether their workers live just now or not."""
+    return answer(CapabilitiesResponse(supported_models=served_models(await queue.meshes.all())))
+
+
+def served_models(meshes: Iterable[MeshStatus]) -> list[SupportedModel]:
+    """The base models of some meshes, by name."""
     models = {
         capabilities.base_model: SupportedModel(
             model_name=capabilities.base_model,
@@ -70,10 +78,10 @@ async def get_server_capabilities(queue: Queue, _: Tenant) -> Response:
             trainable=True,
             sampleable=True,
         )
-        for mesh in await queue.meshes.all()
+        for mesh in meshes
         if (capabilities := mesh.capabilities) is not None
     }
-    return answer(CapabilitiesResponse(supported_models=[models[name] for name in sorted(models)]))
+    return [models[name] for name in sorted(models)]
 
 
 def _chosen(common: Common, *, of: type[ResponseBody]) -> dict[str, bool | int]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import NotFound
 from twinkle.server.errors import JSON
-from twinkle.server.openapi import Raw, described
+from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.state import Caller, Server
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.calls import ACCEPTED, final_now, outcome_of, until_final
@@ -21,7 +21,10 @@ router = APIRouter(prefix="/twinkle")
 @router.get(
     "/futures/{request_id}",
     openapi_extra=described(
-        Raw(JSON, "What the call itself would have answered."), others={202: PendingCall}, refusals=[404, 410, 500]
+        Raw(JSON, "What the call itself would have answered."),
+        others={202: PendingCall},
+        refusals=[404, 410, 500],
+        access=Access.TWINKLE,
     ),
 )
 async def show_future(

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from twinkle.server.twinkle import futures
+from twinkle.server.openai import chat, models
+from twinkle.server.twinkle import futures, gateway, runs
 
-_PARTS = (futures,)
+_PREFIX = "/api/v1"
+_PARTS = (futures, gateway, runs)
+_OPENAI_PARTS = (chat, models)
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix=_PREFIX)
 for part in _PARTS:
     router.include_router(part.router)
+
+openai = APIRouter(prefix=_PREFIX)
+"""What upstream's clients ask of OpenAI's routes here: the same, under this prefix too."""
+for openai_part in _OPENAI_PARTS:
+    openai.include_router(openai_part.router)

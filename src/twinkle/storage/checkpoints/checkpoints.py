@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
@@ -95,9 +96,15 @@ class Checkpoints:
             return _checkpoint_of(row)
 
     def page(
-        self, tenant: str, *, limit: int, offset: int, adapter_id: str | None = None
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        offset: int,
+        adapter_id: str | None = None,
+        kinds: Collection[CheckpointKind] | None = None,
     ) -> tuple[list[Checkpoint], int]:
-        """A page of the tenant's listed checkpoints, newest first, and how many there are."""
+        """A page of the tenant's listed checkpoints, of some kinds or all, newest first, and how many there are."""
         with Session(self._engine) as session:
             mine = select(CheckpointRow).where(
                 CheckpointRow.tenant == tenant,
@@ -106,6 +113,8 @@ class Checkpoints:
             )
             if adapter_id is not None:
                 mine = mine.where(CheckpointRow.adapter == adapter_id)
+            if kinds is not None:
+                mine = mine.where(col(CheckpointRow.kind).in_([kind.value for kind in kinds]))
             total = session.exec(select(func.count()).select_from(mine.subquery())).one()
             newest = mine.order_by(col(CheckpointRow.created_at).desc(), col(CheckpointRow.path))
             return [_checkpoint_of(row) for row in session.exec(newest.limit(limit).offset(offset)).all()], total

@@ -89,6 +89,16 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Present:
+    """How much of each a tenant has: live sessions, adapters not unloaded, places to sample from, open operations."""
+
+    num_sessions: int
+    num_adapters: int
+    num_sampling_sessions: int
+    num_open: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AuditRecord:
     """One entry."""
 
@@ -172,6 +182,35 @@ class Accounting:
             (self._clock.now(),),
         )
         return {row.tenant: _stored_of(row) for row in rows}
+
+    def present(self, tenant: str, *, silent_s: float) -> Present:
+        """What a tenant has now; a session that has said nothing for so long lives no more."""
+        rows = self._database.read(
+            "SELECT (SELECT COUNT(*) FROM session WHERE tenant = ? AND finished_at IS NULL AND heartbeat_at > ?)"
+            " AS num_sessions,"
+            " (SELECT COUNT(*) FROM adapter a JOIN lane l ON l.id = a.id WHERE a.tenant = ? AND l.ordered"
+            " AND l.unload_seq IS NULL) AS num_adapters,"
+            " (SELECT COUNT(*) FROM sampling_session p JOIN session s ON s.id = p.session WHERE s.tenant = ?)"
+            " AS num_sampling_sessions,"
+            " (SELECT COUNT(*) FROM operation WHERE state IN ('queued', 'running') AND tenant = ?) AS num_open",
+            (tenant, self._clock.now() - silent_s, tenant, tenant, tenant),
+        )
+        (row,) = rows
+        return Present(
+            num_sessions=int(row.num_sessions),
+            num_adapters=int(row.num_adapters),
+            num_sampling_sessions=int(row.num_sampling_sessions),
+            num_open=int(row.num_open),
+        )
+
+    def is_cleanup_late(self, *, kept_s: float, late_s: float) -> bool:
+        """Whether a result is still there ``late_s`` after the end of the time that results are kept."""
+        rows = self._database.read(
+            "SELECT 1 AS one FROM operation WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL"
+            " AND finished_at < ? LIMIT 1",
+            (self._clock.now() - kept_s - late_s,),
+        )
+        return bool(rows)
 
     def note(self, tenant: str, event: str, **details: str) -> None:
         """Write an entry. ``event`` is ``<resource>_<action>``; details are ids and paths, never data nor keys."""
