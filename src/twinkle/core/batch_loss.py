@@ -75,6 +75,7 @@ class BatchLossRules:
 
 
 _RATIO: Mapping[str, Kind] = {"epsilon": "number", "beta": "number"}
+_CLIPPED: Mapping[str, Kind] = {"epsilon_high": "number", "entropy_coef": "number"}
 
 
 def _policy(**settings: Kind) -> BatchLossRules:
@@ -88,11 +89,11 @@ BATCH_LOSSES: Mapping[str, BatchLossRules] = MappingProxyType(
         "CrossEntropyLoss": BatchLossRules(
             settings={"reduction": ("mean", "sum"), "dft": "flag"}, linear_without="dft"
         ),
-        "GRPOLoss": _policy(epsilon_high="number"),
-        "PPOLoss": _policy(epsilon_high="number", loss_agg_mode=("token-mean", "seq-mean-token-mean")),
-        "GSPOLoss": _policy(epsilon_high="number"),
-        "CISPOLoss": _policy(epsilon_high="number"),
-        "BNPOLoss": _policy(epsilon_high="number"),
+        "GRPOLoss": _policy(**_CLIPPED),
+        "PPOLoss": _policy(**_CLIPPED, loss_agg_mode=("token-mean", "seq-mean-token-mean")),
+        "GSPOLoss": _policy(**_CLIPPED),
+        "CISPOLoss": _policy(**_CLIPPED),
+        "BNPOLoss": _policy(**_CLIPPED),
         "DRGRPOLoss": _policy(epsilon_high="number", max_completion_length="integer"),
         "SAPOLoss": _policy(tau_pos="number", tau_neg="number"),
         "DPOLoss": BatchLossRules(

@@ -11,7 +11,8 @@ from twinkle.core.errors import InvalidInput, UserError
 from twinkle.loss import LOSSES, create_loss
 from twinkle.model.fused import model as fused_model
 from twinkle.model.fused.training import Datum, TrainJob
-from twinkle.module.lora import LoraConfig
+from twinkle.module.lora import LoraConfig, Segment
+from twinkle.module.packed_attention import CausalSpans
 
 CONFIG = LoraConfig(rank=4, seed=1)
 LENGTHS = (9, 4, 17, 6)
@@ -80,7 +81,7 @@ def test_what_a_class_takes_is_what_an_operation_may_send(name):
     parameters = inspect.signature(kind).parameters
     calls = inspect.signature(kind.__call__).parameters
     # What the service never computes, or decides itself.
-    assert set(parameters) - set(rules.settings) <= {"ignore_index", "entropy_coef", "chunk_size", "process_group"}
+    assert set(parameters) - set(rules.settings) <= {"ignore_index", "chunk_size", "process_group"}
     assert set(rules.settings) <= set(parameters)
     of_rows = {"GKDLoss": {"teacher_topk_logprobs"}, "InfonceLoss": {"labels"}}
     assert set(rules.known_inputs()) <= set(calls) | of_rows.get(name, set())
@@ -137,6 +138,76 @@ def test_a_loss_that_cannot_be_computed_fails_its_job_alone(load_model):
     assert isinstance(failed, UserError) and "GRPOLoss" in str(failed) and "finite" in str(failed)
     assert not broken.adapter.has_gradients and not broken.adapter.grad.any()
     assert not isinstance(outcome, Exception) and healthy.adapter.has_gradients
+
+
+WITH_ENTROPY = [name for name, rules in BATCH_LOSSES.items() if "entropy_coef" in rules.settings]
+
+
+@pytest.mark.parametrize("name", WITH_ENTROPY)
+def test_the_entropy_of_every_trained_token_counts(name, load_model):
+    model = load_model()
+    plain, priced = (make_job(model, name, entropy_coef=coef) for coef in (0.0, 0.3))
+
+    [without], _ = run_with_gradient(model, [plain])
+    [outcome], _ = run_with_gradient(model, [priced])
+
+    found = torch.nn.utils.rnn.pad_sequence(
+        [row_entropies(model, priced, row) for row in priced.data], batch_first=True
+    )
+    labels = torch.nn.utils.rnn.pad_sequence(
+        [torch.where(torch.from_numpy(row.inputs["weights"]) == 0, -100, 1) for row in priced.data],
+        batch_first=True,
+        padding_value=-100,
+    )
+    # What the class makes of entropies alone: all else is nought.
+    alone = create_loss(name, entropy_coef=0.3)(
+        {"labels": labels}, {"logps": torch.zeros_like(found), "entropies": found}, advantages=torch.zeros(len(labels))
+    )
+    assert outcome.loss - without.loss == pytest.approx(float(alone["loss"]), rel=1e-4)
+    assert outcome.metrics["entropy:mean"] == pytest.approx(float(found[labels != -100].mean()), rel=1e-5)
+
+
+def row_entropies(model, job, row):
+    """Of a row by itself, from its whole logits in float64."""
+    positions = torch.arange(row.tokens.size)
+    segments = [Segment(job.adapter, 0, row.tokens.size)]
+    hidden = model.run_packed(torch.from_numpy(row.tokens), positions, segments, CausalSpans([(0, row.tokens.size)]))
+    logprobs = torch.log_softmax(model.logits(hidden, segments).double(), dim=-1)
+    return -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+def test_the_gradient_of_entropies_is_that_of_finite_differences(load_model):
+    model = load_model()
+
+    def make(backward):
+        job = make_job(model, "GRPOLoss", backward=backward, entropy_coef=0.7, beta=0.0)
+        for row in job.data:
+            row.inputs["advantages"][:] = 0.0
+        return job
+
+    _, [gradient] = run_with_gradient(model, [make(backward=True)])
+
+    direction = gradient / gradient.norm()
+    around = []
+    for step in (1e-2, -1e-2):
+        moved = make(backward=False)
+        moved.adapter.params.add_(step * direction)
+        around.append(model.forward_backward([moved])[0].loss)
+    assert (around[0] - around[1]) / 2e-2 == pytest.approx(float(gradient.norm()), rel=0.02)
+
+
+def test_entropies_have_the_same_bits_alone_and_among_others(load_model, make_datum):
+    model = load_model(tokens_per_pass=24)
+    [alone], [expected] = run_with_gradient(model, [make_job(model, "GRPOLoss", entropy_coef=0.1)])
+    neighbour = TrainJob(model.create_adapter(CONFIG), (make_datum(np.random.default_rng(9), 30),), "ppo")
+    others = [make_job(model, "PPOLoss", seed=5, entropy_coef=0.2), make_job(model, "DPOLoss", seed=6)]
+
+    outcomes, gradients = run_with_gradient(
+        load_model(tokens_per_pass=64), [others[0], neighbour, make_job(model, "GRPOLoss", entropy_coef=0.1), others[1]]
+    )
+
+    assert (outcomes[2].loss, outcomes[2].metrics) == (alone.loss, alone.metrics)
+    assert torch.equal(gradients[2], expected)
 
 
 CHANGES = {

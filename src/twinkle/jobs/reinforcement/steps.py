@@ -23,6 +23,7 @@ from twinkle.wire.bodies.jobs_training import checkpoint_name, wire_config
 from twinkle.wire.bodies.training import OptimStepResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
 from twinkle.wire.training import ForwardBackwardResult
 
+ENTROPY = "entropy:mean"
 _SHOWN_CHARACTERS = 1000
 
 ResultT = TypeVar("ResultT")
@@ -181,9 +182,12 @@ def _figures(
         return {}
     told = [logprobs for result in results for logprobs in result.logprobs]
     gaps = [answer.logprobs - of_answer(answer, logprobs) for answer, logprobs in zip(answers, told, strict=True)]
+    entropies = [result.metrics[ENTROPY] for result in results if ENTROPY in result.metrics]
     return {
         "loss": sum(result.metrics[LOSS] for result in results),
         **rated.figures,
+        # A loss that counts it has the whole step in one operation.
+        **({"entropy": entropies[0]} if entropies else {}),
         "answer_tokens": float(np.mean([answer.num_tokens for answer in answers])),
         "ended": float(np.mean([answer.has_ended for answer in answers])),
         # Sampler against trainer on the same weights: away from 0 something is wrong with the service.

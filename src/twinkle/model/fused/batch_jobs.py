@@ -3,14 +3,15 @@
 Such a loss C has the gradient of ``cross_entropy`` with the weights ``-dC/dlp`` (:mod:`twinkle.loss.surrogate`). So
 its datums go through the model twice, each time in passes that other jobs share: for their logprobs, and for the
 gradient. Between the two C is differentiated on the logprobs alone, on the CPU and in the same way on every rank; its
-bits depend on the job's own datums only, as everything else does. Where C is linear the first pass is left out.
+bits depend on the job's own datums only, as everything else does. Where C is linear the first pass is left out. Where
+it counts entropies, the first pass gives these too, and the second adds their gradient.
 
 Shapes: N tokens of a datum, K targets a token; B datums, T the longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, judge_batch
 from twinkle.core.errors import UserError
 from twinkle.loss import Loss, Surrogate, create_loss, differentiate
 from twinkle.model.fused.embedding_jobs import compares_embeddings
-from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
+from twinkle.model.fused.training import ENTROPY_WEIGHTS, Datum, TrainJob, TrainOutcome
 
 Outcome = TrainOutcome | Exception
 RunJobs = Callable[[Sequence[TrainJob]], list[Outcome]]
@@ -68,7 +69,7 @@ def run_with_batches(
             outcomes[index] = found
             continue
         assert isinstance(scores, TrainOutcome)
-        outcomes[index] = _told(scores, found.loss)
+        outcomes[index] = _told(scores, found.loss, batch.mean_entropy(scores))
         if batch.job.backward:
             carriers[index] = batch.carrier(found)
     rest = [index for index, job in enumerate(jobs) if index in carriers or job.loss not in BATCH_LOSSES]
@@ -114,36 +115,63 @@ class _Batch:
 
     def scoring(self) -> TrainJob:
         """The job that finds the logprobs."""
-        return self._carrying([np.zeros_like(self._targets(datum), dtype=np.float32) for datum in self.job.data], False)
+        zeros = [np.zeros_like(self._targets(datum), dtype=np.float32) for datum in self.job.data]
+        return self._carrying([{WEIGHTS: row} for row in zeros], backward=False)
 
     def carrier(self, surrogate: Surrogate) -> TrainJob:
         """The job that has the loss's gradient."""
-        return self._carrying([weights.numpy().astype(np.float32) for weights in surrogate.weights], True)
+        inputs = [{WEIGHTS: _as_input(weights)} for weights in surrogate.weights]
+        if surrogate.entropy_weights:
+            for row, weights in zip(inputs, surrogate.entropy_weights, strict=True):
+                row[ENTROPY_WEIGHTS] = _as_input(weights)
+        return self._carrying(inputs, backward=True)
 
     def differentiate(self, scores: TrainOutcome) -> Surrogate | Exception:
         """The loss and its gradient by the logprobs; whatever goes wrong with them is this job's alone."""
-        logprobs = [torch.from_numpy(np.array(row)) for row in scores.logprobs]
+        logprobs, entropies = (
+            [torch.from_numpy(np.array(row)) for row in rows] for rows in (scores.logprobs, scores.entropies)
+        )
         try:
-            found = differentiate(self.loss, logprobs, self.labels, loss_kwargs=self.keywords)
+            found = differentiate(self.loss, logprobs, self.labels, loss_kwargs=self.keywords, entropies=entropies)
         except Exception as error:  # noqa: BLE001 - whatever one job's numbers provoke must not reach its neighbours
             return error if isinstance(error, UserError) else error.with_traceback(None)
-        if not np.isfinite(found.loss) or not all(torch.isfinite(weights).all() for weights in found.weights):
+        all_weights = (*found.weights, *found.entropy_weights)
+        if not np.isfinite(found.loss) or not all(torch.isfinite(weights).all() for weights in all_weights):
             return UserError(
                 f"{self.job.loss} is {found.loss} here, and it and its gradient must be finite; nothing of this"
                 " operation was applied. Check what the datums bring for it"
             )
         return found
 
-    def _carrying(self, weights: Sequence[np.ndarray], backward: bool) -> TrainJob:
+    def mean_entropy(self, scores: TrainOutcome) -> float | None:
+        """Over the trained tokens, in nats, where the loss wants entropies."""
+        if not scores.entropies:
+            return None
+        trained = [row[labels.numpy() != _IGNORED] for row, labels in zip(scores.entropies, self.labels, strict=True)]
+        found = np.concatenate(trained)
+        return float(found.mean()) if found.size else 0.0
+
+    def _carrying(self, inputs: Sequence[Mapping[str, np.ndarray]], *, backward: bool) -> TrainJob:
         data = tuple(
-            replace(datum, inputs={TARGETS: self._targets(datum), WEIGHTS: row})
-            for datum, row in zip(self.job.data, weights, strict=True)
+            replace(datum, inputs={TARGETS: self._targets(datum), **row})
+            for datum, row in zip(self.job.data, inputs, strict=True)
         )
-        return replace(self.job, data=data, loss=_CARRIER, loss_config={}, backward=backward)
+        return replace(
+            self.job,
+            data=data,
+            loss=_CARRIER,
+            loss_config={},
+            backward=backward,
+            with_entropies=self.loss.require_entropy,
+        )
 
     @staticmethod
     def _targets(datum: Datum) -> np.ndarray:
         return np.asarray(datum.inputs[TARGETS])
+
+
+def _as_input(weights: torch.Tensor) -> np.ndarray:
+    return weights.numpy().astype(np.float32)
 
 
 def _labels(datum: Datum) -> torch.Tensor:
@@ -160,6 +188,8 @@ def _values(datum: Datum, name: str) -> torch.Tensor:
     return values.expand(datum.tokens.size) if values.shape == (1,) else values
 
 
-def _told(outcome: TrainOutcome, loss: float) -> TrainOutcome:
+def _told(outcome: TrainOutcome, loss: float, mean_entropy: float | None = None) -> TrainOutcome:
     metrics = {"loss:sum": loss, "num_tokens:sum": float(outcome.num_tokens)}
-    return replace(outcome, loss=loss, metrics=metrics)
+    if mean_entropy is not None:
+        metrics["entropy:mean"] = mean_entropy
+    return replace(outcome, loss=loss, metrics=metrics, entropies=[])

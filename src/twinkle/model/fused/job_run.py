@@ -66,6 +66,7 @@ class ShareReport:
 
     failure: FailureReport | None
     logprobs: tuple[np.ndarray, ...]
+    entropies: tuple[np.ndarray, ...]
     losses: tuple[float, ...]
     metrics: tuple[Mapping[str, float], ...]
 
@@ -88,6 +89,7 @@ class JobRun:
         self.failure: Exception | None = None
         self._in_place = in_place
         self._logprobs: list[np.ndarray] = []
+        self._entropies: list[np.ndarray] = []
         self._losses: list[float] = []
         self._metrics: list[Mapping[str, float]] = []
         self._sum: torch.Tensor | None = None
@@ -101,9 +103,13 @@ class JobRun:
         """Whether there are datums of this rank's share left to run."""
         return self.failure is None and self.next_datum < self.share.stop
 
-    def record(self, logprobs: np.ndarray, loss: float, metrics: Mapping[str, float]) -> None:
+    def record(
+        self, logprobs: np.ndarray, loss: float, metrics: Mapping[str, float], entropies: np.ndarray | None = None
+    ) -> None:
         """Take the outcome of the next datum."""
         self._logprobs.append(logprobs)
+        if entropies is not None:
+            self._entropies.append(entropies)
         self._losses.append(loss)
         self._metrics.append(metrics)
         if not (np.isfinite(loss) and np.isfinite(logprobs).all()):
@@ -119,6 +125,7 @@ class JobRun:
         """Forget everything gathered so far and begin again with the first datum of the share."""
         self.next_datum = self.share.start
         self._logprobs.clear()
+        self._entropies.clear()
         self._losses.clear()
         self._metrics.clear()
         if self._sum is not None:
@@ -135,6 +142,7 @@ class JobRun:
         return ShareReport(
             failure=failure,
             logprobs=tuple(self._logprobs),
+            entropies=tuple(self._entropies),
             losses=tuple(self._losses),
             metrics=tuple(self._metrics),
         )
@@ -145,6 +153,7 @@ class JobRun:
         failures = [report.failure for report in in_order if report.failure is not None]
         self.failure = failures[0].to_error() if failures else None
         self._logprobs = [logprobs for report in in_order for logprobs in report.logprobs]
+        self._entropies = [entropies for report in in_order for entropies in report.entropies]
         self._losses = [loss for report in in_order for loss in report.losses]
         self._metrics = [metrics for report in in_order for metrics in report.metrics]
 
@@ -164,7 +173,9 @@ class JobRun:
         num_tokens = sum(datum.tokens.size for datum in self.job.data)
         loss = float(sum(self._losses))
         metrics = {"loss:sum": loss, "num_tokens:sum": float(num_tokens), **_add_up(self._metrics)}
-        return TrainOutcome(logprobs=self._logprobs, loss=loss, num_tokens=num_tokens, metrics=metrics)
+        return TrainOutcome(
+            logprobs=self._logprobs, loss=loss, num_tokens=num_tokens, metrics=metrics, entropies=self._entropies
+        )
 
     def _commit_gradient(self, total: torch.Tensor) -> None:
         adapter = self.job.adapter

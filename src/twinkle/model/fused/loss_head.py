@@ -17,6 +17,7 @@ import torch
 
 from twinkle.core.errors import UserError
 from twinkle.loss import DatumLoss
+from twinkle.model.fused import entropy
 from twinkle.model.fused.logit_form import LogitForm
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.packed_products import LoopedProducts, SegmentPair
@@ -37,7 +38,11 @@ class HeadItem:
     loss: DatumLoss
     targets: torch.Tensor
     inputs: Mapping[str, torch.Tensor]
+    wants_entropies: bool = False
+    entropy_weights: torch.Tensor | None = None
+    """(N,): minus the gradient of the loss by each token's entropy, where it has one."""
     logprobs: list[torch.Tensor] = field(default_factory=list)
+    entropies: list[torch.Tensor] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
     failure: UserError | None = None
@@ -160,6 +165,9 @@ class LossHead:
         )
         saved = self.products.add_updates(logits_nV, x_nH, pairs)
         logits_nV = self.form.apply_(logits_nV)
+        for piece, span in zip(group, spans, strict=True):
+            if piece.item.wants_entropies:
+                piece.item.entropies.append(entropy.entropies(logits_nV[span]))
         logprobs_nV = torch.log_softmax(logits_nV, dim=-1)
         d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
         if d_hidden_TH is None:
@@ -168,12 +176,16 @@ class LossHead:
         # Not exp(logprobs): that kernel's rounding of a value depends on where in the tensor it lies.
         d_logits_nV = torch.softmax(logits_nV, dim=-1)
         slopes_nV = self.form.slopes(logits_nV)
-        del logits_nV
+        if all(piece.item.entropy_weights is None for piece in group):
+            del logits_nV
         for piece, span, gradient in zip(group, spans, d_logprobs, strict=True):
             gradient_nK = gradient if gradient.dim() == 2 else gradient[:, None]
             rows_nV = d_logits_nV[span]
             rows_nV.mul_(-gradient_nK.sum(dim=1, keepdim=True))
             rows_nV.scatter_add_(1, piece.targets_nK, gradient_nK)
+            if piece.item.entropy_weights is not None:
+                weights_n = piece.item.entropy_weights[piece.start : piece.end]
+                entropy.add_gradient_(rows_nV, logits_nV[span], weights_n)
         if slopes_nV is not None:
             d_logits_nV.mul_(slopes_nV)
         d_rows_nH = self.products.rows(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t()).float()

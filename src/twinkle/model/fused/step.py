@@ -17,6 +17,7 @@ from twinkle.core.events import event_log
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.loss_head import HeadItem, LossHead
+from twinkle.model.fused.training import ENTROPY_WEIGHTS
 from twinkle.model.pictures import PackedPictures, PictureEncoder, PictureLayout, TokenRange, pack
 from twinkle.module.lora import Segment
 from twinkle.module.packed_attention import CausalSpans, PackedAttention
@@ -221,7 +222,8 @@ class FusedStep:
             if run.failure is not None:
                 continue
             logprobs = torch.cat(item.logprobs).cpu().numpy()
-            run.record(logprobs, float(sum(loss.item() for loss in item.losses)), item.metrics)
+            entropies = torch.cat(item.entropies).cpu().numpy() if item.entropies else None
+            run.record(logprobs, float(sum(loss.item() for loss in item.losses)), item.metrics, entropies)
 
     def _layouts(self, places: Sequence[DatumPlace]) -> list[PictureLayout | None] | None:
         """Where the pictures of each datum lie, their features computed; None if a picture has ended its job.
@@ -279,6 +281,7 @@ class FusedStep:
     def _head_item(self, place: DatumPlace, span: tuple[int, int]) -> HeadItem:
         run, index = place
         inputs = run.job.data[index].inputs
+        weighted = run.job.with_entropies and run.job.backward
         return HeadItem(
             start=span[0],
             end=span[1],
@@ -287,6 +290,8 @@ class FusedStep:
             loss=run.loss,
             targets=self._tensor(inputs["target_tokens"], torch.int64),
             inputs=run.loss.tensors(inputs, self._device),
+            wants_entropies=run.job.with_entropies and not run.job.backward,
+            entropy_weights=self._tensor(inputs[ENTROPY_WEIGHTS], torch.float32) if weighted else None,
         )
 
     def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

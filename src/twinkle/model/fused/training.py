@@ -12,6 +12,9 @@ from twinkle.loss.datum import LossConfig
 from twinkle.model.pictures import Picture
 from twinkle.module.lora import LoraAdapter
 
+ENTROPY_WEIGHTS = "entropy_weights"
+"""Input of a backward job with entropies: minus the gradient of its loss by each token's entropy."""
+
 
 @dataclass(frozen=True, eq=False)
 class Datum:
@@ -28,7 +31,11 @@ class Datum:
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """One ``forward`` or ``forward_backward`` of one adapter; ``graph`` is what the loss ``custom`` computes."""
+    """One ``forward`` or ``forward_backward`` of one adapter; ``graph`` is what the loss ``custom`` computes.
+
+    ``with_entropies`` is for jobs made of a loss over the batch: forward they give entropies too, backward their datums
+    have ``ENTROPY_WEIGHTS``.
+    """
 
     adapter: LoraAdapter
     data: tuple[Datum, ...]
@@ -36,6 +43,7 @@ class TrainJob:
     loss_config: Mapping[str, float | str] = field(default_factory=dict)
     backward: bool = True
     graph: LossGraph | None = None
+    with_entropies: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +58,8 @@ class TrainOutcome:
     num_tokens: int
     metrics: Mapping[str, float]
     embeddings: list[np.ndarray] = field(default_factory=list)
+    entropies: list[np.ndarray] = field(default_factory=list)
+    """Where they were asked for: per datum (N,), of the distribution that each target token is of, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True)
