@@ -1,0 +1,67 @@
+"""The documents' client scripts, word for word against a server on this machine; sizes and addresses alone are set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.hub_world import HubWorld
+from harness.script_run import Run, run_script
+from harness.seeds import Script
+from harness.served import Served
+
+SERVED_AS = "Qwen/Qwen3.5-4B"
+ADDRESSES = ("http://localhost:8000", "http://www.modelscope.cn/twinkle")
+OTHER_MODELS = ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-4B")
+SIZES = {
+    r"data_slice=range\(500\)": "data_slice=range(24)",
+}
+TINKER = ("000:526", "002:678", "003:186")
+
+RunClient = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("documents") / "home"
+    model = world.model("qwen3_5")
+    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+        yield it
+
+
+@pytest.fixture
+def run_client(service: Served, scripts: list[Script], world: HubWorld, tmp_path: Path) -> RunClient:
+    """Runs a script of the documents against the service, in this test's folder."""
+    named = {script.name: script.text for script in scripts}
+
+    def run(name: str) -> Run:
+        text = named[name]
+        for address in ADDRESSES:
+            text = text.replace(address, service.url)
+        for model in OTHER_MODELS:
+            text = text.replace(model, SERVED_AS)
+        for written, set_to in SIZES.items():
+            text = re.sub(written, set_to, text)
+        assert service.url in text and "range(24)" in text
+        return run_script(text, tmp_path, world.environment)
+
+    return run
+
+
+def counts(service: Served, kind: str, state: str = "done") -> int:
+    """Operations of a kind that the journal holds."""
+    found = service.query("SELECT COUNT(*) FROM operation WHERE kind = ? AND state = ?", kind, state)
+    return int(found[0][0])
+
+
+@pytest.mark.parametrize("name", TINKER)
+def test_a_script_of_the_sdk_trains_three_epochs(service: Served, run_client: RunClient, name: str) -> None:
+    before = counts(service, "optim_step"), counts(service, "save_weights")
+
+    run_client(name)
+
+    assert counts(service, "optim_step") - before[0] == 3 * 24 // 8
+    assert counts(service, "save_weights") - before[1] == 3
