@@ -21,6 +21,7 @@ from twinkle.core.errors import InvalidInput
 TYPE_KEY = "_TWINKLE_TYPE_"
 SLICE_KEY = "_slice_type_"
 
+_KNOWN_LIBRARIES = ("twinkle", "torch")
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
@@ -50,6 +51,21 @@ def config_text(config: object) -> str:
     if not isinstance(text, str):
         raise InvalidInput("config", f"is a {type(config).__name__}; send a peft.LoraConfig or a mapping of its fields")
     return text
+
+
+def component_name(field: str, component: object) -> str:
+    """The name by which a server has a class: of the class itself, if it is the library's or torch's, or as it is said.
+
+    Raises:
+        InvalidInput: It is a class of this process, or an object.
+    """
+    if isinstance(component, str):
+        return component
+    if isinstance(component, type) and component.__module__.partition(".")[0] in _KNOWN_LIBRARIES:
+        return component.__name__
+    if isinstance(component, type) or callable(component):
+        raise InvalidInput(field, _refusal(component))
+    raise InvalidInput(field, f"is a {type(component).__name__}; send the name of one of the server's classes")
 
 
 def _argument(name: str, value: Any) -> Any:

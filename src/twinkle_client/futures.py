@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from twinkle_client.arguments import encode_arguments
 from twinkle_client.connection import WAIT_S, Accepted, Connection, on_fork
 from twinkle_client.errors import CallFailed, ClientClosed, RunClosed, UserError
 
+P = ParamSpec("P")
 T = TypeVar("T")
+CallsT = TypeVar("CallsT")
+
+HandOver = Callable[[str, Mapping[str, object], Callable[[Any], Any]], "CallFuture[Any]"]
+"""How a call leaves: of a :class:`Lane`, ``submit`` or ``send``."""
 
 
 @dataclass(frozen=True)
@@ -176,27 +182,28 @@ class Lane:
             self._start_sending()
         return future
 
-    def call(
-        self, path: str, arguments: Mapping[str, object], read: Callable[[Any], T], *, timeout_s: float | None = None
-    ) -> T:
-        """The same, and wait for the outcome; raises as :meth:`Connection.call`."""
-        timeout_s = self.connection.call_timeout_s if timeout_s is None else timeout_s
-        ends_at = time.monotonic() + timeout_s
-        content = encode_arguments(arguments)
+    def send(self, path: str, arguments: Mapping[str, object], read: Callable[[Any], T]) -> CallFuture[T]:
+        """The same in this thread, unless others are waiting for their turn: for who waits for the outcome at once.
+
+        Raises:
+            TwinkleError: It could not be handed over.
+        """
         with self._lock:
             is_free = not self._is_sending and self._closed_by is None
             self._is_sending = self._is_sending or is_free
         if not is_free:
-            return self.submit(path, arguments, read).result(timeout_s)
+            return self.submit(path, arguments, read)
+        future = CallFuture(self.connection, read)
         try:
-            accepted = self.connection.submit(path, content, ends_at=ends_at, wait_s=WAIT_S)
+            ends_at = time.monotonic() + self.connection.call_timeout_s
+            future.set_accepted(
+                self.connection.submit(path, encode_arguments(arguments), ends_at=ends_at, wait_s=WAIT_S)
+            )
         finally:
             with self._lock:
                 self._is_sending = False
                 self._start_sending()
-        if accepted.request_id:
-            return read(self.connection.outcome(accepted.request_id, ends_at=ends_at))
-        return read(accepted.answer)
+        return future
 
     def _start_sending(self) -> None:
         if self._unsent and not self._is_sending:
@@ -230,6 +237,29 @@ class Lane:
     def _open_again(self) -> None:
         with self._lock:
             self._closed_by = None
+
+
+class Remote(Generic[CallsT]):
+    """Something at a server, whose calls may be waited for or not."""
+
+    def __init__(self, connection: Connection, *, submit: CallsT, here: CallsT) -> None:
+        self.connection = connection
+        self.submit = submit
+        """The same calls, handed over in their order and not waited for: each gives a :class:`CallFuture`."""
+        self.here = here
+        """The calls that the blocking ones wait for."""
+
+
+def blocking(
+    method: Callable[Concatenate[CallsT, P], CallFuture[T]],
+) -> Callable[Concatenate[Remote[CallsT], P], T]:
+    """The same call, whose outcome is waited for as long as a call may take."""
+
+    @functools.wraps(method)
+    def call(remote: Remote[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(remote.here, *args, **kwargs).result(remote.connection.call_timeout_s)
+
+    return call
 
 
 def _not_sent(error: BaseException) -> RunClosed:
