@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ _IGNORED_LABEL = -100
 _PATCHED = "_twinkle_was_here"
 
 
-def init_tinker_client(*, base_url: str | None = None, api_key: str | None = None) -> None:
+def init_tinker_client(base_url: str | None = None, api_key: str | None = None, **options: Any) -> None:
     """Make ``tinker.ServiceClient()`` talk to a Twinkle server from now on, in this process and its children.
 
     The SDK's own environment variables are set, from the arguments, else from ``TWINKLE_SERVER_URL`` and
@@ -30,7 +31,10 @@ def init_tinker_client(*, base_url: str | None = None, api_key: str | None = Non
     Args:
         base_url: For example ``http://127.0.0.1:8000``.
         api_key: A key of that server; without one ``EMPTY_TOKEN``, which a server started with ``--any-key`` takes.
+        options: Others' clients take any and use none; neither does this one, but it says so.
     """
+    if options:
+        warnings.warn(f"{', '.join(options)}: init_tinker_client has no use for it", stacklevel=2)
     url = base_url or os.environ.get("TWINKLE_SERVER_URL") or os.environ.get("TINKER_BASE_URL") or DEFAULT_URL
     key = api_key or os.environ.get("TWINKLE_SERVER_TOKEN") or os.environ.get("TINKER_API_KEY") or ANY_KEY
     os.environ["TINKER_BASE_URL"] = url.rstrip("/")

@@ -1,0 +1,12 @@
+"""Values that components hand to each other: the library's, for scripts that change their import paths only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinkle_client.same_names import attributes_of
+
+if TYPE_CHECKING:
+    from twinkle.data_format import *  # noqa: F403
+
+__getattr__ = attributes_of("twinkle.data_format")
