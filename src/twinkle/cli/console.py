@@ -6,6 +6,11 @@ import os
 import sys
 
 
+def complain(text: str) -> None:
+    """Print a line beside what the command says, where no program reads it."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def say(text: str) -> None:
     """Print a line at once.
 

@@ -10,6 +10,7 @@ import typer
 
 from twinkle.cli.submit_options import DataOption, EvalOption, ModelOption, Spec
 from twinkle.cli.submit_training import (
+    BudgetTokensOption,
     CheckpointEveryOption,
     EpochsOption,
     EvalEveryOption,
@@ -18,6 +19,7 @@ from twinkle.cli.submit_training import (
     KeepOption,
     LengthOption,
     LrOption,
+    MaxHoursOption,
     PatienceOption,
     RankOption,
     ScheduleOption,
@@ -31,7 +33,7 @@ from twinkle.cli.submit_training import (
 from twinkle.core.errors import ConfigError
 
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Prompts a step.  [default: 16, or all of fewer]")]
-MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Of an answer.  [default: 512]")]
+MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Of an answer, at most.  [default: 512]")]
 TemperatureOption = Annotated[float | None, typer.Option(min=0.01, max=2.0, help="Of the answers.  [default: 1]")]
 
 
@@ -68,6 +70,8 @@ def grpo_options(
     patience: PatienceOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep_last: KeepOption = None,
+    budget_tokens: BudgetTokensOption = None,
+    max_hours: MaxHoursOption = None,
     suffix: SuffixOption = None,
     seed: SeedOption = None,
 ) -> Spec:
@@ -95,6 +99,8 @@ def grpo_options(
         patience=patience,
         checkpoint_every=checkpoint_every,
         keep_last=keep_last,
+        budget_tokens=budget_tokens,
+        max_hours=max_hours,
         suffix=suffix,
         seed=seed,
     )
@@ -133,6 +139,8 @@ def distill_options(
     patience: PatienceOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep_last: KeepOption = None,
+    budget_tokens: BudgetTokensOption = None,
+    max_hours: MaxHoursOption = None,
     suffix: SuffixOption = None,
     seed: SeedOption = None,
 ) -> Spec:
@@ -159,6 +167,8 @@ def distill_options(
         patience=patience,
         checkpoint_every=checkpoint_every,
         keep_last=keep_last,
+        budget_tokens=budget_tokens,
+        max_hours=max_hours,
         suffix=suffix,
         seed=seed,
     )

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from twinkle.cli.console import complain
 from twinkle.cli.submit_options import DataOption, EvalOption, ModelOption, Spec, data_of
+from twinkle.core.errors import ConfigError
 
 _PURPOSE = "fine-tune"
 
@@ -38,7 +40,10 @@ SampleOption = Annotated[
 SampleEveryOption = Annotated[int | None, typer.Option(min=0, help="Steps.  [default: after every epoch]")]
 CheckpointEveryOption = Annotated[int | None, typer.Option(min=0, help="Steps.  [default: after every epoch]")]
 KeepOption = Annotated[int | None, typer.Option("--keep-last", min=0, help="Checkpoints that stay.  [default: 3]")]
-MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="A budget: it ends before it goes beyond.")]
+BudgetTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="A budget of trained tokens: it ends with a checkpoint.")
+]
+OldBudgetOption = Annotated[int | None, typer.Option("--max-tokens", min=1, hidden=True)]
 MaxHoursOption = Annotated[float | None, typer.Option(help="A budget of running time: it ends with a checkpoint.")]
 SuffixOption = Annotated[str | None, typer.Option(help="A part of the model's name.")]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the order of the rows, and of the adapter.")]
@@ -68,7 +73,8 @@ def sft_options(
     sample_every: SampleEveryOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep_last: KeepOption = None,
-    max_tokens: MaxTokensOption = None,
+    budget_tokens: BudgetTokensOption = None,
+    max_tokens: OldBudgetOption = None,
     max_hours: MaxHoursOption = None,
     suffix: SuffixOption = None,
     seed: SeedOption = None,
@@ -99,7 +105,7 @@ def sft_options(
         "sample_every": sample_every,
         "checkpoint_every": checkpoint_every,
         "keep_last": keep_last,
-        "max_train_tokens": max_tokens,
+        "max_train_tokens": budget_of(budget_tokens, max_tokens),
         "max_hours": max_hours,
         "suffix": suffix,
         "seed": seed,
@@ -131,7 +137,8 @@ def dpo_options(
     sample_every: SampleEveryOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep_last: KeepOption = None,
-    max_tokens: MaxTokensOption = None,
+    budget_tokens: BudgetTokensOption = None,
+    max_tokens: OldBudgetOption = None,
     max_hours: MaxHoursOption = None,
     suffix: SuffixOption = None,
     seed: SeedOption = None,
@@ -162,9 +169,27 @@ def dpo_options(
         sample_every=sample_every,
         checkpoint_every=checkpoint_every,
         keep_last=keep_last,
+        budget_tokens=budget_tokens,
         max_tokens=max_tokens,
         max_hours=max_hours,
         suffix=suffix,
         seed=seed,
     )
     return {**shared, "loss_config": None if beta is None else {"beta": beta}}
+
+
+def budget_of(budget_tokens: int | None, max_tokens: int | None) -> int | None:
+    """The budget of tokens, under its own name or the one it had.
+
+    Raises:
+        ConfigError: Both are given.
+    """
+    if max_tokens is None:
+        return budget_tokens
+    if budget_tokens is not None:
+        raise ConfigError("--max-tokens: is what --budget-tokens was called; give that one alone")
+    complain(
+        "--max-tokens is called --budget-tokens for sft and dpo, and is taken for that;"
+        " for grpo and distill --max-tokens is the length of an answer"
+    )
+    return max_tokens

@@ -27,8 +27,10 @@ from twinkle.jobs.batch_lines import (
     expired_line,
     request_of,
 )
+from twinkle.jobs.batch_reckoning import work_of_batch
 from twinkle.jobs.batch_state import MAX_PART_BYTES, MAX_PART_LINES, BatchCursor, Ending, GrowingFile
 from twinkle.jobs.context import JobContext
+from twinkle.jobs.estimate import Work
 from twinkle.wire.bodies.jobs_batch import BatchSpec
 from twinkle.wire.jsonl import BATCH_MAX_BYTES, BATCH_MAX_LINES, MAX_LINE_BYTES, BatchLine, Line, LineProblem
 
@@ -60,6 +62,10 @@ class BatchPlan:
             return await batch.run()
         finally:
             await batch.let_go()
+
+    async def reckon(self, context: JobContext[BatchSpec]) -> Work:
+        """Every prompt to the token; of the answers how many there are, and how long they may get."""
+        return await _Batch(context).reckon()
 
 
 class _Expired(Exception):
@@ -117,6 +123,11 @@ class _Batch:
         if ending == "expired":
             raise JobFailed("expired", "its completion window is over; the answers so far are kept", details=result)
         return result
+
+    async def reckon(self) -> Work:
+        """What it would take, after all lines were judged."""
+        await self._judge()
+        return await work_of_batch(self._context, self._read_requests(0))
 
     async def let_go(self) -> None:
         """Wait for no answer any more. What was asked stays in the journal, for whoever asks again."""

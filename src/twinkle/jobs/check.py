@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from twinkle.core.job import JobKind, JsonObject
 from twinkle.core.model_names import HUB_SCHEMES
 from twinkle.jobs.context import JobContext
-from twinkle.jobs.data import DataFormat, DataRequest, DataUse
+from twinkle.jobs.data import DataFormat, DataRequest, DataUse, PreparedData
+from twinkle.jobs.estimate import Work
 from twinkle.wire.bodies.jobs_check import CheckSpec
 
 
@@ -21,8 +22,7 @@ class CheckPlan:
 
     async def run(self, context: JobContext[Any]) -> JsonObject:
         """See :class:`twinkle.jobs.plan.Plan`."""
-        await context.save(phase="looking at the data")
-        prepared = await context.tools.prepare_data(request_of(context.spec, tenant=context.job.tenant))
+        prepared = await _prepared(context)
         return {
             "format": prepared.format.value,
             "rows": prepared.num_rows,
@@ -31,6 +31,17 @@ class CheckPlan:
             "longest": prepared.longest,
             "report": prepared.report,
         }
+
+    async def reckon(self, context: JobContext[Any]) -> Work:
+        """Nothing of a device: it is what every dry run does with its data."""
+        prepared = await _prepared(context)
+        found = {"rows": prepared.num_rows, "num_tokens": prepared.num_tokens, "num_trained": prepared.num_trained}
+        return Work(base_model=context.spec.model, details=found)
+
+
+async def _prepared(context: JobContext[Any]) -> PreparedData:
+    await context.save(phase="looking at the data")
+    return await context.tools.prepare_data(request_of(context.spec, tenant=context.job.tenant))
 
 
 def request_of(spec: CheckSpec, *, tenant: str) -> DataRequest:

@@ -2,18 +2,20 @@
 
 The time is a range. Its lower end is the job alone on a device that is as quick as it was for the quicker part of the
 last operations; the upper end is one as slow as for the slower part, shared evenly with everybody who has work now.
+How long answers get nobody knows before they are drawn: what depends on that is a range too, from answers of one token
+to answers of as many as they may have.
 Nothing is made up: where nothing was measured there is no time, and the estimate says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.operation import OperationKind
-from twinkle.storage.journal.speeds import Measured
+from twinkle.storage.journal.speeds import Measured, ModelFacts
 
 FLOAT_BYTES = 4
 BYTES_PER_GIGABYTE = 10**9
@@ -34,6 +36,19 @@ class AdapterShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """How many of each sort."""
+
+    trained: int = 0
+    forwarded: int = 0
+    prefilled: int = 0
+    drawn: int = 0
+
+    def __add__(self, other: Tokens) -> Tokens:
+        return Tokens(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """All that a job will have a mesh do, as its plan reckons it.
 
@@ -43,12 +58,14 @@ class Work:
         num_forwarded: Tokens that go through the model forward alone: evaluations, a reference's log-probabilities.
         num_prefilled: Tokens of prompts.
         num_drawn: Tokens drawn; where they may end earlier, at most.
-        is_drawn_exact: Whether all of them will be.
+        least: The same four counts if every answer ends at once; by default answers alone are that short.
         num_steps: Of the optimizer.
         num_samples: Sequences drawn.
         adapter: What is trained; nothing where a job only samples.
         num_kept_with_optimizer: Checkpoints that stay with the optimizer's state.
         num_kept: Those that stay without.
+        stored_bytes: What else stays.
+        elsewhere: What other models do for it: a teacher, the other models of a batch.
         details: What else its owner wants to know of it.
     """
 
@@ -57,13 +74,27 @@ class Work:
     num_forwarded: int = 0
     num_prefilled: int = 0
     num_drawn: int = 0
-    is_drawn_exact: bool = False
+    least: Tokens | None = None
     num_steps: int = 0
     num_samples: int = 0
     adapter: AdapterShape | None = None
     num_kept_with_optimizer: int = 0
     num_kept: int = 0
+    stored_bytes: int = 0
+    elsewhere: tuple[Work, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def most(self) -> Tokens:
+        """All four counts, with answers as long as they may be."""
+        return Tokens(
+            trained=self.num_trained, forwarded=self.num_forwarded, prefilled=self.num_prefilled, drawn=self.num_drawn
+        )
+
+    @property
+    def fewest(self) -> Tokens:
+        """All four, with answers that end at once."""
+        return self.least or replace(self.most, drawn=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,69 +107,84 @@ class Range:
     def __add__(self, other: Range) -> Range:
         return Range(low=self.low + other.low, high=self.high + other.high)
 
-    def times(self, factor: float) -> Range:
-        """Both ends."""
-        return Range(low=self.low * factor, high=self.high * factor)
-
 
 NOTHING = Range(low=0.0, high=0.0)
 
 
-def estimate_of(
-    work: Work, *, sizes: AdapterSizes | None, measured: Sequence[Measured], num_others: int
-) -> dict[str, Any]:
-    """The estimate as the job's result tells it."""
-    device_s, missing = device_seconds(work, measured)
+def estimate_of(work: Work, facts: ModelFacts, *, elsewhere: Sequence[ModelFacts] = ()) -> dict[str, Any]:
+    """The estimate as the job's result tells it; ``elsewhere`` are the facts of the work's other models, in order."""
+    both = [(work, facts), *zip(work.elsewhere, elsewhere, strict=True)]
+    times = [_time(one, known) for one, known in both]
+    most, fewest = _summed([one.most for one, _ in both]), _summed([one.fewest for one, _ in both])
     return {
-        "tokens": {
-            "trained": work.num_trained,
-            "forwarded": work.num_forwarded,
-            "prefilled": work.num_prefilled,
-            "drawn": work.num_drawn,
-            "drawn_is_exact": work.is_drawn_exact,
-        },
+        "tokens": told_tokens(most, fewest),
         "steps": work.num_steps,
         **work.details,
-        "memory": _memory(work.adapter, sizes),
-        "storage": _storage(work, sizes),
-        "time": _time(device_s, missing, num_measured=len(measured), num_others=num_others),
-        "price": _price(work, device_s, sizes),
+        "memory": _memory(work.adapter, facts.sizes),
+        "storage": _storage(work, facts.sizes),
+        "time": _summed_times(times),
+        "price": _price(most, [device_seconds(one, known.measured)[0] for one, known in both], work, facts.sizes),
     }
+
+
+def told_tokens(most: Tokens, fewest: Tokens) -> dict[str, Any]:
+    """Counts as a result tells them: at most, and where they depend on what is drawn, ``..._least`` beside them."""
+    told: dict[str, Any] = dict(vars(most))
+    told |= {f"{name}_least": least for name, least in vars(fewest).items() if least != told[name]}
+    return {**told, "drawn_is_exact": most.drawn == fewest.drawn}
 
 
 def sum_of_estimates(estimates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several estimates together, as if one job came after the other; on a mesh that fuses them it is less."""
-    counts = ("trained", "forwarded", "prefilled", "drawn")
-    times = [one["time"] for one in estimates]
-    reasons = [time["reason"] for time in times if "reason" in time]
+    names = tuple(vars(Tokens()))
+    most = {name: sum(one["tokens"][name] for one in estimates) for name in names}
+    fewest = {name: sum(one["tokens"].get(f"{name}_least", one["tokens"][name]) for one in estimates) for name in names}
     stored = [one["storage"]["size_bytes"] for one in estimates if one["storage"] is not None]
     return {
         "jobs": len(estimates),
-        "tokens": {name: sum(one["tokens"][name] for one in estimates) for name in counts},
+        "tokens": told_tokens(Tokens(**most), Tokens(**fewest)),
         "steps": sum(one["steps"] for one in estimates),
         "storage": {"size_bytes": sum(stored)},
-        "time": {"reason": reasons[0]}
-        if reasons
-        else {name: round(sum(time[name] for time in times), 3) for name in ("low_s", "high_s")},
+        "time": _summed_times([one["time"] for one in estimates]),
     }
+
+
+def _summed(counts: Sequence[Tokens]) -> Tokens:
+    return sum(counts[1:], counts[0])
+
+
+def _summed_times(times: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One after the other; where one of them is not known, the sum is not."""
+    if len(times) == 1:
+        return dict(times[0])
+    reasons = [time["reason"] for time in times if "reason" in time]
+    if reasons:
+        return {"reason": reasons[0]}
+    return {name: round(sum(time[name] for time in times), 3) for name in ("low_s", "high_s")}
 
 
 def device_seconds(work: Work, measured: Sequence[Measured]) -> tuple[Range | None, list[str]]:
     """What the device will take for all of it, and the kinds of work of which nothing was measured."""
     missing: list[str] = []
     total = NOTHING
-    for label, amount, found in (
-        ("training", work.num_trained, _per_token(measured, {OperationKind.FORWARD_BACKWARD})),
-        ("forward passes", work.num_forwarded, _per_forwarded_token(measured)),
-        ("sampling", work.num_prefilled + work.num_drawn, _per_token(measured, {OperationKind.SAMPLE})),
-        ("optimizer steps", work.num_steps, _per_operation(measured, OperationKind.OPTIM_STEP)),
+    most, least, steps = work.most, work.fewest, work.num_steps
+    for label, fewest, amount, found in (
+        ("training", least.trained, most.trained, _per_token(measured, {OperationKind.FORWARD_BACKWARD})),
+        ("forward passes", least.forwarded, most.forwarded, _per_forwarded_token(measured)),
+        (
+            "sampling",
+            least.prefilled + least.drawn,
+            most.prefilled + most.drawn,
+            _per_token(measured, {OperationKind.SAMPLE}),
+        ),
+        ("optimizer steps", steps, steps, _per_operation(measured, OperationKind.OPTIM_STEP)),
     ):
         if not amount:
             continue
         if found is None:
             missing.append(label)
         else:
-            total = total + found.times(amount)
+            total = total + Range(low=found.low * fewest, high=found.high * amount)
     return (None if missing else total), missing
 
 
@@ -213,13 +259,18 @@ def _storage(work: Work, sizes: AdapterSizes | None) -> dict[str, Any] | None:
 
 
 def _stored_bytes(work: Work, sizes: AdapterSizes | None) -> int | None:
+    if not work.num_kept + work.num_kept_with_optimizer:
+        return work.stored_bytes
     if work.adapter is None or sizes is None:
         return None
     weights = num_parameters_of(work.adapter, sizes) * FLOAT_BYTES
-    return weights * work.num_kept + 3 * weights * work.num_kept_with_optimizer
+    return weights * work.num_kept + 3 * weights * work.num_kept_with_optimizer + work.stored_bytes
 
 
-def _time(device_s: Range | None, missing: Sequence[str], *, num_measured: int, num_others: int) -> dict[str, Any]:
+def _time(work: Work, facts: ModelFacts) -> dict[str, Any]:
+    if work.most == Tokens() and not work.num_steps:
+        return {"reason": "it asks nothing of a device: files alone are read and written"}
+    device_s, missing = device_seconds(work, facts.measured)
     if device_s is None:
         return {
             "reason": f"no measurement of {' and '.join(missing)} on this mesh yet; it is there after"
@@ -227,19 +278,21 @@ def _time(device_s: Range | None, missing: Sequence[str], *, num_measured: int, 
         }
     return {
         "low_s": round(device_s.low, 3),
-        "high_s": round(device_s.high * (1 + num_others), 3),
-        "measured_operations": num_measured,
-        "tenants_beside": num_others,
+        "high_s": round(device_s.high * (1 + facts.num_others), 3),
+        "measured_operations": len(facts.measured),
+        "tenants_beside": facts.num_others,
     }
 
 
-def _price(work: Work, device_s: Range | None, sizes: AdapterSizes | None) -> dict[str, Any]:
-    """In what the tenant's account counts: tokens, device seconds, gigabyte-hours for each hour that it stays."""
+def _price(most: Tokens, device_s: Sequence[Range | None], work: Work, sizes: AdapterSizes | None) -> dict[str, Any]:
+    """In what the tenant's account counts at most: tokens, device seconds, gigabyte-hours for each hour it stays."""
     size_bytes = _stored_bytes(work, sizes)
+    known = [one for one in device_s if one is not None]
+    total = sum(known, NOTHING)
     return {
-        "training_tokens": work.num_trained + work.num_forwarded,
-        "prefill_tokens": work.num_prefilled,
-        "sample_tokens": work.num_drawn,
-        "device_seconds": None if device_s is None else [round(device_s.low, 3), round(device_s.high, 3)],
+        "training_tokens": most.trained + most.forwarded,
+        "prefill_tokens": most.prefilled,
+        "sample_tokens": most.drawn,
+        "device_seconds": [round(total.low, 3), round(total.high, 3)] if len(known) == len(device_s) else None,
         "gigabyte_hours_per_hour": None if size_bytes is None else size_bytes / BYTES_PER_GIGABYTE,
     }

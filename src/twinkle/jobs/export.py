@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from twinkle.core.crash import crash_point
 from twinkle.core.job import JobCancelled, JobEvent, JobFailed, JobKind, JsonObject
 from twinkle.jobs.context import JobContext
+from twinkle.jobs.estimate import Work
 from twinkle.jobs.exporting import ExportedFile, ExportOrder, ExportWork
 from twinkle.wire.bodies.jobs_export import ExportSpec
 
@@ -22,13 +23,7 @@ class ExportPlan:
 
     async def run(self, context: JobContext[ExportSpec]) -> JsonObject:
         """Write, verify, publish."""
-        order = ExportOrder(
-            job=context.job.id,
-            tenant=context.job.tenant,
-            spec=context.spec.model_dump(mode="json", exclude_none=True),
-            content=context.saved.get("content"),
-        )
-        work = await context.tools.open_export(order)
+        work = await _opened(context)
         try:
             result = await _export(context, work)
         except JobCancelled:
@@ -40,6 +35,33 @@ class ExportPlan:
             raise
         await work.clear()
         return result
+
+    async def reckon(self, context: JobContext[ExportSpec]) -> Work:
+        """What will be written, as far as it is known beforehand; whether it can be exported at all is."""
+        work = await _opened(context)
+        try:
+            return Work(
+                base_model=work.facts["base_model"],
+                stored_bytes=work.size_bytes if context.spec.to is None else 0,
+                details={
+                    "forms": list(context.spec.forms),
+                    "files_bytes": work.size_bytes,
+                    "steps_of_writing": len(work.steps),
+                    **work.facts,
+                },
+            )
+        finally:
+            await work.clear()
+
+
+async def _opened(context: JobContext[ExportSpec]) -> ExportWork:
+    order = ExportOrder(
+        job=context.job.id,
+        tenant=context.job.tenant,
+        spec=context.spec.model_dump(mode="json", exclude_none=True),
+        content=context.saved.get("content"),
+    )
+    return await context.tools.open_export(order)
 
 
 async def _export(context: JobContext[ExportSpec], work: ExportWork) -> JsonObject:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -19,8 +19,10 @@ from twinkle.client.transport import NATIVE_PREFIX
 from twinkle.core.errors import InvalidInput, TwinkleError, UserError
 from twinkle.core.job import JobCancelled, JobFailed, JobKind, JsonObject
 from twinkle.jobs.context import JobContext
-from twinkle.jobs.ops_lines import OpsCheck, datum_of, error_of, outcome_of, result_line
+from twinkle.jobs.estimate import Work
+from twinkle.jobs.ops_lines import OpsCheck, OpsCount, datum_of, error_of, outcome_of, result_line
 from twinkle.jobs.run import JobRun, JobSampler, Ticket
+from twinkle.jobs.training.models import base_model_of, shape_of
 from twinkle.wire.bodies.jobs_ops import (
     LoadLine,
     OpsLine,
@@ -95,13 +97,25 @@ class OpsPlan:
             raise JobFailed("operation_failed", course.place.first_error, field="data", details=result)
         return result
 
+    async def reckon(self, context: JobContext[OpsSpec]) -> Work:
+        """Every token that the file names; samples without a limit of tokens have none here either, and are counted."""
+        spec, count = context.spec, OpsCount()
+        await _check(context, count)
+        return replace(
+            count.work,
+            base_model=await base_model_of(context, spec.model),
+            adapter=await shape_of(context),
+        )
 
-async def _check(context: JobContext[OpsSpec]) -> int:
+
+async def _check(context: JobContext[OpsSpec], count: OpsCount | None = None) -> int:
     """Look at every line before the first is sent; how many operations there are."""
     await context.save(phase="checking")
     check = OpsCheck(has_base_model=not context.spec.model.startswith(SCHEME))
     async for number, data in _lines(context, 0):
-        check.look_at(number, data)
+        line = check.look_at(number, data)
+        if line is not None and count is not None:
+            count.add(line)
     found = check.finish()
     if found.num_wrong:
         raise JobFailed(

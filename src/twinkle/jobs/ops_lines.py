@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,18 @@ import orjson
 
 from twinkle.client.datum import Datum
 from twinkle.core.errors import InvalidInput
+from twinkle.jobs.estimate import Tokens, Work
 from twinkle.wire.bodies.base import ResponseBody
-from twinkle.wire.bodies.jobs_ops import LoadLine, OpsDatum, OpsLine, SampleLine, SaveLine, parse_line
+from twinkle.wire.bodies.jobs_ops import (
+    LoadLine,
+    OpsDatum,
+    OpsLine,
+    OptimStepLine,
+    PassLine,
+    SampleLine,
+    SaveLine,
+    parse_line,
+)
 from twinkle.wire.jsonl import Line, LineCheck, LineProblem, read_object
 from twinkle.wire.paths import SCHEME
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs
@@ -30,18 +41,21 @@ class OpsCheck:
         self._has_base_model = has_base_model
         self._saved: dict[str, set[str]] = {"save_weights": set(), "save_weights_for_sampler": set()}
 
-    def look_at(self, number: int, data: bytes) -> None:
-        """Judge a line that is not blank."""
+    def look_at(self, number: int, data: bytes) -> OpsLine | None:
+        """Judge a line that is not blank; the line, unless something is wrong with it."""
         self.found.num_lines += 1
         value = read_object(Line(number, 0, data))
         if isinstance(value, LineProblem):
             self.found.add(value)
-            return
+            return None
         try:
-            self._judge(parse_line(data))
+            line = parse_line(data)
+            self._judge(line)
         except InvalidInput as error:
             message = error.message.removeprefix(f"{error.field}: ")
             self.found.add(LineProblem(line=number, column=None, code=error.code, message=message, param=error.field))
+            return None
+        return line
 
     def finish(self) -> LineCheck:
         """What came of it."""
@@ -65,6 +79,50 @@ class OpsCheck:
     def _know(self, text: str, op: str, field: str) -> None:
         if not text.startswith(SCHEME) and text not in self._saved[op]:
             raise InvalidInput(field, f"{text!r} is no {SCHEME} path, and no {op} further up has this name")
+
+
+class OpsCount:
+    """Counts what lines would have a mesh do."""
+
+    def __init__(self) -> None:
+        self._most = {"trained": 0, "forwarded": 0, "prefilled": 0, "drawn": 0}
+        self._num = {"steps": 0, "states": 0, "weights": 0, "samples": 0, "unbounded": 0}
+
+    def add(self, line: OpsLine) -> None:
+        """Count one more."""
+        match line:
+            case PassLine():
+                kind = "trained" if line.op == "forward_backward" else "forwarded"
+                self._most[kind] += sum(len(datum.tokens) for datum in line.data)
+            case OptimStepLine():
+                self._num["steps"] += 1
+            case SaveLine():
+                self._num["states" if line.op == "save_weights" else "weights"] += 1
+            case SampleLine():
+                self._most["prefilled"] += len(line.prompt)
+                self._most["drawn"] += line.num_samples * (line.sampling_params.max_tokens or 0)
+                self._num["samples"] += line.num_samples
+                self._num["unbounded"] += line.sampling_params.max_tokens is None
+
+    @property
+    def work(self) -> Work:
+        """All of it, of a model that is yet to be named."""
+        most, num = Tokens(**self._most), self._num
+        details = {"samples": num["samples"]}
+        if num["unbounded"]:
+            details["samples_without_max_tokens"] = num["unbounded"]
+        return Work(
+            base_model="",
+            num_trained=most.trained,
+            num_forwarded=most.forwarded,
+            num_prefilled=most.prefilled,
+            num_drawn=most.drawn,
+            least=replace(most, drawn=min(most.drawn, num["samples"])),
+            num_steps=num["steps"],
+            num_kept_with_optimizer=num["states"],
+            num_kept=num["weights"],
+            details=details,
+        )
 
 
 def datum_of(datum: OpsDatum) -> Datum:

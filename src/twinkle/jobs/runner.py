@@ -244,8 +244,11 @@ class JobRunner:
         if not isinstance(plan, ReckoningPlan):
             raise JobFailed("no_dry_run", f"jobs of kind {job.kind.value!r} have no dry run", field="dry_run")
         work = await plan.reckon(context)
-        facts = await self._sql(partial(self._parts.speeds.of_model, work.base_model, job.tenant))
-        return estimate_of(work, sizes=facts.sizes, measured=facts.measured, num_others=facts.num_others)
+        facts = [
+            await self._sql(partial(self._parts.speeds.of_model, model, job.tenant))
+            for model in (work.base_model, *(other.base_model for other in work.elsewhere))
+        ]
+        return estimate_of(work, facts[0], elsewhere=facts[1:])
 
     async def _resolved(self, job: Job) -> JsonObject:
         """The job's spec with what it refers to of the jobs that it came after."""

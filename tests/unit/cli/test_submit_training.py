@@ -101,3 +101,26 @@ def test_a_grader_is_json_or_a_file_with_it(tmp_path: Path) -> None:
         assert (spec.grader.name, spec.kl_coef, spec.group_size) == ("sum", 0.1, 8)
     with pytest.raises(ConfigError, match="there is no file"):
         spec_of(f"twinkle submit grpo --model m --data {data} --grader nowhere.json")
+
+
+def test_a_budget_is_called_one_and_max_tokens_are_an_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    sft = spec_of("twinkle submit sft --model m --data file-1 --budget-tokens 1000 --max-hours 2")[1]
+    grpo = spec_of(
+        f"twinkle submit grpo --model m --data file-1 --grader '{json.dumps(GRADER)}' --max-tokens 64"
+        " --budget-tokens 1000 --max-hours 2"
+    )[1]
+    said_nothing = capsys.readouterr().err
+
+    assert (sft["max_train_tokens"], sft["max_hours"], "max_tokens" in sft) == (1000, 2.0, False)
+    assert (grpo["max_train_tokens"], grpo["max_hours"], grpo["max_tokens"]) == (1000, 2.0, 64)
+    assert said_nothing == ""
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_the_budgets_old_name_is_taken_with_a_word(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = spec_of(f"twinkle submit {kind} --model m --data file-1 --max-tokens 1000")[1]
+
+    assert spec["max_train_tokens"] == 1000
+    assert "--max-tokens is called --budget-tokens" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="budget-tokens"):
+        spec_of(f"twinkle submit {kind} --model m --data file-1 --max-tokens 1000 --budget-tokens 5")

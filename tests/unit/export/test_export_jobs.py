@@ -114,6 +114,21 @@ def test_an_export_is_kept_as_files_of_the_tenant_with_an_end_and_transformers_l
     assert "metrics" in kinds and job.progress["done"] == job.progress["total"]
 
 
+def test_a_dry_run_tells_what_would_be_written_and_leaves_nothing(exporting, tenant):
+    checkpoint = exporting.checkpoint(tenant)
+
+    told = exporting.do(tenant, checkpoint, forms=["merged"], dry_run=True)
+    real = exporting.do(tenant, checkpoint, forms=["merged"])
+    refused = exporting.do(tenant, "tinker://nobody/weights/nothing", forms=["merged"], dry_run=True)
+
+    assert told.result["architecture"] == real.result["architecture"]
+    assert told.result["storage"]["size_bytes"] == pytest.approx(real.result["size_bytes"], rel=0.1)
+    assert "asks nothing of a device" in told.result["time"]["reason"]
+    assert not exporting.folder(told).exists()
+    assert exporting.stores.files.taken_bytes(tenant) == real.result["size_bytes"]
+    assert (refused.state, refused.failure.code) == (JobState.FAILED, "not_found")
+
+
 def test_all_forms_at_once_lie_in_folders_of_their_own(exporting, tenant):
     checkpoint = exporting.checkpoint(tenant)
 

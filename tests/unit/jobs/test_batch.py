@@ -289,3 +289,32 @@ def test_a_batch_paused_for_a_week_goes_on_where_it_was(
 
     assert ended is not None and ended.state is JobState.SUCCEEDED, ended
     assert len(output_of(files, ended)) == 30
+
+
+def test_a_dry_run_reads_every_prompt_as_its_route_would_and_draws_nothing(
+    rig: JobRig, files: MemoryFiles, tenant: str, worker: FakeWorker
+) -> None:
+    lines = [line(1, prompt="four", n=2), line(2, prompt=[[1, 2, 3], [4]], max_tokens=5), line(3, prompt="x")]
+    file_id = put(files, lines)
+    told = rig.do(tenant, JobKind.BATCH, spec_of(file_id, dry_run=True))
+    num_before = len(worker.executed)
+    real = rig.do(tenant, JobKind.BATCH, spec_of(file_id))
+
+    assert told.result is not None and real.result is not None
+    tokens = told.result["tokens"]
+    assert (told.result["requests"], told.result["refused"], told.result["models"]) == (3, 0, {BASE_MODEL: 3})
+    assert tokens["prefilled"] == real.result["input_tokens"]
+    assert (tokens["drawn_least"], tokens["drawn"]) == (2 + 2 + 1, 2 * 3 + 2 * 5 + 3)
+    assert tokens["drawn_least"] <= real.result["output_tokens"] <= tokens["drawn"]
+    assert told.result["memory"] is None
+    assert not [claim for claim in worker.executed[:num_before] if claim.tenant == tenant]
+
+
+def test_a_dry_run_of_a_batch_with_a_wrong_line_fails_like_the_batch(
+    rig: JobRig, files: MemoryFiles, tenant: str
+) -> None:
+    file_id = put(files, [line(1), "no JSON"])
+    told = rig.do(tenant, JobKind.BATCH, spec_of(file_id, dry_run=True))
+
+    assert told.failure is not None
+    assert told.failure.code == "invalid_batch"

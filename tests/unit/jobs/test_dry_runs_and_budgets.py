@@ -9,10 +9,13 @@ import pytest
 from harness.clock import HandClock
 from harness.fake_worker import FakeWorker
 from harness.jobs import JobRig, job_rig
+from harness.policy_jobs import PolicyTools, policy_spec
 from harness.training_jobs import MemoryTools, metrics_of, run_of, spec_of
-from twinkle.core.job import JobKind, JobState
+from twinkle.core.errors import InvalidInput
+from twinkle.core.job import JobKind, JobState, NewJob
 from twinkle.core.operation import OperationKind
 from twinkle.core.settings import Settings
+from twinkle.wire.bodies.jobs_specs import parse_spec
 from twinkle.wire.job_groups import expanded
 
 SFT = JobKind.SUPERVISED
@@ -73,10 +76,10 @@ def test_the_time_is_told_from_what_was_measured_and_a_reason_where_nothing_was(
 
 
 def test_a_dry_run_of_a_kind_that_has_none_says_so(rig: JobRig, tenant: str) -> None:
-    job = rig.do(tenant, JobKind.OPS, {"model": "base", "data": "file-1", "dry_run": True})
+    job = rig.do(tenant, JobKind.SCRIPT, {"data": "file-1", "dry_run": True})
 
     assert job.failure is not None
-    assert (job.failure.code, job.failure.field) == ("no_dry_run", "dry_run")
+    assert (job.failure.code, job.failure.field) == ("invalid_spec", "dry_run")
 
 
 def test_a_budget_of_tokens_is_never_gone_beyond_and_ends_with_a_checkpoint(
@@ -146,3 +149,88 @@ def test_a_dry_run_of_a_sweep_sums_up_what_its_members_would_take(rig: JobRig, t
     estimate = told.result["estimate"]
     assert (estimate["jobs"], estimate["steps"]) == (2, 8)
     assert estimate["tokens"]["trained"] == 4 * 2 * 6 + 4 * 5 * 6
+
+
+@pytest.fixture(scope="module")
+def answering(settings: Settings, worker: FakeWorker) -> Iterator[JobRig]:
+    """A runner whose rows are prompts."""
+    with job_rig(settings, tools=PolicyTools()) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (JobKind.REINFORCEMENT, {"group_size": 3, "kl_coef": 0.1}),
+        (JobKind.DISTILL, {"group_size": 2, "grader": None}),
+    ],
+)
+def test_of_answers_a_dry_run_tells_how_many_there_are_and_between_which_lengths_all_lies(
+    answering: JobRig, tenant: str, worker: FakeWorker, kind: JobKind, own: dict[str, object]
+) -> None:
+    spec = policy_spec(steps=3, batch_size=2, eval_fraction=0.2, seed=5, **own)
+    spec = {name: value for name, value in spec.items() if value is not None}
+    spec |= {"teacher": spec["model"]} if kind is JobKind.DISTILL else {}
+    told = answering.do(tenant, kind, {**spec, "dry_run": True})
+    assert told.failure is None
+    assert answering.stores.database.read("SELECT 1 FROM session WHERE job = ?", (told.id,)) == []
+    real = answering.do(tenant, kind, spec)
+
+    assert real.failure is None and told.result is not None and real.result is not None
+    tokens = told.result["tokens"]
+    assert (told.result["steps"], told.result["answers"]) == (3, 3 * 2 * spec["group_size"])
+    assert tokens["trained_least"] <= real.result["tokens"] <= tokens["trained"]
+    prompts = 3 * 2 * spec["group_size"] * 6
+    assert (tokens["trained_least"], tokens["trained"]) == (
+        prompts + told.result["answers"],
+        prompts + 3 * told.result["answers"],
+    )
+    assert tokens["drawn_least"] < tokens["drawn"]
+    assert not tokens["drawn_is_exact"]
+    assert told.result["memory"] is not None
+
+
+def test_off_policy_a_dry_run_counts_the_teachers_answers_and_the_training_on_them(
+    answering: JobRig, tenant: str
+) -> None:
+    spec = {**policy_spec(epochs=2, group_size=2), "teacher": "another", "mode": "off_policy", "dry_run": True}
+    del spec["grader"]
+    spec["teacher"] = spec["model"]
+
+    told = answering.do(tenant, JobKind.DISTILL, spec)
+
+    assert told.result is not None, told.failure
+    tokens = told.result["tokens"]
+    assert (told.result["answers"], told.result["rows"], told.result["epochs"]) == (20, 20, 2.0)
+    assert (tokens["prefilled"], tokens["drawn_least"], tokens["drawn"]) == (60, 20, 60)
+    assert (tokens["trained_least"], tokens["trained"]) == (2 * 20 * 7, 2 * 20 * 9)
+
+
+def test_a_budget_of_tokens_ends_learning_from_answers_behind_the_step_that_uses_it_up(
+    answering: JobRig, tenant: str
+) -> None:
+    spec = policy_spec(steps=5, batch_size=2, group_size=2, max_train_tokens=50, seed=1)
+
+    told = answering.do(tenant, JobKind.REINFORCEMENT, {**spec, "dry_run": True})
+    job = answering.do(tenant, JobKind.REINFORCEMENT, spec)
+
+    assert job.result is not None and told.result is not None
+    assert job.result["stopped_by"] == "budget"
+    assert 50 <= job.result["tokens"] <= told.result["tokens"]["trained"]
+    assert job.result["step"] < 5
+
+
+def test_what_cannot_be_reckoned_is_refused_by_name_when_it_is_submitted() -> None:
+    with pytest.raises(InvalidInput, match="not for scripts"):
+        parse_spec("script", {"data": "file-1", "dry_run": True})
+    sweep = {"template": {"kind": "script", "spec": {"data": "file-1"}}, "parameters": {"max_seconds": [1, 2]}}
+    with pytest.raises(InvalidInput, match="not for scripts"):
+        parse_and_expand("sweep", {**sweep, "dry_run": True})
+    flow = {"jobs": {"mine": {"kind": "script", "spec": {"data": "file-1"}}}}
+    with pytest.raises(InvalidInput, match="not for scripts"):
+        parse_and_expand("flow", {**flow, "dry_run": True})
+
+
+def parse_and_expand(kind: str, values: dict[str, object]) -> None:
+    spec = parse_spec(kind, values).model_dump(mode="json", exclude_none=True)
+    expanded(NewJob(id="job-1", tenant="t", kind=JobKind(kind), spec=spec, digest="d"))

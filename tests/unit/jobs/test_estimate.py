@@ -6,8 +6,8 @@ import pytest
 
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.operation import OperationKind
-from twinkle.jobs.estimate import AdapterShape, Work, device_seconds, estimate_of
-from twinkle.storage.journal.speeds import Measured
+from twinkle.jobs.estimate import AdapterShape, Tokens, Work, device_seconds, estimate_of, sum_of_estimates
+from twinkle.storage.journal.speeds import Measured, ModelFacts
 
 SIZES = AdapterSizes(attn=100, mlp=200, unembed=50)
 WORK = Work(
@@ -31,7 +31,7 @@ MEASURED = [
 
 
 def test_memory_and_storage_follow_from_the_model_and_the_rank() -> None:
-    told = estimate_of(WORK, sizes=SIZES, measured=MEASURED, num_others=0)
+    told = estimate_of(WORK, ModelFacts(sizes=SIZES, measured=MEASURED, num_others=0))
     assert told["memory"] == {
         "adapter_parameters": 4 * 300,
         "weights_bytes": 4800,
@@ -43,9 +43,9 @@ def test_memory_and_storage_follow_from_the_model_and_the_rank() -> None:
 
 
 def test_the_time_is_a_range_between_the_quicker_and_the_slower_operations() -> None:
-    alone = estimate_of(WORK, sizes=SIZES, measured=MEASURED, num_others=0)["time"]
+    alone = estimate_of(WORK, ModelFacts(sizes=SIZES, measured=MEASURED, num_others=0))["time"]
     assert (alone["low_s"], alone["high_s"]) == (pytest.approx(11.0), pytest.approx(21.0))
-    shared = estimate_of(WORK, sizes=SIZES, measured=MEASURED, num_others=2)["time"]
+    shared = estimate_of(WORK, ModelFacts(sizes=SIZES, measured=MEASURED, num_others=2))["time"]
     assert (shared["low_s"], shared["high_s"]) == (pytest.approx(11.0), pytest.approx(63.0))
 
 
@@ -58,7 +58,7 @@ def test_operations_weigh_as_much_as_they_have_tokens() -> None:
 
 
 def test_where_nothing_was_measured_there_is_no_time_and_a_reason() -> None:
-    told = estimate_of(WORK, sizes=SIZES, measured=MEASURED[:2], num_others=0)
+    told = estimate_of(WORK, ModelFacts(sizes=SIZES, measured=MEASURED[:2], num_others=0))
     assert told["time"] == {
         "reason": "no measurement of training and optimizer steps on this mesh yet; it is there after 3 operations of"
         " the kind"
@@ -68,7 +68,7 @@ def test_where_nothing_was_measured_there_is_no_time_and_a_reason() -> None:
 
 
 def test_a_mesh_that_does_not_tell_sizes_gives_a_reason_for_the_memory() -> None:
-    told = estimate_of(WORK, sizes=None, measured=MEASURED, num_others=0)
+    told = estimate_of(WORK, ModelFacts(sizes=None, measured=MEASURED, num_others=0))
     assert "does not say" in told["memory"]["reason"]
     assert told["storage"] is None
 
@@ -77,3 +77,35 @@ def test_forward_passes_without_a_measurement_cost_from_a_third_of_a_training_pa
     found, _ = device_seconds(Work(base_model="base", num_forwarded=3000), MEASURED)
     assert found is not None
     assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(6.0))
+
+
+def test_what_depends_on_how_long_answers_get_is_a_range_and_so_is_its_time() -> None:
+    work = Work(base_model="base", num_trained=10_000, least=Tokens(trained=1000), num_steps=10)
+    told = estimate_of(work, ModelFacts(sizes=SIZES, measured=MEASURED, num_others=0))
+
+    assert (told["tokens"]["trained"], told["tokens"]["trained_least"]) == (10_000, 1000)
+    assert (told["time"]["low_s"], told["time"]["high_s"]) == (pytest.approx(2.0), pytest.approx(21.0))
+    twice = sum_of_estimates([told, told])
+    assert (twice["tokens"]["trained"], twice["tokens"]["trained_least"]) == (20_000, 2000)
+    assert (twice["time"]["low_s"], twice["time"]["high_s"]) == (pytest.approx(4.0), pytest.approx(42.0))
+
+
+def test_what_other_models_do_counts_and_takes_time_where_they_are_measured() -> None:
+    sampled = measured(OperationKind.SAMPLE, 1.0, 1.0, 1.0, num_tokens=100)
+    teacher = Work(base_model="teacher", num_prefilled=200)
+    work = Work(base_model="base", num_trained=10_000, num_steps=10, elsewhere=(teacher,))
+    facts = ModelFacts(sizes=SIZES, measured=MEASURED, num_others=0)
+
+    told = estimate_of(work, facts, elsewhere=[ModelFacts(sizes=None, measured=sampled, num_others=0)])
+    blind = estimate_of(work, facts, elsewhere=[ModelFacts(sizes=None, measured=[], num_others=0)])
+
+    assert (told["tokens"]["trained"], told["tokens"]["prefilled"]) == (10_000, 200)
+    assert (told["time"]["low_s"], told["time"]["high_s"]) == (pytest.approx(13.0), pytest.approx(23.0))
+    assert "no measurement of sampling" in blind["time"]["reason"]
+
+
+def test_what_asks_nothing_of_a_device_has_no_time_of_one() -> None:
+    told = estimate_of(Work(base_model="base", stored_bytes=7), ModelFacts(sizes=None, measured=[], num_others=0))
+
+    assert "asks nothing of a device" in told["time"]["reason"]
+    assert told["storage"] == {"checkpoints": 0, "size_bytes": 7}

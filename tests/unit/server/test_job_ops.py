@@ -121,6 +121,27 @@ def test_each_line_has_its_result_in_the_order_of_the_file(
     assert (job.result["operations"], job.result["failed"], job.progress["done"]) == (14, 0, 14)
 
 
+def test_a_dry_run_counts_what_the_lines_name_and_does_none_of_them(
+    rig: JobRig, files: BreakingFiles, tenant: str
+) -> None:
+    job = _do(rig, files, tenant, _lines(*_course(8)), dry_run=True)
+
+    assert job.result is not None, job.failure
+    told = job.result
+    assert (told["steps"], told["samples"], told["storage"]["checkpoints"]) == (8, 6, 4)
+    assert told["tokens"] == {
+        "trained": 24,
+        "forwarded": 6,
+        "prefilled": 6,
+        "drawn": 14,
+        "drawn_least": 6,
+        "drawn_is_exact": False,
+    }
+    assert rig.stores.database.read("SELECT 1 FROM session WHERE job = ?", (job.id,)) == []
+    wrong = _do(rig, files, tenant, _lines({"op": "optim_stop"}), dry_run=True)
+    assert wrong.failure is not None and wrong.failure.code == "invalid_data"
+
+
 def test_what_comes_out_is_the_same_when_attempts_broke_down_on_the_way(
     api: Api, rig: JobRig, files: BreakingFiles, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

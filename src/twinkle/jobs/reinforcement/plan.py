@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
+from twinkle.core.errors import InvalidInput
 from twinkle.core.job import JobFailed, JobKind, JsonObject
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.data import DataUse
+from twinkle.jobs.estimate import Work
 from twinkle.jobs.reinforcement.course import PolicyCourse, PolicyStanding, decide_policy
 from twinkle.jobs.reinforcement.judging import Jury, missing_fields
 from twinkle.jobs.reinforcement.rating import GraderRater, Rater, TeacherRater
+from twinkle.jobs.reinforcement.reckoning import Questions, work_of_policy, work_of_teaching
 from twinkle.jobs.reinforcement.sampling import Reference, Source
 from twinkle.jobs.reinforcement.steps import PolicyOutcome, PolicySteps
-from twinkle.jobs.reinforcement.teaching import SupervisedByTeacher
+from twinkle.jobs.reinforcement.teaching import SupervisedByTeacher, open_prompts
 from twinkle.jobs.run import JobRun
 from twinkle.jobs.training.data import TrainingData, open_data
-from twinkle.jobs.training.plan import TrainingPlan, base_model_of
+from twinkle.jobs.training.models import base_model_of, shape_of
+from twinkle.jobs.training.plan import TrainingPlan
 from twinkle.jobs.training.standing import Kept, Standing
 from twinkle.jobs.training.steps import Outcome
 from twinkle.jobs.training.training import StepsOfRun, Training
+from twinkle.wire.bodies.graders import ModelGraderPart, parts_of
 from twinkle.wire.bodies.jobs_rl import DistillSpec, ReinforcementSpec, RolloutSpec
 
 _ROWS_AT_ONCE = 1000
@@ -99,6 +105,33 @@ class PolicyPlan(TrainingPlan[SpecT], ABC):
     async def _open_data(self, context: JobContext[SpecT], base_model: str, seed: int) -> TrainingData:
         return await open_data(context, base_model, seed=seed, use=DataUse.PROMPTS)
 
+    async def reckon(self, context: JobContext[SpecT]) -> Work:
+        """All that it would have meshes do; prompts are counted, answers by how long they may get."""
+        spec = context.spec
+        base_model = await base_model_of(context, spec.model)
+        adapter = await shape_of(context)
+        data = await self._open_data(context, base_model, self._seed(context))
+        try:
+            course = self._decided(spec, data, self._seed(context))
+        except InvalidInput as error:
+            raise JobFailed("invalid_data", error.message, field=error.field) from error
+        return await work_of_policy(
+            spec,
+            course,
+            data,
+            base_model=base_model,
+            adapter=adapter,
+            eval_answers=spec.eval_answers if isinstance(spec, ReinforcementSpec) else 1,
+            questions=await self._questions(context, base_model),
+        )
+
+    @abstractmethod
+    async def _questions(self, context: JobContext[SpecT], base_model: str) -> Questions | None:
+        """Who is asked about the answers."""
+
+    def _seed(self, context: JobContext[SpecT]) -> int:
+        return context.job.seed if context.spec.seed is None else context.spec.seed
+
     def _decided(self, spec: SpecT, data: TrainingData, seed: int) -> PolicyCourse:
         loss, _, group_size = self._loss(spec)
         return decide_policy(
@@ -145,6 +178,16 @@ class ReinforcementPlan(PolicyPlan[ReinforcementSpec]):
         reference = Reference(context=context, course=source.course, data=source.data, model=context.spec.model)
         return GraderRater(context=context, spec=context.spec, standing=standing, jury=jury, reference=reference)
 
+    async def reckon(self, context: JobContext[ReinforcementSpec]) -> Work:
+        """As others do; what models that judge read and write is not counted, and they are named."""
+        work = await super().reckon(context)
+        parts = parts_of(context.spec.grader).values()
+        judges = sorted({part.model for part in parts if isinstance(part, ModelGraderPart)})
+        return replace(work, details={**work.details, "judges_not_counted": judges}) if judges else work
+
+    async def _questions(self, context: JobContext[ReinforcementSpec], base_model: str) -> Questions | None:
+        return Questions(base_model=base_model, of_evaluations=False) if context.spec.kl_coef else None
+
     def _loss(self, spec: ReinforcementSpec) -> tuple[str, dict[str, float | int | bool | str], int]:
         return spec.loss, spec.loss_config, spec.group_size
 
@@ -160,6 +203,20 @@ class DistillPlan(PolicyPlan[DistillSpec]):
         if context.spec.mode == "off_policy":
             return await SupervisedByTeacher().run(context)
         return await super().run(context)
+
+    async def reckon(self, context: JobContext[DistillSpec]) -> Work:
+        """On policy as others do; off policy the teacher's answers, and a training on as many rows."""
+        if context.spec.mode != "off_policy":
+            return await super().reckon(context)
+        base_model = await base_model_of(context, context.spec.model)
+        teacher = await base_model_of(context, context.spec.teacher, field="teacher")
+        adapter = await shape_of(context)
+        prompts = await open_prompts(context, base_model, seed=self._seed(context))
+        return await work_of_teaching(context, prompts, base_model=base_model, teacher=teacher, adapter=adapter)
+
+    async def _questions(self, context: JobContext[DistillSpec], base_model: str) -> Questions:
+        teacher = await base_model_of(context, context.spec.teacher, field="teacher")
+        return Questions(base_model=teacher, of_evaluations=True)
 
     async def _rater(self, context: JobContext[DistillSpec], source: Source, standing: PolicyStanding) -> TeacherRater:
         spec = context.spec

@@ -11,9 +11,10 @@ from twinkle.core.job import JobEvent, JobFailed, JsonObject, seed_of_text
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.data import DataUse
 from twinkle.jobs.reinforcement.asking import ask_model
-from twinkle.jobs.training.data import Example, open_data
-from twinkle.jobs.training.plan import SupervisedPlan, base_model_of
-from twinkle.wire.bodies.jobs_rl import DistillSpec, RolloutSpec
+from twinkle.jobs.training.data import Example, TrainingData, open_data
+from twinkle.jobs.training.models import base_model_of
+from twinkle.jobs.training.plan import SupervisedPlan
+from twinkle.wire.bodies.jobs_rl import DistillSpec
 from twinkle.wire.bodies.jobs_training import SupervisedSpec, TrainingSpec
 
 _AT_ONCE = 16
@@ -52,7 +53,7 @@ async def _taught(context: JobContext[DistillSpec], base_model: str) -> str:
     seed = context.job.seed if spec.seed is None else spec.seed
     await context.save(phase="preparing the data")
     # The student's template looks at every row, so that what is wrong is told before anything is sampled.
-    data = await open_data(_whole(context), base_model, seed=seed, use=DataUse.PROMPTS)
+    data = await open_prompts(context, base_model, seed=seed)
     num_rows, num_cut, lines = len(data.train_numbers), 0, []
     for start in range(0, num_rows, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, num_rows))
@@ -73,9 +74,10 @@ async def _taught(context: JobContext[DistillSpec], base_model: str) -> str:
     return await context.files.write("teacher.jsonl", ("\n".join(lines) + "\n").encode(), purpose=_PURPOSE)
 
 
-def _whole(context: JobContext[DistillSpec]) -> JobContext[RolloutSpec]:
+async def open_prompts(context: JobContext[DistillSpec], base_model: str, *, seed: int) -> TrainingData:
     """All prompts at once: what is kept for an evaluation is drawn from the teacher's answers."""
-    return context.for_spec(context.spec.model_copy(update={"eval_fraction": 0.0, "eval_data": None}))
+    whole = context.for_spec(context.spec.model_copy(update={"eval_fraction": 0.0, "eval_data": None}))
+    return await open_data(whole, base_model, seed=seed, use=DataUse.PROMPTS)
 
 
 async def _answers(context: JobContext[DistillSpec], example: Example, seed: int) -> list[tuple[str, bool]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -11,15 +11,14 @@ from twinkle.core.batch_loss import BATCH_LOSSES
 from twinkle.core.errors import InvalidInput
 from twinkle.core.job import JobCancelled, JobEvent, JobFailed, JobKind, JsonObject
 from twinkle.jobs.context import JobContext
-from twinkle.jobs.estimate import AdapterShape, Work
+from twinkle.jobs.estimate import Work
 from twinkle.jobs.training.course import Course, decide
 from twinkle.jobs.training.data import TrainingData, open_data
+from twinkle.jobs.training.models import base_model_of, shape_of
 from twinkle.jobs.training.reckoning import steps_within, work_of
 from twinkle.jobs.training.standing import Standing
 from twinkle.jobs.training.training import Training
-from twinkle.wire.bodies.checkpoints import WeightsInfoResponse
-from twinkle.wire.bodies.jobs_training import DEFAULT_RANK, PreferenceSpec, SupervisedSpec, TrainingSpec
-from twinkle.wire.paths import SCHEME
+from twinkle.wire.bodies.jobs_training import PreferenceSpec, SupervisedSpec, TrainingSpec
 
 SpecT = TypeVar("SpecT", bound=TrainingSpec)
 
@@ -116,7 +115,7 @@ class RowPlan(TrainingPlan[SpecT]):
         spec = context.spec
         seed = context.job.seed if spec.seed is None else spec.seed
         base_model = await base_model_of(context, spec.model)
-        adapter = await _shape_of(context)
+        adapter = await shape_of(context)
         data = await self._open_data(context, base_model, seed)
         try:
             course = self._decided(spec, data, seed)
@@ -143,34 +142,3 @@ class PreferencePlan(RowPlan[PreferenceSpec]):
 
     kind: ClassVar[JobKind] = JobKind.PREFERENCE
     spec_class: ClassVar[type[BaseModel]] = PreferenceSpec
-
-
-async def _shape_of(context: JobContext[SpecT]) -> AdapterShape:
-    """Of the adapter that is trained; of a checkpoint the one that it was trained with."""
-    spec = context.spec
-    if spec.begins_anew:
-        parts = (spec.train_attn, spec.train_mlp, spec.train_unembed)
-        return AdapterShape(spec.rank or DEFAULT_RANK, *(part is not False for part in parts))
-    told = await _weights_info(context, spec.model, field="model")
-    parts = (told.train_attn, told.train_mlp, told.train_unembed)
-    return AdapterShape(told.lora_rank or DEFAULT_RANK, *(part is not False for part in parts))
-
-
-async def base_model_of(context: JobContext[Any], model: str, *, field: str = "model") -> str:
-    """The base model, of a checkpoint the one that it was trained on.
-
-    Raises:
-        JobFailed: There is no such checkpoint, or it is somebody else's.
-    """
-    if not model.startswith(SCHEME):
-        return model
-    return (await _weights_info(context, model, field=field)).base_model
-
-
-async def _weights_info(context: JobContext[Any], path: str, *, field: str) -> WeightsInfoResponse:
-    answer = await context.door.request("POST", "/api/v1/weights_info", json={"tinker_path": path})
-    if not answer.is_success:
-        is_transient = answer.status_code >= 500
-        detail = answer.json()["detail"]
-        raise JobFailed("model_not_found", f"{path}: {detail}", field=field, is_transient=is_transient)
-    return WeightsInfoResponse.model_validate_json(answer.content)

@@ -25,7 +25,7 @@ async def steps_within(course: Course, data: TrainingData, max_tokens: int) -> i
         whole_epochs, left = divmod(max_tokens, data.train.num_tokens)
     first = whole_epochs * course.steps_per_epoch + 1
     for step in range(first, course.num_steps + 1):
-        num_tokens = await _tokens_of(data, course.rows_of(step))
+        num_tokens = await tokens_of(data, course.rows_of(step))
         if num_tokens > left:
             if step == 1:
                 raise JobFailed(
@@ -47,15 +47,14 @@ async def work_of(
         course.num_steps if spec.max_train_tokens is None else await steps_within(course, data, spec.max_train_tokens)
     )
     looked_at = range(course.num_rows, course.num_rows + course.num_eval_rows)
-    num_eval_tokens = await _tokens_of(data, looked_at)
+    num_eval_tokens = await tokens_of(data, looked_at)
     num_looks = sum(course.evaluates_after(step) for step in range(num_steps + 1))
     reference = num_eval_tokens + await _tokens_of_all(course, data) if course.with_reference else 0
-    num_saved = sum(course.saves_after(step) for step in range(num_steps + 1))
-    stays = min(num_saved, spec.keep_last + (spec.keep_best and course.num_eval_rows > 0)) + 1
+    stays = num_kept(spec, course, num_steps)
     times = sum(course.samples_after(step) for step in range(num_steps + 1))
     return Work(
         base_model=base_model,
-        num_trained=await _tokens_of_steps(course, data, num_steps),
+        num_trained=await tokens_of_steps(course, data, num_steps),
         num_forwarded=num_eval_tokens * num_looks + reference,
         num_drawn=times * sum(prompt.max_tokens for prompt in spec.samples),
         num_steps=num_steps,
@@ -72,22 +71,30 @@ async def work_of(
     )
 
 
-async def _tokens_of_steps(course: Course, data: TrainingData, num_steps: int) -> int:
+def num_kept(spec: TrainingSpec, course: Course, num_steps: int) -> int:
+    """How many checkpoints stay, the final one included."""
+    num_saved = sum(course.saves_after(step) for step in range(num_steps + 1))
+    return min(num_saved, spec.keep_last + (spec.keep_best and course.num_eval_rows > 0)) + 1
+
+
+async def tokens_of_steps(course: Course, data: TrainingData, num_steps: int) -> int:
+    """Of the rows of the first so many steps, each as often as it comes."""
     whole_epochs, rest = divmod(num_steps, course.steps_per_epoch)
     steps = range(whole_epochs * course.steps_per_epoch + 1, whole_epochs * course.steps_per_epoch + rest + 1)
     others = [place for step in steps for place in course.rows_of(step)]
     whole = whole_epochs * await _tokens_of_all(course, data) if whole_epochs else 0
-    return whole + await _tokens_of(data, others)
+    return whole + await tokens_of(data, others)
 
 
 async def _tokens_of_all(course: Course, data: TrainingData) -> int:
     """Of the rows that are trained, once each."""
     if not _is_split(course, data):
         return data.train.num_tokens
-    return await _tokens_of(data, range(course.num_rows))
+    return await tokens_of(data, range(course.num_rows))
 
 
-async def _tokens_of(data: TrainingData, places: Iterable[int]) -> int:
+async def tokens_of(data: TrainingData, places: Iterable[int]) -> int:
+    """Of some rows, by their places."""
     pieces = cut(list(places), _ROWS_AT_ONCE)
     return sum([Amount.of(await data.examples(piece)).num_tokens for piece in pieces])
 

@@ -23,7 +23,7 @@ from twinkle.server.openai.shapes import Completion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.request_metadata import SESSION_HEADER
-from twinkle.server.state import Caller, Server
+from twinkle.server.state import Caller, Server, ServerState
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.openai import CompletionRequest
 
@@ -47,9 +47,7 @@ async def create_completion(request: Request, server: Server, tenant: Caller) ->
     """Continue one or several prompts."""
     async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, CompletionRequest, received.complete())
-        model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
-        text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
-        drawings = await server.common.object_io.run(_plans, body, model, text_model)
+        model, text_model, drawings = await plan_texts(server, tenant, body)
     head: JsonObject = {"object": "text_completion", "created": int(server.common.clock.now()), "model": body.model}
     if body.stream:
         token_ids = text_model is None or bool(body.return_token_ids)
@@ -66,6 +64,19 @@ async def create_completion(request: Request, server: Server, tenant: Caller) ->
             "usage": usage_of(drawn, drawings),
         }
     )
+
+
+async def plan_texts(
+    server: ServerState, tenant: str, body: CompletionRequest
+) -> tuple[ServedModel, TextModel | None, list[Drawing]]:
+    """What continues texts, and what is drawn from each.
+
+    Raises:
+        UserError: There is no such model, or it cannot answer this.
+    """
+    model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
+    text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
+    return model, text_model, await server.common.object_io.run(_plans, body, model, text_model)
 
 
 def _plans(body: CompletionRequest, model: ServedModel, text_model: TextModel | None) -> list[Drawing]:
