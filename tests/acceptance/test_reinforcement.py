@@ -64,3 +64,30 @@ def test_what_is_rewarded_is_learnt_and_taught_on(served: Served, tmp_path: Any)
         answered, _ = done(client, "distill", {**taught, **cut})
         assert answered["teacher_file"].startswith("file-")
         assert answered["trained_tokens"] > 0
+
+
+def test_a_model_that_was_taught_to_judge_rewards_in_a_job(served: Served, tmp_path: Any) -> None:
+    lessons = [{"role": "assistant", "content": "0.5"}]
+    (rows := tmp_path / "judgements.jsonl").write_text(
+        "".join(
+            json.dumps({**json.loads(line), "messages": json.loads(line)["messages"] + lessons}) + "\n"
+            for line in PROMPTS.splitlines()
+        )
+    )
+    (data := tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    shared = {"model": "tiny", "rank": 8, "schedule": "constant", "seed": 3}
+    with Client(served.url, api_key=served.create_key("judged")) as client:
+        lessons_file, prompts = (client.files.upload(file, purpose="fine-tune").id for file in (rows, data))
+        judge, _ = done(client, "sft", {**shared, "data": lessons_file, "batch_size": 8, "steps": 12, "lr": 0.03})
+        grader = {
+            "type": "score_model",
+            "name": "judge",
+            "model": judge["sampler_checkpoint"],
+            "input": [{"role": "user", "content": "a"}],
+            "sampling_params": {"max_completions_tokens": 6},
+        }
+        answers = {"group_size": 2, "batch_size": 2, "max_tokens": 4, "steps": 1}
+        result, metrics = done(client, "grpo", {**shared, **answers, "data": prompts, "grader": grader})
+
+    assert (metrics[-1]["reward"], result["reward"]) == (0.5, 0.5)
+    assert metrics[-1]["judge_tokens"] > 0

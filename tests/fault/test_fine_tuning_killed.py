@@ -26,6 +26,27 @@ SPEC = {
     "rank": 4,
     "lr": 1e-2,
 }
+# A model of random weights seldom ends an answer: a teacher's are cut off unless they may be long.
+ANSWERS = {"batch_size": 4, "group_size": 4, "max_tokens": 4, "steps": 4, "eval_fraction": 0.2, "checkpoint_every": 2}
+POLICY = {
+    "grpo": {
+        **ANSWERS,
+        "grader": {"type": "regexp", "name": "vowels", "pattern": "[aeiou]"},
+        "kl_coef": 0.05,
+        "loss": "GRPOLoss",
+        "loss_config": {"entropy_coef": 0.01},
+    },
+    "distill": {**ANSWERS, "teacher": "tiny"},
+    "off_policy": {
+        "teacher": "tiny",
+        "mode": "off_policy",
+        "group_size": 3,
+        "max_tokens": 250,
+        "batch_size": 1,
+        "steps": 2,
+        "checkpoint_every": 1,
+    },
+}
 PAIRS = {"loss": "DPOLoss", "loss_config": {"beta": 0.5}}
 POINTS = [
     ("job.claimed", "job.saved:5", "worker.executed:9", "job.worked"),
@@ -33,11 +54,20 @@ POINTS = [
 ]
 PARTS_KILLED = [
     ("the jobs worker", "dpo"),
+    ("the jobs worker", "grpo"),
+    ("the worker", "distill"),
+    ("the jobs worker", "off_policy"),
     *[
         pytest.param(part, kind, marks=pytest.mark.soak)
         for part in ("the API", "the worker", "the jobs worker", "the broker")
-        for kind in ("sft", "dpo")
-        if (part, kind) != ("the jobs worker", "dpo")
+        for kind in ("sft", "dpo", "grpo", "distill", "off_policy")
+        if (part, kind)
+        not in {
+            ("the jobs worker", "dpo"),
+            ("the jobs worker", "grpo"),
+            ("the worker", "distill"),
+            ("the jobs worker", "off_policy"),
+        }
     ],
 ]
 
@@ -52,7 +82,12 @@ class Tuned:
         self.files = TenantFiles(served, self._key)
         self._calm: dict[str, Any] = {}
         lines = DATA.read_text().splitlines()[:24]
-        self._data = {"sft": self._upload(lines), "dpo": self._upload([_pair(line) for line in lines])}
+        prompts = self._upload([_prompt(line) for line in lines[:10]])
+        self._data = {
+            "sft": self._upload(lines),
+            "dpo": self._upload([_pair(line) for line in lines]),
+            **dict.fromkeys(POLICY, prompts),
+        }
 
     def calm(self, kind: str) -> Any:
         """What comes of a kind where nothing happens."""
@@ -66,11 +101,12 @@ class Tuned:
         What comes of it: hashes of the last checkpoint's files, the table of metrics, what the result says.
         """
         with Client(self.served.url, api_key=self._key) as client:
-            spec = {**SPEC, **(PAIRS if kind == "dpo" else {}), "data": self._data[kind], "seed": 5}
+            own = PAIRS if kind == "dpo" else POLICY.get(kind, {})
+            spec = {**SPEC, **own, "data": self._data[kind], "seed": 5}
             for point in points:
                 name, _, count = point.partition(":")
                 self.crashes.arm(name, count=int(count or 1))
-            job = client.jobs.submit(kind, spec, max_attempts=20)
+            job = client.jobs.submit("distill" if kind == "off_policy" else kind, spec, max_attempts=20)
             fault()
             ended = job.wait(timeout_s=150)
         assert ended.state == "succeeded", ended.failure
@@ -89,6 +125,10 @@ def _pair(line: str) -> str:
     return json.dumps(
         {"input": {"messages": [question]}, "preferred_output": [answer], "non_preferred_output": [wrong]}
     )
+
+
+def _prompt(line: str) -> str:
+    return json.dumps({"messages": json.loads(line)["messages"][:1]})
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +157,12 @@ def test_a_kill_of(tuned: Tuned, part: str, kind: str) -> None:
     calm = tuned.calm(kind)
 
     def kill() -> None:
-        wait_for(lambda: tuned.served.query(_UNDER_WAY), what="a fine-tuning under way")
+        under_way = _TEACHING if kind == "off_policy" else _UNDER_WAY
+        wait_for(lambda: tuned.served.query(under_way), what="a fine-tuning under way")
         tuned.served.part(part).kill()
 
     assert tuned.train(kind, kill) == calm
 
 
 _UNDER_WAY = "SELECT 1 FROM job WHERE state = 'running' AND phase = 'training'"
+_TEACHING = "SELECT 1 FROM job WHERE state = 'running' AND phase = 'asking the teacher'"

@@ -208,3 +208,12 @@ def test_a_cancelled_training_leaves_a_checkpoint_and_a_retry_goes_on_from_it(
     rest = [claim for claim in worker.executed_of(run_of(ended)) if claim.kind is OPTIM_STEP]
     assert len(rest) == 40 - step
     assert [one["step"] for one in metrics_of(rig, ended)] == list(range(41))
+
+
+def test_the_time_in_line_is_told_apart_from_that_of_computing(rig: JobRig, tenant: str) -> None:
+    job = rig.do(tenant, SFT, spec_of(steps=3, batch_size=2))
+
+    queue_s, compute_s = job.progress["queue_s"], job.progress["compute_s"]
+    assert isinstance(queue_s, float) and isinstance(compute_s, float)
+    assert job.finished_at is not None and job.started_at is not None
+    assert 0 < queue_s + compute_s <= job.finished_at - job.started_at + 0.002

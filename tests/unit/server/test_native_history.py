@@ -110,3 +110,18 @@ def test_nobody_takes_back_somebody_elses_run(
 
     assert (refused.status_code, unknown.status_code, history.status_code) == (404, 404, 404)
     assert refused.json()["detail"].replace(model_id, "nobodys:train:0") == unknown.json()["detail"]
+
+
+def test_the_times_of_a_run_add_up_stretch_by_stretch(
+    api: Api, http: httpx.Client, model_id: str, steps: list[str]
+) -> None:
+    route = str(http.base_url.join(f"/api/native/v1/runs/{model_id}/times"))
+
+    whole, later, nothing = (http.get(route, params={"after": after}).json() for after in (-1, 3, 6))
+    with api.http(api.new_key()) as stranger:
+        hidden = stranger.get(route)
+
+    assert [told["last_operation"] for told in (whole, later, nothing)] == [6, 6, 6]
+    assert 0 < later["queue_s"] + later["compute_s"] < whole["queue_s"] + whole["compute_s"]
+    assert (nothing["queue_s"], nothing["compute_s"]) == (0, 0)
+    assert hidden.status_code == 404

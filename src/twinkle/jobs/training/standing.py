@@ -86,6 +86,12 @@ class Standing:
     """The last step that a budget of tokens lets be trained, if that is not all."""
     ran_s: float = 0.0
     """For how long its attempts have run, pauses left out."""
+    queue_s: float = 0.0
+    """For how long operations of its runs stood in line while nothing of theirs was computed."""
+    compute_s: float = 0.0
+    """For how long they were computed."""
+    timed_seq: int = -1
+    """The last operation of the present run that is in these."""
     left: Kept | None = None
     """The checkpoint of a training that was cancelled."""
 
@@ -161,6 +167,7 @@ class Standing:
         """Let a new run go on from the last checkpoint there is; what came behind that is gone through again."""
         self.origin = self.left or (self.kept[-1] if self.kept else self.origin)
         self.generation += 1
+        self.timed_seq = -1
         if self.origin is None:
             self.reference_generation, self.step, self.tally = self.generation, -1, Tally()
         else:

@@ -22,7 +22,7 @@ from twinkle.wire.bodies.jobs_training import (
     TrainingSpec,
     checkpoint_name,
 )
-from twinkle.wire.paths import parse_checkpoint_path
+from twinkle.wire.paths import ModelId, parse_checkpoint_path
 
 STEPS_AHEAD = 3
 """Submitted beyond the step whose results are waited for, so that the mesh need not wait for the next one."""
@@ -221,6 +221,7 @@ class Training:
         standing, events = self._standing, self._events
         self._events, self._saved_at = [], self._context.now()
         standing.ran_s, self._began_at = self._ran_s(), self._context.now()
+        await self._look_at_times()
         tally = standing.tally
         figures = {"loss": tally.train_loss, "eval_loss": tally.eval_loss}
         await self._context.save(
@@ -232,8 +233,23 @@ class Training:
             events=events,
             tokens=tally.num_tokens,
             trained_tokens=tally.num_trained,
+            queue_s=round(standing.queue_s, 3),
+            compute_s=round(standing.compute_s, 3),
             **{name: value for name, value in figures.items() if value is not None},
         )
+
+    async def _look_at_times(self) -> None:
+        """Add what the operations have taken that ended since the last look."""
+        standing = self._standing
+        run = str(ModelId(await self._context.door.session(), standing.generation))
+        path = f"/api/native/v1/runs/{run}/times?after={standing.timed_seq}"
+        answer = await self._context.door.request("GET", path)
+        if not answer.is_success:
+            raise JobFailed("internal", f"the run could not be looked up: {answer.text}", is_transient=True)
+        told = answer.json()
+        standing.timed_seq = told["last_operation"]
+        standing.queue_s += told["queue_s"]
+        standing.compute_s += told["compute_s"]
 
     async def _save_checkpoint(self, name: str) -> Kept:
         """Both forms of a checkpoint behind the last step, which the course has no place for."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import InvalidInput
 from twinkle.server.openapi import described
@@ -14,7 +15,7 @@ from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Ten
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.journal.branches import Branch, fork_of
 from twinkle.storage.tenants.sessions import NewSession
-from twinkle.wire.bodies.base import parse_body
+from twinkle.wire.bodies.base import MAX_INT64, parse_body
 from twinkle.wire.bodies.native import RunResponse
 from twinkle.wire.bodies.runs import (
     BranchInfo,
@@ -25,6 +26,7 @@ from twinkle.wire.bodies.runs import (
     RewindRequest,
     SnapshotInfo,
     StepInfo,
+    TimesResponse,
 )
 from twinkle.wire.paths import ModelId
 
@@ -54,6 +56,23 @@ _MAX_STEPS_SHOWN = 1000
 async def show_history(run_id: str, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
     """Where a run comes from, its latest steps, what of it is kept and what that takes up."""
     return answer(await common.sql.run(_describe, queue, artifacts, run_id, tenant))
+
+
+@router.get("/runs/{run_id}/times", openapi_extra=described(TimesResponse, refusals=[404]))
+async def show_times(
+    run_id: str,
+    common: Common,
+    queue: Queue,
+    artifacts: Artifacts,
+    tenant: Tenant,
+    after: Annotated[int, Query(ge=-1, le=MAX_INT64)] = -1,
+) -> Response:
+    """The time in line and on the device of a run's operations behind number ``after``."""
+    run = await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
+    spent = await common.sql.run(partial(queue.timeline.spent, after=after), run.id)
+    return answer(
+        TimesResponse(run_id=run.id, last_operation=spent.last_seq, queue_s=spent.queue_s, compute_s=spent.compute_s)
+    )
 
 
 @router.post(

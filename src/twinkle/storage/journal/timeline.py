@@ -76,6 +76,19 @@ class PastOrPresent:
         return self.started_at if self.is_held else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimeSpent:
+    """How long a stretch of a lane's operations stood in line, and how long they were computed, in seconds.
+
+    One stands in line from when it has come and the one before it has ended until its last attempt begins.
+    """
+
+    last_seq: int
+    """The last one of the stretch: all up to it have ended."""
+    queue_s: float
+    compute_s: float
+
+
 class Timeline:
     """Reads sessions page by page: what is in memory does not grow with them."""
 
@@ -118,6 +131,24 @@ class Timeline:
             operation = _operation_of(row)
             if operation.accepted_at <= until:
                 yield operation
+
+    def spent(self, lane: str, *, after: int) -> TimeSpent:
+        """What the operations of a lane behind number ``after`` took, up to the first that has not ended."""
+        sql = (
+            "SELECT seq, accepted_at, started_at, finished_at FROM operation"
+            " WHERE lane = ? AND seq > ? ORDER BY seq LIMIT ?"
+        )
+        last_seq, queue_s, compute_s, ended_at = after, 0.0, 0.0, 0.0
+        # The one at ``after`` says since when the next one could begin.
+        for row in self._pages(sql, lane, after=after - 1, key="seq", size=_OPERATIONS_A_PAGE):
+            if row.finished_at is None:
+                break
+            if row.seq > after:
+                began_at = row.finished_at if row.started_at is None else row.started_at
+                queue_s += max(0.0, began_at - max(row.accepted_at, ended_at))
+                compute_s += row.finished_at - began_at
+            last_seq, ended_at = row.seq, row.finished_at
+        return TimeSpent(last_seq=last_seq, queue_s=queue_s, compute_s=compute_s)
 
     def _pages(self, sql: str, of: str, *, after: str | int, key: str, size: int) -> Iterator[Row]:
         """The rows behind ``after`` by the column ``key``, in queries of one page each."""

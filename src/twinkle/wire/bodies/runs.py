@@ -16,6 +16,18 @@ class PastState(RequestBody):
     operation: int | None = Field(default=None, ge=0, le=MAX_INT64)
 
 
+class TimesResponse(ResponseBody):
+    """``GET runs/{run_id}/times``: how long a run's operations stood in line, and how long they were computed.
+
+    They are those behind ``after`` up to ``last_operation``, behind which one has not ended.
+    """
+
+    run_id: str
+    last_operation: int
+    queue_s: float
+    compute_s: float
+
+
 class RewindRequest(PastState):
     """``POST runs/{run_id}/rewind``."""
 
