@@ -223,7 +223,7 @@ class FakeWorker:
     def _call(self, claim: Claim, call: Call, records: Records) -> bytes:
         if call.method == "save":
             kind = OperationKind.SAVE_WEIGHTS_FOR_SAMPLER if call.arguments["is_sampler"] else claim.kind
-            body = {"path": call.arguments["name"]}
+            body = {"path": call.arguments["name"] or f"checkpoint-{claim.seq}"}
             path = self._save(replace(claim, kind=kind), body, records)["path"]
             return json.dumps({"twinkle_path": path, "checkpoint_dir": path}).encode()
         return json.dumps({"result": {"method": call.method, "seq": claim.seq, **call.arguments}}).encode()

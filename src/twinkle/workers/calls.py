@@ -23,9 +23,9 @@ from twinkle.workers.steps import Steps
 
 
 class SaveCall(RequestBody):
-    """What a ``save`` says; its name was chosen and judged by the API."""
+    """What a ``save`` says. Its name was judged by the API; without one it is called by its number."""
 
-    name: str
+    name: str | None = None
     save_optimizer: bool = False
     is_sampler: bool = False
     ttl_s: float | None = None
@@ -80,7 +80,7 @@ class Calls(Generic[State]):
         self.engine.call(state, call)
         save = CheckpointToSave(
             kind=CheckpointKind.SAMPLER if wanted.is_sampler else CheckpointKind.TRAINING,
-            name=wanted.name,
+            name=wanted.name or f"checkpoint-{claim.seq}",
             overwrite=True,
             ttl_s=wanted.ttl_s,
             with_optimizer=wanted.save_optimizer,

@@ -1,15 +1,83 @@
-"""The birth of an adapter of this dialect, and which one a call is about."""
+"""Which model a path names, and which adapter a call is about."""
 
 from __future__ import annotations
 
-from fastapi import Response
+from functools import partial
 
+from fastapi import Request, Response
+
+from twinkle.core.errors import InvalidInput, NotFound
+from twinkle.core.model_names import plain_model_name
+from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.state import ServerState
 from twinkle.server.tinker.answers import answer
+from twinkle.server.twinkle.sessions import SESSION_HEADER, session_of
+from twinkle.storage.adapters.named import AdapterAddress, AdapterName
+from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.wire.bodies.twinkle_calls import AdapterCreated
+
+WARNINGS = "warnings"
+"""Under which a run's metadata says what of its config is not applied."""
 
 
 async def created_answer(server: ServerState, adapter: str) -> Response:
     """The answer to ``add_adapter_to_model`` once the worker has made the adapter."""
     name = await server.common.sql.run(server.artifacts.named_adapters.name_of, adapter)
-    return answer(AdapterCreated(adapter_name=name or adapter, training_run_id=adapter))
+    run = await server.common.sql.run(server.artifacts.adapters.find, adapter)
+    warnings = (run.user_metadata or {}).get(WARNINGS)
+    return answer(
+        AdapterCreated(
+            adapter_name=name or adapter,
+            training_run_id=adapter,
+            warnings=None if warnings is None else warnings.splitlines(),
+        )
+    )
+
+
+async def mesh_of_model(server: ServerState, model_id: str) -> MeshStatus:
+    """Where an adapter on this model goes.
+
+    Raises:
+        NotFound: The model is not served here.
+        MeshUnavailable: No model is, yet.
+    """
+    name = _meant(server, model_id)
+    try:
+        return choose_mesh(await server.queue.meshes.all(fresh=True), name)
+    except InvalidInput as error:
+        raise NotFound(error.message.partition(": ")[2]) from None
+
+
+async def address_of(
+    request: Request, server: ServerState, tenant: str, model_id: str, adapter_name: str
+) -> AdapterAddress:
+    """The adapter that a call is about.
+
+    Raises:
+        NotFound: There is no such adapter, or it is one on another model, or the model is not served here.
+        InvalidInput: The name needs a session, and none is said.
+    """
+    name = AdapterName(text=adapter_name, session=None)
+    if not name.is_run_id and name.parts[0] is None:
+        # A session that is said need not be looked up: an adapter is found in it, or is not.
+        session = request.headers.get(SESSION_HEADER) or await session_of(request, server, tenant)
+        name = AdapterName(text=adapter_name, session=session)
+    try:
+        address = await server.common.sql.run(partial(server.artifacts.named_adapters.find, name, tenant=tenant))
+    except NotFound:
+        # Whoever has the model wrong is told that first.
+        await mesh_of_model(server, model_id)
+        raise
+    if plain_model_name(_meant(server, model_id)) != plain_model_name(address.base_model):
+        await mesh_of_model(server, model_id)
+        raise NotFound(
+            f"adapter {adapter_name!r} is on {address.base_model!r}, not on {model_id!r}; call it under"
+            f" /api/v1/model/{address.base_model}/"
+        )
+    return address
+
+
+def _meant(server: ServerState, model_id: str) -> str:
+    """The id that this one stands for, where the operator has said so."""
+    aliases = server.common.settings.model_id_aliases
+    return aliases.get(model_id) or aliases.get(plain_model_name(model_id)) or model_id

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from twinkle.server.openai import chat, models
-from twinkle.server.twinkle import futures, gateway, runs
+from twinkle.server.twinkle import checkpoints, futures, gateway, model, runs
 
 _PREFIX = "/api/v1"
-_PARTS = (futures, gateway, runs)
+_PARTS = (futures, gateway, runs, checkpoints, model)
 _OPENAI_PARTS = (chat, models)
 
 router = APIRouter(prefix=_PREFIX)

@@ -121,6 +121,19 @@ def parse_body(body_class: type[RequestT], raw: bytes) -> RequestT:
         raise invalid_input(error) from error
 
 
+def parse_object(body_class: type[RequestT], values: Mapping[str, Any], *, within: str) -> RequestT:
+    """Reads an object that was part of a body.
+
+    Raises:
+        InvalidInput: It names the first field at fault, behind what it is part of.
+    """
+    try:
+        return body_class.model_validate(values)
+    except ValidationError as error:
+        inner = invalid_input(error)
+        raise InvalidInput(f"{within}.{inner.field}", inner.message.partition(": ")[2]) from error
+
+
 def _refuse_too_many_values(raw: bytes) -> None:
     if len(raw) <= _ALWAYS_FEW_VALUES_BYTES:
         return
