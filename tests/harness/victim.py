@@ -36,6 +36,8 @@ _ID_OF_NAME = {
     "model_path": "$path",
     "base_model": "$model",
     "model": "$model",
+    "method": "$method",
+    "adapter_name": "$adapter",
     "mesh": "$mesh",
     "segment": "$segment",
     "name": "$name",
@@ -95,6 +97,12 @@ def _own_everything(client: httpx.Client) -> dict[str, str]:
     saved = client.post("/api/v1/save_weights", json=save).json()["request_id"]
     with httpx.Client(base_url=f"{client.base_url}/api/v1", headers=client.headers) as tinker:
         path = retrieve(tinker, saved).json()["path"]
+    config = {"peft_type": "LORA", "r": 8}
+    named = client.post(
+        f"/api/v1/model/{BASE_MODEL}/twinkle/add_adapter_to_model",
+        json={"adapter_name": "a", "config": config},
+        headers={"X-Twinkle-Session-Id": session},
+    )
     return {
         "$session": session,
         "$run": run,
@@ -104,5 +112,7 @@ def _own_everything(client: httpx.Client) -> dict[str, str]:
         "$segment": "weights",
         "$name": "kept",
         "$model": BASE_MODEL,
+        "$adapter": named.json()["adapter_name"],
+        "$method": "forward_backward",
         "$mesh": "default",
     }

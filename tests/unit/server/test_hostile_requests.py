@@ -177,12 +177,54 @@ BODIES: dict[str, Json] = {
     "/api/v1/twinkle/create_session": {"metadata": {"a": "b"}},
     "/api/v1/twinkle/session_heartbeat": {"session_id": "$session"},
     "/api/v1/twinkle/weights_info": {"twinkle_path": "$path"},
+    "/api/v1/model/{base_model}/twinkle/create": {"ignored": 1},
+    "/api/v1/model/{base_model}/twinkle/add_adapter_to_model": {
+        "adapter_name": "b",
+        "config": {
+            "peft_type": "LORA",
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": ["q_proj"],
+            "rank_pattern": {"q": 2},
+        },
+        "gradient_accumulation_steps": 2,
+        "seed": 1,
+        "save_dir": "a",
+    },
+    "/api/v1/model/{base_model}/twinkle/save": {
+        "adapter_name": "$adapter",
+        "name": "a",
+        "save_optimizer": True,
+        "is_sampler": False,
+        "consumed_train_samples": 3,
+        "ttl_s": 60,
+    },
+    "/api/v1/model/{base_model}/twinkle/load": {"adapter_name": "$adapter", "name": "$path", "load_optimizer": True},
+    "/api/v1/model/{base_model}/twinkle/resume_from_checkpoint": {
+        "adapter_name": "$adapter",
+        "name": "a",
+        "resume_only_model": True,
+    },
+    "/api/v1/model/{base_model}/twinkle/upload_to_hub": {
+        "checkpoint_dir": {"twinkle_path": "$path", "checkpoint_dir": "$path"},
+        "hub_model_id": "hf://me/model",
+        "hub_token": "t",
+        "private": True,
+    },
+    "/api/v1/model/{base_model}/twinkle/{method}": {
+        "adapter_name": "$adapter",
+        "inputs": [{"input_ids": [1, 2], "labels": [2, -100]}, {"messages": [{"role": "user", "content": "hi"}]}],
+        "advantages": [0.5, 1.0],
+        "disable_lora": True,
+    },
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},
 }
 """A valid body of every route that takes JSON; `$name` stands for an id of the tenant that sends it."""
 
 IGNORING = {"/api/v1/client/config", "/api/v1/client/dynamic_config", "/api/v1/telemetry"}
 """They look at no body."""
+# Nobody waits for a worker that rests; the adapters of this client have a session.
+ASIDE = {"prefer": "respond-async", "x-request-id": "hostile"}
 
 
 @dataclass(frozen=True)
@@ -216,7 +258,14 @@ ROUTES = [route for route in _routes() if (route.method, route.path) != REVOKE]
 
 
 def _draw_url(data: st.DataObject, route: Route, victim: Victim) -> str:
-    known = {"run_id": "$run", "session_id": "$session", "sampler_id": "$sampler", "request_id": "$request"}
+    known = {
+        "run_id": "$run",
+        "session_id": "$session",
+        "sampler_id": "$sampler",
+        "request_id": "$request",
+        "base_model": "$model",
+        "method": "$method",
+    }
     path = route.path
     for name in route.path_names:
         texts = TEXTS | NUMBERS.map(str)
@@ -259,7 +308,7 @@ def send(victim: Victim, route: Route, raw: bytes, headers: dict[str, str]) -> h
 
 def _send(victim: Victim, method: str, url: str, body: bytes | None, headers: dict[str, str]) -> httpx.Response:
     started = time.monotonic()
-    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    sent = {name: value.encode("latin-1") for name, value in (ASIDE | headers).items()}
     response = victim.client.request(method, url, content=body, headers=sent)
     assert time.monotonic() - started < ANSWER_S
     _check(response, victim)
@@ -373,11 +422,12 @@ def test_every_route_that_takes_a_body_is_attacked_with_one() -> None:
 def test_the_valid_bodies_of_this_attack_are_understood(victim: Victim, template: str) -> None:
     """Else the attack would never come past the first refusal."""
     path = template
-    for name, own in (("run_id", "$run"), ("session_id", "$session"), ("segment", "weights"), ("name", "kept")):
+    names = {"segment": "weights", "name": "kept", "base_model": "$model", "method": "$method"}
+    for name, own in {"run_id": "$run", "session_id": "$session", **names}.items():
         path = path.replace(f"{{{name}}}", victim.ids.get(own, own))
 
     method = next(route.method for route in ROUTES if route.path == template and route.body_types)
-    response = victim.client.request(method, path, json=victim.filled(BODIES[template]))
+    response = victim.client.request(method, path, json=victim.filled(BODIES[template]), headers=ASIDE)
 
     # What was attacked before may have finished the session.
-    assert response.status_code in (200, 204, 400, 404, 408, 410), response.text
+    assert response.status_code in (200, 202, 204, 400, 404, 408, 410), response.text

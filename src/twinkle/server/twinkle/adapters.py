@@ -34,14 +34,14 @@ async def created_answer(server: ServerState, adapter: str) -> Response:
     )
 
 
-async def mesh_of_model(server: ServerState, model_id: str) -> MeshStatus:
+async def mesh_of_model(server: ServerState, base_model: str) -> MeshStatus:
     """Where an adapter on this model goes.
 
     Raises:
         NotFound: The model is not served here.
         MeshUnavailable: No model is, yet.
     """
-    name = _meant(server, model_id)
+    name = _meant(server, base_model)
     try:
         return choose_mesh(await server.queue.meshes.all(fresh=True), name)
     except InvalidInput as error:
@@ -49,7 +49,7 @@ async def mesh_of_model(server: ServerState, model_id: str) -> MeshStatus:
 
 
 async def address_of(
-    request: Request, server: ServerState, tenant: str, model_id: str, adapter_name: str
+    request: Request, server: ServerState, tenant: str, base_model: str, adapter_name: str
 ) -> AdapterAddress:
     """The adapter that a call is about.
 
@@ -66,18 +66,18 @@ async def address_of(
         address = await server.common.sql.run(partial(server.artifacts.named_adapters.find, name, tenant=tenant))
     except NotFound:
         # Whoever has the model wrong is told that first.
-        await mesh_of_model(server, model_id)
+        await mesh_of_model(server, base_model)
         raise
-    if plain_model_name(_meant(server, model_id)) != plain_model_name(address.base_model):
-        await mesh_of_model(server, model_id)
+    if plain_model_name(_meant(server, base_model)) != plain_model_name(address.base_model):
+        await mesh_of_model(server, base_model)
         raise NotFound(
-            f"adapter {adapter_name!r} is on {address.base_model!r}, not on {model_id!r}; call it under"
+            f"adapter {adapter_name!r} is on {address.base_model!r}, not on {base_model!r}; call it under"
             f" /api/v1/model/{address.base_model}/"
         )
     return address
 
 
-def _meant(server: ServerState, model_id: str) -> str:
+def _meant(server: ServerState, base_model: str) -> str:
     """The id that this one stands for, where the operator has said so."""
     aliases = server.common.settings.model_id_aliases
-    return aliases.get(model_id) or aliases.get(plain_model_name(model_id)) or model_id
+    return aliases.get(base_model) or aliases.get(plain_model_name(base_model)) or base_model

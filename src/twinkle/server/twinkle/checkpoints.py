@@ -51,7 +51,7 @@ router = APIRouter(prefix="/model")
 
 
 @router.post(
-    "/{model_id:path}/twinkle/save",
+    "/{base_model:path}/twinkle/save",
     openapi_extra=described(
         SavedResponse,
         body=SaveRequest,
@@ -61,19 +61,19 @@ router = APIRouter(prefix="/model")
         access=Access.TWINKLE,
     ),
 )
-async def save(model_id: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
+async def save(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
     """A checkpoint of an adapter, which takes the place of one of its name."""
     body = parse_body(SaveRequest, await server.common.bodies.read(request))
     if body.output_dir is not None:
         raise InvalidInput("output_dir", _NO_FOLDER)
     arguments = body.model_dump(exclude={"adapter_name", "output_dir"}, exclude_none=True)
     arguments["name"] = checkpoint_name(body.name)
-    lane = (await address_of(request, server, tenant, model_id, body.adapter_name)).id
+    lane = (await address_of(request, server, tenant, base_model, body.adapter_name)).id
     return await _answer(request, server, tenant, lane, Call(method="save", arguments=arguments), body_digest(body))
 
 
 @router.post(
-    "/{model_id:path}/twinkle/load",
+    "/{base_model:path}/twinkle/load",
     openapi_extra=described(
         RESULT,
         body=LoadRequest,
@@ -83,14 +83,14 @@ async def save(model_id: ModelName, request: Request, server: Server, tenant: Ca
         access=Access.TWINKLE,
     ),
 )
-async def load(model_id: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
+async def load(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
     """Put a checkpoint's weights into an adapter, with the optimizer's state if that is wanted."""
     body = parse_body(LoadRequest, await server.common.bodies.read(request))
-    return await _load(request, server, tenant, model_id, body, {"load_optimizer": body.load_optimizer})
+    return await _load(request, server, tenant, base_model, body, {"load_optimizer": body.load_optimizer})
 
 
 @router.post(
-    "/{model_id:path}/twinkle/resume_from_checkpoint",
+    "/{base_model:path}/twinkle/resume_from_checkpoint",
     openapi_extra=described(
         RESULT,
         body=LoadRequest,
@@ -100,20 +100,20 @@ async def load(model_id: ModelName, request: Request, server: Server, tenant: Ca
         access=Access.TWINKLE,
     ),
 )
-async def resume_from_checkpoint(model_id: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
+async def resume_from_checkpoint(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
     """Let an adapter go on as a checkpoint was, and say how far that had come."""
     body = parse_body(LoadRequest, await server.common.bodies.read(request))
-    return await _load(request, server, tenant, model_id, body, {"resume_only_model": body.resume_only_model})
+    return await _load(request, server, tenant, base_model, body, {"resume_only_model": body.resume_only_model})
 
 
 @router.post(
-    "/{model_id:path}/twinkle/upload_to_hub",
+    "/{base_model:path}/twinkle/upload_to_hub",
     openapi_extra=described(UploadTicket, body=UploadRequest, refusals=[404], headers=[HEADER], access=Access.TWINKLE),
 )
-async def upload_to_hub(model_id: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
+async def upload_to_hub(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
     """Push a checkpoint to a hub, by a job of the service's: retried, and listed among the caller's jobs."""
     body = parse_body(UploadRequest, await server.common.bodies.read(request))
-    await mesh_of_model(server, model_id)
+    await mesh_of_model(server, base_model)
     given = body.checkpoint_dir
     text = given.twinkle_path if isinstance(given, SavedCheckpoint) else given
     path = str(parse_checkpoint_path(text, field="checkpoint_dir"))
@@ -131,12 +131,12 @@ async def upload_to_hub(model_id: ModelName, request: Request, server: Server, t
 
 
 @router.get(
-    "/{model_id:path}/twinkle/upload_status/{request_id}",
+    "/{base_model:path}/twinkle/upload_status/{request_id}",
     openapi_extra=described(UploadStatus, refusals=[404], access=Access.TWINKLE),
 )
-async def upload_status(model_id: ModelName, request_id: str, server: Server, tenant: Caller) -> Response:
+async def upload_status(base_model: ModelName, request_id: str, server: Server, tenant: Caller) -> Response:
     """How an upload stands."""
-    await mesh_of_model(server, model_id)
+    await mesh_of_model(server, base_model)
     job = await server.common.sql.run(server.jobs.store.find, request_id, tenant)
     if job.kind is not JobKind.EXPORT:
         raise NotFound(f"no upload {request_id!r}")
@@ -144,10 +144,10 @@ async def upload_status(model_id: ModelName, request_id: str, server: Server, te
 
 
 async def _load(
-    request: Request, server: ServerState, tenant: str, model_id: str, body: LoadRequest, how: dict[str, object]
+    request: Request, server: ServerState, tenant: str, base_model: str, body: LoadRequest, how: dict[str, object]
 ) -> Response:
     method = "load" if "load_optimizer" in how else "resume_from_checkpoint"
-    lane = (await address_of(request, server, tenant, model_id, body.adapter_name)).id
+    lane = (await address_of(request, server, tenant, base_model, body.adapter_name)).id
     path = checkpoint_path(body.name, run_id=lane)
     arguments = {"path": str(path), **how}
     if path.run_id != lane:

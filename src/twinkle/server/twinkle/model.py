@@ -52,28 +52,28 @@ Method = Annotated[str, Path(json_schema_extra={"enum": list(METHODS)})]
 router = APIRouter(prefix="/model")
 
 
-@router.get("/{model_id:path}/healthz", openapi_extra=described(ModelOpened, refusals=[404], access=Access.TWINKLE))
-async def model_healthz(model_id: ModelName, server: Server, _: Caller) -> Response:
+@router.get("/{base_model:path}/healthz", openapi_extra=described(ModelOpened, refusals=[404], access=Access.TWINKLE))
+async def model_healthz(base_model: ModelName, server: Server, _: Caller) -> Response:
     """A live worker serves the model; 503 while none does."""
-    mesh = await mesh_of_model(server, model_id)
+    mesh = await mesh_of_model(server, base_model)
     if not mesh.alive:
-        raise MeshUnavailable(f"no worker that serves {model_id!r} is running; operations are kept until one is back")
+        raise MeshUnavailable(f"no worker that serves {base_model!r} is running; operations are kept until one is back")
     return answer(ModelOpened())
 
 
 @router.post(
-    "/{model_id:path}/twinkle/create",
+    "/{base_model:path}/twinkle/create",
     openapi_extra=described(ModelOpened, body=OpenModelRequest, refusals=[404], access=Access.TWINKLE),
 )
-async def open_model(model_id: ModelName, request: Request, server: Server, _: Caller) -> Response:
+async def open_model(base_model: ModelName, request: Request, server: Server, _: Caller) -> Response:
     """The model is served, and adapters may be added to it."""
     parse_body(OpenModelRequest, await server.common.bodies.read(request))
-    await mesh_of_model(server, model_id)
+    await mesh_of_model(server, base_model)
     return answer(ModelOpened())
 
 
 @router.post(
-    "/{model_id:path}/twinkle/add_adapter_to_model",
+    "/{base_model:path}/twinkle/add_adapter_to_model",
     openapi_extra=described(
         AdapterCreated,
         body=AddAdapterRequest,
@@ -83,11 +83,11 @@ async def open_model(model_id: ModelName, request: Request, server: Server, _: C
         access=Access.TWINKLE,
     ),
 )
-async def add_adapter(model_id: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
+async def add_adapter(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
     """A new adapter under a name of the session's, answered when it has been made."""
     body = parse_body(AddAdapterRequest, await server.common.bodies.read(request))
     peft = _judged(body)
-    mesh = await mesh_of_model(server, model_id)
+    mesh = await mesh_of_model(server, base_model)
     _check_rank(peft.settings.r, mesh)
     session_id = await session_of(request, server, tenant)
     name = AdapterName(text=body.adapter_name, session=session_id).parts
@@ -122,7 +122,7 @@ async def add_adapter(model_id: ModelName, request: Request, server: Server, ten
 
 
 @router.post(
-    "/{model_id:path}/twinkle/{method}",
+    "/{base_model:path}/twinkle/{method}",
     openapi_extra=described(
         RESULT,
         body=MethodCall,
@@ -133,7 +133,7 @@ async def add_adapter(model_id: ModelName, request: Request, server: Server, ten
     ),
 )
 async def call_method(
-    model_id: ModelName, method: Method, request: Request, server: Server, tenant: Caller
+    base_model: ModelName, method: Method, request: Request, server: Server, tenant: Caller
 ) -> Response:
     """A call of one of the model's methods, behind the adapter's earlier ones; the answer is its result."""
     if method not in METHODS:
@@ -144,7 +144,7 @@ async def call_method(
             call = read_call(method, raw)
         else:
             call = await server.common.object_io.run(read_call, method, raw)
-        lane = (await address_of(request, server, tenant, model_id, call.adapter_name)).id
+        lane = (await address_of(request, server, tenant, base_model, call.adapter_name)).id
         accepted = await server.queue.submitter.submit(unnumbered(request, tenant, lane, call))
     return await answer_accepted(request, server, tenant, accepted.request_id)
 
