@@ -13,6 +13,7 @@ from twinkle.core.errors import Conflict, InvalidInput, LimitReached, NotFound
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind, Payload, Unnumbered
 from twinkle.storage.adapters.named import AdapterName
+from twinkle.storage.journal.branches import fork_of
 from twinkle.storage.journal.records import AdapterLimit, NewAdapter
 
 SESSION = "session-t0"
@@ -120,6 +121,21 @@ def test_a_run_is_trained_through_the_dialect_that_made_it_and_forked_and_rewoun
     assert after == [("2", True)]
     assert bench.adapters.unload(ours, "t0").request_id == f"{ours}:req:3"
     assert isinstance(bench.journal.append([_call(ours)])[0], InvalidInput)
+
+
+def test_a_fork_is_trained_through_the_dialect_that_it_is_made_for(bench: Bench, lease: Lease) -> None:
+    ours = _run_of(_opened(bench))
+    bench.run(lease)
+    source = bench.adapters.find(ours)
+    for name, dialect in (("as before", None), ("for the other", Dialect.TINKER)):
+        bench.branches.fork(fork_of(source, name, SESSION, now=0.0, dialect=dialect), source=ours, at=0)
+
+    same, other = bench.journal.append([_call("as before"), submission("for the other", 1)])
+    refused = bench.journal.append([submission("as before", 1), _call("for the other")])
+
+    assert isinstance(same, Accepted) and isinstance(other, Accepted)
+    assert [type(answer) for answer in refused] == [InvalidInput, InvalidInput]
+    assert bench.named_adapters.find(AdapterName(text=ours, session=None), tenant="t0").id == ours
 
 
 def test_an_adapter_is_found_by_its_name_with_and_without_its_session_and_by_its_run(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import click
 import typer
 
 from twinkle.cli.flags import AtFlag, AtOperationFlag, HomeFlag, JsonFlag, LimitFlag, RunArgument, WaitFlag, settings_of
@@ -83,6 +84,13 @@ def runs_fork(
     at: AtFlag = None,
     at_operation: AtOperationFlag = None,
     timeout_s: WaitFlag = 120.0,
+    dialect: Annotated[
+        str | None,
+        typer.Option(
+            help="Which the new run is trained through; default: as this one.",
+            click_type=click.Choice(["tinker", "twinkle"]),
+        ),
+    ] = None,
     home: HomeFlag = None,
 ) -> None:
     """Begin a new run as this one was after a step. Its id stands alone on the last line.
@@ -91,7 +99,7 @@ def runs_fork(
     """
     from twinkle.cli.runs import fork_run
 
-    fork_run(settings_of(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s)
+    fork_run(settings_of(home=home), run, step=at, operation=at_operation, timeout_s=timeout_s, dialect=dialect)
 
 
 @runs.command("rewind")

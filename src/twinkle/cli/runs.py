@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
+from twinkle.core.adapter import Dialect
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import InvalidInput, TransientError, UserError
 from twinkle.core.operation import Accepted
@@ -106,13 +107,22 @@ def rewind_run(settings: Settings, run_id: str, *, step: int | None, operation: 
         _wait(stores, accepted, timeout_s)
 
 
-def fork_run(settings: Settings, run_id: str, *, step: int | None, operation: int | None, timeout_s: float) -> None:
+def fork_run(
+    settings: Settings,
+    run_id: str,
+    *,
+    step: int | None,
+    operation: int | None,
+    timeout_s: float,
+    dialect: str | None = None,
+) -> None:
     """Begin a new run of the same tenant from a past state; its id stands alone on the last line."""
     with opened_journal(settings) as stores:
         source = stores.adapters.find(run_id)
         at = _operation_of(stores, run_id, step, operation)
         session = stores.sessions.open(source.tenant, NewSession(display_name=f"fork of {run_id}"))
-        adapter = fork_of(source, f"{session}:train:0", session, now=SystemClock().now())
+        through = None if dialect is None else Dialect(dialect)
+        adapter = fork_of(source, f"{session}:train:0", session, now=SystemClock().now(), dialect=through)
         accepted = stores.branches.fork(adapter, source=run_id, at=at)
         say(f"a new run begins as {run_id} was after operation {at}: {accepted.request_id}")
         _wait(stores, accepted, timeout_s)

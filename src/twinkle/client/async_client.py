@@ -166,6 +166,8 @@ class AsyncClient:
     async def fork_run(self, run_id: str, *, step: int | None = None, operation: int | None = None) -> Run:
         """A new run that begins as a run was after a step of its optimizer, or after an operation.
 
+        It is trained from here, also if the source was made through the Twinkle dialect.
+
         Raises:
             NotFound: There is no such run.
             InvalidInput: That state cannot be had, with the reason.
@@ -176,6 +178,7 @@ class AsyncClient:
             operation=operation,
             session_id=await self._session.id(),
             model_seq_id=self._session.next_run(),
+            dialect="tinker",
         )
         ticket = await self._connection.ask(f"{NATIVE_PREFIX}/runs/{run_id}/fork", BranchTicket, body)
         return await self._open(ticket.run_id, ticket.request_id)

@@ -14,7 +14,6 @@ from typing import Any
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.operation import OperationKind
-from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.twinkle_calls import MethodCall
 from twinkle.wire.calls import CALL_KINDS, Call, encode_call
 from twinkle.wire.paths import (
@@ -58,14 +57,12 @@ class CallRequest:
         return hashlib.sha256(self.payload).hexdigest()
 
 
-def read_call(method: str, raw: bytes) -> CallRequest:
-    """Reads the body of a call whose arguments are its method's own. Not for the event loop if it is large.
+def read_call(method: str, body: MethodCall) -> CallRequest:
+    """Makes a call of a body whose arguments are its method's own. Not for the event loop if it is large.
 
     Raises:
-        InvalidInput: It is no JSON object, has no adapter, or its rows are none.
-        TooLarge: It has very many values.
+        InvalidInput: Its rows are none, or too many.
     """
-    body = parse_body(MethodCall, raw)
     arguments = dict(body.model_extra or {})
     num_tokens = count_tokens(arguments.get("inputs")) if method in PASSES else 0
     call = Call(method=method, arguments=arguments)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from twinkle.core.adapter import Dialect
 from twinkle.core.errors import InvalidInput
 from twinkle.server.openapi import described
 from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
@@ -108,7 +109,13 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
     else:
         session_id = (await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)).id
     adapter = replace(
-        fork_of(source, str(ModelId(session_id, body.model_seq_id)), session_id, now=server.common.clock.now()),
+        fork_of(
+            source,
+            str(ModelId(session_id, body.model_seq_id)),
+            session_id,
+            now=server.common.clock.now(),
+            dialect=None if body.dialect is None else Dialect(body.dialect),
+        ),
         priority=priority_of(source.user_metadata),
         limit=await server.accounts.quotas.adapters_of(tenant),
     )

@@ -141,12 +141,16 @@ async def call_method(
     async with server.common.bodies.receive(request, budget=await server.accounts.quotas.bodies_of(tenant)) as body:
         raw = body.complete()
         if len(raw) <= server.common.settings.inline_payload_bytes:
-            call = read_call(method, raw)
+            call = _read(method, raw)
         else:
-            call = await server.common.object_io.run(read_call, method, raw)
+            call = await server.common.object_io.run(_read, method, raw)
         lane = (await address_of(request, server, tenant, base_model, call.adapter_name)).id
         accepted = await server.queue.submitter.submit(unnumbered(request, tenant, lane, call))
     return await answer_accepted(request, server, tenant, accepted.request_id)
+
+
+def _read(method: str, raw: bytes) -> CallRequest:
+    return read_call(method, parse_body(MethodCall, raw))
 
 
 def unnumbered(request: Request, tenant: str, lane: str, call: CallRequest) -> Unnumbered:

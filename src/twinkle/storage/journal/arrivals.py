@@ -12,7 +12,7 @@ from twinkle.core.operation import Accepted, Submission, Unnumbered
 from twinkle.storage.database import Transaction
 from twinkle.storage.journal.lanes import NO_MESH, LockedLane, accept, in_journal_numbers
 
-_INSTEAD = "read it, sample it, fork it, or make a run of one of its checkpoints and train that"
+_INSTEAD = "read it, sample it, or fork it for this one (or load one of its checkpoints into a run of this one)"
 
 
 def accept_numbered(

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from hashlib import sha256
 
+from twinkle.core.adapter import Dialect
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
@@ -206,14 +207,20 @@ class Branches:
         return [_branch_of(row) for row in rows]
 
 
-def fork_of(source: Adapter, adapter_id: str, session: str, *, now: float) -> NewAdapter:
-    """A run about to begin as ``source`` was: of the same shape, on the same mesh, of the same tenant."""
+def fork_of(
+    source: Adapter, adapter_id: str, session: str, *, now: float, dialect: Dialect | None = None
+) -> NewAdapter:
+    """A run about to begin as ``source`` was: of the same shape, on the same mesh, of the same tenant.
+
+    It is trained through ``dialect``, if that is said, else through the source's.
+    """
+    config = source.config if dialect is None else source.config.model_copy(update={"dialect": dialect})
     return NewAdapter(
         id=adapter_id,
         tenant=source.tenant,
         session=session,
         mesh=source.mesh,
-        config=source.config,
+        config=config,
         optimizer=source.optimizer,
         user_metadata=source.user_metadata,
         created_at=now,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from pydantic import Field
 
@@ -33,10 +34,14 @@ class RewindRequest(PastState):
 
 
 class ForkRequest(PastState):
-    """``POST runs/{run_id}/fork``. Without a session the new run gets one of its own."""
+    """``POST runs/{run_id}/fork``. Without a session the new run gets one of its own.
+
+    ``dialect`` is the one that the new run is trained through, the source's if nothing is said.
+    """
 
     session_id: Identifier | None = None
     model_seq_id: SeqId = 0
+    dialect: Literal["tinker", "twinkle"] | None = None
 
 
 class BranchTicket(ResponseBody):
