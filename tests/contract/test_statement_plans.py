@@ -21,6 +21,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.database import Cursor, Database, Row, Transaction
+from twinkle.storage.jobs.hooks import DueJob
 from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 from twinkle.storage.sampling.sampling_sessions import Patience, SamplePoll, SamplingSessions
 from twinkle.wire.job_groups import expanded
@@ -63,7 +64,7 @@ def _tell(bench: Bench) -> None:
     jobs = JobBench(bench)
     bench.stores.jobs.create(new_job("told", notify_url="https://example.com/hook"))
     jobs.claim("told")
-    assert bench.stores.job_hooks.due(limit=32) == ["told"]
+    assert bench.stores.job_hooks.due(limit=32, each=8) == [DueJob(id="told", tenant="t0")]
     hook = bench.stores.job_hooks.take("told", hold_s=0.0)
     assert hook is not None
     bench.stores.job_hooks.put_off(hook, "refused", seconds=0.0)
@@ -181,6 +182,7 @@ def _page_of_jobs(bench: Bench, lease: Lease) -> None:
     place = JobPlace(created_at=first[-1].created_at, id=first[-1].id)
     assert len(jobs.page("t0", limit=50, after=place)) == 50
     assert len(jobs.page("t0", limit=50, states=[JobState.SUCCEEDED], kinds=[JobKind.OPS])) == 50
+    assert jobs.page("t0", limit=50, states=[JobState.RUNNING]) == []
     jobs.page("t0", limit=50, parent="7")
 
 
@@ -285,6 +287,35 @@ def test_what_is_done_again_and_again_never_reads_a_whole_table(
         for sql, parameters in statements:
             plan = _plan(crowded, sql, parameters)
             assert not _WHOLE_TABLE.search(plan), f"{name}: {sql}\n{plan}"
+
+
+def test_with_ten_thousand_ready_jobs_a_claim_and_a_page_of_the_list_read_few_of_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench.database.transaction() as transaction:
+        numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {NUM_JOBS})"
+        transaction.execute(
+            "INSERT INTO job (id, tenant, kind, spec, digest, nice, max_attempts, user_metadata, seed, state, progress,"
+            " saved, attempt, num_failures, best_done, num_events, num_needs, holds, epoch, lease_until, not_before,"
+            f" nudged_at, created_at) {numbers} SELECT 'job-' || CAST(i AS TEXT), 't' || CAST(i - (i / 2) * 2 AS TEXT),"
+            " 'ops', '{}', '', 50, 3, '{}', 0, 'queued', '{}', '{}', 0, 0, 0, 0, 0, FALSE, 0, 0, 0, 0, i FROM n"
+        )
+    if bench.database.is_postgres:
+        with bench.database.transaction() as transaction:
+            transaction.execute("ANALYZE")
+    jobs = bench.stores.jobs
+    actions: dict[str, Callable[[], object]] = {
+        "hand out": lambda: bench.stores.waiting_jobs.take_ready(limit=16, again_after_s=10.0),
+        "claim": lambda: JobBench(bench).claim("job-1"),
+        "list": lambda: jobs.page("t0", limit=50),
+        "list by state": lambda: jobs.page("t0", limit=50, states=[JobState.QUEUED]),
+        "look": lambda: jobs.find("job-8", "t0"),
+    }
+    for name, action in actions.items():
+        for sql, parameters in _statements_of(action, monkeypatch):
+            plan = _plan(bench, sql, parameters)
+            assert not re.search(r"SCAN (j|job)\b(?! USING)|Seq Scan[^{}]*\"job\"", plan), f"{name}: {sql}\n{plan}"
+            assert not re.search(r"TEMP B-TREE FOR ORDER BY|\"Node Type\": \"Sort\"", plan), f"{name}: {sql}\n{plan}"
 
 
 def test_a_statement_that_reads_a_whole_table_is_recognised(crowded: Bench) -> None:

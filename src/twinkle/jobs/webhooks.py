@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -32,7 +33,9 @@ T = TypeVar("T")
 
 _EVERY_S = 1.0
 _SQL_THREADS = 2
-_AT_ONCE = 32
+_AT_ONCE = 64
+_EACH = 4
+"""Of one tenant at once: a URL that answers nobody holds up its own tenant's calls alone."""
 _TIMEOUT_S = 10.0
 _HOLD_S = 60.0
 """Longer than a call can take: whoever has not said what came of it by then has died."""
@@ -62,6 +65,8 @@ class Webhooks:
     threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_SQL_THREADS, thread_name_prefix="webhooks-sql")
     )
+    under_way: dict[asyncio.Task[None], str] = field(default_factory=dict)
+    """Calls that have begun, each with its tenant."""
 
     @asynccontextmanager
     async def delivering(self) -> AsyncIterator[None]:
@@ -70,9 +75,10 @@ class Webhooks:
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            calls = [task, *self.under_way]
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
             self.threads.shutdown()
 
     async def deliver_due(self) -> int:
@@ -81,21 +87,46 @@ class Webhooks:
         Raises:
             StorageUnavailable: The journal did not answer.
         """
-        due = await self._sql(partial(self.hooks.due, limit=_AT_ONCE))
-        await asyncio.gather(*(self._deliver(job_id) for job_id in due))
-        return len(due)
+        begun = await self._begin_due()
+        await asyncio.gather(*begun)
+        return len(begun)
+
+    async def _begin_due(self) -> list[asyncio.Task[None]]:
+        """Begin to tell what is due, as much of each tenant's as its share is."""
+        room = _AT_ONCE - len(self.under_way)
+        if room <= 0:
+            return []
+        begun: list[asyncio.Task[None]] = []
+        # A call that is under way holds its job, which is not due meanwhile.
+        for due in await self._sql(partial(self.hooks.due, limit=_AT_ONCE, each=_EACH)):
+            if len(begun) < room and Counter(self.under_way.values())[due.tenant] < _EACH:
+                call = asyncio.create_task(self._deliver(due.id))
+                self.under_way[call] = due.tenant
+                call.add_done_callback(self._ended)
+                begun.append(call)
+        return begun
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        del self.under_way[call]
+        error = None if call.cancelled() else call.exception()
+        if isinstance(error, StorageUnavailable):
+            _log.warning("webhooks.waiting", error=error.message, next="what is still due is told later")
+        elif error is not None:
+            _log.error("webhooks.failed", error=str(error), exc_info=error)
 
     async def _deliver_forever(self) -> None:
         while True:
+            begun: list[asyncio.Task[None]] = []
             try:
-                num_told = await self.deliver_due()
+                begun = await self._begin_due()
             except StorageUnavailable as error:
                 _log.warning("webhooks.waiting", error=error.message, retry_s=_EVERY_S)
-                num_told = 0
             except Exception as error:  # noqa: BLE001 - the border: one event that cannot be told must not end all others
                 _log.error("webhooks.failed", error=str(error), exc_info=error)
-                num_told = 0
-            if num_told < _AT_ONCE:
+            if begun:
+                # The next event of a job that was told, or somebody else's in the place that is free.
+                await asyncio.wait(begun, timeout=_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            else:
                 await asyncio.sleep(_EVERY_S)
 
     async def _deliver(self, job_id: str) -> None:

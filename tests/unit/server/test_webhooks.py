@@ -255,6 +255,38 @@ def test_what_a_process_died_over_is_told_by_the_next_one(
     assert receiver.types[-1] == "job.succeeded"
 
 
+def test_a_tenants_dead_receiver_delays_nobody_elses(
+    api: Api, stores: Stores, clock: HandClock, receiver: Receiver
+) -> None:
+    """Of one tenant more is due than there are places, all of it at a receiver that takes calls and says nothing."""
+    silent = socket.create_server(("127.0.0.1", 0), backlog=256)
+    jobs: list[Job] = []
+    for num, url in ((80, f"http://127.0.0.1:{silent.getsockname()[1]}"), (1, receiver.url)):
+        found = api.stores.tenants.key(api.new_key())
+        assert found is not None
+        news = [
+            NewJob(id=new_id(), tenant=found.tenant, kind=JobKind.OPS, spec={}, digest="d", notify_url=url)
+            for _ in range(num)
+        ]
+        jobs += stores.jobs.create_many(news)
+        clock.move(1.0)
+    for job in jobs:
+        _run(stores, job)
+
+    async def deliver() -> None:
+        webhooks = Webhooks(hooks=stores.job_hooks, key_of=lambda tenant: KEY, clock=clock, allowed=LOOPBACK)
+        async with webhooks.delivering(), asyncio.timeout(8):
+            while receiver.types[-1:] != ["job.succeeded"]:
+                await asyncio.sleep(0.01)
+                assert len(webhooks.under_way) <= 5, "four of the one, one of the other"
+
+    asyncio.run(deliver())
+    silent.close()
+    with stores.database.transaction() as transaction:
+        for job in jobs:
+            transaction.execute("UPDATE job SET notify_url = NULL WHERE id = ?", (job.id,))
+
+
 def test_a_redirect_is_not_followed(stores: Stores, clock: HandClock, receiver: Receiver, submit: Submit) -> None:
     job = submit(receiver.url)
     _run(stores, job)

@@ -21,6 +21,14 @@ _CHUNK = 200
 
 
 @dataclass(frozen=True, kw_only=True)
+class DueJob:
+    """A job with something to tell."""
+
+    id: str
+    tenant: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DueHook:
     """An event to tell, and how often that was tried in vain."""
 
@@ -36,14 +44,20 @@ class JobHooks:
         self._database = database
         self._clock = clock
 
-    def due(self, *, limit: int) -> list[str]:
-        """Jobs that something has happened in since their owners were told, the longest due first."""
+    def due(self, *, limit: int, each: int) -> list[DueJob]:
+        """Jobs that something has happened in since their owners were told, the longest due first.
+
+        Args:
+            limit: How many at most.
+            each: And of one tenant, however many of its jobs have something to tell.
+        """
         rows = self._database.read(
-            "SELECT id FROM job WHERE notify_url IS NOT NULL AND told_number < num_events AND tell_at <= ?"
-            " ORDER BY tell_at LIMIT ?",
-            (self._clock.now(), limit),
+            "SELECT d.id, d.tenant FROM (SELECT id, tenant, tell_at, ROW_NUMBER() OVER (PARTITION BY tenant"
+            " ORDER BY tell_at, id) AS place FROM job WHERE notify_url IS NOT NULL AND told_number < num_events"
+            " AND tell_at <= ?) AS d WHERE d.place <= ? ORDER BY d.tell_at, d.id LIMIT ?",
+            (self._clock.now(), each, limit),
         )
-        return [row.id for row in rows]
+        return [DueJob(id=row.id, tenant=row.tenant) for row in rows]
 
     def take(self, job_id: str, *, hold_s: float) -> DueHook | None:
         """The next event to tell of a job, nobody else's for so long; none if there is none, or somebody has it."""

@@ -20,7 +20,7 @@ from twinkle.core.job import (
 )
 from twinkle.core.limits import NO_LIMITS, TenantLimits
 from twinkle.storage.database import Database, Row, Transaction, placeholders
-from twinkle.storage.jobs.rows import COLUMNS, SHOWN_STATE, job_of
+from twinkle.storage.jobs.rows import COLUMNS, job_of, shown_in
 from twinkle.storage.jobs.submitting import submit
 from twinkle.storage.jobs.wishes import cancel, pause, resume, retry
 
@@ -102,10 +102,11 @@ class Jobs:
         if after is not None:
             where.append("(created_at, id) < (?, ?)")
             values += [after.created_at, after.id]
-        for column, wanted in (("kind", kinds), (SHOWN_STATE, states)):
-            if wanted:
-                where.append(f"{column} IN ({placeholders(wanted)})")
-                values += [one.value for one in wanted]
+        if kinds:
+            where.append(f"kind IN ({placeholders(kinds)})")
+            values += [one.value for one in kinds]
+        if states:
+            where.append(shown_in(set(states)))
         rows = self._database.read(
             f"SELECT {COLUMNS} FROM job WHERE {' AND '.join(where)} ORDER BY created_at DESC, id DESC LIMIT ?",
             (*values, limit),

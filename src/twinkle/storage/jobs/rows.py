@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 
 from twinkle.core.job import (
@@ -25,10 +25,7 @@ COLUMNS = (
 )
 
 _GROUP_KINDS = ", ".join(f"'{kind.value}'" for kind in sorted(GROUPS))
-SHOWN_STATE = (
-    f"CASE WHEN state = 'waiting' AND kind IN ({_GROUP_KINDS}) AND started_at IS NOT NULL THEN 'running' ELSE state END"
-)
-"""The state as its owner sees it, in SQL: what :func:`job_of` shows is what a list is asked for."""
+_HAS_BEGUN = f"(state = 'waiting' AND kind IN ({_GROUP_KINDS}) AND started_at IS NOT NULL)"
 
 MAX_EVENTS = 10_000
 """The events of one job that are kept: the last ones."""
@@ -69,6 +66,17 @@ def job_of(row: Row) -> Job:
         pause_requested=row.pause_requested_at is not None,
         cancel_requested_at=row.cancel_requested_at,
     )
+
+
+def shown_in(states: Set[JobState]) -> str:
+    """Which rows :func:`job_of` shows in one of these states, in SQL that leaves the planner its statistics."""
+    known = "state IN (" + ", ".join(f"'{state.value}'" for state in sorted(states)) + ")"
+    if JobState.RUNNING in states and JobState.WAITING not in states:
+        known = f"({known} OR {_HAS_BEGUN})"
+    elif JobState.WAITING in states and JobState.RUNNING not in states:
+        known = f"({known} AND NOT {_HAS_BEGUN})"
+    # Of many jobs that have ended few have not, and these have an index.
+    return known if states & FINAL_STATES else f"finished_at IS NULL AND {known}"
 
 
 def _shown_state(row: Row) -> JobState:
