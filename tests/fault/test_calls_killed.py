@@ -1,0 +1,120 @@
+"""Two scripts of the Twinkle dialect at once, and the worker killed under them: their weights do not show it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness.crashes import Crashes
+from harness.served import Served
+from twinkle_client import TwinkleClient
+from twinkle_client.model import MultiLoraTransformersModel
+
+NUM_STEPS = 8
+KILL_AFTER = {2: "worker.executed", 5: "worker.committed"}
+GRPO_ROWS = 4
+
+Kills = Mapping[int, Callable[[], None]]
+Script = Callable[[MultiLoraTransformersModel, Kills], None]
+
+
+def row(number: int, length: int = 12) -> dict[str, list[int]]:
+    tokens = [(7 * number + 3 * position) % 50 + 10 for position in range(length + 1)]
+    return {"input_ids": tokens[:-1], "labels": [-100] * 3 + tokens[4:]}
+
+
+def fine_tune(model: MultiLoraTransformersModel, kills: Kills) -> None:
+    """Windows of two passes, piece by piece, with a schedule."""
+    model.set_loss("CrossEntropyLoss", reduction="sum")
+    model.set_lr_scheduler("CosineWarmupScheduler", num_warmup_steps=1, num_training_steps=NUM_STEPS)
+    for step in range(NUM_STEPS):
+        model.forward(inputs=[row(step), row(step + 1, 7)])
+        model.calculate_loss()
+        if step in kills:
+            # The pass whose rows the next call runs again lies in a worker that is about to die.
+            kills[step]()
+        model.backward()
+        model.clip_grad_norm(1.0)
+        model.step()
+        model.zero_grad()
+        model.lr_step()
+
+
+def learn_from_rewards(model: MultiLoraTransformersModel, kills: Kills) -> None:
+    """A loss that compares rows, and a reference without an adapter."""
+    model.set_loss("GRPOLoss", epsilon=0.2, beta=0.1)
+    for step in range(NUM_STEPS):
+        rows = [row(GRPO_ROWS * step + number) for number in range(GRPO_ROWS)]
+        reference = model.forward_only(inputs=rows, disable_lora=True)
+        handed = model.submit.forward_backward(
+            inputs=rows,
+            advantages=[1.0, -1.0, 0.5, -0.5],
+            ref_logps=[list(map(float, logps)) for logps in reference["logps"]] if reference else None,
+        )
+        if step in kills:
+            kills[step]()
+        handed.result()
+        model.clip_grad_and_step()
+
+
+SCRIPTS: Mapping[str, tuple[Script, int]] = {"sft": (fine_tune, 2), "grpo": (learn_from_rewards, 1)}
+
+
+def run(served: Served, key: str, name: str, kills: Kills) -> str:
+    """Runs a script to its end; the path of what it saved."""
+    script, accumulated = SCRIPTS[name]
+    with TwinkleClient(served.url, key) as client:
+        model = MultiLoraTransformersModel("ms://tiny", connection=client.connection)
+        config = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+        model.add_adapter_to_model(name, config, gradient_accumulation_steps=accumulated, seed=7)
+        model.set_optimizer("AdamW", lr=1e-2)
+        script(model, kills)
+        return str(model.save("end", save_optimizer=True))
+
+
+def hashes(served: Served, path: str) -> dict[str, str]:
+    stored = dict(served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'"))
+    files = json.loads(stored["tinker://" + path.partition("://")[2]])
+    return {name: entry["sha256"] for name, entry in files.items()}
+
+
+@pytest.fixture(scope="module", params=["null"])
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[tuple[Served, Crashes]]:
+    folder = tmp_path_factory.mktemp("calls")
+    crashes = Crashes(folder / "crashes")
+    settings = {"TWINKLE_SNAPSHOT_EVERY_OPS": "9", **crashes.variables}
+    flags = ("--engine", request.param)
+    with Served(folder / "home", model=str(tiny_model), model_name="tiny", flags=flags, **settings) as served:
+        yield served, crashes
+
+
+def test_two_scripts_end_with_the_weights_of_runs_that_nothing_happened_to(world: tuple[Served, Crashes]) -> None:
+    served, crashes = world
+    calm = {name: hashes(served, run(served, served.create_key(f"calm-{name}"), name, {})) for name in SCRIPTS}
+    kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}
+    keys = {name: served.create_key(f"struck-{name}") for name in SCRIPTS}
+    paths: dict[str, str] = {}
+    threads = [
+        threading.Thread(target=lambda name=name: paths.update({name: run(served, keys[name], name, kills)}))
+        for name in SCRIPTS
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=200)
+
+    assert {name: hashes(served, path) for name, path in paths.items()} == calm
+    assert all(calm.values())
+    assert served.query("SELECT epoch FROM mesh")[0][0] > 1
+    lanes = served.query("SELECT lane, seq, state FROM operation ORDER BY lane, seq")
+    assert {state for _, _, state in lanes} == {"done"}
+    for lane in {lane for lane, _, _ in lanes}:
+        numbers = [seq for of, seq, _ in lanes if of == lane]
+        assert numbers == list(range(len(numbers)))
