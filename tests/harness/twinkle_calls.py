@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.journal import CONFIG, Bench, new_adapter, submission
+from harness.journal import CONFIG, Bench, digest, new_adapter, submission
 from twinkle.core.adapter import AdapterConfig, Dialect
-from twinkle.core.operation import FutureStatus, OperationKind
+from twinkle.core.operation import Accepted, FutureStatus, OperationKind, Payload, Unnumbered
 from twinkle.wire.calls import CALL_KINDS, Call, encode_call
 
 TWINKLE = CONFIG.model_copy(update={"dialect": Dialect.TWINKLE, "peft": {"r": 4, "lora_alpha": 8}})
@@ -30,20 +30,20 @@ class CalledRun:
     def call(self, method: str, *, num_tokens: int = 1, rejection: str | None = None, **arguments: Any) -> int:
         """Submit a call; its number."""
         call = Call(method=method, arguments=arguments)
-        seq = len(self.calls)
-        self.calls.append(call)
-        self.bench.append(
-            submission(
-                self.adapter,
-                seq,
-                CALL_KINDS[method],
-                body=encode_call(call),
-                tenant=self.tenant,
-                num_tokens=num_tokens,
-                rejection=rejection,
-            )
+        payload = encode_call(call)
+        request = Unnumbered(
+            tenant=self.tenant,
+            lane=self.adapter,
+            kind=CALL_KINDS[method],
+            digest=digest(payload),
+            payload=Payload(inline=payload),
+            num_tokens=num_tokens,
+            rejection=rejection,
         )
-        return seq
+        (accepted,) = self.bench.journal.append([request])
+        assert isinstance(accepted, Accepted), accepted
+        self.calls.append(call)
+        return int(accepted.request_id.rpartition(":")[2])
 
     def status(self, seq: int) -> FutureStatus:
         """How a call has ended."""

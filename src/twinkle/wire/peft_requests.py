@@ -18,6 +18,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.wire.bodies.base import MAX_INT32, RequestBody, Text, parse_object
 
 ALL_LINEAR = "all-linear"
+_TYPE = "LORA"
 MAX_MODULES = 512
 MAX_CONFIG_CHARS = 64 * 1024
 _MAX_QUANTIFIERS = 3
@@ -26,7 +27,7 @@ _DEFAULT_ALPHA = 8.0
 
 _REFUSED: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "peft_type": ("LORA",),
+        "peft_type": (_TYPE,),
         "init_lora_weights": (True,),
         "use_dora": (False,),
         "lora_bias": (False,),
@@ -100,10 +101,14 @@ class ReadPeft:
     warnings: tuple[str, ...]
 
     @property
-    def beyond_rank(self) -> dict[str, Any]:
-        """What it says beside rank and alpha, in PEFT's own words, without what says nothing."""
-        said = self.settings.model_dump(exclude={"r", "lora_alpha"}, exclude_none=True)
-        return {"target_modules": ALL_LINEAR, **{name: value for name, value in said.items() if value}}
+    def kept(self) -> dict[str, Any]:
+        """What it says in PEFT's own words, without what says nothing."""
+        said = self.settings.model_dump(exclude_none=True)
+        return {
+            "peft_type": _TYPE,
+            "target_modules": ALL_LINEAR,
+            **{key: value for key, value in said.items() if value},
+        }
 
 
 def read_peft(config: str | Mapping[str, Any]) -> ReadPeft:

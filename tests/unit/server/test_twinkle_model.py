@@ -103,7 +103,13 @@ def test_an_adapter_is_made_of_a_peft_config_and_shown_among_the_runs(api: Api, 
     assert "save_dir is not used" in warnings[1]
     config = api.stores.adapters.find(made.json()["training_run_id"]).config
     assert (config.rank, config.alpha, config.gradient_accumulation_steps) == (4, 8.0, 2)
-    assert config.peft == {"target_modules": ["q_proj", "v_proj"], "use_rslora": True}
+    assert config.peft == {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8.0,
+        "target_modules": ["q_proj", "v_proj"],
+        "use_rslora": True,
+    }
     runs = client.get("/training_runs").json()["training_runs"]
     assert made.json()["training_run_id"] in [run["training_run_id"] for run in runs]
 

@@ -191,7 +191,7 @@ def _config_of(body: AddAdapterRequest, peft: ReadPeft, mesh: MeshStatus) -> Ada
         seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
         train_unembed=False,
         dialect=Dialect.TWINKLE,
-        peft=peft.beyond_rank,
+        peft=peft.kept,
         gradient_accumulation_steps=body.gradient_accumulation_steps,
     )
 
