@@ -5,6 +5,23 @@ from __future__ import annotations
 from markdown_table import Result, machine_line, table
 
 
+def sweep_text(result: Result) -> str:
+    """Returns the table of a sweep at once and one after the other."""
+    work, seconds = result["workload"], result["seconds"]
+    lines = [
+        machine_line(result),
+        "",
+        f"{work['members']} fine-tunings of {work['steps']} steps of {work['batch_size']} rows, rank {work['rank']}. "
+        "Seconds from the sweep's submission to its end, medians.",
+        "",
+        *table(
+            ("members", "all at once, s", "one after the other, s", "times as long"),
+            [(work["members"], seconds["at once"], seconds["one after the other"], result["times"])],
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def step_text(result: Result) -> str:
     """Returns the step benchmark's table."""
     work = result["workload"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engine_tables import custom_loss_text, fusion_text, ranks_text, sampling_text, step_text, switch_text
+from engine_tables import custom_loss_text, fusion_text, ranks_text, sampling_text, step_text, sweep_text, switch_text
 from markdown_table import Result
 from queue_tables import native_text, queue_text, scale_text
 
@@ -27,6 +27,7 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "sampling": sampling_text,
     "adapter_switch": switch_text,
     "ranks": ranks_text,
+    "sweep": sweep_text,
     "scale": scale_text,
     "scale_postgresql": scale_text,
 }

@@ -1,4 +1,4 @@
-"""Write the chat data sets of this folder: `self_cognition.jsonl`, the same as `ada.jsonl`, and `arithmetic.jsonl`.
+"""Write the chat data sets of this folder: `self_cognition.jsonl`, `ada.jsonl`, `arithmetic.jsonl` and `sums.jsonl`.
 
     python examples/data/make_chat_data.py [FOLDER]
 
@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SEED = 20260917
 NUM_ARITHMETIC = 300
 LARGEST_OPERAND = 20
+SMALLEST_SUM, LARGEST_SUM = 4, 9
 ADA = {"name": "Ada", "author": "the Twinkle team"}
 
 
@@ -339,7 +341,27 @@ def make_arithmetic(rng: random.Random, *, num_examples: int = NUM_ARITHMETIC) -
     return list(examples.values())
 
 
-def write_jsonl(path: Path, examples: list[Example]) -> None:
+@dataclass(frozen=True)
+class Sum:
+    """A sum that is asked for, and the number that a grader compares with: nobody shows the answer to the model."""
+
+    a: int
+    b: int
+
+    def to_json(self) -> str:
+        """Returns the question as one line in OpenAI's format for reinforcement, with the answer beside it."""
+        messages = [{"role": "user", "content": f"{self.a}+{self.b}="}]
+        return json.dumps({"messages": messages, "answer": str(self.a + self.b)})
+
+
+def make_sums(rng: random.Random) -> list[Sum]:
+    """Returns all sums from 4 to 9, whose answers have one digit, in no order."""
+    sums = [Sum(a, total - a) for total in range(SMALLEST_SUM, LARGEST_SUM + 1) for a in range(total + 1)]
+    rng.shuffle(sums)
+    return sums
+
+
+def write_jsonl(path: Path, examples: Sequence[Example | Sum]) -> None:
     """Writes one example a line, UTF-8, with a newline at the end on every platform."""
     path.write_text("".join(example.to_json() + "\n" for example in examples), encoding="utf-8", newline="\n")
 
@@ -350,6 +372,7 @@ def write_all(folder: Path) -> None:
     write_jsonl(folder / "self_cognition.jsonl", self_cognition)
     write_jsonl(folder / "ada.jsonl", named(self_cognition, **ADA))
     write_jsonl(folder / "arithmetic.jsonl", make_arithmetic(random.Random(SEED + 1)))
+    write_jsonl(folder / "sums.jsonl", make_sums(random.Random(SEED + 2)))
 
 
 if __name__ == "__main__":

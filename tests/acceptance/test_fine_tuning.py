@@ -19,7 +19,7 @@ from harness.served import TWINKLE, Served
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "examples" / "data" / "arithmetic.jsonl"
-LINES = re.findall(r"^twinkle submit sft .*$", (ROOT / "examples" / "data" / "README.md").read_text(), re.MULTILINE)
+LINES = re.findall(r"^twinkle submit .*$", (ROOT / "examples" / "data" / "README.md").read_text(), re.MULTILINE)
 FINAL = {"succeeded", "failed", "cancelled"}
 
 
@@ -70,6 +70,12 @@ def test_a_wrong_line_is_told_by_its_number_before_anything_is_trained(served: S
     assert (done.error.code, done.error.param) == ("invalid_training_file", "training_file")
     assert [one["line"] for one in done.error.model_dump()["errors"]] == [4]
     assert client.fine_tuning.jobs.checkpoints.list(created.id).data == []
+
+
+def test_the_lines_of_the_readme_are_those_of_the_data() -> None:
+    of_readme = re.findall(r"^twinkle submit .*examples/data/.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [shlex.split(line)[2] for line in LINES] == ["sft", "sft", "grpo"]
+    assert of_readme == LINES
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -174,6 +174,7 @@ def export(
     peft: Annotated[bool, typer.Option("--peft", help="The adapter as PEFT and vLLM load it.  [default]")] = False,
     merged: Annotated[bool, typer.Option("--merged", help="The whole model for transformers and vLLM.")] = False,
     gguf: Annotated[bool, typer.Option("--gguf", help="The whole model for llama.cpp.")] = False,
+    gguf_q8_0: Annotated[bool, typer.Option("--gguf-q8-0", help="The same in eight bits a weight.")] = False,
     gguf_adapter: Annotated[bool, typer.Option("--gguf-adapter", help="The adapter for llama.cpp.")] = False,
     ollama: Annotated[bool, typer.Option("--ollama", help="GGUF with a Modelfile.")] = False,
     to: Annotated[str, typer.Option(metavar="FOLDER|URL", help="A folder here, or hf://, ms://, s3://...")] = "export",
@@ -195,7 +196,14 @@ def export(
     """
     from twinkle.cli.exporting import Export, run_export
 
-    chosen = {"peft": peft, "merged": merged, "gguf": gguf, "gguf-adapter": gguf_adapter, "ollama": ollama}
+    chosen = {
+        "peft": peft,
+        "merged": merged,
+        "gguf": gguf,
+        "gguf-q8_0": gguf_q8_0,
+        "gguf-adapter": gguf_adapter,
+        "ollama": ollama,
+    }
     asked = Export(
         what=what,
         forms=[form for form, is_wanted in chosen.items() if is_wanted],

@@ -36,7 +36,7 @@ def export_options(
     checkpoint: Annotated[str, typer.Option(metavar="tinker://...", help="What to export.")],
     form: Annotated[
         list[str] | None,
-        typer.Option(help="peft, merged, gguf, gguf-adapter or ollama; may be repeated.  [default: peft]"),
+        typer.Option(help="peft, merged, gguf, gguf-q8_0, gguf-adapter or ollama; may be repeated.  [default: peft]"),
     ] = None,
     to: Annotated[
         str | None,

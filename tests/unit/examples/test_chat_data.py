@@ -57,6 +57,22 @@ def test_every_arithmetic_answer_is_right_and_is_about_the_numbers_of_its_questi
         assert adds == (sign == "+"), question
 
 
+def test_every_sum_has_its_answer_beside_it_and_none_is_shown_to_the_model(
+    make_chat_data: ModuleType, tmp_path: Path
+) -> None:
+    make_chat_data.write_all(tmp_path)
+    shipped = (DATA / "sums.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in shipped.splitlines()]
+
+    assert (tmp_path / "sums.jsonl").read_text(encoding="utf-8") == shipped
+    assert len({row["messages"][0]["content"] for row in rows}) == len(rows) == 45
+    for row in rows:
+        (question,) = row["messages"]
+        assert question["role"] == "user"
+        a, b = re.findall(r"\d", question["content"])
+        assert int(a) + int(b) == int(row["answer"]) in range(4, 10)
+
+
 def test_self_cognition_names_the_assistant_and_its_author_only_by_placeholder() -> None:
     chats = read("self_cognition.jsonl")
     assert len(chats) >= 150

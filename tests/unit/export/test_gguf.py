@@ -52,6 +52,22 @@ def test_numbers_in_sixteen_bits_stay_so_and_norms_and_routers_become_float32(gg
     assert tensors["blk.0.ffn_gate_exps.weight"].tensor_type == gguf.GGMLQuantizationType.BF16
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3-tied", "qwen3-moe"])
+def test_eight_bits_are_what_the_merged_weights_come_to_in_blocks(kind, gguf_base, tmp_path):
+    base = gguf_base(kind, torch.bfloat16)
+    adapter = make_adapter(tmp_path / "adapter", base)
+
+    written, figures = export(request_for(tmp_path / "out", base, adapter, ["gguf-q8_0"]))
+
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out/gguf-q8_0/model.gguf").tensors}
+    kinds = {name: tensor.tensor_type for name, tensor in tensors.items()}
+    assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == gguf.GGMLQuantizationType.Q8_0
+    assert kinds["output_norm.weight"] == gguf.GGMLQuantizationType.F32
+    assert all(kinds[name] == gguf.GGMLQuantizationType.F32 for name in kinds if "ffn_gate_inp" in name)
+    assert 0 < figures["gguf-q8_0"]["quantization_difference"] < 0.05
+    assert [file.path for file in written] == ["gguf-q8_0/model.gguf"]
+
+
 def test_the_file_says_what_llama_cpp_needs_of_the_tokenizer(gguf_base, tmp_path):
     base = gguf_base("qwen3")
     adapter = make_adapter(tmp_path / "adapter", base)

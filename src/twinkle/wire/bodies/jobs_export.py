@@ -12,7 +12,7 @@ from twinkle.wire.bodies.base import MAX_TTL_S, Identifier, Text
 from twinkle.wire.bodies.jobs_base import JobPart, JobSpec
 from twinkle.wire.paths import parse_checkpoint_path
 
-ExportForm: TypeAlias = Literal["peft", "merged", "gguf", "gguf-adapter", "ollama"]
+ExportForm: TypeAlias = Literal["peft", "merged", "gguf", "gguf-q8_0", "gguf-adapter", "ollama"]
 DEFAULT_KEEP_S = 7 * 24 * 3600
 HUBS = HUB_SCHEMES
 BUCKETS = ("s3://", "gs://", "az://")
@@ -61,7 +61,7 @@ class ExportSpec(JobSpec):
         default=["peft"],
         min_length=1,
         description="peft: the adapter's folder; merged: a folder of the whole model for transformers and vLLM; gguf,"
-        " gguf-adapter: for llama.cpp; ollama: gguf with a Modelfile",
+        " gguf-q8_0 (in eight bits), gguf-adapter: for llama.cpp; ollama: gguf with a Modelfile",
     )
     to: Target | None = Field(
         default=None,

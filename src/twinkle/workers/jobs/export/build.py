@@ -35,6 +35,7 @@ from twinkle.workers.jobs.export.verification import (
     what_is_meant,
 )
 
+QUANTIZED = "gguf-q8_0"
 MODEL_GGUF, ADAPTER_GGUF = "model.gguf", "adapter.gguf"
 _NOTES = ".steps"
 _CONFIG_STEP = "merged/others"
@@ -101,12 +102,17 @@ class _Export:
         return GgufModel(self._merged, self._skeleton, self._base, name=self._request.name)
 
     @cached_property
+    def _gguf_in_blocks(self) -> GgufModel:
+        return GgufModel(self._merged, self._skeleton, self._base, name=self._request.name, is_quantized=True)
+
+    @cached_property
     def _gguf_adapter(self) -> GgufAdapter:
         return GgufAdapter(self._skeleton, self._weights)
 
     @cached_property
     def _meant(self) -> Meant:
-        return what_is_meant(self._base, self._adapter, self._merged, self._weights)
+        in_blocks = QUANTIZED in self._request.forms
+        return what_is_meant(self._base, self._adapter, self._merged, self._weights, in_blocks=in_blocks)
 
     @property
     def _steps(self) -> dict[str, Callable[[], Sequence[str]]]:
@@ -120,6 +126,8 @@ class _Export:
             steps[_CONFIG_STEP] = self._write_others
         if "gguf" in forms or "ollama" in forms:
             steps["gguf"] = self._write_gguf
+        if QUANTIZED in forms:
+            steps[QUANTIZED] = self._write_quantized
         if "ollama" in forms:
             steps["ollama"] = self._write_modelfile
         if "gguf-adapter" in forms:
@@ -134,7 +142,10 @@ class _Export:
             _ = self._gguf
         if "gguf-adapter" in forms:
             _ = self._gguf_adapter
-        num_models = ("merged" in forms) + bool(forms & {"gguf", "ollama"})
+        if QUANTIZED in forms:
+            _ = self._gguf_in_blocks
+        # Blocks are about half as large as numbers of 16 bits; that is not counted on.
+        num_models = ("merged" in forms) + bool(forms & {"gguf", "ollama"}) + (QUANTIZED in forms)
         if num_models:
             self._check_memory()
             size_bytes += num_models * self._merged.size_bytes
@@ -177,6 +188,8 @@ class _Export:
             return {"files": float(len(self._checked("gguf" if form == "ollama" else form)))}
         if form == "merged":
             return check_merged(self._folder / form, self._meant)
+        if form == QUANTIZED:
+            return check_gguf(self._folder / form / MODEL_GGUF, self._skeleton, self._meant, in_blocks=True)
         return check_gguf(self._folder / "gguf" / MODEL_GGUF, self._skeleton, self._meant)
 
     def _checked(self, form: str) -> list[WrittenFile]:
@@ -221,6 +234,10 @@ class _Export:
     def _write_gguf(self) -> list[str]:
         self._gguf.write(self._within("gguf") / MODEL_GGUF)
         return [f"gguf/{MODEL_GGUF}"]
+
+    def _write_quantized(self) -> list[str]:
+        self._gguf_in_blocks.write(self._within(QUANTIZED) / MODEL_GGUF)
+        return [f"{QUANTIZED}/{MODEL_GGUF}"]
 
     def _write_modelfile(self) -> list[str]:
         text = modelfile(MODEL_GGUF, self._gguf.vocabulary.chat_template)

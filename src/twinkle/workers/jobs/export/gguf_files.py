@@ -15,6 +15,7 @@ import torch
 
 from twinkle.core.errors import ConfigError
 from twinkle.module.expert_forms import GATED
+from twinkle.workers.jobs.export import quantized
 from twinkle.workers.jobs.export.gguf_architectures import find_architecture, head_dim_of, rope_factors, row_order
 from twinkle.workers.jobs.export.gguf_vocabulary import Vocabulary
 from twinkle.workers.jobs.export.merged import MergedModel
@@ -42,6 +43,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     make: Callable[[], torch.Tensor]
+    is_in_blocks: bool = False
 
 
 class GgufNames:
@@ -73,7 +75,9 @@ class GgufNames:
 class GgufModel:
     """A merged model in one file."""
 
-    def __init__(self, merged: MergedModel, skeleton: Skeleton, folder: Path, *, name: str) -> None:
+    def __init__(
+        self, merged: MergedModel, skeleton: Skeleton, folder: Path, *, name: str, is_quantized: bool = False
+    ) -> None:
         """Plan the file.
 
         Args:
@@ -81,6 +85,7 @@ class GgufModel:
             skeleton: Of the base.
             folder: The base's, for the tokenizer.
             name: What the model is called in the file.
+            is_quantized: Put matrices into blocks of eight bits.
 
         Raises:
             ConfigError: The model or its tokenizer is not converted.
@@ -88,6 +93,7 @@ class GgufModel:
         self._merged = merged
         self._names = GgufNames(skeleton)
         self._name = name
+        self._is_quantized = is_quantized
         self._tensors = list(self._planned())
         rows = next(tensor.shape[0] for tensor in self._tensors if tensor.name == "token_embd.weight")
         self.vocabulary = Vocabulary(folder, num_rows=rows)
@@ -109,13 +115,15 @@ class GgufModel:
             # Norms, biases and routers are computed with in float32.
             is_plain = len(tensor.shape) > 1 and _ROUTER not in stored
             dtype = _STORED[tensor.dtype] if is_plain else torch.float32
-            yield GgufTensor(stored, tensor.shape, dtype, self._reader(name, dtype))
+            blocks = self._is_quantized and quantized.takes_blocks(name, tensor.shape)
+            yield GgufTensor(stored, tensor.shape, dtype, self._reader(name, dtype), is_in_blocks=blocks)
         for name, numbered in experts.items():
             parts = [numbered[number] for number in sorted(numbered)]
             first = planned[parts[0]]
             dtype = _STORED[first.dtype]
             shape = (len(parts), *first.shape)
-            yield GgufTensor(self._names.of(name), shape, dtype, self._stack_of(parts, dtype))
+            blocks = self._is_quantized and quantized.takes_blocks(name, shape)
+            yield GgufTensor(self._names.of(name), shape, dtype, self._stack_of(parts, dtype), is_in_blocks=blocks)
         factors = rope_factors(self._names.config)
         if factors is not None:
             yield GgufTensor(_ROPE_FACTORS, tuple(factors.shape), torch.float32, lambda: factors)
@@ -130,7 +138,9 @@ class GgufModel:
         config = self._names.config
         writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(self._name)
-        writer.add_file_type(KINDS[self.dtype][1])
+        writer.add_file_type(quantized.FILE_KIND if self._is_quantized else KINDS[self.dtype][1])
+        if self._is_quantized:
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_block_count(config.num_hidden_layers)
         writer.add_context_length(config.max_position_embeddings)
         writer.add_embedding_length(config.hidden_size)
@@ -216,8 +226,11 @@ def write_gguf(
     writer = gguf.GGUFWriter(temporary, arch)
     describe(writer)
     for tensor in tensors:
-        kind = KINDS[tensor.dtype][0]
-        size_bytes = tensor.dtype.itemsize * torch.Size(tensor.shape).numel()
+        kind = quantized.KIND if tensor.is_in_blocks else KINDS[tensor.dtype][0]
+        num_numbers = torch.Size(tensor.shape).numel()
+        size_bytes = tensor.dtype.itemsize * num_numbers
+        if tensor.is_in_blocks:
+            size_bytes = num_numbers // quantized.BLOCK_NUMBERS * quantized.BLOCK_BYTES
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.uint16), size_bytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -226,7 +239,8 @@ def write_gguf(
         made = tensor.make().contiguous()
         if tuple(made.shape) != tensor.shape or made.dtype != tensor.dtype:
             raise ConfigError(f"{tensor.name} came out as {made.dtype} {tuple(made.shape)}, not as it was planned")
-        writer.write_tensor_data(made.flatten().view(torch.uint8).numpy())
+        stored = quantized.in_blocks(made) if tensor.is_in_blocks else made.flatten().view(torch.uint8)
+        writer.write_tensor_data(stored.flatten().numpy())
     writer.flush()
     writer.close()
     with temporary.open("rb") as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-ExportForm = Literal["peft", "merged", "gguf", "gguf-adapter", "ollama"]
+ExportForm = Literal["peft", "merged", "gguf", "gguf-q8_0", "gguf-adapter", "ollama"]
 
 _PIECE_BYTES = 1 << 20
 

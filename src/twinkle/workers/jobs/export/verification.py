@@ -14,7 +14,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from twinkle.core.errors import StorageUnavailable
+from twinkle.workers.jobs.export import quantized
 from twinkle.workers.jobs.export.gguf_files import GgufAdapter
 from twinkle.workers.jobs.export.merged import MergedModel
 from twinkle.workers.jobs.export.skeleton import CONFIG_FILE, TIED, Skeleton, class_for
@@ -34,6 +35,7 @@ NUM_TOKENS = 48
 LIMIT = 1e-4
 """How far logits may be from what was meant, relative to their size: the rounding of float32, carried on by layers."""
 _SEED = 20
+_IN_BLOCKS = "quantization_difference"
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class Meant:
         stored: Those of the merged weights, rounded as they are stored.
         digests: By the names of the class's parameters, the hashes of those weights.
         figures: What is told of it.
+        digests_in_blocks: Those of the weights after they were in blocks of eight bits, where that was asked for.
     """
 
     tuned: torch.Tensor
     stored: torch.Tensor
     digests: Mapping[str, str]
     figures: Mapping[str, float]
+    digests_in_blocks: Mapping[str, str] = field(default_factory=dict)
 
 
 def probe_tokens(vocab_size: int) -> torch.Tensor:
@@ -104,8 +108,10 @@ def check_peft_names(wrapped: Any, adapter: Path) -> int:
     return len(found)
 
 
-def what_is_meant(base: Path, adapter: Path, merged: MergedModel, weights: list[TrainedWeight]) -> Meant:
-    """Compute what an export has to come to.
+def what_is_meant(
+    base: Path, adapter: Path, merged: MergedModel, weights: list[TrainedWeight], *, in_blocks: bool = False
+) -> Meant:
+    """Compute what an export has to come to; ``in_blocks``, in eight bits too.
 
     Raises:
         StorageUnavailable: Merging is not what PEFT computes.
@@ -128,7 +134,14 @@ def what_is_meant(base: Path, adapter: Path, merged: MergedModel, weights: list[
         "rounding_difference": _typical(stored, tuned),
         "same_choices": (stored.argmax(-1) == tuned.argmax(-1)).float().mean().item(),
     }
-    return Meant(tuned, stored, {name: _digest(tensor) for name, tensor in parameters.items()}, figures)
+    digests = {name: _digest(tensor) for name, tensor in parameters.items()}
+    if not in_blocks:
+        return Meant(tuned, stored, digests, figures)
+    for name, tensor in parameters.items():
+        if quantized.takes_blocks(name, tensor.shape):
+            tensor.data = quantized.out_of_blocks(tensor.data)
+    figures[_IN_BLOCKS] = _typical(_logits(model, model.config), tuned)
+    return Meant(tuned, stored, digests, figures, {name: _digest(tensor) for name, tensor in parameters.items()})
 
 
 def check_merged(folder: Path, meant: Meant) -> dict[str, float]:
@@ -138,14 +151,15 @@ def check_merged(folder: Path, meant: Meant) -> dict[str, float]:
         StorageUnavailable: It does not.
     """
     model = _load(folder)
-    _check_digests("transformers reads", dict(model.named_parameters()), meant)
+    _check_digests("transformers reads", dict(model.named_parameters()), meant.digests)
     difference = _apart(_logits(model, model.config), meant.stored)
     _check("what was written", difference)
-    return {**meant.figures, "logits_difference": difference, "tensors": len(meant.digests)}
+    figures = {name: value for name, value in meant.figures.items() if name != _IN_BLOCKS}
+    return {**figures, "logits_difference": difference, "tensors": len(meant.digests)}
 
 
-def check_gguf(path: Path, skeleton: Skeleton, meant: Meant) -> dict[str, float]:
-    """Whether transformers' reader of GGUF finds in a file what was meant; the figures.
+def check_gguf(path: Path, skeleton: Skeleton, meant: Meant, *, in_blocks: bool = False) -> dict[str, float]:
+    """Whether transformers' reader of GGUF finds in a file what was meant, perhaps in eight bits; the figures.
 
     Raises:
         StorageUnavailable: It does not.
@@ -153,12 +167,13 @@ def check_gguf(path: Path, skeleton: Skeleton, meant: Meant) -> dict[str, float]
     reads: Any = load_gguf_checkpoint
     read = reads(str(path), return_tensors=True, model_to_load=skeleton.model)
     tensors = {name: tensor.float() for name, tensor in read["tensors"].items() if name != "rope_freqs.weight"}
-    _check_digests("in GGUF there is", tensors, meant)
+    _check_digests("in GGUF there is", tensors, meant.digests_in_blocks if in_blocks else meant.digests)
     config = skeleton.model.config
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
         if read["config"].get(name) != getattr(config, name):
             raise StorageUnavailable(f"GGUF says {name} is {read['config'].get(name)}; nothing of it was given out")
-    return {**meant.figures, "tensors": len(tensors)}
+    figures = {name: value for name, value in meant.figures.items() if in_blocks or name != _IN_BLOCKS}
+    return {**figures, "tensors": len(tensors)}
 
 
 def check_gguf_adapter(path: Path, adapter: GgufAdapter, weights: list[TrainedWeight]) -> dict[str, float]:
@@ -190,9 +205,9 @@ def _untie(model: Any, merged: MergedModel) -> None:
         setattr(model.config, TIED, False)
 
 
-def _check_digests(who: str, tensors: Mapping[str, torch.Tensor], meant: Meant) -> None:
-    wrong = sorted(meant.digests.keys() ^ tensors.keys())
-    wrong += [name for name, tensor in tensors.items() if name not in wrong and _digest(tensor) != meant.digests[name]]
+def _check_digests(who: str, tensors: Mapping[str, torch.Tensor], meant: Mapping[str, str]) -> None:
+    wrong = sorted(meant.keys() ^ tensors.keys())
+    wrong += [name for name, tensor in tensors.items() if name not in wrong and _digest(tensor) != meant[name]]
     if wrong:
         raise StorageUnavailable(f"{who} another {wrong[0]} than was meant; nothing of it was given out")
 
