@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,19 @@ OURS = ("sampler", "batch_sampler", "generator")
 """What torch's loader would take, and what would break the promise to go on from any row."""
 
 log = event_log()
+
+
+@dataclass(frozen=True)
+class LoaderPosition:
+    """Where a loader stands, for whoever makes it anew: also between the beginning of a pass and its first batch.
+
+    ``consumed`` are the rows handed out, ``in_whole_passes`` those of them that a stream gave in passes that are over;
+    ``is_passing`` says that the next ``for`` goes on with the pass, rather than begin one.
+    """
+
+    consumed: int = 0
+    in_whole_passes: int = 0
+    is_passing: bool = False
 
 
 class DataLoader:
@@ -155,6 +169,17 @@ class DataLoader:
         self._consumed = int(consumed_train_samples)
         self._in_whole_passes = 0
         self._is_passing = self._consumed > 0
+
+    @property
+    def position(self) -> LoaderPosition:
+        """Where it stands. While a pass is under way, a loader that is to go on with that has to be told so."""
+        return LoaderPosition(self._consumed, self._in_whole_passes, self._is_passing)
+
+    def go_on_from(self, position: LoaderPosition) -> None:
+        """Stand where another loader of the same data stood."""
+        self._consumed = position.consumed
+        self._in_whole_passes = position.in_whole_passes
+        self._is_passing = position.is_passing
 
     def skip_consumed_samples(self, consumed_train_samples: int) -> None:
         """Leave out so many rows more."""

@@ -28,6 +28,7 @@ from twinkle.storage.journal.meshes import Meshes
 from twinkle.storage.journal.queues import Queues
 from twinkle.storage.journal.speeds import Speeds
 from twinkle.storage.journal.timeline import Timeline
+from twinkle.storage.processors.processors import Processors
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.tenants.accounting import Accounting
 from twinkle.storage.tenants.sessions import Sessions
@@ -52,6 +53,7 @@ class Stores:
       of them are to be run next, and ``job_keeping`` ends what was kept of them.
     - ``files`` are what tenants have uploaded and their jobs have written, ``uploads`` what is on its way,
       ``growing_files`` what jobs are at, and ``prepared_rows`` what was made of files to train on.
+    - ``processors`` are the data sets and loaders that clients have here.
     - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for.
     """
 
@@ -91,6 +93,7 @@ class Stores:
         self.growing_files = GrowingFiles(database, clock)
         self.prepared_rows = PreparedRows(database, clock)
         self.job_keeping = JobKeeping(database, clock)
+        self.processors = Processors(database, clock)
         self.upkeep = Upkeep(database, clock)
         self.waste = Waste(database, clock)
 

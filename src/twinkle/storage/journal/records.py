@@ -12,6 +12,7 @@ from twinkle.core.operation import OperationKind, Payload
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.checkpoints.contents import publish_checkpoint
 from twinkle.storage.database import Transaction
+from twinkle.storage.processors.progress import ProcessorProgress
 from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 
 
@@ -189,6 +190,7 @@ class Records:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     sampling_sessions: list[NewSamplingSession] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
+    progress: list[ProcessorProgress] = field(default_factory=list)
 
     def insert(self, transaction: Transaction, now: float) -> None:
         """Insert everything. A checkpoint of the same name replaces its predecessor (the worker has decided that)."""
@@ -198,6 +200,8 @@ class Records:
             session.insert(transaction)
         for snapshot in self.snapshots:
             snapshot.insert(transaction)
+        for progress in self.progress:
+            progress.insert(transaction, now)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from twinkle.storage.tables.files import (
     UploadRow,
 )
 from twinkle.storage.tables.jobs import JobAttemptRow, JobDependencyRow, JobEventRow, JobRow
+from twinkle.storage.tables.processors import ProcessorRow
 from twinkle.storage.tables.queue import BranchRow, LaneRow, MeshRow, OperationRow, ShareRow
 from twinkle.storage.tables.tenants import ApiKeyRow, AuditRow, SessionRow, TenantRow
 
@@ -50,6 +51,7 @@ __all__ = [
     "OperationRow",
     "PastCheckpointRow",
     "PreparedDataRow",
+    "ProcessorRow",
     "SamplingSessionRow",
     "SessionRow",
     "ShareRow",
