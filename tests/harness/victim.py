@@ -38,6 +38,7 @@ _ID_OF_NAME = {
     "model": "$model",
     "method": "$method",
     "adapter_name": "$adapter",
+    "processor_id": "$processor",
     "mesh": "$mesh",
     "segment": "$segment",
     "name": "$name",
@@ -103,6 +104,11 @@ def _own_everything(client: httpx.Client) -> dict[str, str]:
         json={"adapter_name": "a", "config": config},
         headers={"X-Twinkle-Session-Id": session},
     )
+    made = client.post(
+        "/api/v1/processor/twinkle/create",
+        json={"processor_type": "dataset", "class_type": "Dataset", "dataset_meta": "org/name"},
+        headers={"X-Twinkle-Session-Id": session, "Prefer": "respond-async"},
+    )
     return {
         "$session": session,
         "$run": run,
@@ -113,6 +119,7 @@ def _own_everything(client: httpx.Client) -> dict[str, str]:
         "$name": "kept",
         "$model": BASE_MODEL,
         "$adapter": named.json()["adapter_name"],
+        "$processor": made.json()["request_id"].removesuffix(":req:0"),
         "$method": "forward_backward",
         "$mesh": "default",
     }

@@ -169,6 +169,17 @@ def jobs_worker(home: HomeFlag = None) -> None:
 
 
 @app.command()
+def processors(home: HomeFlag = None) -> None:
+    """Serve data sets and loaders over HTTP, apart from the jobs workers (TWINKLE_PROCESSORS=apart for those).
+
+    twinkle processors
+    """
+    from twinkle.workers.processors.serving import run_processors
+
+    raise SystemExit(run_processors(settings_of(home=home)))
+
+
+@app.command()
 def export(
     what: Annotated[str, typer.Argument(metavar="CHECKPOINT|JOB", help="tinker://..., or an export that was begun.")],
     peft: Annotated[bool, typer.Option("--peft", help="The adapter as PEFT and vLLM load it.  [default]")] = False,

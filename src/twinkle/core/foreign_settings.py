@@ -14,7 +14,7 @@ FOREIGN_SETTINGS: Mapping[str, str] = MappingProxyType(
         "TWINKLE_TOKEN_SALT": "keys are 256 random bits and kept as their hash, which needs no salt",
         "TWINKLE_LONG_POLL_TIMEOUT": "how long a poll is held is TWINKLE_LONG_POLL_S",
         "TWINKLE_POLL_INTERVAL": "nobody polls inside the server: what waits is told",
-        "TWINKLE_PER_USER_PROCESSOR_LIMIT": "there is no processor service yet",
+        "TWINKLE_PER_USER_PROCESSOR_LIMIT": "so many a tenant may have: TWINKLE_TENANT_MAX_PROCESSORS",
         "TWINKLE_FAIL_FAST": "a loss that fails always fails its operation, and nothing else",
         "TWINKLE_PERSISTENCE_MODE": _KEPT_IN_SQL,
         "TWINKLE_PERSISTENCE_FILE_PATH": _KEPT_IN_SQL,

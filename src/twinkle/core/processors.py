@@ -86,9 +86,7 @@ WITHOUT_EFFECT = frozenset(
 )
 """Arguments that say how fast, how visibly or where something is done, which a server decides: they change no row."""
 
-REFERENCES = frozenset(
-    {"dataset", "filter_func", "preprocess_func", "processor_cls", "template_cls", "template_func"}
-)
+REFERENCES = frozenset({"dataset", "filter_func", "preprocess_func", "processor_cls", "template_cls", "template_func"})
 """Arguments that may name another processor of the same tenant by its id."""
 
 
@@ -164,9 +162,7 @@ OFFERS: Mapping[str, Mapping[str, Offer]] = MappingProxyType(
             "LazyDataset": Offer(frozenset(_META), _BY_NUMBER),
             "PackingDataset": Offer(frozenset(_META), {**_BY_NUMBER, **_PACK}),
             "IterableDataset": Offer(frozenset(_META), _ROWS),
-            "IterablePackingDataset": Offer(
-                frozenset({*_META, "packing_interval", "cyclic"}), {**_ROWS, **_PACK}
-            ),
+            "IterablePackingDataset": Offer(frozenset({*_META, "packing_interval", "cyclic"}), {**_ROWS, **_PACK}),
         },
         "dataloader": {
             "DataLoader": Offer(

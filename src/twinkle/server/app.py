@@ -147,6 +147,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             access_tokens=stores.access_tokens,
             sampling_sessions=stores.sampling_sessions,
             files=stores.files,
+            processors=stores.processors,
             uploads=stores.uploads,
             blobs=blobs,
             links=DownloadLinks(

@@ -43,6 +43,7 @@ from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.queues import Queues
 from twinkle.storage.journal.timeline import Timeline
+from twinkle.storage.processors.processors import Processors
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.tenants.accounting import Accounting
 from twinkle.storage.tenants.sessions import Sessions
@@ -96,7 +97,7 @@ class QueueParts:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactParts:
-    """What is kept: adapters, checkpoints and who may read them, tenants' files, the models' tokenizers."""
+    """What is kept: adapters, checkpoints and who may read them, tenants' files and data sets, models' tokenizers."""
 
     adapters: Adapters
     named_adapters: NamedAdapters
@@ -105,6 +106,7 @@ class ArtifactParts:
     access_tokens: AccessTokens
     sampling_sessions: SamplingSessions
     files: Files
+    processors: Processors
     uploads: Uploads
     blobs: BlobStore
     links: DownloadLinks

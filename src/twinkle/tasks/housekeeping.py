@@ -92,6 +92,7 @@ class Housekeeping:
         self._stores.upkeep.expire_access_tokens()
         self._stores.files.expire()
         self._stores.uploads.expire()
+        self._stores.processors.expire(idle_s=self._settings.processor_idle_s)
         self._stores.prepared_rows.expire(idle_s=self._settings.prepared_data_idle_s)
         num_ended = self._stores.sampling_sessions.end_unreachable(
             Patience(

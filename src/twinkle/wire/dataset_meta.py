@@ -19,9 +19,7 @@ FIELD = "dataset_meta"
 _KEYS = frozenset({"dataset_id", "subset_name", "split", "data_slice", "data", "_TWINKLE_TYPE_"})
 _SLICES = frozenset({"_slice_type_", "start", "stop", "step", "values"})
 _SCHEMES = ("ms://", "hf://")
-_REPOSITORY = re.compile(
-    r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,95})?", re.ASCII
-)
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,95})?", re.ASCII)
 _NAME = re.compile(r"[\w][\w.+=-]{0,95}", re.ASCII)
 
 

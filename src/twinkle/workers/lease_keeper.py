@@ -21,8 +21,15 @@ class LeaseKeeper:
     """One mesh, one process. ``current()`` is what every write of the worker carries."""
 
     def __init__(
-        self, *, meshes: Meshes, mesh: str, identity: ProcessIdentity, capabilities: MeshCapabilities, lease_s: float
+        self,
+        *,
+        meshes: Meshes,
+        mesh: str,
+        identity: ProcessIdentity,
+        capabilities: MeshCapabilities | None,
+        lease_s: float,
     ) -> None:
+        """Hold nothing yet. A mesh without ``capabilities`` serves no model, and nobody is told that it does."""
         self._meshes = meshes
         self._mesh = mesh
         self._identity = identity
@@ -45,7 +52,8 @@ class LeaseKeeper:
         lease = self._meshes.acquire(self._mesh, self._identity, lease_s=self._lease_s)
         if lease is not None:
             crash_point("lease.acquired")
-            self._meshes.publish(lease, self._capabilities)
+            if self._capabilities is not None:
+                self._meshes.publish(lease, self._capabilities)
             self._lease = lease
             _log.info("lease.acquired", mesh=self._mesh, epoch=lease.epoch)
         return lease

@@ -217,6 +217,22 @@ BODIES: dict[str, Json] = {
         "advantages": [0.5, 1.0],
         "disable_lora": True,
     },
+    "/api/v1/processor/twinkle/create": {
+        "processor_type": "dataset",
+        "class_type": "Dataset",
+        "dataset_meta": {
+            "dataset_id": "ms://org/name",
+            "data_slice": {"_slice_type_": "range", "start": 0, "stop": 6, "step": 1},
+            "data": [{"a": 1}],
+        },
+    },
+    "/api/v1/processor/twinkle/call": {
+        "processor_id": "$processor",
+        "function": "map",
+        "preprocess_func": "CountdownProcessor",
+        "init_args": {"a": 1},
+        "dataset_meta": '{"dataset_id": "org/name"}',
+    },
     "/v1/completions": {"model": BASE_MODEL, "prompt": "hi", "max_tokens": 4, "n": 2, "stop": ["a"]},
 }
 """A valid body of every route that takes JSON; `$name` stands for an id of the tenant that sends it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,9 +57,11 @@ _MEANINGLESS: Mapping[str, str] = {
     "max_replicas": "meshes do not follow load yet; as many start as min_replicas says",
     "ray_actor_options": "no Ray is needed to serve",
     "num_cpus": "no Ray is needed to serve",
-    "ncpu_proc_per_node": "there is no processor service yet",
     "name": "it is the name of a part that is none here",
 }
+
+
+_NO_DEVICE = "data sets and loaders are served by the jobs worker, without a device"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,10 +260,17 @@ def _gateway(plan: Plan, place: str, application: GatewayApplication, served: se
 
 
 def _processor(plan: Plan, place: str, application: ProcessorApplication) -> None:
+    """The jobs worker serves data sets and loaders; its processes start with the first of them."""
+    num_processes = application.args.ncpu_proc_per_node
+    if num_processes is not None:
+        most = os.cpu_count() or 1
+        text = str(max(1, min(num_processes, most)))
+        note = f"this machine has {most} processors" if num_processes > most else ""
+        plan.map(f"{place}.args.ncpu_proc_per_node", num_processes, "TWINKLE_PROCESSOR_PROCESSES", text, note=note)
     for key in type(application.args).model_fields:
         value = getattr(application.args, key)
-        if value is not None:
-            plan.note(f"{place}.args.{key}", _shown(value), "meaningless", _MEANINGLESS["ncpu_proc_per_node"])
+        if value is not None and key != "ncpu_proc_per_node":
+            plan.note(f"{place}.args.{key}", _shown(value), "meaningless", _NO_DEVICE)
 
 
 def _mesh(plan: Plan, where: str, model_id: str, device: str, *, copies: int) -> None:

@@ -64,6 +64,7 @@ _STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
     " error, error_category, error_code, expired, mesh, result_bytes"
 )
+_PAST_COLUMNS = "seq, kind, payload, payload_blob, state, error_code, request_id, payload_bytes, num_tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,22 +358,20 @@ class Journal:
     def history(self, lane: str, *, after_seq: int, before_seq: int) -> list[PastOperation]:
         """A lane's finished operations with ``after_seq < seq < before_seq``, in order: what a replay needs."""
         rows = self.database.read(
-            "SELECT seq, kind, payload, payload_blob, state, error_code, request_id, payload_bytes, num_tokens"
-            " FROM operation WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed') ORDER BY seq",
+            f"SELECT {_PAST_COLUMNS} FROM operation"
+            " WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed') ORDER BY seq",
             (lane, after_seq, before_seq),
         )
-        return [
-            PastOperation(
-                request_id=row.request_id,
-                seq=row.seq,
-                kind=OperationKind(row.kind),
-                payload=_payload_of(row),
-                succeeded=row.state == OperationState.DONE,
-                error_code=row.error_code,
-                num_tokens=row.num_tokens,
-            )
-            for row in rows
-        ]
+        return [_past_of(row) for row in rows]
+
+    def some_of_history(self, lane: str, seqs: Sequence[int]) -> list[PastOperation]:
+        """Those of a lane's finished operations that have these numbers, in order."""
+        rows = self.database.read(
+            f"SELECT {_PAST_COLUMNS} FROM operation WHERE lane = ? AND seq IN ({placeholders(seqs)})"
+            " AND state IN ('done', 'failed') ORDER BY seq",
+            (lane, *seqs),
+        )
+        return [_past_of(row) for row in rows]
 
     def loss_definition(self, lane: str, number: int) -> bytes | None:
         """What defines loss ``number`` of a session's lane; ``None`` when there is no such loss."""
@@ -385,6 +384,18 @@ class Journal:
 
 def _payload_of(row: Row) -> Payload:
     return Payload(inline=row.payload, blob=row.payload_blob, blob_bytes=row.payload_bytes)
+
+
+def _past_of(row: Row) -> PastOperation:
+    return PastOperation(
+        request_id=row.request_id,
+        seq=row.seq,
+        kind=OperationKind(row.kind),
+        payload=_payload_of(row),
+        succeeded=row.state == OperationState.DONE,
+        error_code=row.error_code,
+        num_tokens=row.num_tokens,
+    )
 
 
 def _failure_of(row: Row) -> Failure:

@@ -75,7 +75,7 @@ class NewProcessor:
         Raises:
             LimitReached: The tenant has as many as it may have.
         """
-        is_new = insert_lane(transaction, self.id, self.tenant, PROCESSORS_MESH, ordered=True)
+        is_new = insert_lane(transaction, self.id, self.tenant, PROCESSORS_MESH, ordered=True, arrival_numbered=True)
         if not is_new:
             return
         transaction.execute(
@@ -110,9 +110,7 @@ class Processors:
         """
         found = self.some([processor], tenant).get(processor)
         if found is None:
-            raise NotFound(
-                f"no data set, loader or other processor {processor!r}; it may have ended with its session: make it anew"
-            )
+            raise NotFound(f"no data set, loader or other processor {processor!r}; it may have ended with its session")
         return found
 
     def some(self, processors: Sequence[str], tenant: str) -> dict[str, Processor]:
@@ -123,6 +121,18 @@ class Processors:
             (*processors, tenant),
         )
         return {row.id: _processor_of(row) for row in rows}
+
+    def has_waiting(self) -> bool:
+        """Whether there is something to be done for any of them."""
+        return bool(
+            self._database.read(
+                "SELECT 1 AS waits FROM lane WHERE mesh = ? AND head_kind IS NOT NULL LIMIT 1", (PROCESSORS_MESH,)
+            )
+        )
+
+    def forget(self, processor: str) -> None:
+        """End one that could not be made."""
+        self._end([processor])
 
     def end(self, processor: str, tenant: str) -> None:
         """End one now: it answers no more, and what it was made of is given up.

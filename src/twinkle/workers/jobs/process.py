@@ -27,6 +27,7 @@ from twinkle.tasks.app import make_app
 from twinkle.tasks.jobs import JOBS_QUEUE, AttemptReporter, JobDispatcher, register_jobs
 from twinkle.workers.jobs.host import running_host
 from twinkle.workers.jobs.toolbox import Toolbox
+from twinkle.workers.processors.serving import serving_processors
 
 _log = structlog.get_logger()
 
@@ -93,6 +94,9 @@ def run_jobs_worker(settings: Settings, *, plans: PlanClasses = PLANS) -> int:
         allowed=parse_networks(settings.webhook_networks),
     )
     loop.run(stack.enter_async_context(webhooks.delivering()))
+    if settings.processors == "jobs":
+        serving = serving_processors(settings, stores, blobs, app=app, clock=clock)
+        loop.run(stack.enter_async_context(serving))
     dispatcher = JobDispatcher(app, stores.waiting_jobs, settings.redis_url.get_secret_value())
     process = JobsProcess(runner, loop, dispatcher)
     register_jobs(app, process.run, name_of_tenant=stores.tenants.name_of)

@@ -43,9 +43,7 @@ class Maker:
         self._object_store = object_store
         self._metas: dict[str, Any] = {}
 
-    def arguments(
-        self, arguments: Mapping[str, Any], sources: Sources, found: Callable[[str], Any]
-    ) -> dict[str, Any]:
+    def arguments(self, arguments: Mapping[str, Any], sources: Sources, found: Callable[[str], Any]) -> dict[str, Any]:
         """The arguments of one call; ``found`` is asked for other processors.
 
         Raises:
@@ -114,7 +112,9 @@ def _opened(path: str, folders: tuple[str, ...]) -> str:
     for folder in folders:
         if meant.startswith(os.path.realpath(folder) + os.sep):
             return meant
-    raise InvalidInput(FIELD, "names a path of the server, which is not open to clients; upload the file and send its id")
+    raise InvalidInput(
+        FIELD, "names a path of the server, which is not open to clients; upload the file and send its id"
+    )
 
 
 def _model(value: Any, sources: Sources) -> str:

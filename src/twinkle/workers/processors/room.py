@@ -31,7 +31,7 @@ from twinkle.workers.processors.making import Maker, class_of
 from twinkle.workers.processors.orders import Done, Order, Position, Recipe, Refused, Step, Unknown
 from twinkle.workers.processors.walking import Walk, is_loader
 
-ITERATOR_EXHAUSTED = "iterator_exhausted"
+ITERATOR_EXHAUSTED = "exhausted"
 MAX_OBJECTS = 64
 _CONSUMED = "consumed_train_samples"
 _RENAMED: Mapping[str, Mapping[str, str]] = {
@@ -110,9 +110,7 @@ class Room:
         recipe = Recipe(steps=(order.step.seq,), uses=dict(order.uses))
         return self._keep(order.processor, _Live(made, recipe, Walk(made, Position())))
 
-    def _instance(
-        self, order: Order, step: Step, processor_type: str, class_type: str, uses: Mapping[str, int]
-    ) -> Any:
+    def _instance(self, order: Order, step: Step, processor_type: str, class_type: str, uses: Mapping[str, int]) -> Any:
         arguments = self._arguments(order, step, uses, order.processor)
         if is_loader(processor_type):
             # What is done while rows are read shows nowhere.

@@ -24,9 +24,7 @@ class Walk:
         self.position = position
         self._rows: Iterator[Any] | None = None
         if self.loader is not None:
-            self.loader.go_on_from(
-                LoaderPosition(position.consumed, position.in_whole_passes, position.is_passing)
-            )
+            self.loader.go_on_from(LoaderPosition(position.consumed, position.in_whole_passes, position.is_passing))
 
     def begin(self) -> None:
         """Begin a new iteration, wherever the one before stands."""
@@ -95,7 +93,7 @@ class Walk:
             return iter(self.loader)
         if hasattr(self._made, "__getitem__"):
             return (self._made[number] for number in range(taken, len(self._made)))
-        rows = iter(self._made)
+        rows: Iterator[Any] = iter(self._made)
         for _ in range(taken):
             try:
                 next(rows)

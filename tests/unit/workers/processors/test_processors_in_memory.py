@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from harness.models import make_text_model
 from harness.processors import Desk
 
 ROWS = [{"nums": [n, n + 1, n + 2], "target": 3 * n + 3} for n in range(11)]
+TEMPLATE = {"template_func": "Qwen3_5Template", "model_id": "ms://Qwen/Qwen3.5-4B"}
 META = json.dumps({"data": ROWS, "_TWINKLE_TYPE_": "DatasetMeta"})
 
 
@@ -122,14 +124,14 @@ def test_rows_of_a_data_set_come_one_by_one_from_wherever_it_stood(desk: Desk, c
     assert found == ROWS
 
 
-def test_rows_are_encoded_by_the_tokenizer_of_the_served_model(tmp_path: Path, tiny_model: Path) -> None:
-    desk = Desk(tmp_path, models={"Qwen/Qwen3.5-4B": str(tiny_model)})
+def test_rows_are_encoded_by_the_tokenizer_of_the_served_model(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, models={"Qwen/Qwen3.5-4B": str(make_text_model(tmp_path / "model"))})
     dataset = desk.create("dataset", "Dataset", dataset_meta=META)
-    desk.call(dataset, "set_template", template_func="Qwen3_5Template", model_id="ms://Qwen/Qwen3.5-4B", max_length=64)
+    desk.call(dataset, "set_template", **TEMPLATE, max_length=64)
     desk.call(dataset, "map", preprocess_func="CountdownProcessor")
     refused = desk.refused(dataset, "encode", add_generation_prompt=True, batched=True)
     assert "max_length" in refused.message or "64" in refused.message
-    desk.call(dataset, "set_template", template_func="Qwen3_5Template", model_id="ms://Qwen/Qwen3.5-4B", max_length=9000)
+    desk.call(dataset, "set_template", **TEMPLATE, max_length=9000)
     desk.call(dataset, "encode", add_generation_prompt=True, batched=True)
     row = desk.call(dataset, "__getitem__", idx=0)
     assert row["input_ids"] and row["messages"] and row["user_data"]
