@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,15 +18,28 @@ from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 SNAPSHOT_VERSION = 1
 HEADER_METADATA = "snapshot"
 FIELD = "snapshot"
+SCRIPT = "script"
+"""What stands before the names of a script's tensors, and its entry of the header."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedScript:
+    """What a script has set for an adapter and where it stands, packed (``packing``)."""
+
+    content: Any
+    tensors: Mapping[str, torch.Tensor]
+
 
 log = event_log()
 
 
-def snapshot(adapter: LoraAdapter, determinism: str, *, num_ranks: int = 1) -> bytes:
+def snapshot(
+    adapter: LoraAdapter, determinism: str, *, num_ranks: int = 1, script: PackedScript | None = None
+) -> bytes:
     """Everything needed to go on bit by bit where this trainable adapter stands, open gradients included.
 
     ``determinism`` is the mode of the model the adapter lives on, ``num_ranks`` how many ranks share its work;
-    ``restore`` warns when either has changed.
+    ``restore`` warns when either has changed. ``script`` goes with it, for ``script_of``.
     """
     if not adapter.trainable:
         raise InvalidInput(FIELD, "an adapter that is not trained has no state to recover; keep its checkpoint")
@@ -37,8 +53,22 @@ def snapshot(adapter: LoraAdapter, determinism: str, *, num_ranks: int = 1) -> b
         "modules": [shape.path for shape in adapter.layout.shapes],
         "has_gradients": adapter.has_gradients,
     }
-    metadata = (HEADER_METADATA, json.dumps(header, sort_keys=True))
-    return write_tensors(_buffers(adapter, has_gradients=adapter.has_gradients), metadata=metadata)
+    tensors = _buffers(adapter, has_gradients=adapter.has_gradients)
+    if script is not None:
+        header[SCRIPT] = script.content
+        tensors |= {f"{SCRIPT}.{name}": tensor for name, tensor in script.tensors.items()}
+    return write_tensors(tensors, metadata=(HEADER_METADATA, json.dumps(header, sort_keys=True)))
+
+
+def script_of(content: bytes) -> PackedScript | None:
+    """What was given to ``snapshot`` as the script, if anything was."""
+    header = json.loads(read_metadata(FIELD, content)[HEADER_METADATA])
+    if SCRIPT not in header:
+        return None
+    prefix = f"{SCRIPT}."
+    tensors = read_tensors(FIELD, content)
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return PackedScript(content=header[SCRIPT], tensors=own)
 
 
 def restore(pool: LoraPool, content: bytes, determinism: str, *, num_ranks: int = 1) -> LoraAdapter:
@@ -57,7 +87,8 @@ def restore(pool: LoraPool, content: bytes, determinism: str, *, num_ranks: int 
     adapter = pool.create_empty(config)
     if header["modules"] != [shape.path for shape in adapter.layout.shapes]:
         raise InvalidInput(FIELD, "was taken on another base model")
-    copy_checked(FIELD, read_tensors(FIELD, content), _buffers(adapter, has_gradients=has_gradients))
+    tensors = {name: each for name, each in read_tensors(FIELD, content).items() if not name.startswith(SCRIPT)}
+    copy_checked(FIELD, tensors, _buffers(adapter, has_gradients=has_gradients))
     adapter.step = step
     adapter.has_gradients = has_gradients
     adapter.publish()

@@ -51,6 +51,14 @@ class TrainerState:
         """The state as its file."""
         return {TRAINER_FILE: (json.dumps(asdict(self), indent=2) + "\n").encode()}
 
+    def progress(self) -> dict[str, int]:
+        """What a script that resumes is told."""
+        return {
+            "cur_step": self.cur_step,
+            "consumed_train_samples": self.consumed_train_samples,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+        }
+
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> TrainerState:
         """The state that ``to_files`` wrote.
@@ -124,10 +132,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parameters: Parameters, fil
     if tensors:
         raise InvalidInput(OPTIMIZER_FILE, f"holds the unknown tensor {min(tensors)}; it was made for other parameters")
     if OPTIMIZER_SETTINGS_FILE in files:
-        _load_settings(optimizer, _read_json(files, OPTIMIZER_SETTINGS_FILE))
+        load_optimizer_settings(optimizer, files)
 
 
-def _load_settings(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> None:
+def load_optimizer_settings(optimizer: torch.optim.Optimizer, files: Mapping[str, bytes]) -> None:
+    """The settings of the optimizer's groups alone."""
+    settings = _read_json(files, OPTIMIZER_SETTINGS_FILE)
     groups = settings.get("groups", [])
     if settings.get("optimizer") != type(optimizer).__name__ or len(groups) != len(optimizer.param_groups):
         raise InvalidInput(

@@ -14,6 +14,7 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── TooLarge                    a body over the size limit
 │   ├── Cancelled                   a sample its client no longer wants
 │   ├── Expired                     the result was kept for its time and is gone
+│   ├── CallFailed                  a call that broke half-way on what its client had sent
 │   └── WindowFailed                an optim_step whose accumulation window holds a failed forward_backward
 ├── TransientError                  retried with back-off
 │   ├── OutOfMemory                 retried with smaller micro-batches
@@ -125,6 +126,12 @@ class WindowFailed(UserError):
     """An ``optim_step`` was not applied because its accumulation window holds a failed ``forward_backward``."""
 
     code = "window_failed"
+
+
+class CallFailed(UserError):
+    """A call broke half-way on what its client had sent; the adapter is brought back to where it was before."""
+
+    code = "call_failed"
 
 
 class TransientError(TwinkleError):

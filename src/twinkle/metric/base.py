@@ -61,6 +61,14 @@ class Metric(ABC):
     def calculate(self) -> Results:
         """The values over all ranks since the last reset, and reset."""
 
+    def state(self) -> dict[str, Any]:
+        """What was accumulated, as data: a metric that takes it goes on from there."""
+        return {name: value for name, value in vars(self).items() if name not in ("device_mesh", "process_group")}
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state`` gave."""
+        vars(self).update(state)
+
     def gather_results(self, parts: list[Part]) -> list[Part]:
         """The parts of all ranks; without a process group, these."""
         if self.process_group is None:

@@ -32,6 +32,18 @@ class TrainMetric(Metric):
         self._last_s = self._clock_s()
         self._last_iters = self._iters
 
+    def state(self) -> dict[str, Any]:
+        """The clock of another process counts from elsewhere: how long ago counts."""
+        now_s = self._clock_s()
+        ago = {"_start_s": now_s - self._start_s, "_last_s": now_s - self._last_s}
+        return {name: value for name, value in super().state().items() if name != "_clock_s"} | ago
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state`` gave."""
+        super().go_on_from(state)
+        now_s = self._clock_s()
+        self._start_s, self._last_s = now_s - self._start_s, now_s - self._last_s
+
     def accumulate(
         self,
         inputs: Mapping[str, torch.Tensor],

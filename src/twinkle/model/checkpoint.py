@@ -70,6 +70,15 @@ class TrainingCheckpoints(ABC):
     def _load_optimizer(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> None:
         load_optimizer(group.require_optimizer(), group.parameters, files)
 
+    def _training_files(self, group: OptimizerGroup, *, with_optimizer: bool) -> dict[str, bytes]:
+        """What a checkpoint holds beside the weights, but for what is of the process."""
+        files = _state_of(group).to_files()
+        if with_optimizer:
+            files |= self._optimizer_files(group)
+            if group.scheduler is not None:
+                files |= scheduler_files(group.scheduler)
+        return files
+
     def save(
         self,
         name: str | None = None,
@@ -96,16 +105,10 @@ class TrainingCheckpoints(ABC):
         if consumed_train_samples is not None:
             group.consumed_train_samples = consumed_train_samples
         target = Path(output_dir or DEFAULT_OUTPUT_DIR) / (name or f"checkpoint-step-{group.cur_step}")
-        state = TrainerState(
-            cur_step=group.cur_step,
-            gradient_accumulation_steps=group.gradient_accumulation_steps,
-            consumed_train_samples=group.consumed_train_samples,
-        )
-        files = state.to_files() | tokenizer_files(self.model_id) | _record_files(group)
+        files = self._training_files(group, with_optimizer=save_optimizer)
+        files |= tokenizer_files(self.model_id) | _record_files(group)
         if save_optimizer:
-            files |= self._optimizer_files(group) | rng_files()
-            if group.scheduler is not None:
-                files |= scheduler_files(group.scheduler)
+            files |= rng_files()
         if _is_first_rank():
             with track("save", unit="files") as progress, staged_directory(target) as folder:
                 self._write_weights(group, folder, is_writer=True)
@@ -155,22 +158,22 @@ class TrainingCheckpoints(ABC):
         self.load(folder, adapter_name=adapter_name, load_optimizer=not resume_only_model)
         if not resume_only_model:
             group = self.group(adapter_name)
-            group.set_accumulation(state.gradient_accumulation_steps)
-            group.cur_step, group.consumed_train_samples = state.cur_step, state.consumed_train_samples
-            if group.scheduler is not None:
-                load_scheduler(group.scheduler, files)
-            elif SCHEDULER_FILE in files:
-                raise InvalidInput(SCHEDULER_FILE, "is in the checkpoint; call set_lr_scheduler before resuming")
-            group.num_open, group.num_tokens = load_gradients(group.parameters, files)
-            group.keep_window_once()
-            self._mark_gradients(group)
+            self._go_on(group, state, files)
             load_rng(files)
             group.records.go_on_from(files.get(METRICS_FILE, b""))
-        return {
-            "cur_step": state.cur_step,
-            "consumed_train_samples": state.consumed_train_samples,
-            "gradient_accumulation_steps": state.gradient_accumulation_steps,
-        }
+        return state.progress()
+
+    def _go_on(self, group: OptimizerGroup, state: TrainerState, files: Mapping[str, bytes]) -> None:
+        """Stand where a checkpoint was saved, its weights and its optimizer being loaded already."""
+        group.set_accumulation(state.gradient_accumulation_steps)
+        group.cur_step, group.consumed_train_samples = state.cur_step, state.consumed_train_samples
+        if group.scheduler is not None:
+            load_scheduler(group.scheduler, files)
+        elif SCHEDULER_FILE in files:
+            raise InvalidInput(SCHEDULER_FILE, "is in the checkpoint; call set_lr_scheduler before resuming")
+        group.num_open, group.num_tokens = load_gradients(group.parameters, files)
+        group.keep_window_once()
+        self._mark_gradients(group)
 
     @abstractmethod
     def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
@@ -179,6 +182,14 @@ class TrainingCheckpoints(ABC):
     @abstractmethod
     def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
         """The adapter's config as PEFT has it; empty where all parameters are trained."""
+
+
+def _state_of(group: OptimizerGroup) -> TrainerState:
+    return TrainerState(
+        cur_step=group.cur_step,
+        gradient_accumulation_steps=group.gradient_accumulation_steps,
+        consumed_train_samples=group.consumed_train_samples,
+    )
 
 
 def _record_files(group: OptimizerGroup) -> dict[str, bytes]:

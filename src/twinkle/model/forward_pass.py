@@ -62,15 +62,30 @@ class ForwardPass:
     num_tokens: int = 1
     parts: Parts | None = None
     """Of a pass that went through the model in parts: what runs them again for their gradient."""
+    gradients: dict[str, torch.Tensor] | None = None
+    """Of the loss by each output, once :meth:`settle_loss` has found them."""
 
     def calculate_loss(self, loss: Loss) -> None:
         """Calculate the loss of the outputs, with the keywords that belong to the pass."""
+        self.gradients = None
         with torch.set_grad_enabled(self.is_training):
             result: Any = loss(self.inputs, self.outputs, **self.loss_kwargs)
         # A script's own loss may give a bare mean, or say by a count of 0 that it is one.
         is_bare = isinstance(result, torch.Tensor)
         self.loss = result if is_bare else result["loss"]
         self.num_tokens = 1 if is_bare else int(result.get("num_tokens") or 1)
+
+    def settle_loss(self) -> None:
+        """Find the gradient by the outputs, where these are leaves: from here on the pass is data, and has no graph."""
+        if self.loss is None or not self.loss.requires_grad:
+            return
+        leaves = {name: values for name, values in self.outputs.items() if values.requires_grad}
+        found = torch.autograd.grad(self.loss, list(leaves.values()), allow_unused=True)
+        self.gradients = {
+            name: torch.zeros_like(leaf) if gradient is None else gradient
+            for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+        }
+        self.loss = self.loss.detach()
 
     def release_graph(self) -> None:
         """Let go of what the backward pass needed; the values stay for the metrics."""

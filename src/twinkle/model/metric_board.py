@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import distributed
@@ -41,6 +42,20 @@ class MetricBoard:
         for metric, is_training in self._metrics:
             if is_training in (None, last.is_training):
                 metric.accumulate(last.inputs, outputs, **progress, **last.loss_kwargs)
+
+    def states(self) -> list[Mapping[str, Any]]:
+        """What each metric has accumulated, in their order."""
+        return [metric.state() for metric, _ in self._metrics]
+
+    def go_on_from(self, states: Sequence[Mapping[str, Any]], shown: ForwardPass | None) -> None:
+        """Take what ``states`` gave; ``shown`` is the last pass if the metrics know it."""
+        for (metric, _), state in zip(self._metrics, states, strict=True):
+            metric.go_on_from(state)
+        self._shown = shown
+
+    def has_seen(self, last: ForwardPass | None) -> bool:
+        """Whether a pass was shown already."""
+        return last is not None and last is self._shown
 
     def calculate(self, is_training: bool) -> Results:
         """The values since the last call, of all metrics that see such passes."""

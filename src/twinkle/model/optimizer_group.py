@@ -21,6 +21,16 @@ from twinkle.processor import InputProcessor
 
 log = event_log()
 
+POSITION = (
+    "gradient_accumulation_steps",
+    "cur_step",
+    "num_tokens",
+    "num_open",
+    "grad_norm",
+    "consumed_train_samples",
+    "_window_loss",
+    "_window_norm",
+)
 OPTIM_PARAMS = ("lr", "betas", "eps", "weight_decay")
 
 
@@ -57,6 +67,7 @@ class OptimizerGroup:
         sync: GradientSync,
         *,
         gradient_accumulation_steps: int = 1,
+        keeps_records: bool = True,
     ) -> None:
         self.name = name
         self.parameters = parameters
@@ -79,6 +90,7 @@ class OptimizerGroup:
         self.forwarding = Forwarding()
         self._window_loss = (0.0, 0)
         self._window_norm: float | None = None
+        self._keeps_records = keeps_records
         self._sync = sync
         self._is_reduced = False
         self._is_unscaled = False
@@ -186,7 +198,7 @@ class OptimizerGroup:
 
     def record(self, kind: str, values: Mapping[str, Any]) -> None:
         """Keep a line of this training, and send it to where the script wants it seen. Of several ranks the first."""
-        if current_rank() == 0:
+        if self._keeps_records and current_rank() == 0:
             step = self.cur_step // self.gradient_accumulation_steps
             self.forwarding.send(self.records.add(kind, step, values))
 
@@ -211,6 +223,15 @@ class OptimizerGroup:
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             grad_norm=self.grad_norm,
         )
+
+    def position(self) -> dict[str, Any]:
+        """Where the training stands, as data."""
+        return {name: getattr(self, name) for name in POSITION}
+
+    def go_on_from(self, position: Mapping[str, Any]) -> None:
+        """Take what ``position`` gave."""
+        for name in POSITION:
+            setattr(self, name, position[name])
 
     def learning_rates(self) -> list[float]:
         """The rate of each parameter group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import peft
@@ -35,8 +35,34 @@ def lora_config_of(config: Any, targets: Sequence[Target], default_modules: str 
         log.warning("model.adapter.dropout_ignored", lora_dropout=config.lora_dropout, next="it trains without dropout")
     if config.init_lora_weights is not True:
         raise InvalidInput("init_lora_weights", f"is {config.init_lora_weights!r}, only True is supported")
-    paths = _paths(config.target_modules or default_modules, targets, settings["target_parameters"])
     seed = int(torch.randint(2**62, ()).item())
+    return _config_of(settings, config.target_modules or default_modules, targets, seed)
+
+
+def lora_config_from(settings: Mapping[str, Any], targets: Sequence[Target], *, rank: int, seed: int) -> LoraConfig:
+    """The same of a config that came as JSON; what PEFT of another version calls otherwise is passed over.
+
+    ``lora_dropout`` is not applied, which whoever took the config in says.
+
+    Raises:
+        InvalidInput: It asks for what the engine does not compute, or names no layer of this model.
+    """
+    known = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    given = {name: value for name, value in settings.items() if name in known}
+    try:
+        config = peft.LoraConfig(**{**given, "r": rank})
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("config", f"is no LoraConfig: {error}") from error
+    if config.init_lora_weights is not True:
+        raise InvalidInput("init_lora_weights", f"is {config.init_lora_weights!r}, only True is supported")
+    plain = read_settings(json.dumps({**_plain(config.to_dict()), "peft_type": "LORA"}).encode())
+    return _config_of(plain, config.target_modules or ALL_LINEAR, targets, seed)
+
+
+def _config_of(
+    settings: Mapping[str, Any], wanted: str | Sequence[str], targets: Sequence[Target], seed: int
+) -> LoraConfig:
+    paths = _paths(wanted, targets, settings["target_parameters"])
     return dataclasses.replace(config_of(settings, paths, targets), seed=seed)
 
 

@@ -12,7 +12,7 @@ from typing import Generic
 
 from twinkle.core.batch_loss import num_passes
 from twinkle.core.clock import Clock
-from twinkle.core.errors import UserError
+from twinkle.core.errors import CallFailed, UserError
 from twinkle.core.operation import Claim, OperationKind, Payload
 from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.blobs import BlobStore
@@ -282,7 +282,7 @@ class Executor(Generic[State]):
     def _end_badly(self, execution: Execution, claim: Claim, error: Exception) -> None:
         """Fail it or postpone it. Unless its user is to blame the adapter is rebuilt: it may have been touched."""
         self._endings.fail(execution, claim, error)
-        if isinstance(error, UserError):
+        if isinstance(error, UserError) and not isinstance(error, CallFailed):
             self._residents.note_failure(claim.lane)
         else:
             self._residents.forget(claim.lane)

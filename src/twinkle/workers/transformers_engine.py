@@ -15,19 +15,22 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
-from twinkle.checkpoint_engine.snapshot import restore, snapshot
-from twinkle.core.adapter import AdapterConfig
-from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError
+from twinkle.checkpoint_engine.snapshot import fingerprint, restore, script_of, snapshot
+from twinkle.core.adapter import AdapterConfig, Dialect
+from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError, UserError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import ALONE, RankGroup
+from twinkle.model.fused.batch_jobs import Work
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.parameters import note_steps
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.model.loading import decoder_of
 from twinkle.model.pictures import Patches, Picture
+from twinkle.model.script_state import Script
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText, TopLogprobs
@@ -52,7 +55,12 @@ from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.tensors import Array, CellBudget, Csr, densify
 from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, elementwise_loss
 from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
+from twinkle.workers.script_passes import CalledPass, begin_pass
+from twinkle.workers.scripts import Scripts, note_failure
 from twinkle.workers.threads import kind_of_cpu, measure_threads, thread_limit
+
+Trained = LoraAdapter | Script
+"""An adapter as Tinker's operations train it, or with what a script has set for it."""
 
 _MAX_TARGET_CELLS = 1 << 24
 _LONGEST_REASON = 300
@@ -70,8 +78,11 @@ class TransformersEngine:
     model: FusedLoraModel
     sampler: SteppedSampler
     capabilities: MeshCapabilities
+    folder: str = ""
+    """Where the base model lies, its tokenizer beside it."""
 
     def __post_init__(self) -> None:
+        self.scripts = Scripts(self.model, folder=self.folder, served_name=self.capabilities.base_model)
         self._targets: dict[str, Array | Csr | None] = {}
 
     @classmethod
@@ -121,93 +132,132 @@ class TransformersEngine:
         )
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
         sampler = _make_sampler(settings, model, decode_text=decode_text)
-        return cls(model=model, sampler=sampler, capabilities=capabilities)
+        return cls(model=model, sampler=sampler, capabilities=capabilities, folder=folder)
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def create(self, config: AdapterConfig) -> LoraAdapter:
+    def create(self, config: AdapterConfig) -> Trained:
         """A fresh trainable adapter, wholly determined by ``config``."""
+        if config.dialect is Dialect.TWINKLE:
+            return self.scripts.create(config)
         return self.model.create_adapter(_lora_config(config), trainable=True)
 
-    def run_passes(self, passes: Sequence[Pass[LoraAdapter]]) -> list[PassAnswer]:
+    def run_passes(self, passes: Sequence[Pass[Trained]]) -> list[PassAnswer]:
         """Run all passes fused; see :class:`twinkle.workers.engine.Engine`."""
-        fused = [(item, item.body) for item in passes if isinstance(item.body, ForwardBackwardBody)]
-        outcomes = iter(self.model.forward_backward([_train_job(item, body) for item, body in fused]))
-        answers: list[PassAnswer] = []
-        for item in passes:
-            if isinstance(item.body, Call):
-                answers.append(_no_calls())
+        answers: dict[int, PassAnswer] = {}
+        called: dict[int, CalledPass] = {}
+        works: dict[int, Work] = {}
+        for index, item in enumerate(passes):
+            if isinstance(item.body, ForwardBackwardBody):
+                works[index] = _train_job(item, item.body)
                 continue
-            outcome = next(outcomes)
-            answers.append(outcome if isinstance(outcome, Exception) else _wire_result(outcome, item.body))
-        return answers
+            try:
+                called[index] = begin_pass(self.scripts, _script_of(item.state), item.body, item.cache_group)
+                fused = called[index].fused
+                if fused is not None:
+                    works[index] = fused.work()
+            except UserError as error:
+                answers[index] = error
+        outcomes = dict(zip(works, self.model.forward_backward(list(works.values())) if works else [], strict=True))
+        for index, item in enumerate(passes):
+            outcome = outcomes.get(index)
+            if isinstance(outcome, Exception):
+                answers[index] = outcome
+            elif isinstance(item.body, ForwardBackwardBody):
+                assert outcome is not None
+                answers[index] = _wire_result(outcome, item.body)
+            elif index not in answers:
+                answers[index] = called[index].finish(outcome)
+        return [answers[index] for index in range(len(passes))]
 
-    def call(self, state: LoraAdapter, call: Call) -> bytes:
-        """Refused."""
-        raise _no_calls()
+    def call(self, state: Trained, call: Call) -> bytes:
+        """By the code that a script's own process has for it."""
+        return self.scripts.call(_script_of(state), call)
 
-    def note_failure(self, state: LoraAdapter) -> None:
-        """Nothing rests on a pass."""
+    def note_failure(self, state: Trained) -> None:
+        """No later call is about the pass before it."""
+        if isinstance(state, Script):
+            note_failure(state)
 
-    def load_into(self, state: LoraAdapter, files: dict[str, bytes], call: Call) -> tuple[LoraAdapter, bytes]:
-        """Refused."""
-        raise _no_calls()
+    def load_into(self, state: Trained, files: dict[str, bytes], call: Call) -> tuple[Trained, bytes]:
+        """What is loaded goes into a copy."""
+        copy = _script_of(self.restore(self.snapshot(state)))
+        body = self.scripts.load_into(copy, files, call)
+        return copy, body
 
-    def adopt(self, state: LoraAdapter, config: AdapterConfig) -> LoraAdapter:
-        """The same."""
+    def adopt(self, state: Trained, config: AdapterConfig) -> Trained:
+        """The same adapter, with a script or without one as its new run is trained."""
+        if config.dialect is Dialect.TWINKLE:
+            if isinstance(state, Script):
+                return state
+            state.clear_gradients()
+            return self.scripts.dress(state, config.gradient_accumulation_steps)
+        if isinstance(state, Script):
+            note_steps(state.group.optimizer, state.adapter)
+            return state.adapter
         return state
 
-    def optim_step(self, state: LoraAdapter, params: WireAdamParams) -> dict[str, float]:
+    def optim_step(self, state: Trained, params: WireAdamParams) -> dict[str, float]:
         """One AdamW step on the adapter's flat buffer."""
-        return self.model.optim_step(state, AdamParams(**params.model_dump()))
+        return self.model.optim_step(_lora(state), AdamParams(**params.model_dump()))
 
-    def has_gradients(self, state: LoraAdapter) -> bool:
+    def has_gradients(self, state: Trained) -> bool:
         """Whether gradients have been accumulated since the last step."""
-        return state.has_gradients
+        return _lora(state).has_gradients
 
-    def clear_gradients(self, state: LoraAdapter) -> None:
-        """Forget the accumulated gradients."""
-        state.clear_gradients()
+    def clear_gradients(self, state: Trained) -> None:
+        """Forget the accumulated gradients, and the window that they were of."""
+        if isinstance(state, Script):
+            self.scripts.clear_window(state)
+        else:
+            state.clear_gradients()
 
     # -- files --------------------------------------------------------------------------------------------------------
 
-    def export(self, state: LoraAdapter, *, with_optimizer: bool) -> dict[str, bytes]:
+    def export(self, state: Trained, *, with_optimizer: bool) -> dict[str, bytes]:
         """PEFT files, and the optimizer's state beside them."""
+        if isinstance(state, Script):
+            return self.scripts.export(state, self.capabilities.base_model, with_optimizer=with_optimizer)
         return export_adapter(state, self.capabilities.base_model, with_optimizer=with_optimizer)
 
-    def load(
-        self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool
-    ) -> LoraAdapter:
+    def load(self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool) -> Trained:
         """An adapter from PEFT files that fit ``config``."""
         adapter = import_adapter(self.model.pool, files, with_optimizer=with_optimizer, trainable=trainable)
         if adapter.config.rank != config.rank:
             raise InvalidInput("path", f"its rank is {adapter.config.rank}, this adapter's is {config.rank}")
-        return adapter
+        return self.adopt(adapter, config) if trainable else adapter
 
-    def freeze(self, state: LoraAdapter) -> LoraAdapter:
+    def freeze(self, state: Trained) -> LoraAdapter:
         """The parameters, copied on the device."""
-        copy = self.model.pool.create_empty(state.config, trainable=False)
-        copy.params.copy_(state.params)
+        lora = _lora(state)
+        copy = self.model.pool.create_empty(lora.config, trainable=False)
+        copy.params.copy_(lora.params)
         copy.publish()
         return copy
 
-    def weights_bytes(self, state: LoraAdapter) -> int:
+    def weights_bytes(self, state: Trained) -> int:
         """The flat buffer of parameters."""
-        return state.params.nbytes
+        return _lora(state).params.nbytes
 
-    def snapshot(self, state: LoraAdapter) -> bytes:
-        """Parameters, moments and step count."""
-        return snapshot(state, self.model.determinism, num_ranks=self.model.ranks.size)
+    def snapshot(self, state: Trained) -> bytes:
+        """Parameters, moments and step count, and all that a script has set."""
+        script = state.pack() if isinstance(state, Script) else None
+        return snapshot(_lora(state), self.model.determinism, num_ranks=self.model.ranks.size, script=script)
 
-    def restore(self, data: bytes) -> LoraAdapter:
+    def restore(self, data: bytes) -> Trained:
         """What ``snapshot`` wrote."""
-        return restore(self.model.pool, data, self.model.determinism, num_ranks=self.model.ranks.size)
+        adapter = restore(self.model.pool, data, self.model.determinism, num_ranks=self.model.ranks.size)
+        script = script_of(data)
+        return adapter if script is None else self.scripts.restore(adapter, script)
+
+    def fingerprint(self, state: Trained) -> str:
+        """A hash of all that its next step depends on: equal on ranks that hold the same one."""
+        position = repr((state.group.position(), state.group.learning_rates())) if isinstance(state, Script) else ""
+        return fingerprint(_lora(state)) + position
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
-    def add_sample(
-        self, request_id: str, state: LoraAdapter | None, request: SampleRequest, *, cache_group: str
-    ) -> None:
+    def add_sample(self, request_id: str, state: Trained | None, request: SampleRequest, *, cache_group: str) -> None:
         """Hand a sample to the sampler."""
         params = request.sampling_params
         assert params.seed is not None, "the API makes every seed definite"
@@ -216,7 +266,7 @@ class TransformersEngine:
         self.sampler.add(
             SamplerRequest(
                 key=request_id,
-                adapter=state,
+                adapter=None if state is None else _lora(state),
                 prompt=tuple(tokens),
                 pictures=_pictures(pictures, cache_group),
                 seed=params.seed,
@@ -393,13 +443,19 @@ def _lora_config(config: AdapterConfig) -> LoraConfig:
     )
 
 
-def _no_calls() -> InvalidInput:
-    return InvalidInput("method", "this mesh's engine takes no calls of the Twinkle dialect; train through Tinker's")
+def _lora(state: Trained) -> LoraAdapter:
+    return state.adapter if isinstance(state, Script) else state
 
 
-def _train_job(item: Pass[LoraAdapter], body: ForwardBackwardBody) -> TrainJob:
+def _script_of(state: Trained) -> Script:
+    if not isinstance(state, Script):
+        raise InvalidInput("method", "this run is trained in Tinker's dialect; calls are for those of the other one")
+    return state
+
+
+def _train_job(item: Pass[Trained], body: ForwardBackwardBody) -> TrainJob:
     return TrainJob(
-        adapter=item.state,
+        adapter=_lora(item.state),
         data=tuple(
             Datum(datum.tokens, datum.inputs, _pictures(datum.pictures or datum.patches, item.cache_group))
             for datum in body.data

@@ -13,18 +13,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, judge_batch
-from twinkle.core.errors import UserError
+from twinkle.core.errors import TwinkleError, UserError
 from twinkle.loss import Loss, Surrogate, create_loss, differentiate
 from twinkle.model.fused.embedding_jobs import compares_embeddings
 from twinkle.model.fused.training import ENTROPY_WEIGHTS, Datum, TrainJob, TrainOutcome
 
 Outcome = TrainOutcome | Exception
+
+
+@runtime_checkable
+class TwoPasses(Protocol):
+    """A pass whose gradient depends on its logprobs, as a script's with a loss of its own has it."""
+
+    def scoring(self) -> TrainJob:
+        """The job that finds the logprobs."""
+        ...
+
+    def carrier_of(self, scores: TrainOutcome) -> TrainJob:
+        """The job that has the gradient, now that they are known; whatever it raises is this pass's alone."""
+        ...
+
+
+Work = TrainJob | TwoPasses
 RunJobs = Callable[[Sequence[TrainJob]], list[Outcome]]
 
 _IGNORED = -100
@@ -32,12 +49,12 @@ _CARRIER = "cross_entropy"
 
 
 def run_with_batches(
-    jobs: Sequence[TrainJob],
+    jobs: Sequence[Work],
     run: RunJobs,
     judge: Callable[[TrainJob], None],
     run_embedded: Callable[[TrainJob], Outcome],
 ) -> list[Outcome]:
-    """The outcome of every job, in their order.
+    """The outcome of every job, in their order; of one that takes two passes that of the second.
 
     Args:
         jobs: Any jobs, those of :data:`twinkle.core.batch_loss.BATCH_LOSSES` among them.
@@ -45,44 +62,83 @@ def run_with_batches(
         judge: Raises ``InvalidInput`` for the first thing wrong with a job's datums.
         run_embedded: Runs a job whose loss compares embeddings.
     """
-    if not any(job.loss in BATCH_LOSSES for job in jobs):
-        return run(jobs)
-    batches: dict[int, _Batch] = {}
-    outcomes: dict[int, Outcome] = {}
+    rounds = _Rounds(run)
     for index, job in enumerate(jobs):
-        if job.loss in BATCH_LOSSES:
-            try:
+        try:
+            if isinstance(job, TrainJob) and job.loss in BATCH_LOSSES:
                 judge(job)
                 if compares_embeddings(job):
-                    outcomes[index] = run_embedded(job)
+                    rounds.outcomes[index] = run_embedded(job)
                 else:
-                    batches[index] = _Batch.of(job)
-            except UserError as error:
-                outcomes[index] = error
-    carriers = {index: batch.carrier(batch.gradient()) for index, batch in batches.items() if batch.takes_one_pass}
-    compared = {index: batch for index, batch in batches.items() if not batch.takes_one_pass}
-    for (index, batch), scores in zip(
-        compared.items(), run([batch.scoring() for batch in compared.values()]), strict=True
-    ):
-        found = scores if isinstance(scores, Exception) else batch.differentiate(scores)
-        if isinstance(found, Exception):
-            outcomes[index] = found
-            continue
-        assert isinstance(scores, TrainOutcome)
-        outcomes[index] = _told(scores, found.loss, batch.mean_entropy(scores))
-        if batch.job.backward:
-            carriers[index] = batch.carrier(found)
-    rest = [index for index, job in enumerate(jobs) if index in carriers or job.loss not in BATCH_LOSSES]
-    for index, outcome in zip(rest, run([carriers.get(index, jobs[index]) for index in rest]), strict=True):
-        if isinstance(outcome, Exception) or index not in batches:
-            outcomes[index] = outcome
-        elif batches[index].takes_one_pass:
-            # Such a loss is the sum of its weighted logprobs, which is what its carrier came to.
-            outcomes[index] = _told(outcome, outcome.loss)
-    return [outcomes[index] for index in range(len(jobs))]
+                    rounds.take_batch(index, _Batch.of(job))
+            else:
+                rounds.take(index, job)
+        except UserError as error:
+            rounds.outcomes[index] = error
+    rounds.score()
+    rounds.finish()
+    return [rounds.outcomes[index] for index in range(len(jobs))]
 
 
-@dataclass(frozen=True, eq=False)
+class _Rounds:
+    """What has to be scored first, what runs last, and what came of each, by the place of the job."""
+
+    def __init__(self, run: RunJobs) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self._run = run
+        self._batches: dict[int, _Batch] = {}
+        self._compared: dict[int, TwoPasses] = {}
+        self._last: dict[int, TrainJob] = {}
+
+    def take(self, index: int, job: Work) -> None:
+        """A job of a loss of one datum, or one that brings its own two passes."""
+        if isinstance(job, TrainJob):
+            self._last[index] = job
+        else:
+            self._compared[index] = job
+
+    def take_batch(self, index: int, batch: _Batch) -> None:
+        """A job whose loss compares datums."""
+        self._batches[index] = batch
+        if batch.takes_one_pass:
+            self._last[index] = batch.carrier(batch.gradient())
+        else:
+            self._compared[index] = batch
+
+    def score(self) -> None:
+        """The first round: logprobs, and what they make of the second."""
+        scored = _run_some([each.scoring() for each in self._compared.values()], self._run)
+        for (index, each), scores in zip(self._compared.items(), scored, strict=True):
+            self.outcomes[index] = scores
+            if isinstance(scores, Exception):
+                continue
+            try:
+                carrier = each.carrier_of(scores)
+            except Exception as error:  # noqa: BLE001 - what one job's numbers provoke must not reach its neighbours
+                self.outcomes[index] = error if isinstance(error, TwinkleError) else error.with_traceback(None)
+                continue
+            batch = self._batches.get(index)
+            if batch is not None:
+                self.outcomes[index] = _told(scores, batch.found_loss, batch.mean_entropy(scores))
+            if batch is None or batch.job.backward:
+                self._last[index] = carrier
+
+    def finish(self) -> None:
+        """The second: gradients, and whatever takes one pass only."""
+        places = sorted(self._last)
+        for index, outcome in zip(places, _run_some([self._last[index] for index in places], self._run), strict=True):
+            if index in self._batches and not isinstance(outcome, Exception):
+                # Told by its scores; one of one pass is the sum of its weighted logprobs, which its carrier came to.
+                self.outcomes.setdefault(index, _told(outcome, outcome.loss))
+            else:
+                self.outcomes[index] = outcome
+
+
+def _run_some(jobs: Sequence[TrainJob], run: RunJobs) -> list[Outcome]:
+    return run(jobs) if jobs else []
+
+
+@dataclass(eq=False)
 class _Batch:
     """A job, its loss, and what the loss is called with beside the logprobs."""
 
@@ -90,6 +146,7 @@ class _Batch:
     loss: Loss
     labels: list[torch.Tensor]
     keywords: dict[str, torch.Tensor]
+    found_loss: float = 0.0
 
     @classmethod
     def of(cls, job: TrainJob) -> _Batch:
@@ -118,6 +175,12 @@ class _Batch:
         zeros = [np.zeros_like(self._targets(datum), dtype=np.float32) for datum in self.job.data]
         return self._carrying([{WEIGHTS: row} for row in zeros], backward=False)
 
+    def carrier_of(self, scores: TrainOutcome) -> TrainJob:
+        """The job that has the loss's gradient by these logprobs."""
+        found = self.differentiate(scores)
+        self.found_loss = found.loss
+        return self.carrier(found)
+
     def carrier(self, surrogate: Surrogate) -> TrainJob:
         """The job that has the loss's gradient."""
         inputs = [{WEIGHTS: _as_input(weights)} for weights in surrogate.weights]
@@ -126,21 +189,13 @@ class _Batch:
                 row[ENTROPY_WEIGHTS] = _as_input(weights)
         return self._carrying(inputs, backward=True)
 
-    def differentiate(self, scores: TrainOutcome) -> Surrogate | Exception:
-        """The loss and its gradient by the logprobs; whatever goes wrong with them is this job's alone."""
+    def differentiate(self, scores: TrainOutcome) -> Surrogate:
+        """The loss and its gradient by the logprobs, and by the entropies where it wants them."""
         logprobs, entropies = (
             [torch.from_numpy(np.array(row)) for row in rows] for rows in (scores.logprobs, scores.entropies)
         )
-        try:
-            found = differentiate(self.loss, logprobs, self.labels, loss_kwargs=self.keywords, entropies=entropies)
-        except Exception as error:  # noqa: BLE001 - whatever one job's numbers provoke must not reach its neighbours
-            return error if isinstance(error, UserError) else error.with_traceback(None)
-        all_weights = (*found.weights, *found.entropy_weights)
-        if not np.isfinite(found.loss) or not all(torch.isfinite(weights).all() for weights in all_weights):
-            return UserError(
-                f"{self.job.loss} is {found.loss} here, and it and its gradient must be finite; nothing of this"
-                " operation was applied. Check what the datums bring for it"
-            )
+        found = differentiate(self.loss, logprobs, self.labels, loss_kwargs=self.keywords, entropies=entropies)
+        require_finite(self.job.loss, found.loss, (*found.weights, *found.entropy_weights))
         return found
 
     def mean_entropy(self, scores: TrainOutcome) -> float | None:
@@ -172,6 +227,15 @@ class _Batch:
 
 def _as_input(weights: torch.Tensor) -> np.ndarray:
     return weights.numpy().astype(np.float32)
+
+
+def require_finite(name: str, loss: float, weights: Sequence[torch.Tensor]) -> None:
+    """Raise ``UserError`` for a loss that has become NaN or infinite, or its gradient."""
+    if not np.isfinite(loss) or not all(torch.isfinite(row).all() for row in weights):
+        raise UserError(
+            f"{name} is {loss} here, and it and its gradient must be finite; nothing of this operation was applied."
+            " Check what the datums bring for it"
+        )
 
 
 def _labels(datum: Datum) -> torch.Tensor:

@@ -49,21 +49,10 @@ class FusedEmbedding:
         parts = [self._run(part, adapter, None) for part in self._passes(rows)]
         return torch.cat([hidden_TH[ends].float().cpu() for hidden_TH, ends in parts])
 
-    def add_gradient(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter, gradient_BH: torch.Tensor) -> None:
-        """Add the gradient of the rows' embeddings to the adapter's.
-
-        Raises:
-            InvalidInput: It is not finite; the adapter's is as it was.
-        """
-        total = torch.zeros_like(adapter.grad)
-        self.add_gradient_to(total, rows, adapter, gradient_BH)
-        adapter.grad.add_(total)
-        adapter.has_gradients = True
-
     def add_gradient_to(
         self, total: torch.Tensor, rows: Sequence[torch.Tensor], adapter: LoraAdapter, gradient_BH: torch.Tensor
     ) -> None:
-        """The same, to a buffer of the adapter's layout.
+        """Add the gradient of the rows' embeddings to a buffer of the adapter's layout.
 
         Raises:
             InvalidInput: What was added is not finite.
@@ -114,10 +103,26 @@ class EmbeddedRows:
     rows: Sequence[torch.Tensor]
 
     def backward(self, last: ForwardPass, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Add the gradient of the pass's loss."""
-        assert last.loss is not None
-        (gradient_BH,) = torch.autograd.grad(scale(last.loss), last.outputs["embeddings"])
-        self.engine.add_gradient(self.rows, self.adapter, gradient_BH)
+        """Add the gradient of the pass's loss; nothing here scales it."""
+        self.add(self.gradient_of(last))
+
+    def gradient_of(self, last: ForwardPass) -> torch.Tensor:
+        """The gradient of the pass's loss, in the layout of the adapter's.
+
+        Raises:
+            InvalidInput: There is none, or it is not finite.
+        """
+        last.settle_loss()
+        if last.gradients is None:
+            raise InvalidInput("loss", "does not depend on the embeddings, so it has no gradient")
+        total = torch.zeros_like(self.adapter.grad)
+        self.engine.add_gradient_to(total, self.rows, self.adapter, last.gradients["embeddings"])
+        return total
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Add it to the adapter's."""
+        self.adapter.grad.add_(gradient)
+        self.adapter.has_gradients = True
 
 
 def embedding_pass(
@@ -157,6 +162,7 @@ def embedding_pass(
         inputs={"labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED_LABEL)} if labels else {},
         outputs={"embeddings": embeddings_BH.requires_grad_(is_training)},
         is_training=is_training,
+        tokens=tokens,
         loss_kwargs=loss_kwargs,
     )
     if is_training:

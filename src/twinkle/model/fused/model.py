@@ -22,7 +22,7 @@ from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused.adam import adam_step
-from twinkle.model.fused.batch_jobs import run_with_batches
+from twinkle.model.fused.batch_jobs import Work, run_with_batches
 from twinkle.model.fused.determinism import agreed_product, measure_determinism
 from twinkle.model.fused.embedding import FusedEmbedding
 from twinkle.model.fused.embedding_jobs import run_embedding_job
@@ -317,7 +317,7 @@ class FusedLoraModel:
             picture_rules=self.picture_rules,
         )
 
-    def forward_backward(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome | Exception]:
+    def forward_backward(self, jobs: Sequence[Work]) -> list[TrainOutcome | Exception]:
         """Run jobs of any adapters fused; one result each, in their order.
 
         A job that fails yields its exception and leaves its adapter's gradients as they were. On the CPU the bits of a

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from twinkle.checkpoint_engine.peft_tensors import KEY_PREFIX, SUFFIX_A, SUFFIX_B
@@ -37,3 +40,26 @@ def lend_moments(optimizer: torch.optim.Adam, adapter: LoraAdapter) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter, (average, square) in zip(parameters, lent, strict=True):
         optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": square}
+
+
+def is_lent(adapter: LoraAdapter, value: object) -> bool:
+    """Whether an optimizer's state lies in the adapter's buffers, which are stored with it."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    lent = {buffer.untyped_storage().data_ptr() for buffer in (adapter.exp_avg, adapter.exp_avg_sq)}
+    return value.untyped_storage().data_ptr() in lent
+
+
+def note_steps(optimizer: torch.optim.Optimizer | None, adapter: LoraAdapter) -> bool:
+    """Let the adapter count the steps of an optimizer that keeps its moments there; whether there is such a one."""
+    state: Mapping[str, Any] = next(iter(optimizer.state.values()), {}) if optimizer is not None else {}
+    if not is_lent(adapter, state.get("exp_avg")):
+        return False
+    adapter.step = int(state["step"])
+    return True
+
+
+def set_steps(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Let every parameter have made so many steps."""
+    for state in optimizer.state.values():
+        state["step"].fill_(float(step))

@@ -138,17 +138,17 @@ def set_outputs(opened: ForwardPass, logprobs: Sequence[np.ndarray]) -> None:
 
 
 def weights_of(opened: ForwardPass) -> tuple[torch.Tensor, ...]:
-    """``-dC/dlp`` of the pass's loss C for each row, in the shape of its targets."""
-    assert opened.loss is not None, "the loss is calculated before its gradient"
-    leaves = opened.outputs
-    found = torch.autograd.grad(opened.loss, list(leaves.values()), retain_graph=True, allow_unused=True)
-    gradients = {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
-    weights = -gradients["logps"]
-    if "topk_logps" in gradients:
-        weights = torch.cat([weights[..., None], -gradients["topk_logps"]], dim=-1)
+    """``-dC/dlp`` of the pass's loss C for each row, in the shape of its targets; its loss is settled.
+
+    Raises:
+        InvalidInput: No output took part in the loss.
+    """
+    opened.settle_loss()
+    if opened.gradients is None:
+        raise InvalidInput("loss", "does not depend on the logprobs, so it has no gradient")
+    weights = -opened.gradients["logps"]
+    if "topk_logps" in opened.gradients:
+        weights = torch.cat([weights[..., None], -opened.gradients["topk_logps"]], dim=-1)
     return tuple(row[: len(tokens_N)] for row, tokens_N in zip(weights, opened.tokens, strict=True))
 
 

@@ -10,15 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from twinkle.checkpoint_engine.snapshot import fingerprint
 from twinkle.core.adapter import AdapterConfig
-from twinkle.module.lora import LoraAdapter
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody
 from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.transformers_engine import Trained, TransformersEngine
 
 
 @dataclass
@@ -26,7 +24,7 @@ class Member:
     """One rank's engine and the adapters on it."""
 
     engine: TransformersEngine
-    adapters: dict[int, LoraAdapter]
+    adapters: dict[int, Trained]
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget adapters; those that never came to be here are no error."""
@@ -224,7 +222,7 @@ class Compare(Command):
 
     def run(self, member: Member) -> str:
         """A hash of the adapter's state."""
-        return fingerprint(member.adapters[self.handle])
+        return member.engine.fingerprint(member.adapters[self.handle])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import leave_world
-from twinkle.module.lora import LoraAdapter
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
@@ -42,7 +41,7 @@ from twinkle.workers.ranks.commands import (
     execute,
 )
 from twinkle.workers.ranks.followers import Followers, Order
-from twinkle.workers.transformers_engine import TransformersEngine
+from twinkle.workers.transformers_engine import Trained, TransformersEngine
 
 
 class RankedAdapter:
@@ -270,5 +269,5 @@ class RankedEngine:
         weakref.finalize(adapter, self._unreferenced.append, handle)
         return adapter
 
-    def _local(self, state: RankedAdapter) -> LoraAdapter:
+    def _local(self, state: RankedAdapter) -> Trained:
         return self._member.adapters[state.handle]
