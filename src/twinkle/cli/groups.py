@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-import click
 import typer
 
 from twinkle.cli.flags import AtFlag, AtOperationFlag, HomeFlag, JsonFlag, LimitFlag, RunArgument, WaitFlag, settings_of
@@ -85,11 +84,8 @@ def runs_fork(
     at_operation: AtOperationFlag = None,
     timeout_s: WaitFlag = 120.0,
     dialect: Annotated[
-        str | None,
-        typer.Option(
-            help="Which the new run is trained through; default: as this one.",
-            click_type=click.Choice(["tinker", "twinkle"]),
-        ),
+        Literal["tinker", "twinkle"] | None,
+        typer.Option(help="Which the new run is trained through; default: as this one."),
     ] = None,
     home: HomeFlag = None,
 ) -> None:
