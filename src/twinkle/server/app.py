@@ -146,6 +146,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             fine_tuned=FineTunedModels(stores.jobs),
             access_tokens=stores.access_tokens,
             sampling_sessions=stores.sampling_sessions,
+            sampler_templates=stores.sampler_templates,
             files=stores.files,
             processors=stores.processors,
             uploads=stores.uploads,

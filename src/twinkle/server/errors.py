@@ -163,13 +163,23 @@ async def _answer_ours(request: Request, error: Exception) -> Response:
 
 def openai_error_of(request: Request, error: Exception) -> bytes:
     """An error that comes when an answer has begun and its status is sent, as OpenAI's clients read it."""
+    return openai_error(*_told_late(request, error))
+
+
+def refusal_of(request: Request, error: Exception) -> bytes:
+    """The same as all others read it."""
+    _, detail, code, _ = _told_late(request, error)
+    return orjson.dumps(Refusal(detail=detail, code=code))
+
+
+def _told_late(request: Request, error: Exception) -> tuple[int, str, str, str | None]:
+    """The status an error would have had, words, code and field."""
     if not isinstance(error, TwinkleError) or isinstance(error, StatementFailed):
-        return openai_error(500, _log_unexpected(request, error), "internal")
+        return 500, _log_unexpected(request, error), "internal", None
     status = _nearest(_STATUS, error)
     if status >= 500:
         _log.warning("request.failed", path=request.url.path, code=error.code, error=error.message)
-    field = error.field if isinstance(error, InvalidInput) else None
-    return openai_error(status, _public_text(error), error.code, field)
+    return status, _public_text(error), error.code, error.field if isinstance(error, InvalidInput) else None
 
 
 async def _answer_invalid_parameter(request: Request, error: Exception) -> Response:

@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.messages import names_reasoning
 
 BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are no character, or not yet one, read as."""
@@ -31,7 +32,13 @@ class TextModel:
     """One model's tokenizer and chat template."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: Template | None, named_tokens: Mapping[str, str], end_texts: Sequence[str]
+        self,
+        tokenizer: Tokenizer,
+        template: Template | None,
+        named_tokens: Mapping[str, str],
+        end_texts: Sequence[str],
+        *,
+        reads_reasoning: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
@@ -39,6 +46,8 @@ class TextModel:
         self._byte_tokens = _byte_tokens(tokenizer)
         self.end_texts = tuple(end_texts)
         """The tokens that end a text, as they read."""
+        self.reads_reasoning = reads_reasoning
+        """Whether the chat template knows ``reasoning_content``."""
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a plain prompt, with what the tokenizer puts before it."""
@@ -62,6 +71,10 @@ class TextModel:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without the special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, with the special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def decoder(self) -> Callable[[Sequence[int]], str]:
         """What decodes tokens piece by piece: the text that each piece completes, without the special ones.
@@ -170,7 +183,8 @@ def _read(folder: Path, clock: Clock) -> TextModel:
     end_texts += [named["eos_token"]] if "eos_token" in named else []
     source = _template_source(folder, config)
     template = None if source is None else _environment(clock).from_string(source)
-    return TextModel(tokenizer, template, named, list(dict.fromkeys(end_texts)))
+    reads_reasoning = source is not None and names_reasoning(source)
+    return TextModel(tokenizer, template, named, list(dict.fromkeys(end_texts)), reads_reasoning=reads_reasoning)
 
 
 def _byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:

@@ -45,6 +45,7 @@ from twinkle.storage.journal.queues import Queues
 from twinkle.storage.journal.timeline import Timeline
 from twinkle.storage.processors.processors import Processors
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
+from twinkle.storage.sampling.templates import SamplerTemplates
 from twinkle.storage.tenants.accounting import Accounting
 from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants, ValidKey
@@ -105,6 +106,7 @@ class ArtifactParts:
     fine_tuned: FineTunedModels
     access_tokens: AccessTokens
     sampling_sessions: SamplingSessions
+    sampler_templates: SamplerTemplates
     files: Files
     processors: Processors
     uploads: Uploads

@@ -30,6 +30,7 @@ from twinkle.storage.journal.speeds import Speeds
 from twinkle.storage.journal.timeline import Timeline
 from twinkle.storage.processors.processors import Processors
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
+from twinkle.storage.sampling.templates import SamplerTemplates
 from twinkle.storage.tenants.accounting import Accounting
 from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants
@@ -79,6 +80,7 @@ class Stores:
         self.snapshots = SnapshotStore(database, clock)
         self.checkpoints = Checkpoints(database, engine, clock)
         self.access_tokens = AccessTokens(database, clock)
+        self.sampler_templates = SamplerTemplates(database)
         self.sampling_sessions = SamplingSessions(database, engine, clock)
         self.tenants = Tenants(database, engine, clock, limits=limits)
         self.sessions = Sessions(database, engine, clock)

@@ -14,18 +14,19 @@ from transformers import AutoTokenizer
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
+from twinkle.data_format.continuation import Texts
 from twinkle.data_format.conversation import ToolCall
+from twinkle.data_format.media import with_pictures
+from twinkle.data_format.messages import read_messages, read_tools, with_reasoning, with_system
 from twinkle.data_format.row_error import RowError
+from twinkle.data_format.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.trust import check_model_code
-from twinkle.sampler.scripts.rows import Texts, extended_row
-from twinkle.template.conversation import read_messages, read_tools, with_reasoning, with_system
-from twinkle.template.media import with_pictures
+from twinkle.sampler.scripts.rows import extended_row
 from twinkle.template.pictures import PicturePreparer, picture_preparer, put_in_place, read_picture
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
 from twinkle.template.spans import TurnFinder, TurnMarks, key_rounds
 from twinkle.template.tokenizing import plain_text, shifted, token_ids, tokenize
-from twinkle.template.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.template.truncation import (
     IGNORED_LABEL,
     TRUNCATION_STRATEGIES,

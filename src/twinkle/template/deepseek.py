@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.messages import THINK_END, THINK_START
 from twinkle.data_format.row_error import RowError
 from twinkle.template.base import Template
-from twinkle.template.conversation import THINK_END, THINK_START
 from twinkle.template.rendering import Renderer, Span, Turn
 
 BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"

@@ -12,6 +12,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.messages import names_reasoning
 from twinkle.data_format.row_error import RowError
 
 Turn = Mapping[str, Any]
@@ -21,8 +22,6 @@ MARK = "\ue000"
 """A character for private use: no text holds it, and where it is found shows what a template does with a text."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# transformers gives templates the reasoning under both names.
-_REASONING = re.compile(r"\breasoning_content\b|\.thinking\b|['\"]thinking['\"]")
 
 
 class Renderer(Protocol):
@@ -59,7 +58,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._variables = dict(variables)
         self._source: str = tokenizer.get_chat_template()
-        self.reads_reasoning = _REASONING.search(self._source) is not None
+        self.reads_reasoning = names_reasoning(self._source)
         self._marks_generation = _GENERATION.search(self._source) is not None
 
     def render(self, turns: Sequence[Turn], tools: Sequence[Turn] | None, *, add_generation_prompt: bool) -> str:

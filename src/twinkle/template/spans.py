@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinkle.data_format.conversation import user_data_get
+from twinkle.data_format.messages import THINK_END
 from twinkle.data_format.row_error import RowError
-from twinkle.template.conversation import THINK_END
 from twinkle.template.rendering import MARK, Span, Turn
 
 Write = Callable[[Sequence[Turn], bool], str]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twinkle.data_format.messages import read_messages
 from twinkle.data_format.row_error import RowError
-from twinkle.template.conversation import read_messages
 from twinkle.template.rendering import Span
 from twinkle.template.truncation import IGNORED_LABEL
 

@@ -26,6 +26,25 @@ from twinkle.server.app import create_app
 from twinkle.server.errors import JSON
 
 CHAT: Json = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+# Refused whatever else is: a sample would be waited for, and the worker rests.
+SAMPLE_ROW: Json = {"input_ids": [1, 5000], "position_ids": [0, 1], "user_data": [["a", 1]], "labels": [2, -100]}
+SAMPLE: dict[str, Json] = {
+    "inputs": [
+        SAMPLE_ROW,
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}], "images": ["data:image/png;base64,AA=="]},
+                {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "images": ["data:image/png;base64,AA=="],
+        },
+    ],
+    "sampling_params": {"max_tokens": 4, "temperature": 0.5, "stop": ["a"], "logprobs": 2, "prompt_logprobs": 1},
+    "num_samples": 2,
+    "adapter_name": "a",
+    "adapter_uri": "$path",
+}
 BODIES: dict[str, Json] = {
     "/api/v1/optim_step": {"model_id": "$run", "seq_id": 5, "adam_params": {"learning_rate": 1e-4, "beta1": 0.9}},
     "/api/v1/save_weights": {
@@ -174,6 +193,19 @@ BODIES: dict[str, Json] = {
     },
     "/v1/chat/completions": CHAT,
     "/api/v1/chat/completions": CHAT,
+    "/api/v1/sampler/{base_model}/twinkle/create": {},
+    "/api/v1/sampler/{base_model}/twinkle/set_template": {
+        "template_cls": "Template",
+        "adapter_name": "a",
+        "model_id": "$model",
+        "max_length": 100,
+        "default_system": "be brief",
+        "color": "red",
+    },
+    "/api/v1/sampler/{base_model}/twinkle/add_adapter_to_sampler": {"adapter_name": "a", "config": {"r": 4}},
+    "/api/v1/sampler/{base_model}/twinkle/apply_patch": {"patch_cls": "NoopPatch", "adapter_name": "a"},
+    "/api/v1/sampler/{base_model}/twinkle/sample": SAMPLE,
+    "/api/v1/sampler/{base_model}/twinkle/sample_stream": {**SAMPLE, "inputs": [SAMPLE_ROW]},
     "/api/v1/twinkle/create_session": {"metadata": {"a": "b"}},
     "/api/v1/twinkle/session_heartbeat": {"session_id": "$session"},
     "/api/v1/twinkle/weights_info": {"twinkle_path": "$path"},

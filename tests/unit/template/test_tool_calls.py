@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.chat_templates import save_tokenizer
+from twinkle.data_format.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.template import Template
-from twinkle.template.tool_calls import parse_tool_calls, without_tool_calls
 
 WRITTEN: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "hermes": (

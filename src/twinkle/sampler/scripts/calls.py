@@ -11,12 +11,13 @@ import torch
 
 from twinkle.checkpoint_engine.base import CheckpointEngineMixin
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.continuation import Texts
 from twinkle.data_format.sampling import SampleResponses, SamplingParams
 from twinkle.infra.device_mesh import current_rank
 from twinkle.sampler.request import Adapter, SampleRequest, SampleResult
 from twinkle.sampler.scripts.adapters import KnownAdapters
 from twinkle.sampler.scripts.base import Params, Row, Sampler
-from twinkle.sampler.scripts.rows import Texts, request_of, response_of
+from twinkle.sampler.scripts.rows import request_of, response_of
 from twinkle.sampler.stepped import SteppedSampler
 
 SEED_LIMIT = 2**62

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.continuation import Texts, continued_row, token_ids_of
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams, TokenLogprob
-from twinkle.sampler.request import Adapter, DecodeText, DrawnSequence, SampleRequest, SampleResult, TopLogprobs
-
-IGNORED_LABEL = -100
+from twinkle.sampler.request import Adapter, DrawnSequence, SampleRequest, SampleResult, TopLogprobs
 
 
 def request_of(
@@ -30,7 +28,7 @@ def request_of(
     return SampleRequest(
         key=key,
         adapter=adapter,
-        prompt=tuple(_token_ids(row)),
+        prompt=tuple(token_ids_of(row)),
         seed=seed,
         num_samples=params.num_samples,
         max_tokens=params.max_tokens,
@@ -43,18 +41,6 @@ def request_of(
         topk_prompt_logprobs=params.prompt_logprobs or 0,
         topk_sample_logprobs=params.logprobs if params.logprobs is not None and params.logprobs > 1 else 0,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """What turns sampled tokens into text.
-
-    ``decode`` keeps special tokens, ``read`` leaves them out, ``parse_tool_calls`` finds the calls in a text.
-    """
-
-    decode: DecodeText | None = None
-    read: DecodeText | None = None
-    parse_tool_calls: Callable[[str], Any] | None = None
 
 
 def response_of(
@@ -78,42 +64,15 @@ def response_of(
     scores, topk = result.prompt_logprobs, result.topk_prompt_logprobs
     return SampleResponse(
         sequences=sequences,
-        prompt_token_ids=_token_ids(row),
+        prompt_token_ids=token_ids_of(row),
         prompt_logprobs=None if scores is None else [None, *scores[1:].tolist()],
         topk_prompt_logprobs=None if topk is None else [None, *_pairs(topk)[1:]],
     )
 
 
 def extended_row(row: Mapping[str, Any], tokens: Sequence[int], *, texts: Texts) -> dict[str, Any]:
-    """Returns the row with a continuation appended, every field of the row kept, arrays as lists: it survives JSON.
-
-    Labels are shifted: ``labels[i]`` is the target at position i, so the last prompt position has the first new token.
-    """
-    prompt = _token_ids(row)
-    token_ids = [*prompt, *tokens]
-    unshifted = [IGNORED_LABEL] * len(prompt) + list(tokens)
-    extended = {
-        **{name: plain(value) for name, value in row.items() if name != "position_ids"},
-        "input_ids": token_ids,
-        "labels": [*unshifted[1:], IGNORED_LABEL],
-        "attention_mask": [1] * len(token_ids),
-        "position_ids": _positions(row.get("position_ids"), len(prompt), len(tokens)),
-        "length": len(token_ids),
-    }
-    if "completion_mask" in row:
-        extended["completion_mask"] = [0] * len(prompt) + [1] * len(tokens)
-    if "mm_token_type_ids" in row:
-        extended["mm_token_type_ids"] = [*np.ravel(row["mm_token_type_ids"]).tolist(), *[0] * len(tokens)]
-    if "messages" in row and texts.read is not None:
-        text = texts.read(tokens)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        # Some write calls with special tokens, which the text to read lacks.
-        whole = text if texts.decode is None else texts.decode(tokens)
-        calls = texts.parse_tool_calls(whole) if texts.parse_tool_calls is not None else None
-        if calls:
-            message["tool_calls"] = calls
-        extended["messages"] = [*plain(row["messages"]), message]
-    return extended
+    """Returns the row with a continuation appended, every field of the row kept, arrays as lists: it survives JSON."""
+    return continued_row(plain(row), tokens, texts=texts)
 
 
 def plain(value: Any) -> Any:
@@ -127,27 +86,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(plain(item) for item in value)
     return value
-
-
-def _positions(given: Any, num_prompt: int, num_tokens: int) -> list[Any]:
-    """Those of the row gone on with, for each of its axes: pictures take fewer positions than tokens."""
-    if given is None:
-        return list(range(num_prompt + num_tokens))
-    positions = np.asarray(given)
-    if positions.shape[-1] != num_prompt:
-        return list(range(num_prompt + num_tokens))
-    following = positions.max() + 1 + np.arange(num_tokens)
-    added = np.broadcast_to(following, (*positions.shape[:-1], num_tokens))
-    whole: list[Any] = np.concatenate([positions, added], axis=-1).tolist()
-    return whole
-
-
-def _token_ids(row: Mapping[str, Any]) -> list[int]:
-    values = np.asarray(row["input_ids"])
-    if values.ndim != 1 or (values.size and not np.issubdtype(values.dtype, np.integer)):
-        raise InvalidInput("input_ids", f"has shape {values.shape} and type {values.dtype}; send one row of integers")
-    token_ids: list[int] = values.tolist()
-    return token_ids
 
 
 def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[frozenset[int] | None, tuple[str, ...]]:

@@ -55,16 +55,21 @@ class Drawing:
 
     def prompt(self) -> Prompt:
         """The prompt as the queue has it."""
-        chunks: list[PromptChunk] = []
-        position = 0
-        for picture in self.pictures:
-            if position < picture.start:
-                chunks.append(PromptChunk(tokens=self.tokens[position : picture.start]))
-            chunks.append(picture.chunk)
-            position = picture.start + picture.chunk.length
-        if position < len(self.tokens):
-            chunks.append(PromptChunk(tokens=self.tokens[position:]))
-        return Prompt(chunks=chunks)
+        return prompt_of(self.tokens, self.pictures)
+
+
+def prompt_of(tokens: Sequence[int], pictures: Sequence[PlacedPicture]) -> Prompt:
+    """Tokens with pictures among them, as the queue has a prompt."""
+    chunks: list[PromptChunk] = []
+    position = 0
+    for picture in pictures:
+        if position < picture.start:
+            chunks.append(PromptChunk(tokens=list(tokens[position : picture.start])))
+        chunks.append(picture.chunk)
+        position = picture.start + picture.chunk.length
+    if position < len(tokens):
+        chunks.append(PromptChunk(tokens=list(tokens[position:])))
+    return Prompt(chunks=chunks)
 
 
 async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant: str, name: str) -> ServedModel:

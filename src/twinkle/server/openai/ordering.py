@@ -60,7 +60,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class _Session:
+class DrawSession:
     """The session in which samples are drawn, and the priority that it gives them."""
 
     id: str
@@ -128,9 +128,9 @@ async def prepare(
 ) -> Order:
     """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
     key = idempotency_key(request, "Idempotency-Key")
-    seqs = [_number_of(key, f"{part}{i}") if key else secrets.randbits(62) for i in range(len(drawings))]
-    session = await _session(server, request, tenant)
-    lane = await _lane(server, tenant, session, model, repeated_seq=seqs[0] if key else None)
+    seqs = [number_of(key, f"{part}{i}") if key else secrets.randbits(62) for i in range(len(drawings))]
+    session = await session_of_request(server, request, tenant)
+    lane = await lane_of(server, tenant, session, model, repeated_seq=seqs[0] if key else None)
     end_texts = () if text_model is None else text_model.end_texts
     return Order(
         tenant=tenant,
@@ -143,9 +143,13 @@ async def prepare(
 
 async def submit(server: Server, order: Order, listener: Listener | None = None) -> None:
     """Bring an order into the journal; a listener is told of its tokens on their way."""
-    for sample in order.samples:
+    for _ in order.samples:
         await server.accounts.quotas.take_sample(order.tenant, is_background=order.is_background)
-        await _submit(server, order.tenant, sample, listener)
+    # All at once: they share a transaction. Whoever gives up then knows what was accepted.
+    sent = [_submit(server, order.tenant, sample, listener) for sample in order.samples]
+    refused = [error for error in await asyncio.gather(*sent, return_exceptions=True) if error is not None]
+    if refused:
+        raise refused[0]
 
 
 async def give_up(server: Server, order: Order) -> None:
@@ -178,16 +182,26 @@ async def outcome(server: Server, request: Request, tenant: str, request_id: str
             raise TransientError(reason or f"the sample has not ended within {_LONGEST_WAIT_S:.0f} s; send it again")
 
 
-async def _session(server: Server, request: Request, tenant: str) -> _Session:
+async def session_of_request(server: Server, request: Request, tenant: str) -> DrawSession:
     """The session of the caller's that a request names, else the one of all the tenant's OpenAI requests."""
     named = request.headers.get(SESSION_HEADER)
-    if named is None:
-        return _Session(await server.common.sql.run(server.accounts.sessions.open, tenant, _new_session()), 0)
-    found = await server.common.sql.run(server.accounts.sessions.find, tenant, named)
-    return _Session(found.id, priority_of(metadata_of(found)))
+    return await shared_session(server, tenant) if named is None else await session_named(server, tenant, named)
 
 
-async def _lane(server: Server, tenant: str, session: _Session, model: ServedModel, *, repeated_seq: int | None) -> str:
+async def shared_session(server: Server, tenant: str) -> DrawSession:
+    """The one of all the tenant's samples that come without a session."""
+    return DrawSession(await server.common.sql.run(server.accounts.sessions.open, tenant, _new_session()), 0)
+
+
+async def session_named(server: Server, tenant: str, session_id: str) -> DrawSession:
+    """One of the caller's sessions; ``NotFound`` if there is none of this id."""
+    found = await server.common.sql.run(server.accounts.sessions.find, tenant, session_id)
+    return DrawSession(found.id, priority_of(metadata_of(found)))
+
+
+async def lane_of(
+    server: Server, tenant: str, session: DrawSession, model: ServedModel, *, repeated_seq: int | None
+) -> str:
     """The sampling session of what the model's name means now, or of what it meant when this was asked before."""
     meant = model.checkpoint
     if meant is not None and repeated_seq is not None:
@@ -197,7 +211,7 @@ async def _lane(server: Server, tenant: str, session: _Session, model: ServedMod
         if before is not None:
             return before
     bound_to = () if meant is None else (meant.content, str(meant.generation))
-    lane = str(SamplingSessionId(session.id, _number_of(model.mesh, model.name, *bound_to)))
+    lane = str(SamplingSessionId(session.id, number_of(model.mesh, model.name, *bound_to)))
     try:
         await server.common.sql.run(server.artifacts.sampling_sessions.find, lane, tenant=tenant)
     except NotFound:
@@ -283,7 +297,7 @@ def _new_session() -> NewSession:
     return NewSession(tags=["openai"], sdk_version="openai", idempotency_key=_SESSION_KEY)
 
 
-def _number_of(*parts: str) -> int:
+def number_of(*parts: str) -> int:
     """A number of 62 bits drawn from texts: the same texts give the same number in every process."""
     digest = hashlib.sha256("\0".join(parts).encode()).digest()
     return int.from_bytes(digest[:8]) >> 2

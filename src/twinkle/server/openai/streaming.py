@@ -7,7 +7,7 @@ held to what was sent: the parts of a stream that ends well are the text of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,6 +40,16 @@ class Form(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Framing:
+    """How chunks are put on the wire: one by one, then the last, or a refusal where something goes wrong on the way."""
+
+    media_type: str
+    write: Callable[[bytes], bytes]
+    last: bytes | None
+    refusal: Callable[[Request, Exception], bytes]
+
+
 @dataclass(kw_only=True)
 class _Prompt:
     """One operation of a stream: what is heard of it, and what became of it."""
@@ -65,13 +75,27 @@ async def stream_answer(
 ) -> Response:
     """Draw, and send as it comes. An answer begins with its first chunk: what fails before that is a refusal."""
     order = await prepare(server, request, tenant, model, text_model, drawings)
+    return await stream_order(server, request, order, text_model, drawings, form, wanted)
+
+
+async def stream_order(
+    server: Server,
+    request: Request,
+    order: Order,
+    text_model: TextModel | None,
+    drawings: Sequence[Drawing],
+    form: Form,
+    wanted: Wanted,
+    framing: Framing | None = None,
+) -> Response:
+    """Submit an order, and send what comes of it as :func:`stream_answer` does."""
     chunks = _chunks(server, request, order, text_model, drawings, form, wanted)
     try:
         first = await anext(chunks)
     except BaseException:
         await chunks.aclose()
         raise
-    return EventStream(request, first, chunks)
+    return ChunkStream(request, first, chunks, framing or EVENTS)
 
 
 async def _chunks(
@@ -187,14 +211,16 @@ async def _drawn(server: Server, request: Request, tenant: str, request_id: str,
     return Drawn(request_id, await outcome(server, request, tenant, request_id, patience))
 
 
-class EventStream(Response):
-    """Server-sent events. Whatever becomes of the connection, the source is closed."""
+class ChunkStream(Response):
+    """Chunks as they come. Whatever becomes of the connection, the source is closed."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, request: Request, first: JsonObject, rest: AsyncGenerator[JsonObject, None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self, request: Request, first: JsonObject, rest: AsyncGenerator[JsonObject, None], framing: Framing
+    ) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=framing.media_type)
         del self.headers["content-length"]
+        self._framing = framing
         self._request = request
         self._first = first
         self._rest = rest
@@ -221,16 +247,17 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _lines(self) -> AsyncGenerator[bytes, None]:
-        yield _event(orjson.dumps(self._first))
+        yield self._framing.write(orjson.dumps(self._first))
         try:
             async for chunk in self._rest:
-                yield _event(orjson.dumps(chunk))
+                yield self._framing.write(orjson.dumps(chunk))
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - the border: the status is sent, so the stream must tell
-            yield _event(openai_error_of(self._request, error))
+            yield self._framing.write(self._framing.refusal(self._request, error))
             return
-        yield _event(b"[DONE]")
+        if self._framing.last is not None:
+            yield self._framing.write(self._framing.last)
 
 
 async def _until_left(receive: Receive) -> None:
@@ -240,3 +267,7 @@ async def _until_left(receive: Receive) -> None:
 
 def _event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
+
+
+EVENTS = Framing(media_type="text/event-stream", write=_event, last=b"[DONE]", refusal=openai_error_of)
+"""Server-sent events, as OpenAI's clients read them."""

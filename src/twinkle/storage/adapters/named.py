@@ -120,6 +120,15 @@ class NamedAdapters:
             self._database.read("SELECT id FROM lane WHERE id = ? AND tenant = ? AND arrival_numbered", (lane, tenant))
         )
 
+    def last_request(self, adapter: str) -> tuple[int, str | None]:
+        """The number of the last operation that was accepted for an adapter, and its key."""
+        rows = self._database.read(
+            "SELECT l.max_seq, o.request_key FROM lane l LEFT JOIN operation o ON o.lane = l.id AND o.seq = l.max_seq"
+            " WHERE l.id = ?",
+            (adapter,),
+        )
+        return int(rows[0].max_seq), rows[0].request_key
+
     def name_of(self, adapter: str) -> str | None:
         """What the dialect calls an adapter, with its session; ``None`` for one without a name."""
         rows = self._database.read("SELECT session, name FROM named_adapter WHERE adapter = ?", (adapter,))

@@ -105,6 +105,15 @@ class SamplingSessions:
         )
         return str(rows[0].id) if rows else None
 
+    def sampled_weights_before(self, adapter: str, *, seq: int) -> str | None:
+        """The sampling session on an adapter's nameless weights, still open, that has a sample of this number."""
+        rows = self._database.read(
+            "SELECT e.sampling_session FROM ephemeral_weights e JOIN operation o ON o.lane = e.sampling_session"
+            " AND o.seq = ? WHERE e.adapter = ? AND e.ended_at IS NULL LIMIT 1",
+            (seq, adapter),
+        )
+        return str(rows[0].sampling_session) if rows else None
+
     def all_of(self, session_id: str) -> list[str]:
         """The ids of a session's sampling sessions."""
         with Session(self._engine) as session:

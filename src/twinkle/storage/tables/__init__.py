@@ -13,6 +13,7 @@ from twinkle.storage.tables.artifacts import (
     EphemeralWeightsRow,
     NamedAdapterRow,
     PastCheckpointRow,
+    SamplerTemplateRow,
     SamplingSessionRow,
     SnapshotRow,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "PastCheckpointRow",
     "PreparedDataRow",
     "ProcessorRow",
+    "SamplerTemplateRow",
     "SamplingSessionRow",
     "SessionRow",
     "ShareRow",

@@ -42,6 +42,16 @@ class NamedAdapterRow(SQLModel, table=True):
     adapter: str = Field(foreign_key="adapter.id", unique=True)
 
 
+class SamplerTemplateRow(SQLModel, table=True):
+    """How conversations become prompts where a session samples from a base model, or from one of its adapters."""
+
+    __tablename__ = "sampler_template"
+    session: str = Field(primary_key=True, foreign_key="session.id")
+    base_model: str = Field(primary_key=True)
+    adapter_name: str = Field(primary_key=True)
+    settings: str = Field(sa_type=Text)
+
+
 class SnapshotRow(SQLModel, table=True):
     """A recovery point: the adapter's state after operation ``seq``, which cannot be replayed if it ``is_start``."""
 

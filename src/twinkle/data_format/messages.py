@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from twinkle.data_format.row_error import RowError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 THINK_START, THINK_END = "<think>", "</think>"
+# transformers gives templates the reasoning under both names.
+_REASONING = re.compile(r"\breasoning_content\b|\.thinking\b|['\"]thinking['\"]")
 
 
 def read_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -52,6 +55,11 @@ def with_reasoning(messages: Sequence[dict[str, Any]], *, is_read: bool) -> list
     That is in ``reasoning_content`` if the template reads it, else at the head of the content.
     """
     return [_placed_reasoning(message, is_read) if message["role"] == "assistant" else message for message in messages]
+
+
+def names_reasoning(template: str) -> bool:
+    """Whether a chat template reads the reasoning of a message by itself."""
+    return _REASONING.search(template) is not None
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:

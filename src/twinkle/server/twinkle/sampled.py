@@ -1,0 +1,61 @@
+"""What ``sample`` is answered: for each input its sequences, as the samplers of scripts give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twinkle.data_format.continuation import Texts, continued_row
+from twinkle.data_format.sampling import SamplingParams
+from twinkle.data_format.tool_calls import parse_tool_calls
+from twinkle.server.model_texts import TextModel
+from twinkle.server.twinkle.prompts import RowPrompt
+from twinkle.wire.bodies.twinkle_sampling import TwinkleSampled, TwinkleSequence
+from twinkle.wire.sample_result import EMPTY_LOGPROB, SampleResult, TopkLogprobs, WireSequence
+
+Pairs = list[list[tuple[int, float]]]
+
+
+def sampled(
+    result: SampleResult, prompt: RowPrompt, params: SamplingParams, text_model: TextModel | None
+) -> TwinkleSampled:
+    """What came of one input. Blocks for as long as decoding takes."""
+    texts = _texts(text_model)
+    scores, topk = result.prompt_logprobs, result.topk_prompt_logprobs
+    return TwinkleSampled(
+        sequences=[_sequence(sequence, prompt, params, texts) for sequence in result.sequences],
+        prompt_token_ids=prompt.tokens,
+        prompt_logprobs=None if scores is None else [None, *scores[1:].tolist()],
+        topk_prompt_logprobs=None if topk is None else [None, *_pairs(topk)[1:]],
+    )
+
+
+def _sequence(sequence: WireSequence, prompt: RowPrompt, params: SamplingParams, texts: Texts) -> TwinkleSequence:
+    # To score a prompt alone one token is drawn, which nobody has asked for.
+    is_scored_only = params.max_tokens == 0
+    tokens: list[int] = [] if is_scored_only else sequence.tokens.tolist()
+    return TwinkleSequence(
+        stop_reason="length" if is_scored_only else sequence.stop_reason,
+        tokens=tokens,
+        logprobs=_logprobs(sequence, tokens),
+        decoded=None if texts.decode is None else texts.decode(tokens),
+        new_input_feature=continued_row(prompt.row, tokens, texts=texts),
+    )
+
+
+def _logprobs(sequence: WireSequence, tokens: Sequence[int]) -> Pairs:
+    """Of the chosen tokens, or of the likeliest where more were asked for; never nothing."""
+    if sequence.topk is not None:
+        return _pairs(sequence.topk)[: len(tokens)]
+    scores: list[float] = sequence.logprobs.tolist()
+    return [[pair] for pair in zip(tokens, scores[: len(tokens)], strict=True)]
+
+
+def _pairs(top: TopkLogprobs) -> Pairs:
+    rows = zip(top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
+    return [[pair for pair in zip(ids, scores, strict=True) if pair[1] > EMPTY_LOGPROB] for ids, scores in rows]
+
+
+def _texts(text_model: TextModel | None) -> Texts:
+    if text_model is None:
+        return Texts()
+    return Texts(decode=text_model.decode_all, read=text_model.decode, parse_tool_calls=parse_tool_calls)

@@ -1,0 +1,92 @@
+"""An adapter's weights as they are when they are asked for: behind everything that was accepted before.
+
+They are saved for sampling without a name, by an operation in the adapter's own lane. Calls that come while the adapter
+does nothing else share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import orjson
+from fastapi import Request
+
+from twinkle.core.adapter import Checkpoint, CheckpointKind
+from twinkle.core.errors import InvalidInput, TransientError, TwinkleError, UserError
+from twinkle.core.operation import FailureCategory, OperationKind, Payload, Unnumbered
+from twinkle.server.openai.ordering import number_of
+from twinkle.server.state import ServerState
+from twinkle.server.tinker.answers import canonical_json
+from twinkle.server.twinkle.calls import until_final
+from twinkle.storage.payloads import read_payload
+from twinkle.wire.bodies.training import SaveWeightsForSamplerRequest
+
+# No header can hold the first character, so no client's key is one of these.
+_KEY = "\x1fweights:"
+
+
+async def lane_of_weights(
+    request: Request, server: ServerState, tenant: str, adapter: str, *, repeated_seq: int | None
+) -> str:
+    """The sampling session on the weights that an adapter has now, or had when a repeated request was first asked.
+
+    Raises:
+        UserError: The adapter is there no more, or its weights cannot be saved.
+        TransientError: It takes too long.
+        ClientDisconnect: Nobody waits for it any more.
+    """
+    weights = server.artifacts.sampling_sessions
+    if repeated_seq is not None:
+        before = await server.common.sql.run(weights.sampled_weights_before, adapter, seq=repeated_seq)
+        if before is not None:
+            return before
+    max_seq, last_key = await server.common.sql.run(server.artifacts.named_adapters.last_request, adapter)
+    if last_key is not None and last_key.startswith(_KEY):
+        lane = await _saved(request, server, tenant, adapter, last_key)
+        found = await server.common.sql.run(weights.find, lane, tenant=tenant)
+        if found.weights is not None and found.weights.end_reason is None:
+            return lane
+    return await _saved(request, server, tenant, adapter, f"{_KEY}{max_seq}")
+
+
+async def latest_sampler_checkpoint(server: ServerState, adapter: str) -> Checkpoint:
+    """What a run of the other dialect, whose client numbers its operations itself, has saved last for sampling.
+
+    Raises:
+        InvalidInput: It has saved nothing.
+    """
+    checkpoint = await server.common.sql.run(server.artifacts.checkpoints.latest, adapter, CheckpointKind.SAMPLER)
+    if checkpoint is None:
+        raise InvalidInput(
+            "adapter_name",
+            f"{adapter} is trained through the Tinker dialect, and its weights are sampled from once its client has"
+            " saved them: save_weights_for_sampler under a name, or send adapter_uri",
+        )
+    return checkpoint
+
+
+async def _saved(request: Request, server: ServerState, tenant: str, adapter: str, key: str) -> str:
+    body = SaveWeightsForSamplerRequest(model_id=adapter, seq_id=1, sampling_session_seq_id=number_of(adapter, key))
+    payload = canonical_json(body)
+    accepted = await server.queue.submitter.submit(
+        Unnumbered(
+            tenant=tenant,
+            lane=adapter,
+            kind=OperationKind.SAVE_WEIGHTS_FOR_SAMPLER,
+            digest=hashlib.sha256(payload).hexdigest(),
+            payload=Payload(inline=payload),
+            request_key=key,
+        )
+    )
+    status = await until_final(request, server, tenant, accepted.request_id, timeout_s=None)
+    if status is None:
+        raise TransientError(f"the weights of {adapter} are not there yet; send the request again in a moment")
+    if status.failure is not None:
+        kind = UserError if status.failure.category is FailureCategory.USER else TwinkleError
+        raise kind(status.failure.message)
+    if status.result is None:
+        raise TransientError(f"the weights of {adapter} were saved too long ago; send the request again")
+    data = status.result.inline
+    if data is None:
+        data = await server.common.object_io.run(read_payload, server.artifacts.blobs, status.result)
+    return str(orjson.loads(data)["sampling_session_id"])
