@@ -1,0 +1,53 @@
+"""The documents' script of one GPU with `twinkle` read as `twinkle_client`, and one line that says which server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.hub_world import HubWorld
+from harness.script_run import run_script
+from harness.seeds import Script
+from harness.served import Served
+
+SCRIPT = "000:60"
+SERVED_AS = "Qwen/Qwen3.5-4B"
+ROWS = 160
+BATCH = 8
+_IMPORT = r"^from twinkle(?=[ .])"
+
+
+@pytest.fixture(scope="module")
+def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("moved") / "home"
+    model = world.model("qwen3_5")
+    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+        yield it
+
+
+def moved(script: Script, url: str, *, stays: str = "") -> str:
+    """The script with other import paths, those of modules that match ``stays`` aside, and a line of `init` first."""
+    text, count = re.subn(rf"{_IMPORT}(?!{stays or '$'})", "from twinkle_client", script.text, flags=re.MULTILINE)
+    assert count >= 2
+    text, count = re.subn(r"range\(1000\)", f"range({ROWS})", text)
+    assert count == 1
+    return f"from twinkle_client import init_twinkle_client\ninit_twinkle_client({url!r})\n{text}"
+
+
+@pytest.mark.parametrize("stays", [r"\.data"], ids=["data sets here"])
+def test_the_script_of_one_gpu_trains_at_a_server_when_its_import_paths_change(
+    service: Served, scripts: list[Script], world: HubWorld, tmp_path: Path, stays: str
+) -> None:
+    before = len(service.query("SELECT name FROM checkpoint"))
+    (script,) = [script for script in scripts if script.name == SCRIPT]
+
+    run = run_script(moved(script, service.url, stays=stays), tmp_path, world.environment)
+
+    assert [(told.step, told.steps) for told in run.progress] == [(0, ROWS // BATCH)]
+    saved = [name for (name,) in service.query("SELECT name FROM checkpoint")]
+    assert len(saved) == before + 1 and "last-checkpoint" in saved[-1]
+    done = service.query("SELECT COUNT(*) FROM operation WHERE kind = 'optim_step' AND state = 'done'")
+    assert done[0][0] >= ROWS // BATCH
