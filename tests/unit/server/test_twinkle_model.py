@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from twinkle.core.operation import OperationKind
 from twinkle.wire.calls import CALL_KINDS, decode_call
 
 if TYPE_CHECKING:
-    from conftest import Api
+    from conftest import Api, ServeApi
 
 MODEL = f"/model/{BASE_MODEL}/twinkle"
 CONFIG = {
@@ -84,6 +85,34 @@ def test_a_model_that_is_not_served_is_not_found_and_those_that_are_are_named(ht
         assert answer.status_code == 404
         assert "'Qwen/Other' is not served here" in answer.json()["detail"]
         assert BASE_MODEL in answer.json()["detail"]
+
+
+def test_a_model_whose_workers_have_all_gone_is_not_well_until_one_is_back(
+    serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> None:
+    with serve_api(make_database_url("sqlite")) as api, api.http(api.new_key()) as http:
+        nobody_yet = http.get(f"/model/{BASE_MODEL}/healthz")
+        api.worker.register()
+        well = http.get(f"/model/{BASE_MODEL}/healthz")
+        api.worker.release()
+        gone = http.get(f"/model/{BASE_MODEL}/healthz")
+
+    assert [answer.status_code for answer in (nobody_yet, well, gone)] == [503, 200, 503]
+    assert "operations are kept until one is back" in gone.json()["detail"]
+
+
+def test_a_model_is_served_under_the_aliases_that_the_operator_gave_it(
+    serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> None:
+    aliases = {"Qwen/Big": BASE_MODEL}
+    with (
+        serve_api(make_database_url("sqlite"), model_id_aliases=aliases) as api,
+        api.http(api.new_key()) as http,
+    ):
+        api.worker.register()
+        answers = [http.post(f"/model/{name}/twinkle/create", json={}) for name in ("Qwen/Big", "ms://Qwen/Big")]
+
+    assert [answer.status_code for answer in answers] == [200, 200]
 
 
 def test_an_adapter_is_made_of_a_peft_config_and_shown_among_the_runs(api: Api, client: httpx.Client) -> None:
