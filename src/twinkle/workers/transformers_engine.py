@@ -17,7 +17,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.snapshot import fingerprint, restore, script_of, snapshot
 from twinkle.core.adapter import AdapterConfig, Dialect
-from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError, UserError
+from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.hub.model_path import resolve_model_id
@@ -156,7 +156,7 @@ class TransformersEngine:
                 fused = called[index].fused
                 if fused is not None:
                     works[index] = fused.work()
-            except UserError as error:
+            except Exception as error:  # noqa: BLE001 - whatever one pass provokes must not reach its neighbours
                 answers[index] = error
         outcomes = dict(zip(works, self.model.forward_backward(list(works.values())) if works else [], strict=True))
         for index, item in enumerate(passes):

@@ -1,0 +1,142 @@
+"""A script on a real engine through the worker: killed, evicted, beside others, it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.called_engine import twinkle_config
+from harness.clock import HandClock
+from harness.journal import Bench
+from harness.training import make_rows
+from harness.twinkle_calls import CalledRun
+from harness.worker import Killed, WorkerRig
+from twinkle.core.operation import OperationState
+from twinkle.core.settings import Settings
+from twinkle.hub.tiny import make_tiny_model
+from twinkle.model.script_state import Script
+from twinkle.storage.blobs import FolderStore
+from twinkle.storage.database import sql_engine
+from twinkle.storage.schema import upgrade
+from twinkle.workers.transformers_engine import TransformersEngine
+
+ROWS = [{name: row[name] for name in ("input_ids", "labels")} for row in make_rows(0)]
+NUM_CALLS = 21
+
+Make = Callable[..., WorkerRig]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
+    folder = make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", texts=["the quick brown fox. " * 4], hidden_size=32, layers=1
+    )
+    return TransformersEngine.from_settings(Settings(model=str(folder), model_name="tiny", threads=1))
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, clock: HandClock) -> Iterator[Bench]:
+    url = f"sqlite:///{tmp_path / 'journal.db'}"
+    database = sql_engine(url)
+    upgrade(database)
+    database.dispose()
+    bench = Bench(url, clock)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def make_worker(bench: Bench, clock: HandClock, tmp_path: Path, engine: TransformersEngine) -> Iterator[Make]:
+    workers: list[WorkerRig] = []
+
+    def make(**options: Any) -> WorkerRig:
+        clock.move(1000)
+        worker = WorkerRig(
+            f"worker{len(workers)}",
+            stores=bench.stores,
+            blobs=FolderStore(tmp_path / "objects"),
+            clock=clock,
+            engine=engine,
+            **options,
+        )
+        workers.append(worker)
+        return worker
+
+    yield make
+    for worker in workers:
+        worker.bury()
+
+
+def _train(run: CalledRun) -> None:
+    policy = {"advantages": [0.5, -1.0, 2.0, 0.25], "inputs": ROWS}
+    run.call("set_loss", loss_cls="GRPOLoss")
+    run.call("set_optimizer", optimizer_cls="AdamW", lr=1e-2)
+    run.call("set_lr_scheduler", scheduler_cls="CosineWarmupScheduler", num_warmup_steps=1, num_training_steps=9)
+    run.call("add_metric", metric_cls="GRPOMetric", is_training=True)
+    run.call("forward_backward", **policy, old_logps=[-3.0, -4.0, -2.0, -5.0])
+    run.call("clip_grad_and_step", max_grad_norm=1.0)
+    run.call("forward_only", inputs=ROWS, disable_lora=True)
+    run.call("forward", **policy)
+    run.call("calculate_loss")
+    run.call("backward")
+    run.call("clip_grad_norm", max_grad_norm=1.0)
+    run.call("step")
+    run.call("zero_grad")
+    run.call("lr_step")
+    run.call("save", name="x", save_optimizer=True, consumed_train_samples=8)
+    run.call("calculate_metric", is_training=True)
+    run.call("set_loss", loss_cls="cross_entropy")
+    run.call("forward_backward", inputs=ROWS)
+    run.call("clip_grad_and_step")
+    run.call("forward_backward", inputs=ROWS)
+    run.call("step")
+
+
+def _die() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("max_resident", [1, 8])
+def test_a_killed_and_evicted_script_ends_with_the_bits_of_an_undisturbed_one(
+    bench: Bench, make_worker: Make, max_resident: int
+) -> None:
+    undisturbed = CalledRun(bench, "calm", config=twinkle_config())
+    _train(undisturbed)
+    make_worker().drain()
+    run, neighbour = (CalledRun(bench, name, config=twinkle_config(), tenant="t1") for name in ("a", "b"))
+    for each in (run, neighbour):
+        _train(each)
+    moments = ("after_claim", "before_commit", "after_commit")
+    for batches in range(NUM_CALLS):
+        worker = make_worker(max_attempts=1000, max_resident=max_resident)
+        worker.drain(batches % 5)
+        setattr(worker.journal, moments[batches % 3], _die)
+        with suppress(Killed):
+            worker.drain(2)
+
+    last = make_worker(max_attempts=1000, max_resident=max_resident)
+    for _ in range(10):
+        last.drain()
+        last.clock.move(60)
+
+    for each in (run, neighbour):
+        assert all(each.status(seq).state is OperationState.DONE for seq in range(NUM_CALLS + 1))
+        assert [each.body(seq) for seq in range(1, NUM_CALLS + 1) if seq not in (15, 16)] == [
+            undisturbed.body(seq) for seq in range(1, NUM_CALLS + 1) if seq not in (15, 16)
+        ]
+    calm, stormy = (last.state_before(name, NUM_CALLS + 1) for name in ("calm", "a"))
+    assert isinstance(calm, Script) and isinstance(stormy, Script)
+    for name in ("params", "exp_avg", "exp_avg_sq", "grad"):
+        assert torch.equal(getattr(calm.adapter, name), getattr(stormy.adapter, name))
+    assert calm.group.position() == stormy.group.position()
+    assert calm.group.learning_rates() == stormy.group.learning_rates()
