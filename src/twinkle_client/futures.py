@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import threading
 import time
 from collections import deque
@@ -18,6 +19,8 @@ from twinkle_client.errors import CallFailed, ClientClosed, RunClosed, UserError
 P = ParamSpec("P")
 T = TypeVar("T")
 CallsT = TypeVar("CallsT")
+
+_SIDE_BY_SIDE = 32
 
 HandOver = Callable[[str, Mapping[str, object], Callable[[Any], Any]], "CallFuture[Any]"]
 """How a call leaves: of a :class:`Lane`, ``submit`` or ``send``."""
@@ -155,8 +158,10 @@ class Lane:
     come after a pass must not be applied without it.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, fails_together: bool = True) -> None:
+        """Send nothing yet; calls that do not build on each other need not fail together."""
         self.connection = connection
+        self._fails_together = fails_together
         self._unsent: deque[_Unsent] = deque()
         self.start_over()
         on_fork(self)
@@ -227,6 +232,9 @@ class Lane:
                 unsent.future.set_accepted(accepted)
 
     def _close(self, unsent: _Unsent, error: BaseException) -> None:
+        if not self._fails_together:
+            unsent.future.set_error(error)
+            return
         with self._lock:
             self._closed_by = error
             left, self._unsent = self._unsent, deque()
@@ -237,6 +245,22 @@ class Lane:
     def _open_again(self) -> None:
         with self._lock:
             self._closed_by = None
+
+
+class Crowd:
+    """Calls that have nothing to do with each other: handed over side by side, a few dozen at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lanes = itertools.cycle([Lane(connection, fails_together=False) for _ in range(_SIDE_BY_SIDE)])
+
+    def submit(self, path: str, arguments: Mapping[str, object], read: Callable[[Any], T]) -> CallFuture[T]:
+        """As that of a :class:`Lane`."""
+        return next(self._lanes).submit(path, arguments, read)
+
+    def send(self, path: str, arguments: Mapping[str, object], read: Callable[[Any], T]) -> CallFuture[T]:
+        """As that of a :class:`Lane`, in whichever thread calls it."""
+        return Lane(self._connection).send(path, arguments, read)
 
 
 class Remote(Generic[CallsT]):

@@ -16,19 +16,23 @@ from twinkle_client.arguments import component_name, config_text
 from twinkle_client.connection import Connection, current
 from twinkle_client.endpoint import model_path
 from twinkle_client.errors import BadAnswer, CallFailed
-from twinkle_client.futures import CallFuture, HandOver, Lane, Remote, blocking
+from twinkle_client.futures import CallFuture, Crowd, HandOver, Lane, Remote, blocking
 
 Row = Mapping[str, Any] | Sequence[int]
 Params = SamplingParams | Mapping[str, Any] | None
 
 
 class SamplerCalls:
-    """The calls of a sampler, each as a future; ``sampler.submit.sample(rows)`` takes what ``sampler.sample`` takes."""
+    """The calls of a sampler, each as a future; ``sampler.submit.sample(rows)`` takes what ``sampler.sample`` takes.
 
-    def __init__(self, path: str, hand_over: HandOver) -> None:
-        """Made by a sampler; ``path`` is where its calls go, ``hand_over`` how."""
+    Samples are handed over side by side, so none waits for the one before; wait for a template before you sample by it.
+    """
+
+    def __init__(self, path: str, hand_over: HandOver, *, draw: HandOver) -> None:
+        """Made by a sampler; ``path`` is where its calls go, ``hand_over`` how, and ``draw`` how samples do."""
         self._path = path
         self._hand_over = hand_over
+        self._draw = draw
 
     def sample(
         self,
@@ -74,7 +78,7 @@ class SamplerCalls:
             **options,
         }
         read: Callable[[Any], SampleResponses] = _with_plain_logprobs if is_old_form else answers.samples
-        return self._hand_over(f"{self._path}/sample", arguments, read)
+        return self._draw(f"{self._path}/sample", arguments, read)
 
     def set_template(self, /, template_cls: Any, adapter_name: str = "", **settings: Any) -> CallFuture[None]:
         """Set what turns conversations into prompts, by the name of one of the server's classes."""
@@ -110,8 +114,12 @@ class VLLMSampler(Remote[SamplerCalls]):
         if settings:
             warnings.warn(f"{', '.join(settings)}: the server chooses this, it is not sent", stacklevel=2)
         path = model_path("sampler", model_id)
-        lane = Lane(connection)
-        super().__init__(connection, submit=SamplerCalls(path, lane.submit), here=SamplerCalls(path, lane.send))
+        lane, crowd = Lane(connection), Crowd(connection)
+        super().__init__(
+            connection,
+            submit=SamplerCalls(path, lane.submit, draw=crowd.submit),
+            here=SamplerCalls(path, lane.send, draw=crowd.send),
+        )
         self._path = path
         connection.call(f"{path}/create", {})
 

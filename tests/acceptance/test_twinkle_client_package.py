@@ -15,6 +15,7 @@ from harness.served import Served
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import InvalidInput, NotFound, UserError
 from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import vLLMSampler
 
 MODEL = "null"
 TIMEOUT_S = 120.0
@@ -149,6 +150,24 @@ def test_calls_outlive_a_killed_api_and_a_killed_worker_and_none_is_done_twice(
         if number == 30:
             served.kill_engine()
     assert num_operations(served) == before + 120
+
+
+def test_what_was_saved_is_sampled_in_both_forms_and_as_it_grows(client: TwinkleClient) -> None:
+    saved = new_model(client).save("sampled", is_sampler=True)
+    sampler = vLLMSampler("ms://null", connection=client.connection)
+
+    new = sampler.sample([{"input_ids": [1, 2]}] * 2, {"max_tokens": 3, "logprobs": 1}, adapter_uri=saved)
+    old = sampler.sample(inputs=[{"input_ids": [1, 2]}], sampling_params={"max_tokens": 3}, num_samples=4)
+    later = [sampler.submit.sample([1, 2, 3], {"max_tokens": 2}) for _ in range(8)]
+
+    assert [len(response.sequences[0].logprobs[0][0]) for response in new] == [2, 2]
+    assert [len(sequence.get("logprobs", [])) for sequence in old.get("sequences", [])] == [3] * 4
+    assert all(isinstance(logprob, float) for sequence in old["sequences"] for logprob in sequence.logprobs)
+    assert {len(future.result(TIMEOUT_S)[0].sequences[0].tokens) for future in later} == {2}
+    with pytest.raises(UserError, match="patch"):
+        sampler.apply_patch("NoopPatch")
+    with pytest.raises(UserError, match="tokenizer"):
+        list(sampler.sample_stream({"input_ids": [1, 2]}, {"max_tokens": 2}))
 
 
 def test_a_refusal_is_in_the_servers_words(client: TwinkleClient) -> None:

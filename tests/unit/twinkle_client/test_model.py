@@ -290,6 +290,28 @@ def test_sampling_params_say_only_what_was_said(connection: Connection, upstream
     assert (second["adapter_name"], second["sampling_params"]) == ("", None)
 
 
+def test_samples_do_not_wait_for_each_other() -> None:
+    together = threading.Barrier(4)
+
+    def answer(seen: Seen) -> Reply:
+        if seen.path.endswith("/create_session"):
+            return Reply(200, {"session_id": "s"})
+        if seen.path.endswith("/sample"):
+            together.wait(20)
+            is_refused = not json.loads(seen.content)["inputs"][0]["input_ids"]
+            return Reply(400, {"detail": "empty"}) if is_refused else Reply(200, {"samples": []})
+        return Reply(200, {"status": "ok"})
+
+    with ScriptedServer(answer) as server:
+        connection = connect(server)
+        sampler = vLLMSampler("m", connection=connection)
+        futures = [sampler.submit.sample({"input_ids": tokens}) for tokens in ([], [1], [2], [3])]
+
+        assert [future.result(20) for future in futures[1:]] == [[]] * 3
+        assert str(futures[0].exception(20)) == "empty"
+        connection.close()
+
+
 # Not waited for.
 
 
