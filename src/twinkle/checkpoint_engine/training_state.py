@@ -23,12 +23,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from twinkle.checkpoint_engine.sharded import fill, like, whole
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors
 from twinkle.core.errors import InvalidInput
+from twinkle.core.file_names import (
+    GRADIENTS_FILE,
+    OPTIMIZER_FILE,
+    OPTIMIZER_SETTINGS_FILE,
+    SCHEDULER_FILE,
+    TRAINER_FILE,
+)
 
-TRAINER_FILE = "trainer_state.json"
-OPTIMIZER_FILE = "optimizer.safetensors"
-OPTIMIZER_SETTINGS_FILE = "optimizer.json"
-SCHEDULER_FILE = "scheduler.json"
-GRADIENTS_FILE = "gradients.safetensors"
 RNG_FILE = "rng_state.safetensors"
 CHECKPOINT_VERSION = 1
 STEP = "step"

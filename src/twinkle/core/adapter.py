@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from twinkle.core.file_names import ENCRYPTED_SUFFIX, OPTIMIZER_FILE
+from twinkle.core.file_names import ENCRYPTED_SUFFIX, TRAINING_FILES
 from twinkle.core.ids import new_id
 
 
@@ -114,8 +114,8 @@ class Checkpoint(BaseModel, frozen=True):
 
     @property
     def weight_files(self) -> dict[str, StoredFile]:
-        """Its files without the optimizer's state: what whoever only uses the adapter takes away."""
-        return {name: file for name, file in self.files.items() if name != OPTIMIZER_FILE}
+        """Its files without those of the training: what whoever only uses the adapter takes away."""
+        return {name: file for name, file in self.files.items() if name not in TRAINING_FILES}
 
     @property
     def size_bytes(self) -> int:

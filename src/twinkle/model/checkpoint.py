@@ -12,7 +12,6 @@ from torch import distributed
 
 from twinkle.checkpoint_engine.directory import read_files, staged_directory, write_files
 from twinkle.checkpoint_engine.training_state import (
-    SCHEDULER_FILE,
     TrainerState,
     gradient_files,
     load_gradients,
@@ -24,6 +23,7 @@ from twinkle.checkpoint_engine.training_state import (
     scheduler_files,
 )
 from twinkle.core.errors import InvalidInput
+from twinkle.core.file_names import SCHEDULER_FILE
 from twinkle.data_format.answers import SavedCheckpoint
 from twinkle.hub.tokenizer_files import tokenizer_files
 from twinkle.infra.progress import track

@@ -13,7 +13,8 @@ import torch
 
 from twinkle.checkpoint_engine.packing import Packer, Unpacker
 from twinkle.checkpoint_engine.snapshot import PackedScript
-from twinkle.checkpoint_engine.training_state import SCHEDULER_FILE, load_scheduler, scheduler_files
+from twinkle.checkpoint_engine.training_state import load_scheduler, scheduler_files
+from twinkle.core.file_names import SCHEDULER_FILE
 from twinkle.metric.embedding import Similarities
 from twinkle.metric.policy import PolicyTotals
 from twinkle.model.forward_pass import ForwardPass

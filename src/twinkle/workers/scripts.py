@@ -19,13 +19,12 @@ from twinkle.checkpoint_engine.packing import Packer
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.snapshot import PackedScript
 from twinkle.checkpoint_engine.training_state import (
-    OPTIMIZER_SETTINGS_FILE,
-    TRAINER_FILE,
     TrainerState,
     load_optimizer_settings,
 )
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import CallFailed, InvalidInput
+from twinkle.core.file_names import OPTIMIZER_SETTINGS_FILE, TRAINER_FILE
 from twinkle.core.model_names import plain_model_name
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.parameters import note_steps, parameters_of, set_steps
