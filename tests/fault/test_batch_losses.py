@@ -59,6 +59,8 @@ def wrong_batches_are_refused(served: Served) -> None:
     assert len(fine.result().loss_fn_outputs) == 4
 
 
+# Fine-tunings on preferences and by GRPO whose parts are killed are of every day (test_fine_tuning_killed.py).
+@pytest.mark.soak
 def test_preferences_and_groups_end_in_the_same_bits_when_the_worker_is_killed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

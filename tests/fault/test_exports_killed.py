@@ -21,7 +21,7 @@ from twinkle.client import Client
 FORMS = ["peft", "merged", "gguf"]
 POINTS = [
     ("export.step_taken:2",),
-    pytest.param(("export.step_taken:3", "export.file_published:3", "job.worked"), marks=pytest.mark.soak),
+    ("export.step_taken:3", "export.file_published:3", "job.worked"),
 ]
 TOKENS = list(range(5, 45))
 
@@ -73,6 +73,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
         yield Exported(served, crashes)
 
 
+# Of every day is the killed process of tests/unit/export/test_export_jobs.py.
+@pytest.mark.soak
 @pytest.mark.parametrize("points", POINTS, ids="+".join)
 def test_a_kill_in_the_middle_of_an_export_leaves_no_trace_in_its_files(
     exported: Exported, points: tuple[str, ...]

@@ -42,7 +42,9 @@ def train_and_sample(served: Served, tenant: str, kills: dict[int, partial[None]
     return losses, path, [(list(sequence.tokens), list(sequence.logprobs)) for sequence in drawn]
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("nemotron_h", marks=pytest.mark.soak)])
+# What a kill undoes is an adapter's, whatever the layers: of every day is the one of test_worker_killed.py.
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h"])
 def test_a_killed_run_on_a_hybrid_ends_with_the_same_bits_and_samples_the_same_tokens(
     family: Family, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

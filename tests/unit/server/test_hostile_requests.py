@@ -135,6 +135,7 @@ BODIES: dict[str, Json] = {
     "/api/native/v1/runs/{run_id}/rewind": {"step": 1},
     "/api/native/v1/runs/{run_id}/fork": {"operation": 1, "session_id": "$session", "model_seq_id": 4},
     "/api/native/v1/jobs": {"kind": "ops", "spec": {"model": "$model", "data": "file-1"}, "after": [], "priority": 3},
+    "/api/native/v1/count_tokens": {"endpoint": "/v1/completions", "requests": [{"model": "$model", "prompt": [1]}]},
     "/api/native/v1/jobs/many": {
         "jobs": [{"kind": "ops", "spec": {"model": "$model", "data": "file-1"}, "name": "a", "metadata": {"a": "b"}}]
     },

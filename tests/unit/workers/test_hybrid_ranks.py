@@ -36,7 +36,7 @@ def settings_of(folder: Path, **more: object) -> Settings:
     return Settings(model=str(folder), model_name="tiny", threads=1, tokens_per_pass=150, **more)
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "nemotron-h"])
+@pytest.fixture(scope="module", params=["qwen3_5", pytest.param("nemotron-h", marks=pytest.mark.soak)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES[request.param]())
