@@ -8,6 +8,8 @@ import pytest
 
 from harness.job_bench import JobBench
 from harness.journal import Bench
+from twinkle.core.job import JobState
+from twinkle.core.lease import ProcessIdentity
 
 
 @pytest.fixture
@@ -75,3 +77,20 @@ def test_what_was_handed_out_and_not_begun_keeps_its_place_until_it_is_handed_ou
     assert jobs.ready(limit=1) == []
     jobs.bench.clock.move(61)
     assert jobs.ready(limit=2) == [first.id, second.id]
+
+
+def test_a_suspended_tenants_jobs_wait_and_one_that_runs_is_held_at_its_next_safe_point(jobs: JobBench) -> None:
+    running, waiting = jobs.submit(jobs.new(), jobs.new())
+    claim = jobs.begin(running.id)
+    jobs.bench.stores.tenants.suspend("t0", "a reason")
+
+    assert jobs.bench.stores.running_jobs.beat(claim).pause
+    held = jobs.bench.stores.running_jobs.give_back(claim, JobState.PAUSED, reason="paused")
+    assert held.state is JobState.QUEUED
+    assert jobs.ready() == []
+    assert jobs.bench.stores.running_jobs.claim(waiting.id, ProcessIdentity.current(), lease_s=60) is None
+
+    jobs.bench.stores.tenants.resume("t0")
+
+    assert sorted(jobs.ready()) == sorted([running.id, waiting.id])
+    assert not jobs.bench.stores.running_jobs.beat(jobs.begin(running.id)).pause

@@ -8,6 +8,8 @@ import typer
 
 from twinkle.cli.flags import AtFlag, AtOperationFlag, HomeFlag, JsonFlag, LimitFlag, RunArgument, WaitFlag, settings_of
 
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="How its id begins, or the key itself.")]
+
 keys = typer.Typer(help="API keys: shown once, stored as hashes.", no_args_is_help=True, rich_markup_mode=None)
 runs = typer.Typer(
     help="Training runs and their past: fork them, rewind them.", no_args_is_help=True, rich_markup_mode=None
@@ -24,26 +26,73 @@ data = typer.Typer(help="Training data: what is wrong with it.", no_args_is_help
 def keys_create(
     tenant: Annotated[str, typer.Option(help="Whose key it is; the tenant is made if need be.")],
     name: Annotated[str, typer.Option(help="What the key is for.")] = "cli",
+    scopes: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="What it may: some of train,sample,read.  [default: everything]")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.001, help="How long it opens anything.  [default: until it is revoked]")
+    ] = None,
     home: HomeFlag = None,
 ) -> None:
     """Make an API key. It stands alone on the last line and is shown this once.
 
-    twinkle keys create --tenant alice --name laptop
+    twinkle keys create --tenant alice --name dashboard --scopes read --days 90
     """
     from twinkle.cli.keys import create_key
 
-    create_key(settings_of(home=home), tenant=tenant, name=name)
+    create_key(settings_of(home=home), tenant=tenant, name=name, scopes=scopes, days=days)
 
 
 @keys.command("list")
-def keys_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+def keys_list(
+    tenant: Annotated[str | None, typer.Option(help="Whose.  [default: everybody's]")] = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
     """List the keys that were made, without the keys themselves.
 
-    twinkle keys list --json
+    twinkle keys list --tenant alice --json
     """
     from twinkle.cli.keys import list_keys
 
-    list_keys(settings_of(home=home), as_json=as_json)
+    list_keys(settings_of(home=home), tenant=tenant, as_json=as_json)
+
+
+@keys.command("show")
+def keys_show(key: KeyArgument, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Show one key: whose, what it may, when it was used and when it ends.
+
+    twinkle keys show 3f2a
+    """
+    from twinkle.cli.keys import show_key
+
+    show_key(settings_of(home=home), key, as_json=as_json)
+
+
+@keys.command("revoke")
+def keys_revoke(key: KeyArgument, home: HomeFlag = None) -> None:
+    """End a key, and the tokens that were exchanged for it, within a second.
+
+    twinkle keys revoke 3f2a
+    """
+    from twinkle.cli.keys import revoke_key
+
+    revoke_key(settings_of(home=home), key)
+
+
+@keys.command("rotate")
+def keys_rotate(
+    key: KeyArgument,
+    grace_hours: Annotated[float, typer.Option(min=0, help="How long the old one goes on.")] = 0.0,
+    home: HomeFlag = None,
+) -> None:
+    """Make a key like this one, and end this one. The new one stands alone on the last line.
+
+    twinkle keys rotate 3f2a --grace-hours 24
+    """
+    from twinkle.cli.keys import rotate_key
+
+    rotate_key(settings_of(home=home), key, grace_hours=grace_hours)
 
 
 @runs.command("list")
@@ -231,6 +280,33 @@ def tenants_show(
     from twinkle.cli.tenants import show_tenant
 
     show_tenant(settings_of(home=home), tenant, as_json=as_json)
+
+
+@tenants.command("suspend")
+def tenants_suspend(
+    tenant: Annotated[str, typer.Argument(help="Whom.")],
+    reason: Annotated[str, typer.Option(help="Why; the tenant reads it.")],
+    now: Annotated[bool, typer.Option("--now", help="Cancel its samples that wait or run, too.")] = False,
+    home: HomeFlag = None,
+) -> None:
+    """Let a tenant begin nothing new. What was accepted goes on, jobs wait, everything can be read and deleted.
+
+    twinkle tenants suspend alice --reason 'unpaid since May'
+    """
+    from twinkle.cli.tenants import suspend_tenant
+
+    suspend_tenant(settings_of(home=home), tenant, reason=reason, cancels_samples=now)
+
+
+@tenants.command("resume")
+def tenants_resume(tenant: Annotated[str, typer.Argument(help="Whom.")], home: HomeFlag = None) -> None:
+    """Let a suspended tenant begin again; its jobs go on by themselves.
+
+    twinkle tenants resume alice
+    """
+    from twinkle.cli.tenants import resume_tenant
+
+    resume_tenant(settings_of(home=home), tenant)
 
 
 @data.command("check")

@@ -16,6 +16,7 @@ from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, Stored
 from twinkle.storage.tenants.tenants import TenantAccount
 
 _DEFAULT = "default"
+_MAX_REASON = 500
 _NOTHING = Stored(num_checkpoints=0, size_bytes=0, num_ephemeral=0, ephemeral_bytes=0)
 
 
@@ -77,6 +78,8 @@ def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
         )
         for limit, value in asdict(account.limits).items()
     ]
+    if account.suspension is not None:
+        say(f"suspended: {account.suspension}")
     print_table(("limit", "at most", "whose", "now"), [("weight", f"{account.weight:g}", "its own", ""), *rows])
 
 
@@ -93,6 +96,29 @@ def set_tenant(settings: Settings, name: str, *, weight: float | None, limits: M
     with opened_journal(settings) as stores:
         stores.tenants.set(name, weight=weight, limits=given)
     say(f"{name}: the API and the workers know within a second")
+
+
+def suspend_tenant(settings: Settings, name: str, *, reason: str, cancels_samples: bool) -> None:
+    """Let a tenant begin nothing new.
+
+    Raises:
+        ConfigError: The reason is empty or too long.
+        NotFound: There is no such tenant.
+    """
+    if not 0 < len(reason.strip()) <= _MAX_REASON:
+        raise ConfigError(f"--reason must be 1 to {_MAX_REASON} characters; the tenant reads it")
+    with opened_journal(settings) as stores:
+        tenant = stores.tenants.suspend(name, reason.strip())
+        num_cancelled = len(stores.sampling_sessions.cancel_all_of(tenant)) if cancels_samples else 0
+    cancelled = f", {num_cancelled} samples were cancelled" if cancels_samples else ""
+    say(f"{name} begins nothing new from within a second on{cancelled}; `twinkle tenants resume {name}` ends that")
+
+
+def resume_tenant(settings: Settings, name: str) -> None:
+    """Let a tenant begin again; raises ``NotFound`` when there is none of that name."""
+    with opened_journal(settings) as stores:
+        stores.tenants.resume(name)
+    say(f"{name} may begin again; its jobs go on by themselves")
 
 
 def _number(limit: str, text: str) -> int | None:

@@ -18,7 +18,8 @@ from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticate
 from twinkle.core.ids import API_KEY_PREFIX
 from twinkle.server.signing import Signer
 from twinkle.server.threads import Threads
-from twinkle.storage.tenants.tenants import Tenants, ValidKey, digest_of_key
+from twinkle.storage.tenants.keyring import digest_of_key
+from twinkle.storage.tenants.tenants import Tenants, ValidKey
 
 _ALGORITHM = "HS256"
 _PURPOSE = "access tokens"
@@ -80,6 +81,8 @@ class Tokens:
 
 _HIT_TTL_S = 30.0
 _MISS_TTL_S = 2.0
+_HEARD_TTL_S = 1.0
+_CLOCKS_DIFFER_S = 30.0
 # While the database is away a key that was right goes on being right for this long.
 _STALE_TTL_S = 600.0
 _MAX_KEY_LENGTH = 512
@@ -98,7 +101,10 @@ class _Remembered:
 
 
 class Keys:
-    """Opens accounts. What it knows is at most half a minute old, so a revoked key ends by then, its tokens with it."""
+    """Opens accounts. A key that is revoked, wherever, ends within a second, and its tokens with it.
+
+    What is known is half a minute old at most; what was revoked since is asked once a second, for all keys together.
+    """
 
     def __init__(
         self, tenants: Tenants, clock: Clock, threads: Threads, tokens: Tokens, *, takes_any: bool = False
@@ -112,10 +118,8 @@ class Keys:
         # By a key's digest or, for what tokens name, its id.
         self._remembered: dict[str, _Remembered] = {}
         self._lookups: dict[str, asyncio.Task[ValidKey | None]] = {}
-
-    async def tenant_of(self, credential: str | None) -> str:
-        """The tenant a key or a token opens; raises as :meth:`key_of` does."""
-        return (await self.key_of(credential)).tenant
+        self._heard_at = 0.0
+        self._hearing: asyncio.Task[None] | None = None
 
     async def key_of(self, credential: str | None) -> ValidKey:
         """The key that this is, or that this token stands for.
@@ -160,6 +164,7 @@ class Keys:
 
     async def _known(self, name: str, look_up: Callable[[], ValidKey | None]) -> ValidKey | None:
         """What is remembered under a name, else one query however many requests bring the same at once."""
+        await self._hear_of_ends()
         remembered = self._remembered.get(name)
         if remembered is not None and remembered.is_fresh(self._clock.now()):
             return remembered.key
@@ -169,6 +174,26 @@ class Keys:
             self._lookups[name] = task
             task.add_done_callback(lambda _: self._lookups.pop(name, None))
         return await asyncio.shield(task)
+
+    async def _hear_of_ends(self) -> None:
+        """Forget the keys that were revoked since this was last asked, at most a second ago."""
+        now = self._clock.now()
+        if now - self._heard_at < _HEARD_TTL_S:
+            return
+        if self._hearing is None or self._hearing.done():
+            self._hearing = asyncio.create_task(self._forget_ended(now))
+        await asyncio.shield(self._hearing)
+
+    async def _forget_ended(self, now: float) -> None:
+        try:
+            ended = set(await self._threads.run(self._tenants.ended_since, now - _HIT_TTL_S - _CLOCKS_DIFFER_S))
+        except StorageUnavailable as error:
+            _log.warning("auth.deaf", error=error.message, next="a key that was revoked just now goes on for a while")
+            ended = set()
+        self._heard_at = now
+        self._remembered = {
+            name: known for name, known in self._remembered.items() if known.key is None or known.key.id not in ended
+        }
 
     async def _ask(self, name: str, look_up: Callable[[], ValidKey | None]) -> ValidKey | None:
         now = self._clock.now()

@@ -24,6 +24,7 @@ from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
+from twinkle.server.scopes import refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors
 from twinkle.server.submit import Submitter
@@ -176,7 +177,16 @@ async def _jobs(request: Request) -> JobParts:
 async def _key(request: Request) -> ValidKey:
     if acting_in(request) is not None:
         raise Unauthenticated("a job has no key: it calls in process, and there is nothing to exchange or to revoke")
-    return await _keys_for(request).key_of(request.headers.get("x-api-key"))
+    return await _permitted(request, await _keys_for(request).key_of(request.headers.get("x-api-key")))
+
+
+async def _permitted(request: Request, key: ValidKey) -> ValidKey:
+    """The key, if it may be used for this request and its tenant may; a job that acts stops by itself."""
+    refuse_beyond_scopes(key.scopes, request.method, request.url.path)
+    account = await state_of(request.app).accounts.quotas.account(key.tenant)
+    if account.suspension is not None:
+        refuse_suspended(account.suspension, request.method, request.url.path)
+    return key
 
 
 async def _tenant(request: Request) -> str:
@@ -188,7 +198,8 @@ async def _caller(request: Request) -> str:
     acting = acting_in(request)
     if acting is not None:
         return acting.tenant
-    return await _keys_for(request).tenant_of(_bearer(request) or request.headers.get("x-api-key"))
+    key = await _keys_for(request).key_of(_bearer(request) or request.headers.get("x-api-key"))
+    return (await _permitted(request, key)).tenant
 
 
 def _bearer(request: Request) -> str | None:

@@ -32,6 +32,7 @@ from twinkle.storage.processors.processors import Processors
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.sampling.templates import SamplerTemplates
 from twinkle.storage.tenants.accounting import Accounting
+from twinkle.storage.tenants.keyring import Keyring
 from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants
 from twinkle.storage.upkeep.upkeep import Upkeep
@@ -48,8 +49,8 @@ class Stores:
       their recovery points.
     - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
       from them, from base models or from weights without a name.
-    - ``tenants`` have keys and limits, ``sessions`` are their clients' presence, and ``accounting`` knows what they
-      used and did.
+    - ``tenants`` have keys and limits, the ``keyring`` is all keys by their ids, ``sessions`` are clients' presence,
+      and ``accounting`` knows what tenants used and did.
     - ``jobs`` are what the service does by itself for tenants, ``running_jobs`` who runs them, ``waiting_jobs`` which
       of them are to be run next, and ``job_keeping`` ends what was kept of them.
     - ``files`` are what tenants have uploaded and their jobs have written, ``uploads`` what is on its way,
@@ -83,6 +84,7 @@ class Stores:
         self.sampler_templates = SamplerTemplates(database)
         self.sampling_sessions = SamplingSessions(database, engine, clock)
         self.tenants = Tenants(database, engine, clock, limits=limits)
+        self.keyring = Keyring(database, clock)
         self.sessions = Sessions(database, engine, clock)
         self.accounting = Accounting(database, clock)
         self.jobs = Jobs(database, clock, limits=limits)

@@ -136,6 +136,50 @@ def test_keys_are_listed_without_the_keys(twinkle: Twinkle, tmp_path: Path) -> N
     assert key not in as_json.stdout + table.stdout
 
 
+def test_a_key_is_shown_rotated_and_revoked_by_the_beginning_of_its_id(twinkle: Twinkle, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", "--scopes", "sample,read", "--days", "1", *home)
+    [made] = json.loads(twinkle("keys", "list", "--json", *home).stdout)
+    shown = json.loads(twinkle("keys", "show", made["id"][:8], "--json", *home).stdout)
+    new = twinkle("keys", "rotate", made["id"][:8], "--grace-hours", "2", *home).stdout.splitlines()[-1]
+    said = twinkle("keys", "revoke", made["id"], *home).stdout
+    tenants = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock()).tenants
+
+    assert shown == made and made["scopes"] == ["read", "sample"] and made["expires_at"] > made["created_at"]
+    assert "opens nothing any more" in said and tenants.key_with_id(made["id"]) is None
+    found = tenants.key(new)
+    assert found is not None and {str(scope) for scope in found.scopes} == {"read", "sample"}
+    assert "revoked" in twinkle("keys", "list", "--tenant", "alice", *home).stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--tenant", ""), "--tenant"),
+        (("--tenant", "alice", "--name=--help"), "--name"),
+        (("--tenant", "alice", "--scopes", "write"), "'write' is none"),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_refused_in_one_line(
+    twinkle: Twinkle, tmp_path: Path, given: tuple[str, ...], says: str
+) -> None:
+    done = twinkle("keys", "create", *given, "--home", str(tmp_path))
+
+    assert done.returncode != 0 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_tenant_is_suspended_with_a_reason_and_resumed(twinkle: Twinkle, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    said = twinkle("tenants", "suspend", "alice", "--reason", "unpaid since May", "--now", *home).stdout
+    shown = twinkle("tenants", "show", "alice", *home).stdout
+    twinkle("tenants", "resume", "alice", *home)
+
+    assert "0 samples were cancelled" in said and "unpaid since May" in shown
+    assert "unpaid" not in twinkle("tenants", "show", "alice", *home).stdout
+    assert "no tenant 'bob'" in twinkle("tenants", "suspend", "bob", "--reason", "x", *home).stderr
+
+
 def test_status_tells_a_live_mesh_from_one_without_worker(twinkle: Twinkle, tmp_path: Path) -> None:
     assert "no mesh" in twinkle("status", "--home", str(tmp_path)).stdout
     meshes = Meshes(Database(f"sqlite:///{tmp_path}/journal.db"), SystemClock())

@@ -25,8 +25,14 @@ class MemoryDirectory:
 
     def __init__(self) -> None:
         self.tenants = {"tml-a": "t"}
+        self.ended: list[str] = []
         self.num_lookups = 0
         self.is_away = False
+
+    def ended_since(self, moment: float) -> list[str]:
+        if self.is_away:
+            raise StorageUnavailable("away")
+        return self.ended
 
     def key(self, key: str) -> ValidKey | None:
         return self.key_with_id(key.removeprefix("tml-"))
@@ -47,6 +53,10 @@ def make_keys(directory: MemoryDirectory, clock: HandClock, threads: Threads) ->
     return Keys(cast(Tenants, directory), clock, threads, make_tokens(clock))
 
 
+async def tenant_of(keys: Keys, credential: str | None) -> str:
+    return (await keys.key_of(credential)).tenant
+
+
 async def exchange(keys: Keys, clock: HandClock) -> str:
     """A token for the key ``tml-a``."""
     return make_tokens(clock).issue(await keys.key_of("tml-a"), organization="the tenant")
@@ -63,8 +73,8 @@ async def test_many_requests_with_one_key_ask_once(threads: Threads) -> None:
     directory = MemoryDirectory()
     keys = make_keys(directory, HandClock(), threads)
 
-    tenants = await asyncio.gather(*(keys.tenant_of("tml-a") for _ in range(100)))
-    tenants.append(await keys.tenant_of("tml-a"))
+    tenants = await asyncio.gather(*(tenant_of(keys, "tml-a") for _ in range(100)))
+    tenants.append(await tenant_of(keys, "tml-a"))
 
     assert set(tenants) == {"t"}
     assert directory.num_lookups == 1
@@ -73,31 +83,46 @@ async def test_many_requests_with_one_key_ask_once(threads: Threads) -> None:
 async def test_a_revoked_key_ends_soon_and_a_new_one_begins_sooner(threads: Threads) -> None:
     directory, clock = MemoryDirectory(), HandClock()
     keys = make_keys(directory, clock, threads)
-    await keys.tenant_of("tml-a")
+    await tenant_of(keys, "tml-a")
     with pytest.raises(Unauthenticated):
-        await keys.tenant_of("tml-b")
+        await tenant_of(keys, "tml-b")
     directory.tenants = {"tml-b": "t"}
 
     clock.move(3)
-    assert await keys.tenant_of("tml-b") == "t"
+    assert await tenant_of(keys, "tml-b") == "t"
     clock.move(30)
     with pytest.raises(Unauthenticated):
-        await keys.tenant_of("tml-a")
+        await tenant_of(keys, "tml-a")
+
+
+async def test_a_key_that_is_revoked_elsewhere_ends_within_a_second_and_its_tokens_with_it(threads: Threads) -> None:
+    directory, clock = MemoryDirectory(), HandClock()
+    keys = make_keys(directory, clock, threads)
+    token = await exchange(keys, clock)
+    await keys.key_of(token)
+    directory.tenants, directory.ended = {}, ["a"]
+
+    clock.move(1.01)
+
+    with pytest.raises(Unauthenticated):
+        await keys.key_of("tml-a")
+    with pytest.raises(InvalidToken):
+        await keys.key_of(token)
 
 
 async def test_a_key_that_was_right_goes_on_being_right_while_the_database_is_away(threads: Threads) -> None:
     directory, clock = MemoryDirectory(), HandClock()
     keys = make_keys(directory, clock, threads)
-    await keys.tenant_of("tml-a")
+    await tenant_of(keys, "tml-a")
     directory.is_away = True
 
     clock.move(120)
-    assert await keys.tenant_of("tml-a") == "t"
+    assert await tenant_of(keys, "tml-a") == "t"
     with pytest.raises(StorageUnavailable):
-        await keys.tenant_of("tml-b")
+        await tenant_of(keys, "tml-b")
     clock.move(3600)
     with pytest.raises(StorageUnavailable):
-        await keys.tenant_of("tml-a")
+        await tenant_of(keys, "tml-a")
 
 
 @pytest.mark.parametrize("key", [None, "", "sk-other", "tml-" + "x" * 1000])
@@ -105,7 +130,7 @@ async def test_what_is_no_key_is_not_even_looked_up(threads: Threads, key: str |
     directory = MemoryDirectory()
 
     with pytest.raises(Unauthenticated):
-        await make_keys(directory, HandClock(), threads).tenant_of(key)
+        await tenant_of(make_keys(directory, HandClock(), threads), key)
     assert directory.num_lookups == 0
 
 
@@ -114,7 +139,7 @@ async def test_a_token_opens_what_its_key_does_until_its_time_is_over(threads: T
     keys = make_keys(directory, clock, threads)
     token = await exchange(keys, clock)
 
-    assert await keys.tenant_of(token) == "t"
+    assert await tenant_of(keys, token) == "t"
     claims = jwt.decode(token, options={"verify_signature": False})
     assert claims == {
         "sub": "tml:apikey:a",
@@ -124,10 +149,10 @@ async def test_a_token_opens_what_its_key_does_until_its_time_is_over(threads: T
         "exp": int(clock.now()) + LIFETIME_S,
     }
     clock.move(LIFETIME_S - 1)
-    assert await keys.tenant_of(token) == "t"
+    assert await tenant_of(keys, token) == "t"
     clock.move(1)
     with pytest.raises(InvalidToken, match="expired"):
-        await keys.tenant_of(token)
+        await tenant_of(keys, token)
 
 
 async def test_many_requests_with_one_token_ask_once(threads: Threads) -> None:
@@ -136,7 +161,7 @@ async def test_many_requests_with_one_token_ask_once(threads: Threads) -> None:
     token = await exchange(keys, clock)
     directory.num_lookups = 0
 
-    assert set(await asyncio.gather(*(keys.tenant_of(token) for _ in range(100)))) == {"t"}
+    assert set(await asyncio.gather(*(tenant_of(keys, token) for _ in range(100)))) == {"t"}
     assert directory.num_lookups == 1
 
 
@@ -151,23 +176,23 @@ async def test_a_revoked_key_ends_its_tokens_at_once_here_and_soon_elsewhere(thr
     here.forget(key)
 
     with pytest.raises(InvalidToken, match="revoked"):
-        await here.tenant_of(token)
+        await tenant_of(here, token)
     with pytest.raises(Unauthenticated):
-        await here.tenant_of("tml-a")
+        await tenant_of(here, "tml-a")
     clock.move(30)
     with pytest.raises(InvalidToken, match="revoked"):
-        await elsewhere.tenant_of(token)
+        await tenant_of(elsewhere, token)
 
 
 async def test_a_token_of_a_key_that_was_right_is_right_while_the_database_is_away(threads: Threads) -> None:
     directory, clock = MemoryDirectory(), HandClock()
     keys = make_keys(directory, clock, threads)
     token = await exchange(keys, clock)
-    await keys.tenant_of(token)
+    await tenant_of(keys, token)
     directory.is_away = True
 
     clock.move(120)
-    assert await keys.tenant_of(token) == "t"
+    assert await tenant_of(keys, token) == "t"
 
 
 def forged(clock: HandClock) -> Iterator[str]:
@@ -193,5 +218,5 @@ async def test_what_was_not_issued_here_is_no_token_and_not_even_looked_up(threa
 
     for token in forged(clock):
         with pytest.raises(InvalidToken):
-            await keys.tenant_of(token)
+            await tenant_of(keys, token)
     assert directory.num_lookups == 0

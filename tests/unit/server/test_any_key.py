@@ -12,7 +12,7 @@ from harness.fake_worker import BASE_MODEL
 from harness.leftovers import sdk_client
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import load_settings
-from twinkle.storage.tenants.tenants import digest_of_key
+from twinkle.storage.tenants.keyring import digest_of_key
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi

@@ -66,7 +66,6 @@ async def revoke_key(common: Common, accounts: Accounts, key: Key) -> Response:
     """Revoke the key that came with the request, and no other; tokens that were exchanged for it end with it."""
     await common.sql.run(accounts.tenants.revoke_key, key.id)
     accounts.keys.forget(key)
-    await common.sql.run(accounts.accounting.note, key.tenant, "apikey_delete", name=key.name)
     return Response(status_code=NO_CONTENT)
 
 

@@ -39,7 +39,7 @@ class RunningJobs:
         now = self._clock.now()
         with self._database.transaction() as transaction:
             row = transaction.execute(f"SELECT {COLUMNS} FROM job WHERE id = ? FOR UPDATE", (job_id,)).fetchone()
-            if row is None or not _is_free(row, now):
+            if row is None or not _is_free(row, now) or _is_suspended(transaction, row.tenant):
                 return None
             was_lost = row.state == JobState.RUNNING
             if was_lost and not _note_lost(transaction, row, now):
@@ -72,12 +72,12 @@ class RunningJobs:
         with self._database.transaction() as transaction:
             row = transaction.execute(
                 "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND state = 'running'"
-                " RETURNING cancel_requested_at, pause_requested_at",
+                " RETURNING tenant, cancel_requested_at, pause_requested_at",
                 (self._clock.now() + claim.lease_s, claim.job.id, claim.epoch),
             ).fetchone()
-        if row is None:
-            raise _lost(claim)
-        return JobSignals(cancel=row.cancel_requested_at is not None, pause=row.pause_requested_at is not None)
+            if row is None:
+                raise _lost(claim)
+            return _signals(transaction, row)
 
     def record(
         self,
@@ -112,7 +112,7 @@ class RunningJobs:
                 ),
             )
             append_events(transaction, claim.job.id, events, now)
-        return JobSignals(cancel=row.cancel_requested_at is not None, pause=row.pause_requested_at is not None)
+            return _signals(transaction, row)
 
     def results_of_needs(self, job_id: str) -> dict[str, JsonObject]:
         """The results of the jobs that one came after, by their ids; those that have one."""
@@ -178,6 +178,8 @@ class RunningJobs:
     def give_back(self, claim: JobClaim, state: JobState, *, not_before: float = 0.0, reason: str) -> Job:
         """Let a job go in the middle of an attempt, which whoever takes it up next goes on with.
 
+        One that its owner did not ask to pause, but whose tenant is suspended, waits for that to end.
+
         Args:
             claim: Of who ran it.
             state: ``paused``, or ``queued`` for the next runner.
@@ -190,7 +192,9 @@ class RunningJobs:
         assert state in (JobState.PAUSED, JobState.QUEUED)
         now = self._clock.now()
         with self._database.transaction() as transaction:
-            _hold(transaction, claim)
+            row = _hold(transaction, claim)
+            if state is JobState.PAUSED and row.pause_requested_at is None and _is_suspended(transaction, row.tenant):
+                state, reason = JobState.QUEUED, "held: the operator has suspended this tenant"
             _release(transaction, claim.job.id, state, now, not_before=not_before)
             event = JobEvent(kind="status", message=reason, data={"state": state.value})
             append_events(transaction, claim.job.id, [event], now)
@@ -253,6 +257,17 @@ def _hold(transaction: Transaction, claim: JobClaim) -> Row:
     if row is None:
         raise _lost(claim)
     return row
+
+
+def _signals(transaction: Transaction, row: Row) -> JobSignals:
+    """What the owner wants; a suspended tenant's jobs stop where they would pause."""
+    pause = row.pause_requested_at is not None or _is_suspended(transaction, row.tenant)
+    return JobSignals(cancel=row.cancel_requested_at is not None, pause=pause)
+
+
+def _is_suspended(transaction: Transaction, tenant: str) -> bool:
+    row = transaction.execute("SELECT suspension FROM tenant WHERE id = ?", (tenant,)).fetchone()
+    return row is not None and row.suspension is not None
 
 
 def _lost(claim: JobClaim) -> JobLost:

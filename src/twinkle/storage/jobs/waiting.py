@@ -27,6 +27,7 @@ _TENANTS = (
     f" SELECT (SELECT MIN(j.tenant) FROM job j WHERE j.{_READY} AND j.tenant > ready.tenant) FROM ready"
     " WHERE ready.tenant IS NOT NULL)"
     " SELECT t.id, t.weight, t.max_running_jobs FROM ready JOIN tenant t ON t.id = ready.tenant"
+    " WHERE t.suspension IS NULL"
 )
 _HANDED_OUT = f"SELECT tenant, parent FROM job WHERE {_READY} AND nudged_at > 0 AND nudged_at > ?"
 _RUNNING = "SELECT tenant, parent FROM job WHERE state = 'running'"

@@ -146,11 +146,18 @@ class SamplingSessions:
 
     def cancel_all(self, session_id: str, tenant: str) -> list[str]:
         """End all samples of a session that have not ended; their futures."""
+        return self._cancel_those("s.session = ? AND s.tenant = ?", (session_id, tenant))
+
+    def cancel_all_of(self, tenant: str) -> list[str]:
+        """End all samples of a tenant that have not ended; their futures."""
+        return self._cancel_those("s.tenant = ?", (tenant,))
+
+    def _cancel_those(self, of: str, parameters: tuple[str, ...]) -> list[str]:
         rows = self._database.read(
             "SELECT o.request_id, o.lane FROM sampling_session s JOIN lane l ON l.id = s.id"
             " JOIN operation o ON o.mesh = l.mesh AND o.lane = l.id AND o.kind = 'sample'"
-            " AND o.state IN ('queued', 'running') WHERE s.session = ? AND s.tenant = ? ORDER BY o.lane",
-            (session_id, tenant),
+            f" AND o.state IN ('queued', 'running') WHERE {of} ORDER BY o.lane",
+            parameters,
         )
         with self._database.transaction() as transaction:
             lock_lanes(transaction, {row.lane for row in rows})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Float, Index, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, Float, Index, Text, UniqueConstraint, false, text
 from sqlmodel import Field, SQLModel
 
 
@@ -26,10 +26,13 @@ class TenantRow(SQLModel, table=True):
     max_running_jobs: int | None = None
     tokens_per_minute: int | None = Field(default=None, sa_type=BigInteger)
     paid_until: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+    suspended_at: float | None = Field(default=None, sa_type=Float)
+    suspension: str | None = None
+    """Why, in the operator's words, which the tenant reads."""
 
 
 class ApiKeyRow(SQLModel, table=True):
-    """A key, kept as its SHA-256: 256 random bits need no salt nor stretching. One that was lent expires by itself."""
+    """A key, kept as its SHA-256: 256 random bits need no salt nor stretching. One that is lent goes when it ends."""
 
     __tablename__ = "api_key"
     id: str = Field(primary_key=True)
@@ -37,8 +40,12 @@ class ApiKeyRow(SQLModel, table=True):
     tenant: str = Field(foreign_key="tenant.id", index=True)
     name: str
     created_at: float = Field(sa_type=Float)
-    revoked_at: float | None = Field(default=None, sa_type=Float)
+    revoked_at: float | None = Field(default=None, sa_type=Float, index=True)
     expires_at: float | None = Field(default=None, sa_type=Float)
+    is_lent: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    scopes: str | None = None
+    """Words with commas between them; ``None``: everything."""
+    last_used_at: float | None = Field(default=None, sa_type=Float)
 
 
 class SessionRow(SQLModel, table=True):

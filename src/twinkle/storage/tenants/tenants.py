@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from sqlalchemy import ColumnElement, Engine
-from sqlmodel import Session, col, or_, select
+from sqlalchemy import Engine
+from sqlmodel import Session, select
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import new_api_key, new_id
 from twinkle.core.limits import NO_LIMITS, TenantLimits
+from twinkle.core.scopes import ALL_SCOPES, Scope, read_scopes
 from twinkle.storage.database import Database
 from twinkle.storage.journal.turns import RATE_BURST_S
 from twinkle.storage.tables import ApiKeyRow, TenantRow
+from twinkle.storage.tenants.accounting import insert_entry
+from twinkle.storage.tenants.keyring import NewKey, digest_of_key, insert_key, revoke
 
+_USE_NOTED_S = 60.0
 _LIMITS = tuple(field.name for field in fields(TenantLimits))
-
-
-def digest_of_key(key: str) -> str:
-    """What is stored of an API key."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyInfo:
-    """What may be told of a key: everything but itself."""
-
-    tenant: str
-    name: str
-    created_at: float
-    revoked_at: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +30,7 @@ class ValidKey:
     id: str
     tenant: str
     name: str
+    scopes: frozenset[Scope] = ALL_SCOPES
 
     @property
     def number(self) -> int:
@@ -51,7 +40,10 @@ class ValidKey:
 
 @dataclass(frozen=True, kw_only=True)
 class TenantAccount:
-    """One tenant. ``own_limits`` are not the settings'; until ``paused_until`` its rate lets nothing of it run."""
+    """One tenant. ``own_limits`` are not the settings'; until ``paused_until`` its rate lets nothing of it run.
+
+    ``suspension`` is why it may begin nothing new, in the operator's words; ``None``: it may.
+    """
 
     id: str
     name: str
@@ -59,6 +51,7 @@ class TenantAccount:
     limits: TenantLimits
     own_limits: Mapping[str, int]
     paused_until: float
+    suspension: str | None = None
 
 
 class Tenants:
@@ -103,20 +96,26 @@ class Tenants:
         if changed != 1:
             raise NotFound(f"no tenant {name!r}; `twinkle tenants list` shows who there is")
 
-    def create_key(self, tenant_name: str, key_name: str) -> str:
+    def create_key(
+        self,
+        tenant_name: str,
+        key_name: str,
+        *,
+        scopes: frozenset[Scope] = ALL_SCOPES,
+        expires_at: float | None = None,
+    ) -> str:
         """Make an API key for a tenant, creating the tenant if need be. The key is shown once and kept hashed."""
-        key = new_api_key()
+        key, key_id = new_api_key(), new_id()
         now = self._clock.now()
-        with Session(self._engine) as session:
-            tenant = session.exec(select(TenantRow).where(TenantRow.name == tenant_name)).first()
-            if tenant is None:
-                tenant = TenantRow(id=new_id(), name=tenant_name, created_at=now)
-                session.add(tenant)
-                session.flush()
-            session.add(
-                ApiKeyRow(id=new_id(), digest=digest_of_key(key), tenant=tenant.id, name=key_name, created_at=now)
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                "INSERT INTO tenant (id, name, weight, created_at) VALUES (?, ?, 1, ?) ON CONFLICT (name) DO NOTHING",
+                (new_id(), tenant_name, now),
             )
-            session.commit()
+            tenant = transaction.execute("SELECT id FROM tenant WHERE name = ?", (tenant_name,)).fetchone()
+            assert tenant is not None, "it was there, or was made just now"
+            new = NewKey(digest=digest_of_key(key), tenant=tenant.id, name=key_name, scopes=scopes)
+            insert_key(transaction, key_id, new, expires_at=expires_at, now=now)
         return key
 
     def lend_key(self, tenant: str, name: str, *, expires_at: float) -> str:
@@ -124,9 +123,10 @@ class Tenants:
         key = new_api_key()
         now = self._clock.now()
         with self._database.transaction() as transaction:
-            transaction.execute("DELETE FROM api_key WHERE expires_at <= ?", (now,))
+            transaction.execute("DELETE FROM api_key WHERE is_lent AND expires_at <= ?", (now,))
             transaction.execute(
-                "INSERT INTO api_key (id, digest, tenant, name, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO api_key (id, digest, tenant, name, created_at, expires_at, is_lent)"
+                " VALUES (?, ?, ?, ?, ?, ?, TRUE)",
                 (new_id(), digest_of_key(key), tenant, name, now, expires_at),
             )
         return key
@@ -135,34 +135,23 @@ class Tenants:
         """Let a lent key go on for longer, if it has not expired."""
         with self._database.transaction() as transaction:
             transaction.execute(
-                "UPDATE api_key SET expires_at = ? WHERE tenant = ? AND name = ? AND expires_at > ?",
+                "UPDATE api_key SET expires_at = ? WHERE tenant = ? AND name = ? AND is_lent AND expires_at > ?",
                 (expires_at, tenant, name, self._clock.now()),
             )
 
     def end_lent_keys(self, tenant: str, name: str) -> None:
         """Let the keys that were lent under a name open nothing any more."""
         with self._database.transaction() as transaction:
-            transaction.execute(
-                "DELETE FROM api_key WHERE tenant = ? AND name = ? AND expires_at IS NOT NULL", (tenant, name)
-            )
+            transaction.execute("DELETE FROM api_key WHERE tenant = ? AND name = ? AND is_lent", (tenant, name))
 
     def has_keys(self) -> bool:
         """Whether any key was ever made."""
         with Session(self._engine) as session:
             return session.exec(select(ApiKeyRow)).first() is not None
 
-    def keys(self) -> list[KeyInfo]:
-        """Every key that was made, the oldest first."""
-        with Session(self._engine) as session:
-            statement = select(ApiKeyRow, TenantRow.name).join(TenantRow).order_by(col(ApiKeyRow.created_at))
-            return [
-                KeyInfo(tenant=tenant, name=row.name, created_at=row.created_at, revoked_at=row.revoked_at)
-                for row, tenant in session.exec(statement)
-            ]
-
     def key(self, key: str) -> ValidKey | None:
         """A key by itself; ``None`` if it is unknown or was revoked."""
-        return self._valid_key(ApiKeyRow.digest == digest_of_key(key))
+        return self._valid_key("digest", digest_of_key(key))
 
     def any_key(self, credential: str) -> ValidKey | None:
         """What stands for all who come with a text that is no key; made when it is first needed, ``None`` once revoked.
@@ -181,26 +170,68 @@ class Tenants:
                 " SELECT ?, ?, id, 'any key', ? FROM tenant WHERE name = ? ON CONFLICT DO NOTHING",
                 (new_id(), digest, now, tenant),
             )
-        return self._valid_key(ApiKeyRow.digest == digest)
+        return self._valid_key("digest", digest)
 
     def key_with_id(self, key_id: str) -> ValidKey | None:
         """A key by its id; ``None`` if it is unknown or was revoked."""
-        return self._valid_key(ApiKeyRow.id == key_id)
+        return self._valid_key("id", key_id)
 
-    def _valid_key(self, condition: ColumnElement[bool] | bool) -> ValidKey | None:
-        with Session(self._engine) as session:
-            is_live = or_(col(ApiKeyRow.expires_at).is_(None), col(ApiKeyRow.expires_at) > self._clock.now())
-            row = session.exec(select(ApiKeyRow).where(condition, col(ApiKeyRow.revoked_at).is_(None), is_live)).first()
-            return None if row is None else ValidKey(id=row.id, tenant=row.tenant, name=row.name)
+    def _valid_key(self, condition: str, value: str) -> ValidKey | None:
+        now = self._clock.now()
+        rows = self._database.read(
+            "SELECT id, tenant, name, scopes, last_used_at FROM api_key"
+            f" WHERE {condition} = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)",
+            (value, now),
+        )
+        if not rows:
+            return None
+        [row] = rows
+        if row.last_used_at is None or now - row.last_used_at >= _USE_NOTED_S:
+            with self._database.transaction() as transaction:
+                transaction.execute("UPDATE api_key SET last_used_at = ? WHERE id = ?", (now, row.id))
+        scopes = ALL_SCOPES if row.scopes is None else read_scopes(row.scopes.split(","))
+        return ValidKey(id=row.id, tenant=row.tenant, name=row.name, scopes=scopes)
+
+    def ended_since(self, moment: float) -> list[str]:
+        """The ids of the keys that were revoked from a point in time on."""
+        rows = self._database.read("SELECT id FROM api_key WHERE revoked_at >= ?", (moment,))
+        return [row.id for row in rows]
+
+    def suspend(self, name: str, reason: str) -> str:
+        """Let a tenant begin nothing new until it is resumed; what it has begun goes on. Its id.
+
+        Raises:
+            NotFound: There is no tenant of that name.
+        """
+        return self._set_suspension(name, reason)
+
+    def resume(self, name: str) -> str:
+        """Let a suspended tenant begin again; one that is not suspended stays as it is. Its id.
+
+        Raises:
+            NotFound: There is no tenant of that name.
+        """
+        return self._set_suspension(name, None)
+
+    def _set_suspension(self, name: str, reason: str | None) -> str:
+        with self._database.transaction() as transaction:
+            row = transaction.execute("SELECT id FROM tenant WHERE name = ? FOR UPDATE", (name,)).fetchone()
+            if row is None:
+                raise NotFound(f"no tenant {name!r}; `twinkle tenants list` shows who there is")
+            now = self._clock.now()
+            transaction.execute(
+                "UPDATE tenant SET suspension = ?, suspended_at = ? WHERE id = ?",
+                (reason, None if reason is None else now, row.id),
+            )
+            event = "tenant_resume" if reason is None else "tenant_suspend"
+            insert_entry(transaction, row.id, event, {} if reason is None else {"reason": reason}, now=now)
+        return str(row.id)
 
     def revoke_key(self, key_id: str) -> None:
         """Let a key, and what was exchanged for it, open nothing any more."""
-        with Session(self._engine) as session:
-            row = session.get(ApiKeyRow, key_id)
-            if row is not None and row.revoked_at is None:
-                row.revoked_at = self._clock.now()
-                session.add(row)
-                session.commit()
+        now = self._clock.now()
+        with self._database.transaction() as transaction:
+            revoke(transaction, key_id, now=now)
 
     def name_of(self, tenant: str) -> str:
         """A tenant's name, by its id."""
@@ -212,7 +243,8 @@ class Tenants:
 
     def _read(self, where: str, parameters: tuple[str, ...]) -> list[TenantAccount]:
         rows = self._database.read(
-            f"SELECT id, name, weight, paid_until, {', '.join(_LIMITS)} FROM tenant WHERE {where}", parameters
+            f"SELECT id, name, weight, paid_until, suspension, {', '.join(_LIMITS)} FROM tenant WHERE {where}",
+            parameters,
         )
         accounts = []
         for row in rows:
@@ -227,6 +259,7 @@ class Tenants:
                     limits=TenantLimits(**settings | own),
                     own_limits=own,
                     paused_until=row.paid_until - RATE_BURST_S,
+                    suspension=row.suspension,
                 )
             )
         return accounts
