@@ -10,7 +10,7 @@ import typer
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
 from twinkle.cli.files import files
 from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of
-from twinkle.cli.groups import data, keys, runs, tenants, tokens
+from twinkle.cli.groups import data, keys, ops, runs, tenants, tokens
 from twinkle.cli.jobs import jobs
 from twinkle.cli.submit import submit
 from twinkle.cli.submit_export import OwnKeyFlag, PublicFlag, TitleOption, VerifyOption
@@ -29,6 +29,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(runs, name="runs")
 app.add_typer(tokens, name="tokens")
 app.add_typer(tenants, name="tenants")
+app.add_typer(ops, name="ops")
 app.add_typer(data, name="data")
 app.add_typer(submit, name="submit")
 app.add_typer(jobs, name="jobs")

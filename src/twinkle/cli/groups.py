@@ -1,4 +1,4 @@
-"""The commands that come in groups: keys, runs, tokens, tenants, data."""
+"""The commands that come in groups: keys, runs, tokens, tenants, ops, data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from twinkle.cli.flags import AtFlag, AtOperationFlag, HomeFlag, JsonFlag, LimitFlag, RunArgument, WaitFlag, settings_of
 
+OperationArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of its future.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="How its id begins, or the key itself.")]
 
 keys = typer.Typer(help="API keys: shown once, stored as hashes.", no_args_is_help=True, rich_markup_mode=None)
@@ -19,6 +20,11 @@ tokens = typer.Typer(
 )
 tenants = typer.Typer(help="Tenants: their weights and limits.", no_args_is_help=True, rich_markup_mode=None)
 
+ops = typer.Typer(
+    help="Single operations of all tenants: which wait or failed, why, and to cancel one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 data = typer.Typer(help="Training data: what is wrong with it.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -307,6 +313,63 @@ def tenants_resume(tenant: Annotated[str, typer.Argument(help="Whom.")], home: H
     from twinkle.cli.tenants import resume_tenant
 
     resume_tenant(settings_of(home=home), tenant)
+
+
+@ops.command("list")
+def ops_list(
+    state: Annotated[
+        str, typer.Option(metavar="WORDS", help="Some of waiting,running,failed,done.")
+    ] = "waiting,running,failed",
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant only.")] = None,
+    mesh: Annotated[str | None, typer.Option(help="Of this mesh only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Of those that wait or run, and of the others.")] = 20,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List operations: the oldest that wait or run, and the latest that failed.
+
+    twinkle ops list --state failed --tenant alice
+    """
+    from twinkle.cli.ops import list_operations
+
+    list_operations(settings_of(home=home), states=state, tenant=tenant, mesh=mesh, limit=limit, as_json=as_json)
+
+
+@ops.command("show")
+def ops_show(operation: OperationArgument, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Show all that is known of an operation but its data.
+
+    twinkle ops show 8e0f:train:0:req:12
+    """
+    from twinkle.cli.ops import show_operation
+
+    show_operation(settings_of(home=home), operation, as_json=as_json)
+
+
+@ops.command("why")
+def ops_why(operation: OperationArgument, home: HomeFlag = None) -> None:
+    """Say in a sentence why an operation is where it is.
+
+    twinkle ops why 8e0f:train:0:req:12
+    """
+    from twinkle.cli.ops import say_why
+
+    say_why(settings_of(home=home), operation)
+
+
+@ops.command("cancel")
+def ops_cancel(
+    operation: OperationArgument,
+    reason: Annotated[str, typer.Option(help="Why; the tenant reads it.")],
+    home: HomeFlag = None,
+) -> None:
+    """Cancel an operation that waits: it fails in its turn and its run goes on. One that runs ends as it would.
+
+    twinkle ops cancel 8e0f:train:0:req:12 --reason 'it would take the mesh for a day'
+    """
+    from twinkle.cli.ops import cancel_operation
+
+    cancel_operation(settings_of(home=home), operation, reason=reason)
 
 
 @data.command("check")

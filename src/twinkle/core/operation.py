@@ -47,6 +47,10 @@ class OperationKind(StrEnum):
         return self in {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD, OperationKind.SAMPLE}
 
 
+CANCELLED_BY_OPERATOR = "cancelled by the operator"
+"""How the rejection of an operation begins that was cancelled while it waited."""
+
+
 class OperationState(StrEnum):
     """Where an operation stands. ``DONE`` and ``FAILED`` are final."""
 

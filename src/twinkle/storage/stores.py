@@ -25,6 +25,7 @@ from twinkle.storage.jobs.waiting import WaitingJobs
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.operations import Operations
 from twinkle.storage.journal.queues import Queues
 from twinkle.storage.journal.speeds import Speeds
 from twinkle.storage.journal.timeline import Timeline
@@ -43,8 +44,8 @@ class Stores:
     """One database's stores. Each has no state but its connections, so whoever needs one alone is handed that one.
 
     - ``journal`` accepts operations, hands them out and records what came of them; ``branches`` are the forks and
-      rewinds in it; ``queues`` and ``timeline`` look at what waits and at what was; ``meshes`` are their leases,
-      ``speeds`` what they took lately.
+      rewinds in it; ``queues``, ``operations`` and ``timeline`` look at what waits and at what was; ``meshes`` are
+      their leases, ``speeds`` what they took lately.
     - ``adapters`` are the training runs, ``named_adapters`` what clients call some of them, ``snapshots``
       their recovery points.
     - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
@@ -73,6 +74,7 @@ class Stores:
         self.journal = Journal(database, clock, limits=limits)
         self.branches = Branches(database, self.journal, clock)
         self.queues = Queues(database, clock)
+        self.operations = Operations(database, clock)
         self.timeline = Timeline(database)
         self.meshes = Meshes(database, clock)
         self.speeds = Speeds(database)

@@ -12,6 +12,7 @@ import structlog
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import (
+    Cancelled,
     InvalidInput,
     LeaseLost,
     PoisonOperation,
@@ -21,7 +22,7 @@ from twinkle.core.errors import (
     UserError,
 )
 from twinkle.core.lease import Lease
-from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome, Payload
+from twinkle.core.operation import CANCELLED_BY_OPERATOR, Claim, Failure, FailureCategory, Outcome, Payload
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
@@ -185,9 +186,12 @@ def outcome_of_failure(claim: Claim, failure: Failure, *, charge: int = 1) -> Ou
 
 
 def refuse_rejected(claim: Claim) -> None:
-    """Raise the reason for which the API had to refuse a request whose number it could not refuse."""
-    if claim.rejection is not None:
-        raise UserError(claim.rejection)
+    """Raise the reason for which an operation fails in its turn: it was refused or cancelled, its number was not."""
+    if claim.rejection is None:
+        return
+    if claim.rejection.startswith(CANCELLED_BY_OPERATOR):
+        raise Cancelled(claim.rejection)
+    raise UserError(claim.rejection)
 
 
 class Recorder(Generic[State]):

@@ -22,6 +22,7 @@ from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.operation import OperationKind
 from twinkle.core.settings import Settings
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.database import Database
@@ -39,6 +40,7 @@ COMMANDS = [
     "flower",
     "keys",
     "tenants",
+    "ops",
     "data",
     "submit",
     "jobs",
@@ -178,6 +180,26 @@ def test_a_tenant_is_suspended_with_a_reason_and_resumed(twinkle: Twinkle, tmp_p
     assert "0 samples were cancelled" in said and "unpaid since May" in shown
     assert "unpaid" not in twinkle("tenants", "show", "alice", *home).stdout
     assert "no tenant 'bob'" in twinkle("tenants", "suspend", "bob", "--reason", "x", *home).stderr
+
+
+def test_an_operation_is_listed_explained_and_cancelled(twinkle: Twinkle, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", HandClock(SystemClock().now() - 3600))
+    bench.created(bench.lease(), "a")
+    bench.append(submission("a", 1, OperationKind.FORWARD_BACKWARD))
+
+    listed = json.loads(twinkle("ops", "list", "--state", "waiting", "--json", *home).stdout)
+    why = twinkle("ops", "why", listed[0]["request_id"], *home).stdout
+    said = twinkle("ops", "cancel", listed[0]["request_id"], "--reason", "too large", *home).stdout
+    shown = twinkle("ops", "show", listed[0]["request_id"], *home).stdout
+
+    assert [one["kind"] for one in listed] == ["forward_backward"]
+    assert "no worker" in why and "ends as cancelled in its turn" in said
+    assert "ends as cancelled in its turn" in shown and "too large" in shown
+    assert "cancelled, waits" in twinkle("ops", "list", *home).stdout
+    assert "some of waiting, running, failed, done" in twinkle("ops", "list", "--state", "lost", *home).stderr
+    assert "no operation 'x'" in twinkle("ops", "show", "x", *home).stderr
 
 
 def test_status_tells_a_live_mesh_from_one_without_worker(twinkle: Twinkle, tmp_path: Path) -> None:
