@@ -9,7 +9,7 @@ import typer
 
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
 from twinkle.cli.files import files
-from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of
+from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of, settings_of_service
 from twinkle.cli.groups import data, keys, ops, runs, tenants, tokens
 from twinkle.cli.jobs import jobs
 from twinkle.cli.submit import submit
@@ -104,7 +104,7 @@ def server(
     """
     from twinkle.server.run import serve_api
 
-    serve_api(settings_of(home=home, host=host, port=port))
+    serve_api(settings_of_service(home=home, host=host, port=port))
 
 
 @app.command()
@@ -130,7 +130,7 @@ def worker(
     from twinkle.core.errors import ConfigError
     from twinkle.workers.entry import run_worker, wait_refused
 
-    settings = settings_of(
+    settings = settings_of_service(
         mesh=mesh,
         model=model,
         model_name=model_name,
@@ -155,7 +155,7 @@ def housekeeping(home: HomeFlag = None) -> None:
     """
     from twinkle.tasks.housekeeping import run_housekeeping
 
-    raise SystemExit(run_housekeeping(settings_of(home=home)))
+    raise SystemExit(run_housekeeping(settings_of_service(home=home)))
 
 
 @app.command()
@@ -166,7 +166,7 @@ def jobs_worker(home: HomeFlag = None) -> None:
     """
     from twinkle.workers.jobs.process import run_jobs_worker
 
-    raise SystemExit(run_jobs_worker(settings_of(home=home)))
+    raise SystemExit(run_jobs_worker(settings_of_service(home=home)))
 
 
 @app.command()

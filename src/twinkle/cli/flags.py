@@ -32,3 +32,11 @@ def settings_of(**flags: object) -> Settings:
     settings = load_settings(**flags)
     configure_logging(settings.log_level, settings.log_json)
     return settings
+
+
+def settings_of_service(**flags: object) -> Settings:
+    """The same for a process of the service: what it writes, the embedded home too, is for its owner's eyes only."""
+    from twinkle.cli.home import keep_private
+
+    keep_private()
+    return settings_of(**flags)

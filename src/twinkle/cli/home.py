@@ -15,6 +15,11 @@ _LOGS = "logs"
 _LOCK_FILE = "serve.lock"
 
 
+def keep_private() -> None:
+    """What this process and its children write from now on is for its owner's eyes only, wherever it lies."""
+    os.umask(0o077)
+
+
 def make_home(home: Path) -> Path:
     """Create the folder for its owner's eyes only, with room for logs.
 

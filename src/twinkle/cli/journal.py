@@ -7,23 +7,35 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import OperationalError
 
-from twinkle.cli.home import make_home
+from twinkle.cli.home import keep_private, make_home
 from twinkle.core.clock import SystemClock
-from twinkle.core.errors import StorageUnavailable
+from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.settings import Settings
 from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
 
 
 @contextmanager
-def opened_journal(settings: Settings) -> Iterator[Stores]:
+def opened_journal(settings: Settings, *, creates: bool = False) -> Iterator[Stores]:
     """The stores of a database with the current schema.
 
+    Args:
+        settings: Which database.
+        creates: Whether the embedded one is made where it is not there: looking must leave no trace.
+
     Raises:
+        ConfigError: There is no embedded journal.
         StorageUnavailable: The database did not answer.
     """
+    keep_private()
     if not settings.database_url:
-        make_home(settings.home)
+        if creates:
+            make_home(settings.home)
+        elif not settings.journal_file.exists():
+            raise ConfigError(
+                f"there is no journal in {settings.home.absolute()}; name the service's folder with --home or its"
+                " database with TWINKLE_DATABASE_URL, or start it with `twinkle serve`"
+            )
     stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
     try:
         upgrade(stores.engine)

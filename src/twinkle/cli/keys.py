@@ -35,7 +35,7 @@ def create_key(settings: Settings, *, tenant: str, name: str, scopes: str | None
             )
     allowed = ALL_SCOPES if scopes is None else read_scopes([word.strip() for word in scopes.split(",")])
     ends_at = None if days is None else SystemClock().now() + days * _DAY_S
-    with opened_journal(settings) as stores:
+    with opened_journal(settings, creates=True) as stores:
         key = stores.tenants.create_key(tenant, name, scopes=allowed, expires_at=ends_at)
     say(f"a key of {tenant}, shown this once and kept as a hash:")
     say(key)

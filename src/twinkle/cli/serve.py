@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from twinkle.cli.broker import Broker, free_port, prepare_broker
 from twinkle.cli.console import say
-from twinkle.cli.home import kept_password, logs_of, make_home, sole_owner, write_secret
+from twinkle.cli.home import keep_private, kept_password, logs_of, make_home, sole_owner, write_secret
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.service import Service
 from twinkle.cli.stack import MeshPlan, parse_meshes, plan_stack
@@ -40,6 +40,7 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
         # A worker would say the same a minute later, with the API up and a key made.
         for model in dict.fromkeys(plan.model for plan in plans):
             check_model(model)
+    keep_private()
     home = make_home(settings.home)
     with sole_owner(home):
         settings = _settle(settings, home, with_flower=with_flower)
@@ -93,7 +94,7 @@ def _listening_port(host: str, port: int, flag: str) -> int:
 
 def _first_key(settings: Settings) -> str | None:
     """Bring the journal up to date; an API key if this is the first time, else ``None``."""
-    with opened_journal(settings) as stores:
+    with opened_journal(settings, creates=True) as stores:
         tenants = stores.tenants
         return None if tenants.has_keys() else tenants.create_key(DEFAULT_TENANT, "made by twinkle serve")
 

@@ -392,7 +392,12 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         """The journal's URL, embedded default included."""
-        return self.database_url or f"sqlite:///{self.home.absolute() / 'journal.db'}"
+        return self.database_url or f"sqlite:///{self.journal_file}"
+
+    @property
+    def journal_file(self) -> Path:
+        """Where the embedded journal is, if no other database is named."""
+        return self.home.absolute() / "journal.db"
 
     @property
     def resolved_object_store(self) -> str:

@@ -18,12 +18,14 @@ from harness.clock import HandClock
 from harness.journal import CONFIG, Bench, new_sampler, submission
 from harness.logs import logging_as_before
 from twinkle.cli import main
+from twinkle.cli.flags import settings_of_service
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import OperationKind
 from twinkle.core.settings import Settings
+from twinkle.server.app import prepare_database
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes
@@ -202,7 +204,46 @@ def test_an_operation_is_listed_explained_and_cancelled(twinkle: Twinkle, tmp_pa
     assert "no operation 'x'" in twinkle("ops", "show", "x", *home).stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("status",), ("top", "--once"), ("keys", "list"), ("tenants", "list"), ("runs", "list"), ("tokens", "list")],
+    ids=" ".join,
+)
+def test_looking_at_a_service_that_is_not_there_says_so_and_leaves_no_trace(
+    twinkle: Twinkle, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    done = twinkle(*command, "--home", str(tmp_path / "nothing"))
+
+    assert done.returncode == 2 and "there is no journal in" in done.stderr and "--home" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_journal_is_its_owners_alone_whichever_command_makes_it(twinkle: Twinkle, tmp_path: Path) -> None:
+    old_mask = os.umask(0o022)
+    try:
+        twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path / "home"))
+    finally:
+        os.umask(old_mask)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "home").iterdir() if path.is_file()}
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
+    assert modes["journal.db"] == 0o600 and set(modes.values()) == {0o600}
+
+
+def test_what_a_process_of_the_service_writes_is_its_owners_alone(tmp_path: Path) -> None:
+    old_mask = os.umask(0o022)
+    try:
+        with logging_as_before():
+            prepare_database(settings_of_service(home=tmp_path / "home")).dispose()
+    finally:
+        os.umask(old_mask)
+
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "home" / "journal.db").stat().st_mode & 0o777 == 0o600
+
+
 def test_status_tells_a_live_mesh_from_one_without_worker(twinkle: Twinkle, tmp_path: Path) -> None:
+    twinkle("keys", "create", "--tenant", "alice", "--home", str(tmp_path))
     assert "no mesh" in twinkle("status", "--home", str(tmp_path)).stdout
     meshes = Meshes(Database(f"sqlite:///{tmp_path}/journal.db"), SystemClock())
     lease = meshes.acquire("first", ProcessIdentity.current(), lease_s=60)
@@ -267,6 +308,7 @@ def test_a_tenants_limits_are_shown_with_whose_they_are_and_what_is_used(twinkle
 
 def test_orphans_are_counted_and_given_to_housekeeping_if_asked(twinkle: Twinkle, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
     objects = FolderStore(tmp_path / "objects")
     for name in ("a", "b"):
         objects.put(f"payloads/2020-01-01/{name}/x", b"1234")
