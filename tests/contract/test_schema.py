@@ -17,6 +17,7 @@ from sqlalchemy import event, text
 from sqlmodel import SQLModel
 
 from harness.journal import Bench, new_sampler, submission
+from twinkle.core.errors import ConfigError
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.storage import tables
@@ -322,3 +323,17 @@ def test_hot_statements_use_their_indexes(crowded: Bench, sql: str, parameters: 
 
     assert index in plan, plan
     assert not _SCAN.search(plan), plan
+
+
+def test_a_database_of_a_later_version_is_refused_by_its_number_and_left_as_it_is(empty_url: str) -> None:
+    engine = sql_engine(empty_url)
+    upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+
+    with pytest.raises(ConfigError, match="schema is 9999, of a later version"):
+        upgrade(engine)
+
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+    engine.dispose()

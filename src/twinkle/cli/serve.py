@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.hub.reference import PATH_STARTS, without_scheme
 from twinkle.hub.support import check_model
+from twinkle.tasks.surroundings import refuse_taken
 
 DEFAULT_TENANT = "default"
 FLOWER_PASSWORD_FILE = "flower-password"
@@ -82,13 +82,7 @@ def _listening_port(host: str, port: int, flag: str) -> int:
     """
     if port == 0:
         return free_port()
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another {flag}") from error
+    refuse_taken(host, port, flag)
     return port
 
 

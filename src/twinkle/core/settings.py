@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,15 @@ SAME_USER = "same"
 """In the place of a user's name: scripts run as the jobs worker itself."""
 
 
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_SCHEMES: Mapping[str, tuple[str, ...]] = {
+    "database_url": ("sqlite", "postgresql", "postgres"),
+    "redis_url": ("redis", "rediss"),
+    "object_store": ("file", "s3", "gs", "az", "abfs", "abfss"),
+}
+"""What the URLs of other services begin with."""
+
+
 class Settings(BaseSettings):
     """One tree for every process; each reads what it needs."""
 
@@ -38,14 +48,12 @@ class Settings(BaseSettings):
         default=Path(".twinkle"), description="folder of the embedded stack: journal, objects, logs, keys"
     )
     database_url: str = Field(default="", description="sqlite:///path or postgresql://...; default in home")
-    redis_url: SecretStr = Field(
-        default=SecretStr(""), description="redis://... or redis+socket://...; broker and wake-ups"
-    )
+    redis_url: SecretStr = Field(default=SecretStr(""), description="redis://... or rediss://...; broker and wake-ups")
     object_store: str = Field(default="", description="a folder or s3://, gs://, az:// URL; default in home")
 
     # The API.
     host: str = "127.0.0.1"
-    port: int = 8765
+    port: int = Field(default=8765, ge=0, le=65535, description="0 takes a free one")
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="request body after decompression")
     inline_payload_bytes: int = Field(default=64 * 2**10, gt=0, description="larger payloads and results become blobs")
     long_poll_s: float = Field(default=20.0, gt=0, le=30, description="how long retrieve_future holds a poll")
@@ -350,12 +358,31 @@ class Settings(BaseSettings):
 
     # Flower.
     flower_host: str = "127.0.0.1"
-    flower_port: int = 5555
+    flower_port: int = Field(default=5555, ge=0, le=65535)
     flower_user: str = "twinkle"
     flower_password: SecretStr = SecretStr("")
 
     log_level: str = "INFO"
     log_json: bool = False
+
+    @field_validator("database_url", "redis_url", "object_store")
+    @classmethod
+    def _know_scheme(cls, value: str | SecretStr, info: ValidationInfo) -> str | SecretStr:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        scheme, separator, _ = text.partition("://")
+        known = _SCHEMES[info.field_name or ""]
+        if not text or (not separator and info.field_name == "object_store"):
+            return value
+        if not separator or scheme not in known:
+            raise ValueError(f"must begin with one of {', '.join(f'{name}://' for name in known)}")
+        return value
+
+    @field_validator("log_level")
+    @classmethod
+    def _know_level(cls, level: str) -> str:
+        if level.upper() not in _LOG_LEVELS:
+            raise ValueError(f"must be one of {', '.join(_LOG_LEVELS)}")
+        return level.upper()
 
     @field_validator("hubs")
     @classmethod
@@ -448,7 +475,8 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"TWINKLE_{field.upper()}: {first['msg']}") from error
+        told = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"TWINKLE_{field.upper()}: {told}") from error
 
 
 def environment_of(settings: Settings) -> dict[str, str]:

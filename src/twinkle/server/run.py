@@ -14,6 +14,7 @@ from twinkle.core.settings import Settings
 from twinkle.server.app import create_app, prepare_database
 from twinkle.server.gathering import WholeResponses
 from twinkle.server.state import state_of
+from twinkle.tasks.surroundings import check_surroundings, refuse_taken
 
 _KEEP_ALIVE_S = 75
 _GRACEFUL_SHUTDOWN_S = 5
@@ -64,6 +65,8 @@ def serve_api(settings: Settings) -> None:
     app = create_app(settings)
     # Also done as the app starts; here a failure is one clear line instead of a traceback in the log.
     prepare_database(settings).dispose()
+    check_surroundings(settings)
+    refuse_taken(settings.host, settings.port, "--host or --port")
     server = ApiServer(app, settings)
     server.run()
     if not server.started:

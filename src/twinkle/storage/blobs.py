@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from typing import Protocol
 import obstore
 import structlog
 from obstore.exceptions import BaseError as ObstoreError
-from obstore.exceptions import NotFoundError
+from obstore.exceptions import NotFoundError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, S3Store, from_url
 
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import StorageUnavailable
+from twinkle.core.errors import ConfigError, StorageUnavailable
 
 CHECKPOINTS = "checkpoints/"
 FILES = "files/"
@@ -98,10 +99,33 @@ class BlobStore(Protocol):
 
 
 def open_blob_store(url: str) -> BlobStore:
-    """A folder for a path or ``file://`` URL, obstore for everything else (credentials from the environment)."""
-    if "://" not in url or url.startswith("file://"):
-        return FolderStore(Path(url.removeprefix("file://")))
-    return ObjectStore(url)
+    """A folder for a path or ``file://`` URL, obstore for everything else (credentials from the environment).
+
+    Raises:
+        ConfigError: There is no store of that kind, or no such folder can be made.
+    """
+    try:
+        if "://" not in url or url.startswith("file://"):
+            return FolderStore(Path(url.removeprefix("file://")))
+        return ObjectStore(url)
+    except (ObstoreError, OSError) as error:
+        raise ConfigError(f"TWINKLE_OBJECT_STORE: {url} cannot be opened: {_first_line(error)}") from error
+
+
+def lasting_reason(error: StorageUnavailable) -> str | None:
+    """Why a store refused what no waiting would change; ``None`` where it did not answer, or has no room left."""
+    cause = error.__cause__
+    if isinstance(cause, NotFoundError | FileNotFoundError):
+        return f"there is no such bucket: {_first_line(cause)}"
+    if isinstance(cause, PermissionDeniedError | UnauthenticatedError | PermissionError | NotADirectoryError):
+        return f"it lets nobody write with these credentials: {_first_line(cause)}"
+    if isinstance(cause, OSError) and cause.errno == errno.EROFS:
+        return "it is read-only"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _checked(key: str) -> str:

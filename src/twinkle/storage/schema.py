@@ -7,10 +7,12 @@ from pathlib import Path
 import structlog
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, text
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import StorageUnavailable
+from twinkle.core.errors import ConfigError, StorageUnavailable
 
 _LOCK_KEY = 7_462_118_020
 _RETRY_S = 1.0
@@ -19,7 +21,11 @@ _log = structlog.get_logger()
 
 
 def upgrade(engine: Engine, *, revision: str = "head") -> None:
-    """Apply the missing migrations up to ``revision``. Several processes may call it at once; one does the work."""
+    """Apply the missing migrations up to ``revision``. Several processes may call it at once; one does the work.
+
+    Raises:
+        ConfigError: The database is of a later version of the service.
+    """
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     with engine.connect() as connection:
@@ -30,8 +36,19 @@ def upgrade(engine: Engine, *, revision: str = "head") -> None:
         else:
             connection.exec_driver_sql("BEGIN EXCLUSIVE")
         config.attributes["connection"] = connection
+        _refuse_later(connection, config)
         command.upgrade(config, revision)
         connection.commit()
+
+
+def _refuse_later(connection: Connection, config: Config) -> None:
+    here = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if here is not None and here not in known:
+        raise ConfigError(
+            f"TWINKLE_DATABASE_URL: the journal's schema is {here}, of a later version than this one, which knows"
+            f" {max(known)}; run the version that made it, or go back to a backup from before"
+        )
 
 
 def upgrade_patiently(engine: Engine, clock: Clock) -> None:

@@ -16,13 +16,14 @@ from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.blobs import BlobStore, open_blob_store
+from twinkle.storage.blobs import BlobStore
 from twinkle.storage.sampling.sampling_sessions import Patience
 from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
 from twinkle.tasks.jobs import JobDispatcher
 from twinkle.tasks.nudge import Nudger
+from twinkle.tasks.surroundings import check_surroundings
 
 _NUDGE_EVERY_S = 1.0
 _SWEEP_EVERY_S = 5.0
@@ -141,6 +142,7 @@ def _plain(sweep: Callable[[], None]) -> Callable[[], None]:
 def run_housekeeping(settings: Settings) -> int:
     """Sweep until SIGTERM; the exit status."""
     configure_logging(settings.log_level, settings.log_json)
+    blobs = check_surroundings(settings)
     stores = Stores.at(settings.resolved_database_url, SystemClock())
     upgrade(stores.engine)
     app = make_app(settings)
@@ -150,7 +152,7 @@ def run_housekeeping(settings: Settings) -> int:
     housekeeping = Housekeeping(
         settings=settings,
         stores=stores,
-        blobs=open_blob_store(settings.resolved_object_store),
+        blobs=blobs,
         nudger=nudger,
         publisher=CompletionPublisher(redis_url),
         jobs=JobDispatcher(app, stores.waiting_jobs, redis_url),

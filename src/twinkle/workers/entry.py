@@ -17,6 +17,7 @@ from twinkle.hub.support import check_model
 from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.tasks.app import mesh_queue
+from twinkle.tasks.surroundings import check_surroundings
 from twinkle.workers.refusal import REFUSAL_FILE
 
 _log = structlog.get_logger()
@@ -36,6 +37,7 @@ def run_worker(settings: Settings) -> int:
     """
     if settings.engine == "transformers" and settings.model:
         check_model(settings.model)
+    check_surroundings(settings)
     # Waited for here first: until the pool has its child, Celery would hold back whoever asks this process to end.
     journal = sql_engine(settings.resolved_database_url)
     upgrade_patiently(journal, SystemClock())

@@ -20,11 +20,11 @@ from twinkle.jobs.runner import JobRunner
 from twinkle.jobs.stored_files import StoredFiles
 from twinkle.jobs.webhooks import Webhooks
 from twinkle.server.signing import Signer, hook_key, secret_of
-from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.jobs import JOBS_QUEUE, AttemptReporter, JobDispatcher, register_jobs
+from twinkle.tasks.surroundings import check_surroundings
 from twinkle.workers.jobs.host import running_host
 from twinkle.workers.jobs.toolbox import Toolbox
 from twinkle.workers.processors.serving import serving_processors
@@ -68,13 +68,13 @@ def run_jobs_worker(settings: Settings, *, plans: PlanClasses = PLANS) -> int:
         ConfigError: The settings do not do for the API in this process.
     """
     configure_logging(settings.log_level, settings.log_json)
+    blobs = check_surroundings(settings)
     clock = SystemClock()
     stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
     upgrade_patiently(stores.engine, clock)
     app = make_app(settings)
     loop = LoopThread("jobs")
     stack = AsyncExitStack()
-    blobs = open_blob_store(settings.resolved_object_store)
     tools = Toolbox(settings, stores, blobs, clock)
     stack.push_async_callback(tools.close)
     host = running_host(

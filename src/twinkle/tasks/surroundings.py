@@ -1,0 +1,92 @@
+"""What a process of the service stands on, tried before it begins: broker, object store, address, by their settings.
+
+What no waiting would mend ends the process with the reason; what does not answer yet is said once and waited for.
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+
+import redis
+import structlog
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.settings import Settings
+from twinkle.storage.blobs import BlobStore, lasting_reason, open_blob_store
+
+_BROKER_TIMEOUT_S = 5.0
+_TRIAL = "trials/"
+"""Where the trial is written; nothing else is below it."""
+
+_log = structlog.get_logger()
+
+
+def check_surroundings(settings: Settings) -> BlobStore:
+    """The object store, after a look at it and at the broker.
+
+    Raises:
+        ConfigError: One is not named, or refuses what is needed of it.
+    """
+    if not settings.database_url and not settings.journal_file.exists():
+        raise ConfigError(
+            f"TWINKLE_DATABASE_URL: is not set, and there is no journal in {settings.home.absolute()}; name the"
+            " service's database or its --home"
+        )
+    _check_broker(settings)
+    blobs = open_blob_store(settings.resolved_object_store)
+    _check_objects(blobs)
+    return blobs
+
+
+def refuse_taken(host: str, port: int, flags: str) -> None:
+    """Try to listen, and stop again.
+
+    Raises:
+        ConfigError: Somebody listens there, or the address is not this machine's; it names the flags that say where.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another {flags}") from error
+
+
+def _check_broker(settings: Settings) -> None:
+    url = settings.redis_url.get_secret_value()
+    if not url:
+        raise ConfigError("TWINKLE_REDIS_URL: a broker must be named; `twinkle serve` starts one by itself")
+    try:
+        broker = redis.Redis.from_url(url, socket_timeout=_BROKER_TIMEOUT_S, socket_connect_timeout=_BROKER_TIMEOUT_S)
+        with broker:
+            broker.ping()
+    except (AuthenticationError, NoPermissionError) as error:
+        raise ConfigError(f"TWINKLE_REDIS_URL: the broker lets nobody in with this URL: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"TWINKLE_REDIS_URL: {error}") from error
+    except RedisError as error:
+        _log.warning("broker.unavailable", setting="TWINKLE_REDIS_URL", error=str(error), next="it is asked again")
+
+
+def _check_objects(blobs: BlobStore) -> None:
+    """Write, read back and delete."""
+    key, data = f"{_TRIAL}{uuid.uuid4().hex}", b"may be deleted"
+    try:
+        blobs.put(key, data)
+        found = blobs.get(key)
+        blobs.delete(key)
+    except StorageUnavailable as error:
+        reason = lasting_reason(error)
+        if reason is not None:
+            raise ConfigError(f"TWINKLE_OBJECT_STORE: {reason}") from error
+        _log.warning(
+            "objects.unavailable", setting="TWINKLE_OBJECT_STORE", error=error.message, next="it is asked again"
+        )
+        return
+    except KeyError:
+        found = b""
+    if found != data:
+        raise ConfigError("TWINKLE_OBJECT_STORE: what was written cannot be read back")

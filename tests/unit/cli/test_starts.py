@@ -1,0 +1,90 @@
+"""Processes that cannot start: one line that names the setting and what to do, a code, and no waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+NOBODY = "redis://127.0.0.1:1/0"
+
+
+def start(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A process of the service with these settings, until it ends."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "twinkle.cli", *arguments],
+        env=environment | {f"TWINKLE_{name}": value for name, value in settings.items()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "says"),
+    [
+        (
+            ("server", "--port", "99999"),
+            {"REDIS_URL": NOBODY},
+            "TWINKLE_PORT: Input should be less than or equal to 65535",
+        ),
+        (("server", "--host", "203.0.113.1"), {"REDIS_URL": NOBODY}, "cannot listen on 203.0.113.1:"),
+        (("status",), {"LOG_LEVEL": "LOUD"}, "TWINKLE_LOG_LEVEL: must be one of DEBUG, INFO"),
+        (
+            ("status",),
+            {"DATABASE_URL": "mysql://x/y"},
+            "TWINKLE_DATABASE_URL: must begin with one of sqlite://",
+        ),
+        (
+            ("server",),
+            {"REDIS_URL": "localhost:6379"},
+            "TWINKLE_REDIS_URL: must begin with one of redis://",
+        ),
+        (
+            ("server",),
+            {"REDIS_URL": NOBODY, "OBJECT_STORE": "ftp://x/y"},
+            "TWINKLE_OBJECT_STORE: must begin",
+        ),
+        (
+            ("worker", "--engine", "null", "--model-name", "m"),
+            {},
+            "TWINKLE_DATABASE_URL: is not set, and there is no journal",
+        ),
+        (("housekeeping",), {}, "TWINKLE_DATABASE_URL: is not set"),
+        (("jobs-worker",), {}, "TWINKLE_DATABASE_URL: is not set"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_no_waiting_mends_ends_in_one_line_by_its_setting(
+    tmp_path: Path, arguments: tuple[str, ...], settings: Mapping[str, str], says: str
+) -> None:
+    done = start(*arguments, HOME=str(tmp_path / "home"), **settings)
+
+    assert done.returncode not in (0, 1) and says in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", [("housekeeping",), ("jobs-worker",), ("worker", "--engine", "null")], ids=" ".join)
+def test_a_process_without_a_broker_refuses_instead_of_trying_one_of_its_own(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    start("keys", "create", "--tenant", "alice", HOME=str(tmp_path))
+
+    done = start(*command, HOME=str(tmp_path), MODEL_NAME="m")
+
+    assert done.returncode == 2 and "TWINKLE_REDIS_URL: a broker must be named" in done.stderr
+
+
+def test_a_bucket_that_is_not_there_is_named_at_the_start(tmp_path: Path, s3_url: str) -> None:
+    missing = "s3://no-such-bucket-anywhere/x"
+
+    done = start("server", HOME=str(tmp_path), REDIS_URL=NOBODY, OBJECT_STORE=missing, PORT="0")
+
+    assert s3_url and done.returncode == 2
+    assert "TWINKLE_OBJECT_STORE: there is no such bucket" in done.stderr and "Traceback" not in done.stderr
