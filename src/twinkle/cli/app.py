@@ -177,7 +177,7 @@ def processors(home: HomeFlag = None) -> None:
     """
     from twinkle.workers.processors.serving import run_processors
 
-    raise SystemExit(run_processors(settings_of(home=home)))
+    raise SystemExit(run_processors(settings_of_service(home=home)))
 
 
 @app.command()

@@ -35,13 +35,18 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
         ("POST", r"/api/v1/(retrieve_futures?|session_heartbeat|telemetry|get_info|weights_info)", _READ_ALL),
         ("POST", r"/api/v1/(client/(dynamic_)?config|auth/token|sessions/search)", _READ_ALL),
         ("POST", r"/api/v1/sessions/[^/]+/finish", Need(_ANY, ends=True)),
-        ("POST", r"/api/native/v1/futures/collect", _READ_ALL),
+        ("POST", r"/api/native/v1/(futures/collect|count_tokens)", _READ_ALL),
+        ("POST", r"/api/v1/twinkle/(session_heartbeat|weights_info)", _READ_ALL),
         ("DELETE", r"/api/v1/auth/apikey/me", Need(_ANY, ends=True)),
         # Sampling, and what it takes.
         ("POST", r"/api/v1/(create_session|create_sampling_session|join_sampling_session|asample)", Need(_SAMPLE)),
         ("POST", r"/api/v1/cancel_future", Need(_SAMPLE, ends=True)),
         ("POST", r"/api/native/v1/sessions/[^/]+/cancel_samples", Need(_SAMPLE, ends=True)),
-        ("POST", r"/v1/(chat/completions|completions|batches|files|uploads)", Need(_SAMPLE)),
+        ("POST", r"(/api)?/v1/(chat/completions|completions|batches|files|uploads)", Need(_SAMPLE)),
+        ("POST", r"/api/v1/twinkle/create_session", Need(_SAMPLE)),
+        ("POST", r"/api/v1/sampler/.+/twinkle/[^/]+", Need(_SAMPLE)),
+        ("POST", r"/api/v1/processor/twinkle/(create|call)", Need(_SAMPLE)),
+        ("DELETE", r"/api/v1/processor/twinkle/[^/]+", Need(_SAMPLE, ends=True)),
         ("POST", r"/v1/uploads/[^/]+/(parts|complete)", Need(_SAMPLE)),
         ("POST", r"/v1/(batches|uploads)/[^/]+/cancel", Need(_SAMPLE, ends=True)),
         ("DELETE", r"/v1/files/[^/]+", Need(_SAMPLE, ends=True)),
@@ -64,7 +69,9 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
         ("POST", r"/api/native/v1/jobs/[^/]+/(cancel|pause)", Need(_TRAIN, ends=True)),
         ("POST", r"/v1/fine_tuning/jobs(/[^/]+/resume)?", Need(_TRAIN)),
         ("POST", r"/v1/fine_tuning/jobs/[^/]+/(cancel|pause)", Need(_TRAIN, ends=True)),
-        ("DELETE", r"/v1/models/.+", Need(_TRAIN, ends=True)),
+        ("DELETE", r"(/api)?/v1/models/.+", Need(_TRAIN, ends=True)),
+        ("POST", r"/api/v1/model/.+/twinkle/[^/]+", Need(_TRAIN)),
+        ("DELETE", r"/api/v1/twinkle/training_runs/.+", Need(_TRAIN, ends=True)),
     )
 )
 

@@ -58,6 +58,7 @@ def start(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         ),
         (("housekeeping",), {}, "TWINKLE_DATABASE_URL: is not set"),
         (("jobs-worker",), {}, "TWINKLE_DATABASE_URL: is not set"),
+        (("processors",), {}, "TWINKLE_DATABASE_URL: is not set"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -19,11 +19,12 @@ from twinkle.core.logs import configure_logging
 from twinkle.core.processors import PROCESSORS_MESH
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
-from twinkle.storage.blobs import BlobStore, open_blob_store
+from twinkle.storage.blobs import BlobStore
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import bell_key, ring_channel
+from twinkle.tasks.surroundings import check_surroundings
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.processors.assembling import Assembler
 from twinkle.workers.processors.children import Children
@@ -115,19 +116,19 @@ async def _keep_bell_up(redis_url: str) -> None:
 def run_processors(settings: Settings) -> int:
     """Serve processors until SIGTERM; the exit status."""
     configure_logging(settings.log_level, settings.log_json)
+    blobs = check_surroundings(settings)
     clock = SystemClock()
     stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
     upgrade_patiently(stores.engine, clock)
-    asyncio.run(_until_asked_to_stop(settings, stores, clock))
+    asyncio.run(_until_asked_to_stop(settings, stores, blobs, clock))
     stores.close()
     return 0
 
 
-async def _until_asked_to_stop(settings: Settings, stores: Stores, clock: Clock) -> None:
+async def _until_asked_to_stop(settings: Settings, stores: Stores, blobs: BlobStore, clock: Clock) -> None:
     asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    blobs = open_blob_store(settings.resolved_object_store)
     with suppress(asyncio.CancelledError):
         async with serving_processors(settings, stores, blobs, app=make_app(settings), clock=clock):
             _log.info("processors.serving")
