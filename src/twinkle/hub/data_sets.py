@@ -201,7 +201,10 @@ def _is_at(builder: Cache, hub: str, reference: Reference) -> bool:
 
 
 def _of_hugging_face(reference: Reference, part: Part, token: str | None) -> DataSet:
-    names = datasets.get_dataset_config_names(reference.repository, revision=reference.revision, token=token)
+    try:
+        names = datasets.get_dataset_config_names(reference.repository, revision=reference.revision, token=token)
+    except DatasetsError as error:
+        raise ConfigError(f"dataset_id: {reference.text} is not to be had of Hugging Face: {error}") from error
     subset = names[0] if part.subset == DEFAULT_SUBSET and len(names) == 1 else part.subset
     if subset not in names:
         raise ConfigError(f"dataset_id: {reference} has no subset {part.subset!r}; it has {', '.join(names)}")

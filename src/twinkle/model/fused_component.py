@@ -84,10 +84,6 @@ class FusedComponent(ComponentModel):
 
     def _check_loss(self, loss: Loss) -> None:
         name = type(loss).__name__
-        if loss.require_entropy:
-            raise InvalidInput(
-                "loss_cls", f"{name} wants entropies, which this model does not compute; set entropy_coef=0"
-            )
         if loss.require_values:
             raise InvalidInput("loss_cls", f"{name} wants values, which a critic has; use TransformersValueModel")
         if loss.require_logits and not loss.works_without_logits:
@@ -230,7 +226,7 @@ class FusedComponent(ComponentModel):
         raise_failures(outcomes)
         for each, outcome in zip(passes, outcomes, strict=True):
             assert isinstance(outcome, TrainOutcome)
-            set_outputs(each.opened, outcome.logprobs)
+            set_outputs(each.opened, outcome)
 
     def _logits(self, tokens: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:
         rows: list[torch.Tensor] = []

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,7 +19,7 @@ from twinkle.core.errors import BatchTooLong, InvalidInput
 from twinkle.core.pictures import PictureRules
 from twinkle.loss import Loss
 from twinkle.model.forward_pass import CAUSAL, EMBEDDING, ForwardPass, PassOptions
-from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
+from twinkle.model.fused.training import ENTROPY_WEIGHTS, Datum, TrainJob, TrainOutcome
 from twinkle.model.pictures import Patches, Picture
 from twinkle.module.lora import LoraAdapter
 from twinkle.processor import InputProcessor
@@ -109,31 +108,48 @@ def _placed(field: str, sequence: TokenSequence, rules: PictureRules | None) -> 
     return tuple(pictures)
 
 
-def job_of(opened: ForwardPass, adapter: LoraAdapter, weights: Sequence[torch.Tensor] | None) -> TrainJob:
+def scoring_job(opened: ForwardPass, adapter: LoraAdapter, loss: Loss) -> TrainJob:
+    """The engine's job for a pass's logprobs, and for the entropies of their distributions if the loss wants them."""
+    return dataclasses.replace(job_of(opened, adapter, None), with_entropies=loss.require_entropy)
+
+
+def job_of(
+    opened: ForwardPass,
+    adapter: LoraAdapter,
+    weights: Sequence[torch.Tensor] | None,
+    entropy_weights: Sequence[torch.Tensor] = (),
+) -> TrainJob:
     """The engine's job for a pass: with weights a backward pass, without them the logprobs alone."""
     data: list[Datum] = []
     for index, (tokens_N, targets) in enumerate(zip(opened.tokens, opened.targets, strict=True)):
         row = torch.zeros(targets.shape) if weights is None else weights[index]
+        inputs = {"target_tokens": targets.numpy(), "weights": row.to(torch.float32).numpy()}
+        if entropy_weights:
+            inputs[ENTROPY_WEIGHTS] = entropy_weights[index].to(torch.float32).numpy()
         data.append(
             Datum(
                 tokens=tokens_N.numpy(),
                 pictures=opened.pictures[index],
-                inputs={"target_tokens": targets.numpy(), "weights": row.to(torch.float32).numpy()},
+                inputs=inputs,
             )
         )
-    return TrainJob(adapter, tuple(data), LOSS, backward=weights is not None)
+    return TrainJob(adapter, tuple(data), LOSS, backward=weights is not None, with_entropies=bool(entropy_weights))
 
 
-def set_outputs(opened: ForwardPass, logprobs: Sequence[np.ndarray]) -> None:
+def set_outputs(opened: ForwardPass, outcome: TrainOutcome) -> None:
     """Fill in a pass's ``logps`` (B, T), and ``topk_logps`` (B, T, K) where a teacher's tokens were asked for.
 
-    In training they are leaves, by which a loss can be differentiated.
+    ``entropies`` (B, T) come with them where they were computed. In training they are leaves, by which a loss can be
+    differentiated.
     """
-    padded = pad_sequence([torch.from_numpy(values) for values in logprobs], batch_first=True)
+    padded = pad_sequence([torch.from_numpy(values) for values in outcome.logprobs], batch_first=True)
     if padded.dim() == 2:
         outputs = {"logps": padded}
     else:
         outputs = {"logps": padded[..., 0].clone(), "topk_logps": padded[..., 1:].clone()}
+    if outcome.entropies:
+        rows = [torch.from_numpy(values) for values in outcome.entropies]
+        outputs["entropies"] = pad_sequence(rows, batch_first=True)
     opened.outputs = {name: values.requires_grad_(opened.is_training) for name, values in outputs.items()}
 
 
@@ -149,6 +165,14 @@ def weights_of(opened: ForwardPass) -> tuple[torch.Tensor, ...]:
     weights = -opened.gradients["logps"]
     if "topk_logps" in opened.gradients:
         weights = torch.cat([weights[..., None], -opened.gradients["topk_logps"]], dim=-1)
+    return tuple(row[: len(tokens_N)] for row, tokens_N in zip(weights, opened.tokens, strict=True))
+
+
+def entropy_weights_of(opened: ForwardPass) -> tuple[torch.Tensor, ...]:
+    """``-dC/dH`` of a settled loss C for each row, H the entropies; empty where it has none."""
+    if opened.gradients is None or "entropies" not in opened.gradients:
+        return ()
+    weights = -opened.gradients["entropies"]
     return tuple(row[: len(tokens_N)] for row, tokens_N in zip(weights, opened.tokens, strict=True))
 
 

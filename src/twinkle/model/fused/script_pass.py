@@ -7,7 +7,7 @@ from typing import Literal
 
 from twinkle.model.forward_pass import ForwardPass
 from twinkle.model.fused.batch_jobs import Work, require_finite
-from twinkle.model.fused.rows import job_of, linear_weights, set_outputs, weights_of
+from twinkle.model.fused.rows import entropy_weights_of, job_of, linear_weights, scoring_job, set_outputs, weights_of
 from twinkle.model.fused.training import TrainJob, TrainOutcome
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.module.lora import LoraAdapter
@@ -31,7 +31,7 @@ class ScriptPass:
     def work(self) -> Work:
         """What goes through the model."""
         if self.aim == "score":
-            return job_of(self.opened, self.adapter, None)
+            return scoring_job(self.opened, self.adapter, self.group.loss)
         if self.aim == "gradient":
             return self._carrier()
         if self.group.loss.is_linear:
@@ -40,18 +40,18 @@ class ScriptPass:
 
     def scoring(self) -> TrainJob:
         """The job that finds the outputs of a loss that needs them for its gradient."""
-        return job_of(self.opened, self.adapter, None)
+        return scoring_job(self.opened, self.adapter, self.group.loss)
 
     def carrier_of(self, scores: TrainOutcome) -> TrainJob:
         """The job that has the loss's gradient, now that the outputs are known."""
-        set_outputs(self.opened, scores.logprobs)
+        set_outputs(self.opened, scores)
         self.opened.calculate_loss(self.group.loss)
         return self._carrier()
 
     def take(self, outcome: TrainOutcome) -> None:
         """Keep what came of it: for what is called next, and for the metrics."""
         if not self.opened.outputs:
-            set_outputs(self.opened, outcome.logprobs)
+            set_outputs(self.opened, outcome)
         if self.aim == "train" and self.opened.loss is None:
             self.opened.calculate_loss(self.group.loss)
             self.opened.settle_loss()
@@ -60,8 +60,10 @@ class ScriptPass:
     def _carrier(self) -> TrainJob:
         weights = weights_of(self.opened)
         assert self.opened.loss is not None, "a gradient is one of a loss"
-        require_finite(type(self.group.loss).__name__, float(self.opened.loss), weights)
-        return job_of(self.opened, self.adapter, weights)
+        entropy_weights = entropy_weights_of(self.opened)
+        all_weights = (*weights, *entropy_weights)
+        require_finite(type(self.group.loss).__name__, float(self.opened.loss), all_weights)
+        return job_of(self.opened, self.adapter, weights, entropy_weights)
 
 
 def keep(group: OptimizerGroup, opened: ForwardPass, *, counts: bool) -> None:

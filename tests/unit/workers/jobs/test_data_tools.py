@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -15,6 +15,7 @@ from sqlmodel import Session
 
 from harness.clock import HandClock
 from harness.data_files import jsonl
+from harness.hub_server import Hubs, hub_server
 from harness.models import make_text_model
 from twinkle.core.job import JobFailed
 from twinkle.core.lease import ProcessIdentity
@@ -158,5 +159,46 @@ def test_the_death_of_the_process_may_pass_and_the_next_one_is_whole() -> None:
 
     try:
         assert asyncio.run(die_and_live()) == 3
+    finally:
+        heavy.stop()
+
+
+@pytest.fixture
+def hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hubs]:
+    for name in ("TWINKLE_OFFLINE", "HF_HUB_OFFLINE", "HF_TOKEN", "MODELSCOPE_API_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with hub_server() as served:
+        monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
+        monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "modelscope-home"))
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", served.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        yield served
+
+
+@pytest.mark.parametrize("hub", ["hf", "ms"])
+def test_a_data_set_of_a_hub_is_prepared_in_the_process_of_a_job_and_asked_for_once(
+    stores: Stores, blobs: FolderStore, tmp_path: Path, hubs: Hubs, hub: str
+) -> None:
+    rows = jsonl(*({"prompt": f"{n} is", "completion": f" {n}"} for n in range(30))).decode()
+    hubs.put("datasets/org/sums", {"train.jsonl": rows, "README.md": ""})
+    request = replace(REQUEST, file=None, dataset=f"{hub}://org/sums")
+    tools = _tools(stores, blobs, tmp_path, heavy := HeavyWork())
+
+    async def ask() -> None:
+        first = await tools.prepare_data(request)
+        num_asked = len(hubs.asked)
+        again = await tools.prepare_data(request)
+
+        assert (first.num_rows, again) == (30, first)
+        assert len(hubs.asked) == num_asked > 0
+        assert [row.number for row in await tools.read_rows(first, [29])] == [29]
+        with pytest.raises(JobFailed) as failed:
+            await tools.prepare_data(replace(request, dataset=f"{hub}://org/nothing"))
+        assert "org/nothing" in failed.value.failure.message
+
+    try:
+        asyncio.run(ask())
     finally:
         heavy.stop()
