@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, PositiveFloat, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -36,6 +38,8 @@ _SCHEMES: Mapping[str, tuple[str, ...]] = {
     "object_store": ("file", "s3", "gs", "az", "abfs", "abfss"),
 }
 """What the URLs of other services begin with."""
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", re.ASCII)
+_OWN_PATHS = re.compile(r"/(api|v1)(/|$)")
 
 
 class Settings(BaseSettings):
@@ -99,6 +103,10 @@ class Settings(BaseSettings):
     )
     public_url: str = Field(
         default="", description="the URL under which clients reach the API, in download URLs; default: as they ask"
+    )
+    root_path: str = Field(
+        default="",
+        description="the path of the host under which clients reach the API, like /twinkle; default: public_url's",
     )
     download_url_secret: SecretStr = Field(
         default=SecretStr(""),
@@ -393,6 +401,16 @@ class Settings(BaseSettings):
             raise ValueError(error.message) from None
         return hubs
 
+    @field_validator("root_path")
+    @classmethod
+    def _know_path(cls, path: str) -> str:
+        if path and (not _ROOT_PATH.fullmatch(path) or _OWN_PATHS.match(path)):
+            raise ValueError(
+                f"must be like /twinkle: segments of letters, digits, '.', '_' and '-' that do not begin with /api or"
+                f" /v1, not {path!r}"
+            )
+        return path
+
     @field_validator("any_key")
     @classmethod
     def _stay_at_home(cls, any_key: bool, info: ValidationInfo) -> bool:
@@ -451,6 +469,12 @@ class Settings(BaseSettings):
         return PictureLimits(
             max_bytes=self.max_picture_bytes, max_pixels=self.max_picture_pixels, max_pictures=self.max_pictures
         )
+
+    @property
+    def mounted_at(self) -> str:
+        """The path under which clients reach the API; empty at the root of its host."""
+        path = self.root_path or urlsplit(self.public_url).path.rstrip("/")
+        return "" if _OWN_PATHS.match(path) else path
 
     @property
     def resolved_model_name(self) -> str:

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from twinkle.server.direct import DirectRoutes
 from twinkle.server.echo import echoing, request_id_to_echo
 from twinkle.server.errors import JSON, OpenAIRefusal, Refusal
+from twinkle.server.mounting import unmounted
 from twinkle.server.request_metadata import MAX_KEY_LENGTH
 from twinkle.server.state import Common
 
@@ -158,9 +159,14 @@ class Api(FastAPI):
     """The app, with a document that is complete, and direct ways to the routes that have them."""
 
     direct: DirectRoutes | None = None
+    mounted_at: str = ""
+    """The path of its host under which it lies."""
+    public_url: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["type"] == "http":
+            scope = unmounted(scope, self.mounted_at)
         route = None if self.direct is None else self.direct.find(scope)
         if route is None:
             request_id = request_id_to_echo(scope) if scope["type"] == "http" else None
@@ -179,6 +185,9 @@ class Api(FastAPI):
         if self.openapi_schema is None:
             document = get_openapi(title=self.title, version=self.version, summary=self.summary, routes=self.routes)
             self.openapi_schema = _completed(document)
+            at = self.public_url or self.mounted_at
+            if at:
+                self.openapi_schema["servers"] = [{"url": at}]
         return self.openapi_schema
 
 

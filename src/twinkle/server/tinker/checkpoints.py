@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import StorageUnavailable
+from twinkle.server.mounting import base_url_of
 from twinkle.server.openapi import described
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
@@ -152,7 +153,7 @@ async def external_weights_urls(
     path = _path(run_id, CheckpointKind.EXTERNAL.segment, name)
     checkpoint = await common.sql.run(artifacts.checkpoints.find, path, tenant=tenant)
     urls, expires_at = await common.object_io.run(
-        artifacts.links.file_urls_of, checkpoint, reader=tenant, base_url=_base_url(common, request)
+        artifacts.links.file_urls_of, checkpoint, reader=tenant, base_url=base_url_of(common.settings, request)
     )
     await _note(common, accounts, tenant, "checkpoint_read", path, purpose="download")
     return answer(ExternalWeightsUrlsResponse(urls=urls, expires=moment(expires_at)))
@@ -173,15 +174,12 @@ async def checkpoint_archive(
     path = _path(run_id, segment, name)
     checkpoint = await common.sql.run(artifacts.checkpoints.find, path, tenant=tenant)
     expires_at = artifacts.links.expires_at
-    url = artifacts.links.archive_url_of(checkpoint, base_url=_base_url(common, request), expires_at=expires_at)
+    url = artifacts.links.archive_url_of(
+        checkpoint, base_url=base_url_of(common.settings, request), expires_at=expires_at
+    )
     await _note(common, accounts, tenant, "checkpoint_read", path, purpose="download")
     headers = {"Location": url, "Expires": formatdate(expires_at, usegmt=True), "Cache-Control": "private, no-store"}
     return Response(status_code=_FOUND, headers=headers)
-
-
-def _base_url(common: Common, request: Request) -> str:
-    """What URLs of ours begin with."""
-    return common.settings.public_url or str(request.base_url)
 
 
 def _path(run_id: str, segment: str, name: str) -> str:

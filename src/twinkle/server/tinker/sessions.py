@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import Expired
 from twinkle.server.acting import acting_in
+from twinkle.server.mounting import base_url_of
 from twinkle.server.openapi import described
 from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Tenant
@@ -124,6 +125,5 @@ async def export_trace(
 ) -> Response:
     """A URL, good for a while without a key, under which the session's timeline can be read as a Perfetto trace."""
     session = await common.sql.run(accounts.sessions.find, tenant, session_id)
-    base_url = common.settings.public_url or str(request.base_url)
-    url = artifacts.links.trace_url_of(session.id, base_url=base_url)
+    url = artifacts.links.trace_url_of(session.id, base_url=base_url_of(common.settings, request))
     return answer(TraceExportResponse(url=url))
