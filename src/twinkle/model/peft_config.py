@@ -19,6 +19,10 @@ from twinkle.module.adapter import LoraConfig
 from twinkle.module.targets import Target
 
 ALL_LINEAR = "all-linear"
+MAX_PATTERN_CHARS = 512
+MAX_REPEATS = 3
+REPEATS = re.compile(r"[*+{]")
+REPEATED_GROUP = re.compile(r"\)[*+{?]")
 
 log = event_log()
 
@@ -55,8 +59,28 @@ def lora_config_from(settings: Mapping[str, Any], targets: Sequence[Target], *, 
         raise InvalidInput("config", f"is no LoraConfig: {error}") from error
     if config.init_lora_weights is not True:
         raise InvalidInput("init_lora_weights", f"is {config.init_lora_weights!r}, only True is supported")
+    if isinstance(config.target_modules, str):
+        _judge_pattern(config.target_modules)
     plain = read_settings(json.dumps({**_plain(config.to_dict()), "peft_type": "LORA"}).encode())
     return _config_of(plain, config.target_modules or ALL_LINEAR, targets, seed)
+
+
+def _judge_pattern(pattern: str) -> None:
+    """Refuse a stranger's regular expression that could be matched for ever, or is none."""
+    if (
+        len(pattern) > MAX_PATTERN_CHARS
+        or len(REPEATS.findall(pattern)) > MAX_REPEATS
+        or REPEATED_GROUP.search(pattern)
+    ):
+        raise InvalidInput(
+            "target_modules",
+            f"as a regular expression has at most {MAX_PATTERN_CHARS} characters and {MAX_REPEATS} repeats, none of a"
+            " group; send a list of names",
+        )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise InvalidInput("target_modules", f"is no regular expression: {error}; send a list of names") from error
 
 
 def _config_of(

@@ -423,3 +423,16 @@ def test_a_config_is_peft_s_and_keys_of_other_versions_are_passed_over(engine: T
         engine.create(twinkle_config(target_modules=["nothing_like_it"]))
     with pytest.raises(InvalidInput, match="use_dora"):
         engine.create(twinkle_config(use_dora=True))
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(x|x)*y", ".*.*.*.*q", "a" * 600, "q_proj["])
+def test_a_pattern_that_could_be_matched_for_ever_is_refused(engine: TransformersEngine, pattern: str) -> None:
+    with pytest.raises(InvalidInput, match="send a list of names"):
+        engine.create(twinkle_config(target_modules=pattern))
+
+
+def test_a_pattern_names_layers_as_peft_s_does(engine: TransformersEngine) -> None:
+    called = Called(engine, twinkle_config(peft_type="LORA", target_modules=r".*\.(q_proj|v_proj)"))
+
+    trained = {shape.path.rpartition(".")[2] for shape in called.script.adapter.layout.shapes}
+    assert trained == {"q_proj", "v_proj"}
