@@ -41,6 +41,12 @@ class ProcessorCalls:
         assert answer.status_code == 200, answer.text
         return answer.json()["result"]
 
+    def delete(self, processor: str) -> None:
+        gone = httpx.delete(
+            f"{self._url}/api/v1/processor/twinkle/{processor}", headers=self._headers, timeout=60, trust_env=False
+        )
+        assert gone.status_code == 200, gone.text
+
     def next(self, processor: str) -> Any:
         """The next one, or None."""
         answer = self._answered("/call", {"processor_id": processor, "function": "__next__"})

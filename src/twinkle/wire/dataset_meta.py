@@ -109,8 +109,8 @@ def _text(value: Mapping[str, Any], key: str, default: str) -> str:
     found = value.get(key)
     if found is None:
         return default
-    if not isinstance(found, str) or len(found) > 1000:
-        raise InvalidInput(FIELD, f"{key} must be a text of at most 1000 characters")
+    if not isinstance(found, str) or len(found) > 1000 or "\x00" in found:
+        raise InvalidInput(FIELD, f"{key} must be a text of at most 1000 characters, none of them NUL")
     return found
 
 

@@ -24,7 +24,7 @@ from twinkle.core.processors import (
 from twinkle.server.openapi import Access, described
 from twinkle.server.request_metadata import HEADER, idempotency_key
 from twinkle.server.state import Caller, Server, ServerState
-from twinkle.server.tinker.answers import NO_CONTENT
+from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.calls import answer_accepted, answer_call
 from twinkle.server.twinkle.sessions import session_of
 from twinkle.storage.processors.processors import NewProcessor, Processor, ProcessorLimit
@@ -128,13 +128,13 @@ async def call_processor(request: Request, server: Server, tenant: Caller) -> Re
 
 
 @router.delete(
-    "/{processor_id}", status_code=NO_CONTENT, openapi_extra=described(None, refusals=[404], access=Access.TWINKLE)
+    "/{processor_id}", openapi_extra=described(CreateProcessorResponse, refusals=[404], access=Access.TWINKLE)
 )
 async def end_processor(processor_id: str, server: Server, tenant: Caller) -> Response:
     """End a processor before its session ends: there is room for another one then."""
     await _found(server, processor_id, tenant)
     await server.common.sql.run(server.artifacts.processors.end, processor_id, tenant)
-    return Response(status_code=NO_CONTENT)
+    return answer(CreateProcessorResponse(processor_id=processor_id))
 
 
 async def _parsed(server: ServerState, kind: type[BodyT], data: bytes) -> BodyT:
