@@ -395,3 +395,19 @@ def test_a_failed_sample_is_told_in_words(stage: Stage) -> None:
 
     assert refused.status_code == 400
     assert "num_samples" in refused.json()["detail"]
+
+
+def test_a_conversation_of_upstreams_gateway_names_its_checkpoint_beside_the_base_model(stage: Stage) -> None:
+    stage.add_adapter()
+    saved = stage.http.post(f"{MODEL}/save", json={"adapter_name": "a", "name": "one"}).json()["twinkle_path"]
+    body = {"model": BASE_MODEL, "messages": USER, "max_tokens": 1}
+    answer = stage.http.post("/chat/completions", json={**body, "adapter_uri": saved})
+    drawn_from = stage.api.stores.sampling_sessions.find(stage.worker.executed[-1].lane).checkpoint
+    refused = [
+        stage.http.post("/chat/completions", json={**body, "adapter_uri": "/etc/passwd"}),
+        stage.http.post("/chat/completions", json={**body, "model": "other", "adapter_uri": saved}),
+    ]
+
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == "!"
+    assert drawn_from == saved.replace("twinkle://", "tinker://")
+    assert [one.status_code for one in refused] == [400, 400]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.model_names import plain_model_name
 from twinkle.core.pictures import PictureLimits
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import (
@@ -29,6 +30,7 @@ from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.openai import ChatRequest
+from twinkle.wire.paths import parse_checkpoint_path
 
 router = APIRouter(prefix="/chat")
 
@@ -73,7 +75,9 @@ async def plan_turn(server: ServerState, tenant: str, body: ChatRequest) -> tupl
     Raises:
         UserError: There is no such model, or it cannot answer this.
     """
-    model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
+    model = await find_model(server.common, server.queue, server.artifacts, tenant, _model_name(body))
+    if body.adapter_uri is not None and plain_model_name(body.model) != plain_model_name(model.base_model):
+        raise InvalidInput("adapter_uri", f"{model.name} is on {model.base_model}, not on {body.model}")
     text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
     if text_model is None:
         raise InvalidInput(
@@ -82,6 +86,12 @@ async def plan_turn(server: ServerState, tenant: str, body: ChatRequest) -> tupl
         )
     limits = server.common.settings.picture_limits
     return model, text_model, await server.common.object_io.run(_plan, body, model, text_model, limits)
+
+
+def _model_name(body: ChatRequest) -> str:
+    if body.adapter_uri is None:
+        return body.model
+    return str(parse_checkpoint_path(body.adapter_uri, field="adapter_uri"))
 
 
 def _plan(body: ChatRequest, model: ServedModel, text_model: TextModel, limits: PictureLimits) -> Drawing:

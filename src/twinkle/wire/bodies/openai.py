@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from twinkle.wire.bodies.base import MAX_INT32, MAX_INT64, Identifier, RequestBody
+from twinkle.wire.bodies.base import MAX_INT32, MAX_INT64, Identifier, RequestBody, Text
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
@@ -154,9 +154,13 @@ class ChatMessage(RequestBody):
 
 
 class ChatRequest(DrawRequest):
-    """``POST /v1/chat/completions``. ``chat_template_kwargs`` goes to the model's template as it is."""
+    """``POST /v1/chat/completions``. ``chat_template_kwargs`` goes to the model's template as it is.
+
+    Twinkle's clients name a checkpoint of the base model ``model`` in ``adapter_uri``.
+    """
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
+    adapter_uri: Text | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_CHAT_LOGPROBS)
