@@ -14,6 +14,7 @@ from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import new_table, plain_console, print_whole
 from twinkle.core.clock import SystemClock
+from twinkle.core.processors import PROCESSORS_MESH
 from twinkle.core.settings import Settings
 from twinkle.scheduler.overview import MeshOverview, TenantLine, overview_of
 from twinkle.storage.stores import Stores
@@ -56,6 +57,8 @@ def _screen(meshes: list[MeshOverview]) -> RenderableType:
 
 def _table(mesh: MeshOverview) -> Table:
     title = f"{mesh.mesh}: training {_rate(mesh.training_rate)}, sampling {_rate(mesh.sampling_rate)}"
+    if mesh.mesh == PROCESSORS_MESH:
+        title = f"{mesh.mesh}: data sets and loaders"
     if not mesh.is_exact:
         title += " (a long queue: samples and tokens are lower bounds)"
     return new_table(_COLUMNS, [_row(line) for line in mesh.tenants], title=title)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
 from twinkle.core.errors import StorageUnavailable
+from twinkle.core.processors import PROCESSORS_MESH
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import Access, described
 from twinkle.server.state import Common, Queue
@@ -38,7 +39,9 @@ async def readyz(queue: Queue) -> Response:
     except StorageUnavailable:
         reasons = ["the journal's database does not answer"]
     else:
-        reasons = [f"mesh {mesh.name!r} has no live worker" for mesh in meshes if not mesh.alive]
+        # That of data sets and loaders is taken when there is something to do, and serves no model.
+        serving = [mesh for mesh in meshes if mesh.name != PROCESSORS_MESH]
+        reasons = [f"mesh {mesh.name!r} has no live worker" for mesh in serving if not mesh.alive]
         if not any(mesh.capabilities is not None for mesh in meshes):
             reasons.append("no worker has said yet what it serves")
     return _answer(Health(status="waiting" if reasons else "ready", reasons=reasons), is_well=not reasons)
