@@ -83,7 +83,7 @@ def hashes(served: Served, path: str) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in files.items()}
 
 
-@pytest.fixture(scope="module", params=["null", "transformers"])
+@pytest.fixture(scope="module", params=["null", pytest.param("transformers", marks=pytest.mark.soak)])
 def world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> Iterator[tuple[Served, Crashes]]:
