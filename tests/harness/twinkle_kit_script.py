@@ -17,11 +17,11 @@ from typing import Any
 
 import requests
 from peft import LoraConfig
-from twinkle_client.dataloader import DataLoader
-from twinkle_client.dataset import Dataset
 
 from twinkle.dataset import DatasetMeta
 from twinkle_client import init_twinkle_client
+from twinkle_client.dataloader import DataLoader
+from twinkle_client.dataset import Dataset
 from twinkle_client.model import MultiLoraTransformersModel, multi_lora_transformers
 from twinkle_client.sampler import vLLMSampler
 
