@@ -22,7 +22,7 @@ from harness.crashes import Crashes
 from harness.polling import wait_for, wait_until
 from harness.served import Served
 from twinkle.core.clock import SystemClock
-from twinkle.core.job import Job
+from twinkle.core.job import Job, JsonObject
 from twinkle.jobs.stored_files import StoredFiles
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.stores import Stores
@@ -67,18 +67,33 @@ class JobsStruck:
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=f"{self.served.url}/api/native/v1", headers={"X-API-Key": self.key}, timeout=30)
 
-    def submit(self) -> str:
-        spec = {"model": MODEL, "data": self.file, "rank": 4, "window": 2, "seed": 11}
+    def submit(self, kind: str = "ops", spec: JsonObject | None = None) -> str:
+        spec = self.ops() if spec is None else spec
 
         def ask() -> str | None:
             try:
                 with self.http() as http:
-                    answer = http.post("/jobs", json={"kind": "ops", "spec": spec, "max_attempts": 10})
+                    answer = http.post("/jobs", json={"kind": kind, "spec": spec, "max_attempts": 10})
             except httpx.TransportError:
                 return None
             return str(answer.json()["id"]) if answer.is_success else None
 
         return wait_for(ask, what="a job is taken on")
+
+    def ops(self, **fields: Any) -> JsonObject:
+        """The spec of the job of operations."""
+        return {"model": MODEL, "data": self.file, "rank": 4, "window": 2, "seed": 11, **fields}
+
+    def table(self, job_id: str) -> list[tuple[Any, ...]]:
+        """What a sweep's or a flow's members came to, in their order."""
+        with self.http() as http:
+            told = http.get(f"/jobs/{job_id}/members").raise_for_status().json()["members"]
+        return [(one["name"], one["kind"], one["state"], one.get("values"), one.get("metric")) for one in told]
+
+    def members(self, job_id: str) -> list[Job]:
+        """All that ran of it, sweeps in flows included."""
+        found = self.stores.jobs.page(self.tenant, limit=100, parent=job_id)
+        return sorted((one for job in found for one in (self.members(job.id) or [job])), key=lambda job: job.id)
 
     def ended(self, job_id: str) -> Job:
         def job() -> Job | None:
@@ -192,6 +207,38 @@ def test_a_jobs_worker_that_is_asked_to_stop_gives_its_jobs_back_at_once(struck:
 
     assert struck.results(ended) == struck.results(calm)
     assert ended.attempt == 1, "no attempt is used up"
+
+
+@pytest.mark.parametrize("kind", ["sweep", "flow"])
+def test_a_sweep_and_a_flow_go_on_when_the_jobs_worker_is_killed_and_another_one_helps(
+    struck: JobsStruck, calm: Job, kind: str
+) -> None:
+    """A second jobs worker beside the first: both are on one queue, and one is killed in the middle."""
+    sweep = {"template": {"kind": "ops", "spec": struck.ops()}, "parameters": {"rank": [2, 4, 8]}}
+    sweep |= {"at_once": 2, "metric": "operations", "goal": "max"}
+    later = struck.ops(seed="${first.best.operations}", model=MODEL)
+    flow = {"jobs": {"first": {"kind": "sweep", "spec": sweep}, "then": {"kind": "ops", "spec": later}}}
+    spec = sweep if kind == "sweep" else flow
+    undisturbed = struck.submit(kind, spec)
+    assert struck.ended(undisturbed).failure is None
+
+    with struck.served.beside("jobs-worker", "--home", str(struck.served.home)):
+        job_id = struck.submit(kind, spec)
+        struck.crashes.arm("job.saved", count=3)
+        struck.crashes.wait("job.saved")
+        ended = struck.ended(job_id)
+
+    assert ended.failure is None
+    assert struck.table(job_id) == struck.table(undisturbed)
+    of_both = [struck.members(one) for one in (undisturbed, job_id)]
+    assert len(of_both[0]) == len(of_both[1]) == (3 if kind == "sweep" else 4)
+    assert [struck.results(one) for one in of_both[0]] == [struck.results(one) for one in of_both[1]]
+    assert [struck.operations(one) for one in of_both[0]] == [struck.operations(one) for one in of_both[1]]
+    outcomes = [one.outcome for job in of_both[1] for one in struck.stores.jobs.attempts(job.id, struck.tenant)]
+    assert outcomes.count("succeeded") == len(of_both[1])
+    assert set(outcomes) == {"succeeded", "lost"}
+    runners = {one.owner for job in of_both[1] for one in struck.stores.jobs.attempts(job.id, struck.tenant)}
+    assert len(runners) >= 2
 
 
 def _told(struck: JobsStruck, job_id: str) -> str:

@@ -8,7 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -98,6 +99,19 @@ class Served:
         """The supervisor's process."""
         assert self._process is not None
         return self._process.pid
+
+    @contextmanager
+    def beside(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """One more process of the service, ``twinkle ARGUMENTS``, that nobody restarts."""
+        broker = (self.home / "broker-url").read_text().strip()
+        environment = {**self._environment, "TWINKLE_REDIS_URL": broker}
+        with (self.home.parent / f"{self.home.name}-{arguments[0]}.log").open("ab") as log:
+            process = subprocess.Popen([*TWINKLE, *arguments], stdout=log, stderr=log, env=environment)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
 
     def create_key(self, tenant: str) -> str:
         """A new key, made on the command line."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -214,10 +214,14 @@ class JobRunner:
         if plan_class is None:
             raise JobFailed("unknown_kind", f"this service has no plan for jobs of kind {job.kind.value!r}")
         try:
-            spec = plan_class.spec_class.model_validate_json(json.dumps(await self._resolved(job)))
+            values = await self._resolved(job)
+            spec = plan_class.spec_class.model_validate_json(json.dumps(values))
         except ValidationError as error:
             refused = invalid_input(error)
             raise JobFailed("invalid_spec", refused.message, field=refused.field) from error
+        if isinstance(values.get("seed"), int):
+            # Of a member of a sweep or a flow its own: the group's is for those that say none.
+            job = replace(job, seed=values["seed"])
         door = parts.open_door(job)
         try:
             context = JobContext(

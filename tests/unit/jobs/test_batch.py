@@ -246,6 +246,25 @@ def test_a_cancelled_batch_keeps_what_was_answered_and_draws_no_more(
     assert rig.stores.journal.num_open_samples(tenant) == 0
 
 
+def test_a_cancelled_batch_is_charged_for_what_was_drawn_and_for_nothing_else(
+    rig: JobRig, files: MemoryFiles, tenant: str, worker: FakeWorker
+) -> None:
+    job = rig.submit(tenant, JobKind.BATCH, spec_of(put(files, [line(n) for n in range(300)]), window=4))
+    running = rig.start(job.id)
+    wait_for(lambda: len([1 for claim in worker.executed if claim.tenant == tenant]) > 5, what="some answers")
+    with worker.paused():
+        rig.stores.jobs.request_cancel(job.id, tenant)
+        running.join()
+
+    cancelled = rig.stores.jobs.find(job.id, tenant)
+    charged = list(rig.stores.accounting.work(tenant, start=0.0, end=2.0**40).values())
+    answers = output_of(files, cancelled)
+    assert cancelled.result is not None
+    assert 5 < len(answers) < 300
+    assert sum(work.num_sampled for work in charged) == cancelled.result["output_tokens"]
+    assert sum(work.num_prefilled for work in charged) == cancelled.result["input_tokens"]
+
+
 def test_a_batch_whose_time_is_over_keeps_what_was_answered_and_names_the_rest(
     settings: Settings, files: MemoryFiles, tenant: str, worker: FakeWorker
 ) -> None:
