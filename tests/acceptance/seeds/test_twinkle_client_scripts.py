@@ -12,6 +12,8 @@ from harness.hub_world import HubWorld
 from harness.script_run import run_script
 from harness.seeds import Script
 from harness.served import Served
+from twinkle_client import TwinkleClient
+from twinkle_client.sampler import vLLMSampler
 
 SCRIPT = "000:60"
 SERVED_AS = "Qwen/Qwen3.5-4B"
@@ -51,3 +53,18 @@ def test_the_script_of_one_gpu_trains_at_a_server_when_its_import_paths_change(
     assert len(saved) == before + 1 and "last-checkpoint" in saved[-1]
     done = service.query("SELECT COUNT(*) FROM operation WHERE kind = 'optim_step' AND state = 'done'")
     assert done[0][0] >= ROWS // BATCH
+
+
+def test_a_conversation_is_continued_piece_by_piece_as_it_is_in_one(service: Served) -> None:
+    talk = {"messages": [{"role": "user", "content": "hello"}]}
+    with TwinkleClient(service.url) as client:
+        sampler = vLLMSampler(f"ms://{SERVED_AS}", connection=client.connection)
+        sampler.set_template("Template", model_id=SERVED_AS)
+        params = {"max_tokens": 12, "temperature": 0.0}
+
+        pieces = list(sampler.sample_stream(talk, params))
+        ((sequence,),) = [response.sequences for response in sampler.sample(talk, params)]
+
+    said = sequence.new_input_feature["messages"][-1]
+    assert "".join(delta for delta, _ in pieces) == said["content"]
+    assert [reason for _, reason in pieces][-1] == sequence.stop_reason
