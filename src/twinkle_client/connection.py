@@ -28,6 +28,7 @@ WAIT_S = 20
 
 _ANSWER_MARGIN_S = 30.0
 _HEARTBEAT_TIMEOUT_S = 10.0
+_FIRST_TIMEOUT_S = 60.0
 _ACCEPTED = 202
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,9 @@ class Connection:
 
     def open_session(self, metadata: Mapping[str, Any] | None = None) -> str:
         """Make a session and keep it alive from now on; its id. It takes the place of an earlier one."""
-        body = self.ask("POST", self.gateway("/create_session"), {"metadata": metadata})
+        # A server that is not there is said soon; one that goes away later is waited for.
+        timeout_s = min(_FIRST_TIMEOUT_S, self.call_timeout_s)
+        body = self.ask("POST", self.gateway("/create_session"), {"metadata": metadata}, timeout_s=timeout_s)
         session_id, offers = body.get("session_id"), body.get("offers", ())
         if not isinstance(session_id, str):
             raise BadAnswer(f"{self.endpoint.url}: answered no session_id; is it a server of the Twinkle dialect?")

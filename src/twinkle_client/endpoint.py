@@ -18,8 +18,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 """Where `twinkle-server` listens unless it is told otherwise."""
 ANY_KEY = "EMPTY_TOKEN"
 """What is sent where nothing is given, to servers that take any key."""
-URL_VARIABLE = "TWINKLE_SERVER_URL"
-KEY_VARIABLE = "TWINKLE_SERVER_TOKEN"
+URL_VARIABLES = ("TWINKLE_SERVER_URL", "TINKER_BASE_URL")
+KEY_VARIABLES = ("TWINKLE_SERVER_TOKEN", "TINKER_API_KEY")
 
 _API = "/api/v1"
 
@@ -62,10 +62,10 @@ def find_endpoint(
         ConfigError: The URL is none, or the key cannot be sent.
     """
     environment = os.environ if environment is None else environment
-    url = (base_url or environment.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
+    url = (base_url or _first(environment, URL_VARIABLES) or DEFAULT_URL).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"base_url: must begin with http:// or https://, not {url!r}")
-    key = api_key or environment.get(KEY_VARIABLE) or ANY_KEY
+    key = api_key or _first(environment, KEY_VARIABLES) or ANY_KEY
     if not (key.isascii() and key.isprintable()):
         raise ConfigError("api_key: holds characters that no HTTP header can carry; send letters, digits and signs")
     prefix = "/" + route_prefix.strip("/") if route_prefix.strip("/") else ""
@@ -75,3 +75,7 @@ def find_endpoint(
 def model_path(service: str, model_id: str) -> str:
     """Where a base model's calls go, ``service`` being ``model`` or ``sampler``: its name without its hub."""
     return f"/{service}/{quote(plain_model_name(model_id), safe='/@')}/twinkle"
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
