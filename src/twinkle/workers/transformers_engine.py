@@ -194,6 +194,8 @@ class TransformersEngine:
             return self.scripts.dress(state, config.gradient_accumulation_steps)
         if isinstance(state, Script):
             note_steps(state.group.optimizer, state.adapter)
+            # A step of a script leaves its gradients where they are; those of a run's past are not its first batch's.
+            state.adapter.clear_gradients()
             return state.adapter
         return state
 
