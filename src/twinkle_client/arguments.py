@@ -6,6 +6,7 @@ Nothing is imported to recognise a value: what is not loaded cannot have made it
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence, Set
@@ -66,6 +67,22 @@ def component_name(field: str, component: object) -> str:
     if isinstance(component, type) or callable(component):
         raise InvalidInput(field, _refusal(component))
     raise InvalidInput(field, f"is a {type(component).__name__}; send the name of one of the server's classes")
+
+
+def component_parts(field: str, component: object) -> tuple[str, dict[str, Any] | None]:
+    """The name by which a server has a class, and of an object of the library's what it was made with, else ``None``.
+
+    Raises:
+        InvalidInput: It is a class or an object of this process, or one that does not tell what it was made with.
+    """
+    kind = type(component)
+    if isinstance(component, str | type) or kind.__module__.partition(".")[0] != "twinkle":
+        return component_name(field, component), None
+    names = [name for name in inspect.signature(kind).parameters if name not in {"args", "kwargs"}]
+    missing = [name for name in names if not hasattr(component, name)]
+    if missing:
+        raise InvalidInput(field, f"{kind.__name__} does not tell its {missing[0]!r}; send its name, and init_args")
+    return kind.__name__, {name: _value(f"{field}.{name}", getattr(component, name)) for name in names}
 
 
 def _argument(name: str, value: Any) -> Any:

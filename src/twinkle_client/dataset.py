@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from twinkle_client.arguments import component_name
+from twinkle_client.arguments import component_name, component_parts
 from twinkle_client.connection import Connection, current
 from twinkle_client.remote_data import RemoteData
 from twinkle_client.same_names import attributes_of
@@ -57,12 +57,11 @@ class _Rows(RemoteData):
         init_args: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Replace columns by what a preprocessor makes of them, all members' or one's."""
+        """Replace columns by what a preprocessor makes of them; it is given by its name, or is one of the library's."""
         self._call(
             "map",
-            preprocess_func=_named("preprocess_func", preprocess_func),
             dataset_meta=UPLOADS.meta(dataset_meta, self.connection),
-            init_args=init_args,
+            **_made("preprocess_func", preprocess_func, init_args),
             **kwargs,
         )
 
@@ -76,9 +75,8 @@ class _Rows(RemoteData):
         """Keep the rows of which a filter says yes."""
         self._call(
             "filter",
-            filter_func=_named("filter_func", filter_func),
             dataset_meta=UPLOADS.meta(dataset_meta, self.connection),
-            init_args=init_args,
+            **_made("filter_func", filter_func, init_args),
             **kwargs,
         )
 
@@ -149,6 +147,14 @@ class IterablePackingDataset(IterableDataset):
 def _named(field: str, component: object) -> object:
     """A component by its name, or one at the server."""
     return component if isinstance(component, RemoteData) else component_name(field, component)
+
+
+def _made(field: str, component: object, init_args: dict[str, Any] | None) -> dict[str, Any]:
+    """A component by its name and what it is made with, or one at the server."""
+    if isinstance(component, RemoteData):
+        return {field: component, "init_args": init_args}
+    name, given = component_parts(field, component)
+    return {field: name, "init_args": given if init_args is None else init_args}
 
 
 _load = attributes_of("twinkle.dataset")

@@ -57,7 +57,7 @@ class Settings(BaseSettings):
 
     # The API.
     host: str = "127.0.0.1"
-    port: int = Field(default=8765, ge=0, le=65535, description="0 takes a free one")
+    port: int = Field(default=8765, ge=0, le=65535)
     max_body_bytes: int = Field(default=64 * 2**20, gt=0, description="request body after decompression")
     inline_payload_bytes: int = Field(default=64 * 2**10, gt=0, description="larger payloads and results become blobs")
     long_poll_s: float = Field(default=20.0, gt=0, le=30, description="how long retrieve_future holds a poll")

@@ -39,7 +39,7 @@ def moved(script: Script, url: str, *, stays: str = "") -> str:
     return f"from twinkle_client import init_twinkle_client\ninit_twinkle_client({url!r})\n{text}"
 
 
-@pytest.mark.parametrize("stays", [r"\.data"], ids=["data sets here"])
+@pytest.mark.parametrize("stays", [r"\.data", ""], ids=["data sets here", "everything there"])
 def test_the_script_of_one_gpu_trains_at_a_server_when_its_import_paths_change(
     service: Served, scripts: list[Script], world: HubWorld, tmp_path: Path, stays: str
 ) -> None:

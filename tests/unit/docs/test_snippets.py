@@ -81,7 +81,7 @@ def test_a_snippet_runs(snippet: object, environment: dict[str, str], tmp_path: 
 def test_a_snippet_runs_against_a_service(snippet: object, service: dict[str, str], tmp_path: Path) -> None:
     output = run(snippet, service, tmp_path)
 
-    assert "tinker://" in output
+    assert re.search(r"(tinker|twinkle)://", output)
 
 
 def run(snippet: object, environment: dict[str, str], folder: Path) -> str:
