@@ -18,8 +18,25 @@ ADDRESSES = ("http://localhost:8000", "http://www.modelscope.cn/twinkle")
 OTHER_MODELS = ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-4B")
 SIZES = {
     r"data_slice=range\(500\)": "data_slice=range(24)",
+    r"MAX_NEW_TOKENS = 1024": "MAX_NEW_TOKENS = 6",
+    r"MAX_STEPS = 10": "MAX_STEPS = 8",
 }
 TINKER = ("000:526", "002:678", "003:186")
+GRPO = ("000:318", "002:420")
+STEPS, ACCUMULATED = 8, 4
+
+SOME_ARE_REWARDED = """\
+import twinkle.reward
+
+
+class FormatReward:
+    def __call__(self, trajectories, ground_truths):
+        return [float(sum(row["input_ids"]) % 2) for row in trajectories]
+
+
+twinkle.reward.FormatReward = FormatReward
+"""
+"""A tiny model never writes what the documents reward; without differences there is nothing to learn."""
 
 RunClient = Callable[..., Run]
 
@@ -32,12 +49,21 @@ def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield it
 
 
+@pytest.fixture(scope="module")
+def text_service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same with a model of text: one with random weights draws the tokens that stand for pictures, too."""
+    home = tmp_path_factory.mktemp("text") / "home"
+    model = world.model("qwen3")
+    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+        yield it
+
+
 @pytest.fixture
-def run_client(service: Served, scripts: list[Script], world: HubWorld, tmp_path: Path) -> RunClient:
-    """Runs a script of the documents against the service, in this test's folder."""
+def run_client(scripts: list[Script], world: HubWorld, tmp_path: Path) -> RunClient:
+    """Runs a script of the documents against a service, in this test's folder."""
     named = {script.name: script.text for script in scripts}
 
-    def run(name: str) -> Run:
+    def run(service: Served, name: str, *, prelude: str = "") -> Run:
         text = named[name]
         for address in ADDRESSES:
             text = text.replace(address, service.url)
@@ -46,7 +72,7 @@ def run_client(service: Served, scripts: list[Script], world: HubWorld, tmp_path
         for written, set_to in SIZES.items():
             text = re.sub(written, set_to, text)
         assert service.url in text and "range(24)" in text
-        return run_script(text, tmp_path, world.environment)
+        return run_script(prelude + text, tmp_path, world.environment)
 
     return run
 
@@ -61,7 +87,22 @@ def counts(service: Served, kind: str, state: str = "done") -> int:
 def test_a_script_of_the_sdk_trains_three_epochs(service: Served, run_client: RunClient, name: str) -> None:
     before = counts(service, "optim_step"), counts(service, "save_weights")
 
-    run_client(name)
+    run_client(service, name)
 
     assert counts(service, "optim_step") - before[0] == 3 * 24 // 8
     assert counts(service, "save_weights") - before[1] == 3
+
+
+@pytest.mark.parametrize("name", GRPO)
+def test_a_script_of_our_client_learns_from_what_it_sampled(
+    text_service: Served, run_client: RunClient, name: str
+) -> None:
+    before = counts(text_service, "forward_backward"), counts(text_service, "optim_step")
+
+    output = run_client(text_service, name, prelude=SOME_ARE_REWARDED).output
+
+    trained = counts(text_service, "forward_backward") - before[0]
+    told = re.findall(r"Step \d+: \{.*'train/total_reward'.*\}", output)
+    assert len(told) == trained >= ACCUMULATED
+    assert counts(text_service, "optim_step") - before[1] == trained
+    assert re.search(r"Saved final checkpoint: \S+://\S+/weights/grpo-countdown-final", output)

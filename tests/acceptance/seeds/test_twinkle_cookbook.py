@@ -1,0 +1,83 @@
+"""Our own client scripts run as they are against a server with a tiny model, and hold what they say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from harness.hub_world import HubWorld
+from harness.script_run import Run, run_script
+from harness.served import Served
+
+SCRIPTS = Path(__file__).resolve().parents[3] / "cookbook" / "client" / "twinkle" / "self_host"
+SERVED_AS = "Qwen/Qwen3.5-4B"
+RunCookbook = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("cookbook") / "home"
+    model = world.model("qwen3")
+    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+        yield it
+
+
+@pytest.fixture
+def run_cookbook(service: Served, world: HubWorld, tmp_path: Path) -> RunCookbook:
+    """Runs a client script of the cookbook in this test's folder."""
+
+    def run(name: str, *, folder: str = "run", **settings: str) -> Run:
+        settings["TWINKLE_SERVER_URL"] = service.url
+        return run_script((SCRIPTS / name).read_text(), tmp_path / folder, {**world.environment, **settings})
+
+    return run
+
+
+def saved(run: Run) -> list[str]:
+    """The checkpoints that a script says it saved."""
+    return re.findall(r"Saved to (twinkle://\S+)", run.output)
+
+
+def weights(service: Served, path: str) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights, as they lie in the object store."""
+    ((key,),) = service.query(
+        "SELECT json_extract(files, '$.\"adapter_model.safetensors\".key') FROM checkpoint WHERE path = ?",
+        path.replace("twinkle://", "tinker://"),
+    )
+    return safetensors.torch.load_file(service.home / "objects" / str(key))
+
+
+def test_a_model_learns_its_name_goes_on_to_the_bit_after_a_stop_and_is_asked(
+    run_cookbook: RunCookbook, service: Served
+) -> None:
+    few = {"NUM_ROWS": "48", "LEARNING_RATE": "1e-2", "SAVE_EVERY": "6", "LOG_EVERY": "1"}
+    whole = run_cookbook("self_congnition.py", **few)
+    resumed = run_cookbook("self_congnition.py", folder="resumed", RESUME_FROM=saved(whole)[0], **few)
+    asked = run_cookbook("sample.py", folder="asked", ADAPTER_URI=saved(whole)[-1], MAX_NEW_TOKENS="4")
+
+    assert whole.progress[-1].loss < 0.8 * whole.progress[0].loss
+    assert [path.rsplit("/", 1)[1] for path in saved(whole)] == ["step-6", "step-12", "last"]
+    assert [told.loss for told in whole.progress][6:] == [told.loss for told in resumed.progress]
+    one, other = (weights(service, saved(run)[-1]) for run in (whole, resumed))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert resumed.progress[0].step == 6
+    assert len(re.findall(r"Answer \d \((length|stop)\)", asked.output)) == 2
+
+
+def test_preferences_widen_between_what_is_preferred_and_what_is_not(run_cookbook: RunCookbook) -> None:
+    run = run_cookbook("dpo.py", NUM_ROWS="24", LEARNING_RATE="1e-2", LOG_EVERY="1")
+
+    margins = [float(told.metrics["rewards/margins"]) for told in run.progress]
+    assert margins[0] == pytest.approx(0, abs=1e-3) and margins[-1] > margins[0] and len(saved(run)) == 1
+
+
+def test_short_answers_are_sampled_rewarded_and_learnt_from(run_cookbook: RunCookbook) -> None:
+    run = run_cookbook("short_math_grpo.py", NUM_ROWS="16", MAX_STEPS="3", MAX_NEW_TOKENS="8", LEARNING_RATE="1e-3")
+
+    assert len(re.findall(r"Step \d: \{.*'train/total_reward'", run.output)) == 3
+    assert saved(run)[-1].endswith("/weights/short-math")
