@@ -1,4 +1,4 @@
-"""Two scripts of the Twinkle dialect at once, and the worker killed under them: their weights do not show it."""
+"""Four scripts of the Twinkle dialect at once, and the worker killed under them: what they end with does not tell."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from harness.crashes import Crashes
 from harness.served import Served
 from twinkle_client import TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import vLLMSampler
 
 NUM_STEPS = 8
 KILL_AFTER = {2: "worker.executed", 5: "worker.committed"}
@@ -45,15 +47,32 @@ def fine_tune(model: MultiLoraTransformersModel, kills: Kills) -> None:
         model.lr_step()
 
 
-def learn_from_rewards(model: MultiLoraTransformersModel, kills: Kills) -> None:
-    """A loss that compares rows, and a reference without an adapter."""
-    model.set_loss("GRPOLoss", epsilon=0.2, beta=0.1)
+def read_text(model: MultiLoraTransformersModel, kills: Kills) -> None:
+    """Raw text, of which every token trains."""
     for step in range(NUM_STEPS):
-        rows = [row(GRPO_ROWS * step + number) for number in range(GRPO_ROWS)]
+        tokens = row(step, 24)["input_ids"]
+        handed = model.submit.forward_backward(inputs=[{"input_ids": tokens[:-1], "labels": tokens[1:]}])
+        if step in kills:
+            kills[step]()
+        handed.result()
+        model.clip_grad_and_step()
+
+
+def learn_from_rewards(model: MultiLoraTransformersModel, kills: Kills) -> None:
+    """Answers drawn from what was learnt so far, a loss that compares them, and a reference without an adapter."""
+    model.set_loss("GRPOLoss", epsilon=0.2, beta=0.1)
+    sampler = vLLMSampler("ms://tiny", connection=model.connection)
+    for step in range(NUM_STEPS):
+        params = {"max_tokens": 5, "num_samples": GRPO_ROWS, "seed": step, "temperature": 1.0}
+        prompt = {"input_ids": row(step, 6)["input_ids"]}
+        path = model.save("for-sampling", is_sampler=True)
+        (response,) = sampler.sample([prompt], sampling_params=params, adapter_uri=path)
+        rows = [sequence.new_input_feature for sequence in response.sequences]
         reference = model.forward_only(inputs=rows, disable_lora=True)
         handed = model.submit.forward_backward(
             inputs=rows,
             advantages=[1.0, -1.0, 0.5, -0.5],
+            old_logps=[sequence.logprobs for sequence in response.sequences],
             ref_logps=[list(map(float, logps)) for logps in reference["logps"]] if reference else None,
         )
         if step in kills:
@@ -62,15 +81,26 @@ def learn_from_rewards(model: MultiLoraTransformersModel, kills: Kills) -> None:
         model.clip_grad_and_step()
 
 
-SCRIPTS: Mapping[str, tuple[Script, int]] = {"sft": (fine_tune, 2), "grpo": (learn_from_rewards, 1)}
+def only_ask(model: MultiLoraTransformersModel, kills: Kills) -> None:
+    """Log-probabilities alone."""
+    for step in range(NUM_STEPS):
+        model.forward_only(inputs=[row(step)])
+
+
+SCRIPTS: Mapping[str, tuple[Script, int, int]] = {
+    "sft": (fine_tune, 8, 2),
+    "text": (read_text, 32, 1),
+    "grpo": (learn_from_rewards, 4, 1),
+    "logps": (only_ask, 4, 1),
+}
 
 
 def run(served: Served, key: str, name: str, kills: Kills) -> str:
     """Runs a script to its end; the path of what it saved."""
-    script, accumulated = SCRIPTS[name]
+    script, rank, accumulated = SCRIPTS[name]
     with TwinkleClient(served.url, key) as client:
         model = MultiLoraTransformersModel("ms://tiny", connection=client.connection)
-        config = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+        config = {"r": rank, "lora_alpha": 8, "target_modules": "all-linear"}
         model.add_adapter_to_model(name, config, gradient_accumulation_steps=accumulated, seed=7)
         model.set_optimizer("AdamW", lr=1e-2)
         script(model, kills)
@@ -78,9 +108,13 @@ def run(served: Served, key: str, name: str, kills: Kills) -> str:
 
 
 def hashes(served: Served, path: str) -> dict[str, str]:
+    """What was saved at the end, and all that was answered on the way there."""
+    run_id = path.partition("://")[2].partition("/")[0]
     stored = dict(served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'"))
     files = json.loads(stored["tinker://" + path.partition("://")[2]])
-    return {name: entry["sha256"] for name, entry in files.items()}
+    passes = "SELECT seq, result FROM operation WHERE lane = ? AND kind IN ('forward', 'forward_backward') ORDER BY seq"
+    answers = {f"answer {seq}": sha256(result).hexdigest() for seq, result in served.query(passes, run_id)}
+    return {name: entry["sha256"] for name, entry in files.items()} | answers
 
 
 @pytest.fixture(scope="module", params=["null", pytest.param("transformers", marks=pytest.mark.soak)])
@@ -95,7 +129,7 @@ def world(
         yield served, crashes
 
 
-def test_two_scripts_end_with_the_weights_of_runs_that_nothing_happened_to(world: tuple[Served, Crashes]) -> None:
+def test_four_scripts_at_once_end_as_runs_that_nothing_happened_to(world: tuple[Served, Crashes]) -> None:
     served, crashes = world
     calm = {name: hashes(served, run(served, served.create_key(f"calm-{name}"), name, {})) for name in SCRIPTS}
     kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}

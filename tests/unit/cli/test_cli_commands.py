@@ -87,8 +87,12 @@ def twinkle(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         said = capsys.readouterr()
         return Done(int(end.value.code or 0), said.out, said.err)
 
+    mask = os.umask(0o077)
+    os.umask(mask)
     with logging_as_before():
         yield run
+    # Commands keep what they write to its owner; the tests after this one need not.
+    os.umask(mask)
 
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:

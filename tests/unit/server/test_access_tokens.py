@@ -81,8 +81,9 @@ def test_the_official_client_begins_loads_and_copies_with_a_token(
     assert [claim.kind for claim in executed] == [OperationKind.LOAD_WEIGHTS] * 4
     payloads = [api.worker.payload(claim) for claim in executed]
     assert all(b'"grant"' in payload and token.encode() not in payload for payload in payloads)
-    theirs = [entry["event_details"] for entry in http.get("/audit").json()["entries"]]
+    made, *theirs = [entry["event_details"] for entry in http.get("/audit").json()["entries"]]
     (info,) = owner.client.access_tokens()
+    assert made["name"] == "test"
     assert [details.get("token_id") for details in theirs] == [info.token_id] * 5 + [None]
     used = [entry for entry in owner.http.get("/audit").json()["entries"] if entry["event"] == "checkpoint_token_use"]
     assert [entry["event_details"]["purpose"] for entry in used] == ["load"] * 4 + ["copy"]

@@ -228,13 +228,18 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_however_often(
     api: Api, key: str, rig: JobRig, tenant: str, num_times: int
 ) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "twinkle.cli", *SUBMIT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**clean, "TWINKLE_SERVER_URL": api.url, "TWINKLE_SERVER_TOKEN": key, "PYTHONUNBUFFERED": "1"},
-    )
+    # Whoever starts these tests in the background lets them, and what they start, ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "twinkle.cli", *SUBMIT],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**clean, "TWINKLE_SERVER_URL": api.url, "TWINKLE_SERVER_TOKEN": key, "PYTHONUNBUFFERED": "1"},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert process.stdout is not None
     job = process.stdout.readline().split()[-1]
     process.stdout.readline()

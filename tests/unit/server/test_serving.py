@@ -15,7 +15,6 @@ from twinkle.server.run import serve_api
     ("database_url", "redis_url", "kind", "words"),
     [
         ("", "", ConfigError, "TWINKLE_REDIS_URL"),
-        ("mysql://host/name", "redis://127.0.0.1:1", ConfigError, "mysql:// is not supported"),
         ("postgresql://u@127.0.0.1:1/name", "redis://127.0.0.1:1", StorageUnavailable, "did not answer"),
         ("sqlite:////no/such/folder/journal.db", "redis://127.0.0.1:1", StorageUnavailable, "did not answer"),
     ],

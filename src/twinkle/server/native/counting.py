@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import orjson
+import json
+
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import UserError
@@ -26,7 +27,7 @@ async def count_tokens(request: Request, server: Server, tenant: Tenant) -> Resp
     """Count the tokens of prompts, and how many may be drawn; nothing is drawn."""
     async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, CountRequest, received.complete())
-        counts = [await _counted(server, tenant, body.endpoint, orjson.dumps(one)) for one in body.requests]
+        counts = [await _counted(server, tenant, body.endpoint, json.dumps(one).encode()) for one in body.requests]
     return answer(CountResponse(counts=counts))
 
 

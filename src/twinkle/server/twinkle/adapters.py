@@ -16,6 +16,8 @@ from twinkle.storage.adapters.named import AdapterAddress, AdapterName
 from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.wire.bodies.twinkle_calls import AdapterCreated
 
+_MAX_MODEL_NAME = 512
+
 WARNINGS = "warnings"
 """Under which a run's metadata says what of its config is not applied."""
 
@@ -79,5 +81,7 @@ async def address_of(
 
 def _meant(server: ServerState, base_model: str) -> str:
     """The id that this one stands for, where the operator has said so."""
+    if len(base_model) > _MAX_MODEL_NAME:
+        raise NotFound(f"no model has a name of {len(base_model)} characters; at most {_MAX_MODEL_NAME} are looked at")
     aliases = server.common.settings.model_id_aliases
     return aliases.get(base_model) or aliases.get(plain_model_name(base_model)) or base_model

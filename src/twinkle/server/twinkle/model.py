@@ -46,7 +46,7 @@ METHODS = tuple(sorted(CALL_KINDS.keys() - _OWN_ROUTES))
 CALL_HEADERS = (HEADER, PREFER, SESSION_HEADER)
 RESULT = Raw(JSON, 'The result: null, or {"result": ...}.')
 
-ModelName = Annotated[str, Path(max_length=512)]
+ModelName = Annotated[str, Path()]
 Method = Annotated[str, Path(json_schema_extra={"enum": list(METHODS)})]
 
 router = APIRouter(prefix="/model")

@@ -103,7 +103,10 @@ class Scripts:
 
     def _furnish(self, request: ScriptRequest, user: pwd.struct_passwd | None) -> Path:
         """The job's own folder with the script in it; what an attempt before this one left there stays."""
-        self._root.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if not self._root.exists():
+            self._root.mkdir(parents=True)
+            # Whatever this process is told to keep to itself: the users of scripts go through here.
+            self._root.chmod(0o711)
         self._remove_old()
         folder = self._root / request.job
         folder.mkdir(mode=0o700, exist_ok=True)
