@@ -39,6 +39,8 @@ SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=CONFIG)
 # These wait for the outcome, so their worker must work; it would also make the samples that others ask for.
 DRAWING = {"/v1/completions", "/v1/chat/completions", "/v1/fine_tuning/alpha/graders/run"}
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+# A call that would wait for a worker, which may rest, is answered with its ticket.
+HEADERS = {"Prefer": "respond-async"}
 HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
@@ -67,7 +69,7 @@ def attack(victim: Victim, operation: APIOperation, data: st.DataObject, **few: 
         case.body = {key: few.get(key, value) for key, value in case.body.items()}
     with requests.Session() as session:
         case.call_and_validate(
-            victim.base_url, session, headers={"X-API-Key": victim.key}, checks=CHECKS, timeout=ANSWER_S
+            victim.base_url, session, headers=HEADERS | {"X-API-Key": victim.key}, checks=CHECKS, timeout=ANSWER_S
         )
 
 
