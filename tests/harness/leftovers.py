@@ -36,6 +36,7 @@ _POOLS = (
     "traces_",
     "question-answers",
     "push_",
+    "rewards_",
 )
 # By what they run: the one thread in which all clients of the SDK live, and connections, which end with their clients.
 _SHARED = ("(_background_thread_func)", "(process_request_thread)")
