@@ -1,0 +1,11 @@
+"""What every group of settings is made of."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class SettingsGroup(BaseModel):
+    """Settings that belong together; their names are those of the whole tree, so no two groups share one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,0 +1,36 @@
+"""What is kept, for how long, and when housekeeping ends it."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from twinkle.core.setting_groups.group import SettingsGroup
+
+
+class KeepingSettings(SettingsGroup):
+    """What is kept, for how long, and when housekeeping ends it."""
+
+    retention_s: float = Field(
+        default=7 * 24 * 3600.0,
+        gt=0,
+        description="how long a run can be forked from or rewound to what it was, and training payloads stay for it",
+    )
+    keep_snapshot_every_ops: int = Field(
+        default=500, gt=0, description="within that time one snapshot in so many operations is kept"
+    )
+    max_snapshots: int = Field(default=16, ge=2, description="snapshots kept of one run at most")
+    max_ephemeral_weights: int = Field(
+        default=32,
+        gt=0,
+        description="nameless weights that a client's session may sample from; one more ends the longest unused",
+    )
+    ephemeral_idle_s: float = Field(
+        default=86400.0, gt=0, description="how long nameless weights stay that nobody samples from"
+    )
+    ephemeral_grace_s: float = Field(
+        default=3600.0, ge=0, description="how long they outlive the lapse of their client's session"
+    )
+    session_timeout_s: float = Field(default=300.0, gt=0, description="silence after which a session has lapsed")
+    stall_s: float = Field(
+        default=600.0, gt=0, description="how long nothing may move on a mesh that has work before livez answers 503"
+    )

@@ -1,0 +1,62 @@
+"""What a tenant may use; `twinkle tenants set` gives one limits of its own."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from twinkle.core.limits import TenantLimits
+from twinkle.core.setting_groups.group import SettingsGroup
+
+
+class TenantSettings(SettingsGroup):
+    """What a tenant may use; `twinkle tenants set` gives one limits of its own."""
+
+    tenant_max_adapters: int = Field(
+        default=1000, ge=0, description="adapters of live sessions, per tenant; 0: no limit; more is an error"
+    )
+    tenant_max_running: int = Field(
+        default=0, ge=0, description="operations that run at once on one mesh, per tenant; 0: no limit; the rest waits"
+    )
+    max_outstanding_samples: int = Field(
+        default=4000, gt=0, description="that wait or run, per tenant; more is answered 429"
+    )
+    tenant_max_body_bytes: int = Field(
+        default=256 * 2**20,
+        ge=0,
+        description="request bodies held at once, per tenant; 0: no limit; more is answered 429",
+    )
+    tenant_max_files_bytes: int = Field(
+        default=100 * 2**30,
+        ge=0,
+        description="files, unfinished uploads and prepared rows, per tenant; 0: no limit; more is an error",
+    )
+    tenant_max_jobs: int = Field(
+        default=5000, ge=0, description="jobs that have not ended, per tenant; 0: no limit; more is an error"
+    )
+    tenant_max_running_jobs: int = Field(
+        default=16, ge=0, description="jobs that run at once, per tenant; 0: no limit; the rest waits"
+    )
+    tenant_tokens_per_minute: int = Field(
+        default=0,
+        ge=0,
+        description="tokens trained and sampled, per tenant; 0: no limit; beyond it training waits, samples get 429",
+    )
+    tenant_max_processors: int = Field(
+        default=20,
+        ge=0,
+        description="data sets and loaders of live sessions, per tenant; 0: no limit; more is an error",
+    )
+
+    @property
+    def tenant_limits(self) -> TenantLimits:
+        """The limits of tenants that have none of their own."""
+        return TenantLimits(
+            max_adapters=self.tenant_max_adapters,
+            max_running=self.tenant_max_running,
+            max_samples=self.max_outstanding_samples,
+            max_body_bytes=self.tenant_max_body_bytes,
+            max_files_bytes=self.tenant_max_files_bytes,
+            max_jobs=self.tenant_max_jobs,
+            max_running_jobs=self.tenant_max_running_jobs,
+            tokens_per_minute=self.tenant_tokens_per_minute,
+        )

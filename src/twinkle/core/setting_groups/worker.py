@@ -1,0 +1,95 @@
+"""A worker: its mesh, its model, its device, and what it holds at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from twinkle.core.setting_groups.group import SettingsGroup
+
+
+class WorkerSettings(SettingsGroup):
+    """A worker: its mesh, its model, its device, and what it holds at once."""
+
+    mesh: str = Field(default="default", description="the mesh this worker serves")
+    model: str = Field(default="", description="path or id of the frozen base model")
+    model_name: str = Field(default="", description="the name clients use for it; default: as given in model")
+    device: str = Field(default="cpu", description="cpu, cuda, cuda:0, npu")
+    engine: str = Field(default="transformers", description="transformers, or null (computes nothing; for benchmarks)")
+    sampler: Literal["torch", "vllm"] = Field(
+        default="torch", description="torch: on the weights that train; vllm: a copy in vLLM, in the same process"
+    )
+    sampler_memory: float = Field(
+        default=0.4, gt=0, lt=1, description="share of a GPU's memory for vLLM: its copy of the weights and its cache"
+    )
+    ranks: int = Field(default=1, ge=1, description="devices of the mesh, each with a process of its own")
+    shard: Literal["replicate", "fsdp"] = Field(
+        default="replicate",
+        description="the base model on several ranks: whole on each (replicate), or its layers spread over them (fsdp)",
+    )
+    rank_timeout_s: float = Field(
+        default=600.0, gt=0, description="how long ranks wait for each other before the worker gives up and starts anew"
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        description="intra-op threads of a rank; 0: the quickest number, measured at the first start of a mesh"
+        " with its model on a kind of CPU, and kept",
+    )
+    measure_threads: bool = Field(default=False, description="measure that number anew at this start")
+    tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
+    max_rank: int = Field(default=128, gt=0)
+    max_adapters_per_step: int = Field(default=64, gt=0)
+    min_tokens_per_step: int = Field(
+        default=0,
+        ge=0,
+        description="fill a step up to here even with work of tenants that are ahead of their share",
+    )
+    transfer_threads: int = Field(default=8, gt=0)
+    transfer_bytes: int = Field(default=1 << 30, gt=0)
+    max_resident_adapters: int = Field(default=64, gt=0)
+    parked_adapter_bytes: int = Field(
+        default=4 << 30,
+        ge=0,
+        description="host memory for adapters that had to leave the device; beyond it they are evicted",
+    )
+    picture_cache_bytes: int = Field(
+        default=512 << 20,
+        ge=0,
+        description="device memory for what the vision tower has made of pictures, kept for each tenant by itself",
+    )
+    sample_slots: int = Field(default=32, gt=0)
+    sampler_state_bytes: int = Field(
+        default=4 << 30,
+        gt=0,
+        description="device memory for what layers that carry a state (Qwen3.5, Nemotron-H) remember of the sequences"
+        " sampled at once; fewer are, where it has no room for all",
+    )
+    prompt_cache_groups: dict[str, list[str]] = Field(
+        default={},
+        description="tenants that share computed prompts and can tell what the others sent, like"
+        ' {"research": ["alice", "bob"]}; everybody else shares with nobody',
+    )
+    lease_s: float = Field(default=15.0, gt=0)
+    sweep_s: float = Field(default=1.0, gt=0)
+    snapshot_every_ops: int = Field(default=50, gt=0)
+    snapshot_every_bytes: int = Field(
+        default=64 << 20, gt=0, description="or after operations with so many bytes of payload"
+    )
+    snapshot_every_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("prompt_cache_groups")
+    @classmethod
+    def _name_each_tenant_once(cls, groups: dict[str, list[str]]) -> dict[str, list[str]]:
+        names = sorted(name for members in groups.values() for name in members)
+        twice = [name for name, following in pairwise(names) if name == following]
+        if twice:
+            raise ValueError(f"{twice[0]} is named twice; a tenant shares with one group")
+        return groups
+
+    @property
+    def resolved_model_name(self) -> str:
+        """The name under which clients ask for the base model."""
+        return self.model_name or self.model
