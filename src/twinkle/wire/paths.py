@@ -121,6 +121,13 @@ def validate_name(name: str, *, field: str = "path") -> str:
     return name
 
 
+def is_model_id(text: str) -> bool:
+    """Whether a text has the form of a training run's id; no base model's name and no path has it."""
+    session_id, separator, number = text.rpartition(":train:")
+    is_short = len(text) <= MAX_ID_LENGTH
+    return bool(separator) and is_short and bool(_RUN_ID.fullmatch(session_id) and _NUMBER.fullmatch(number))
+
+
 def parse_model_id(text: str, *, field: str = "model_id") -> ModelId:
     """Reads a model id."""
     session_id, number = _parse_numbered(text, ":train:", field)

@@ -175,6 +175,45 @@ def test_ones_own_sampler_checkpoints_are_models_and_others_are_not_there(
     assert stranger.completions.create(model=path, prompt="a", max_tokens=2).choices[0].text == '!"'
 
 
+def test_a_training_run_is_a_model_and_the_answer_names_the_checkpoint_that_it_meant(
+    chat_api: tuple[Api, FakeWorker], chat_key: str, client: openai.OpenAI
+) -> None:
+    api = chat_api[0]
+    sampler = save_for_sampler(api, chat_key)
+    run = sampler.removeprefix("tinker://").partition("/")[0]
+    keyed = {"extra_headers": {"Idempotency-Key": "of-a-run"}}
+
+    def ask(**more: object) -> tuple[str, str]:
+        made = client.chat.completions.create(model=run, messages=USER, max_tokens=1, **more)
+        return made.id, made.model
+
+    before = ask(**keyed)
+    with api.http(chat_key) as http:
+        body = {"model_id": run, "path": "two", "seq_id": 2}
+        training = retrieve(http, http.post("/save_weights", json=body).json()["request_id"]).json()["path"]
+    streamed = list(client.completions.create(model=run, prompt="a", max_tokens=1, stream=True))
+
+    assert before[1] == sampler
+    assert ask()[1] == training
+    assert ask(**keyed) == before
+    assert {chunk.model for chunk in streamed} == {training}
+    assert client.models.retrieve(run).id == run
+    with pytest.raises(openai.NotFoundError):
+        client_of(api, api.new_key()).completions.create(model=run, prompt="a")
+
+
+def test_a_run_without_a_checkpoint_is_no_model_yet(
+    chat_api: tuple[Api, FakeWorker], chat_key: str, client: openai.OpenAI
+) -> None:
+    with chat_api[0].http(chat_key) as http:
+        session = http.post("/create_session", json={"type": "create_session"}).json()["session_id"]
+        body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+        run = http.post("/create_model", json=body).json()["model_id"]
+
+    with pytest.raises(openai.NotFoundError, match="has saved no checkpoint"):
+        client.completions.create(model=run, prompt="a", max_tokens=1)
+
+
 def test_requests_of_one_tenant_and_model_share_a_sampling_session(
     chat_api: tuple[Api, FakeWorker], client: openai.OpenAI
 ) -> None:

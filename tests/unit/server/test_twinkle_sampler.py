@@ -358,8 +358,21 @@ def test_a_run_of_the_other_dialect_is_sampled_as_it_was_saved_last(stage: Stage
     retrieve(http, http.post("/save_weights_for_sampler", json=save).json()["request_id"])
     stage.sample(ROW, adapter_name=run, sampling_params={"max_tokens": 1})
 
-    assert refused.status_code == 400 and "save_weights_for_sampler" in refused.json()["detail"]
+    assert refused.status_code == 404 and "save_weights_for_sampler" in refused.json()["detail"]
     assert stage.api.stores.sampling_sessions.find(stage.worker.executed[-1].lane).checkpoint is not None
+
+
+def test_a_run_in_the_place_of_a_path_is_its_newest_checkpoint_and_the_answer_says_which(stage: Stage) -> None:
+    run = stage.add_adapter()
+    first = stage.http.post(f"{MODEL}/save", json={"adapter_name": "a", "name": "one"}).json()["twinkle_path"]
+    body = {"inputs": [ROW], "adapter_uri": run, "sampling_params": {"max_tokens": 1}}
+    before = stage.call("sample", {"x-idempotency-key": "k"}, **body).json()
+    second = stage.http.post(f"{MODEL}/save", json={"adapter_name": "a", "name": "two"}).json()["twinkle_path"]
+
+    assert before["checkpoint"] == first.replace("tinker://", "twinkle://")
+    assert stage.call("sample", **body).json()["checkpoint"] == second.replace("tinker://", "twinkle://")
+    assert stage.call("sample", {"x-idempotency-key": "k"}, **body).json() == before
+    assert stage.call("sample", inputs=[ROW]).json()["checkpoint"] is None
 
 
 def test_without_a_session_the_base_model_is_sampled_all_the_same(stage: Stage) -> None:

@@ -22,6 +22,7 @@ from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
 from twinkle.server.openai.growing_choice import Part, Wanted
 from twinkle.server.openai.ordering import draw
 from twinkle.server.openai.pictures import place_pictures, read_pictures
+from twinkle.server.openai.runs import definite_model
 from twinkle.server.openai.shapes import ChatCompletion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
@@ -50,6 +51,7 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
     """Answer a conversation."""
     async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, ChatRequest, received.complete())
+        body = await _definite(server, request, tenant, body)
         model, text_model, drawing = await plan_turn(server, tenant, body)
     head: JsonObject = {"created": int(server.common.clock.now()), "model": body.model}
     if body.stream:
@@ -67,6 +69,14 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
             "usage": usage_of(drawn, [drawing]),
         }
     )
+
+
+async def _definite(server: Server, request: Request, tenant: str, body: ChatRequest) -> ChatRequest:
+    """The request with checkpoints in the place of training runs."""
+    changes = {"model": await definite_model(server, request, tenant, body.model)}
+    if body.adapter_uri is not None:
+        changes["adapter_uri"] = await definite_model(server, request, tenant, body.adapter_uri)
+    return body.model_copy(update=changes)
 
 
 async def plan_turn(server: ServerState, tenant: str, body: ChatRequest) -> tuple[ServedModel, TextModel, Drawing]:

@@ -19,6 +19,7 @@ from twinkle.server.openai.answers import (
 from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
 from twinkle.server.openai.growing_choice import Part, Wanted
 from twinkle.server.openai.ordering import draw
+from twinkle.server.openai.runs import definite_model
 from twinkle.server.openai.shapes import Completion
 from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
@@ -47,6 +48,7 @@ async def create_completion(request: Request, server: Server, tenant: Caller) ->
     """Continue one or several prompts."""
     async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, CompletionRequest, received.complete())
+        body = body.model_copy(update={"model": await definite_model(server, request, tenant, body.model)})
         model, text_model, drawings = await plan_texts(server, tenant, body)
     head: JsonObject = {"object": "text_completion", "created": int(server.common.clock.now()), "model": body.model}
     if body.stream:

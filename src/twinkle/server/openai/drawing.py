@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind
 from twinkle.core.errors import InvalidInput, NotFound
@@ -13,8 +14,11 @@ from twinkle.server.fine_tuned import PREFIX
 from twinkle.server.model_texts import TextModel
 from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.wire.bodies.openai import DrawRequest
-from twinkle.wire.paths import OTHER_SCHEME, SCHEME, parse_checkpoint_path
+from twinkle.wire.paths import OTHER_SCHEME, SCHEME, is_model_id, parse_checkpoint_path
 from twinkle.wire.sampling import Prompt, PromptChunk
+
+# Not exports: those are to be taken away.
+_SAMPLED = (CheckpointKind.SAMPLER, CheckpointKind.TRAINING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,8 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
     """
     base_model, checkpoint = name, None
     path = name
+    if is_model_id(name):
+        path = (await newest_checkpoint(common, artifacts, tenant, name)).path
     if name.startswith(PREFIX):
         path = await common.sql.run(artifacts.fine_tuned.sampler_path, name, tenant)
     if path.startswith((SCHEME, OTHER_SCHEME)):
@@ -106,6 +112,23 @@ async def _find_checkpoint(common: Common, artifacts: Artifacts, tenant: str, na
         if name == path:
             raise
         raise NotFound(f"the model {name!r} is gone: its checkpoint {path} was deleted") from error
+
+
+async def newest_checkpoint(common: Common, artifacts: Artifacts, tenant: str, run: str) -> Checkpoint:
+    """What a run of the tenant's has saved last.
+
+    Raises:
+        NotFound: There is no such run, or it is another tenant's, or it has saved nothing.
+    """
+    page = partial(artifacts.checkpoints.page, tenant, limit=1, offset=0, adapter_id=run, kinds=_SAMPLED)
+    found, _ = await common.sql.run(page)
+    if found:
+        return found[0]
+    await common.sql.run(partial(artifacts.adapters.find, run, tenant=tenant))
+    raise NotFound(
+        f"training run {run!r} has saved no checkpoint to sample from; save one"
+        " (save_weights_for_sampler, or save in the Twinkle dialect), then ask again"
+    )
 
 
 def plan(

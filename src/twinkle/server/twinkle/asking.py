@@ -18,17 +18,18 @@ from twinkle.data_format.sampling import SamplingParams
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import ServedModel, find_model, prompt_of
 from twinkle.server.openai.ordering import DrawSession, Order, lane_of, number_of, session_named, shared_session
+from twinkle.server.openai.runs import path_of_run
 from twinkle.server.request_metadata import idempotency_key
 from twinkle.server.state import ServerState
 from twinkle.server.twinkle.adapters import address_of, mesh_of_model
 from twinkle.server.twinkle.prompts import PromptTemplate, RowPrompt, read_row
 from twinkle.server.twinkle.sessions import REQUEST_HEADER, SESSION_HEADER, session_of
-from twinkle.server.twinkle.weights import lane_of_weights, latest_sampler_checkpoint
+from twinkle.server.twinkle.weights import lane_of_weights
 from twinkle.storage.adapters.named import AdapterName
 from twinkle.storage.sampling.templates import TemplatePlace
 from twinkle.wire.bodies.base import invalid_input
 from twinkle.wire.bodies.twinkle_sampling import TwinkleSampleRequest
-from twinkle.wire.paths import parse_checkpoint_path
+from twinkle.wire.paths import is_model_id, parse_checkpoint_path
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.sampling import SamplingParams as WireParams
 
@@ -40,6 +41,7 @@ class Asked:
     prompts: list[RowPrompt]
     params: SamplingParams
     model: ServedModel
+    """The base model, with the checkpoint where one was named or meant."""
     text_model: TextModel | None
     order: Order
 
@@ -76,7 +78,7 @@ async def ask(request: Request, server: ServerState, tenant: str, base_model: st
     key = idempotency_key(request)
     seqs = [number_of(key, str(i)) if key else secrets.randbits(62) for i in range(len(body.inputs))]
     repeated_seq = seqs[0] if key else None
-    model, adapter = await _model(request, server, tenant, served, body)
+    model, adapter = await _model(request, server, tenant, served, body, session=session, repeated_seq=repeated_seq)
     template = await _template(server, session, served.base_model, body.adapter_name)
     text_model = await server.common.object_io.run(server.artifacts.texts.of, served.capabilities.tokenizer_path)
     prompts = await server.common.object_io.run(_read, server, body, template, text_model, served.capabilities)
@@ -92,7 +94,7 @@ async def ask(request: Request, server: ServerState, tenant: str, base_model: st
         is_repeatable=bool(key),
         is_background=session.priority < 0,
     )
-    return Asked(prompts=prompts, params=params, model=served, text_model=text_model, order=order)
+    return Asked(prompts=prompts, params=params, model=model, text_model=text_model, order=order)
 
 
 async def _session(request: Request, server: ServerState, tenant: str) -> DrawSession:
@@ -103,11 +105,21 @@ async def _session(request: Request, server: ServerState, tenant: str) -> DrawSe
 
 
 async def _model(
-    request: Request, server: ServerState, tenant: str, served: ServedModel, body: TwinkleSampleRequest
+    request: Request,
+    server: ServerState,
+    tenant: str,
+    served: ServedModel,
+    body: TwinkleSampleRequest,
+    *,
+    session: DrawSession,
+    repeated_seq: int | None,
 ) -> tuple[ServedModel, str | None]:
     """What is sampled from: the base model or a checkpoint, or an adapter with its weights of now."""
     if body.adapter_uri is not None:
-        path = str(parse_checkpoint_path(body.adapter_uri, field="adapter_uri"))
+        path = body.adapter_uri
+        if is_model_id(path):
+            path = await path_of_run(server, tenant, path, session_id=session.id, repeated_seq=repeated_seq)
+        path = str(parse_checkpoint_path(path, field="adapter_uri"))
         model = await find_model(server.common, server.queue, server.artifacts, tenant, path)
         return _of_base(model, served, "adapter_uri"), None
     if not body.adapter_name:
@@ -116,8 +128,9 @@ async def _model(
     await server.common.sql.run(server.artifacts.adapters.refuse_unloaded, address.id)
     is_ours = await server.common.sql.run(partial(server.artifacts.named_adapters.has_lane, address.id, tenant=tenant))
     if not is_ours:
-        checkpoint = await latest_sampler_checkpoint(server, address.id)
-        model = await find_model(server.common, server.queue, server.artifacts, tenant, checkpoint.path)
+        # The other dialect's client numbers its operations itself: nothing can be put into its lane from here.
+        path = await path_of_run(server, tenant, address.id, session_id=session.id, repeated_seq=repeated_seq)
+        model = await find_model(server.common, server.queue, server.artifacts, tenant, path)
         return _of_base(model, served, "adapter_name"), None
     return served, address.id
 

@@ -36,6 +36,7 @@ from twinkle.wire.bodies.twinkle_sampling import (
     TwinkleSampleRequest,
     TwinkleSamples,
 )
+from twinkle.wire.paths import in_other_scheme
 
 _PATH = "/{base_model:path}/twinkle"
 _LINES = "application/x-ndjson"
@@ -145,7 +146,9 @@ async def sample(base_model: ModelName, request: Request, server: Server, tenant
             sampled(result, prompt, asked.params, asked.text_model)
             for result, prompt in zip(results, asked.prompts, strict=True)
         ]
-        return orjson.dumps(TwinkleSamples(samples=samples))
+        checkpoint = asked.model.checkpoint
+        path = None if checkpoint is None else in_other_scheme(checkpoint.path)
+        return orjson.dumps(TwinkleSamples(samples=samples, checkpoint=path))
 
     return Response(await server.common.object_io.run(write), media_type=JSON)
 

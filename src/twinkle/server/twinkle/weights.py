@@ -11,8 +11,7 @@ import hashlib
 import orjson
 from fastapi import Request
 
-from twinkle.core.adapter import Checkpoint, CheckpointKind
-from twinkle.core.errors import InvalidInput, TransientError, TwinkleError, UserError
+from twinkle.core.errors import TransientError, TwinkleError, UserError
 from twinkle.core.operation import FailureCategory, OperationKind, Payload, Unnumbered
 from twinkle.server.openai.ordering import number_of
 from twinkle.server.state import ServerState
@@ -47,22 +46,6 @@ async def lane_of_weights(
         if found.weights is not None and found.weights.end_reason is None:
             return lane
     return await _saved(request, server, tenant, adapter, f"{_KEY}{max_seq}")
-
-
-async def latest_sampler_checkpoint(server: ServerState, adapter: str) -> Checkpoint:
-    """What a run of the other dialect, whose client numbers its operations itself, has saved last for sampling.
-
-    Raises:
-        InvalidInput: It has saved nothing.
-    """
-    checkpoint = await server.common.sql.run(server.artifacts.checkpoints.latest, adapter, CheckpointKind.SAMPLER)
-    if checkpoint is None:
-        raise InvalidInput(
-            "adapter_name",
-            f"{adapter} is trained through the Tinker dialect, and its weights are sampled from once its client has"
-            " saved them: save_weights_for_sampler under a name, or send adapter_uri",
-        )
-    return checkpoint
 
 
 async def _saved(request: Request, server: ServerState, tenant: str, adapter: str, key: str) -> str:

@@ -105,6 +105,16 @@ class SamplingSessions:
         )
         return str(rows[0].id) if rows else None
 
+    def run_sampled_before(self, session_id: str, *, run: str, seq: int) -> str | None:
+        """The path of that checkpoint of a run from which a sample of this number was accepted."""
+        prefix = f"tinker://{run}/"
+        rows = self._database.read(
+            "SELECT s.checkpoint FROM sampling_session s JOIN operation o ON o.lane = s.id"
+            " WHERE s.session = ? AND SUBSTR(s.checkpoint, 1, ?) = ? AND o.seq = ? LIMIT 1",
+            (session_id, len(prefix), prefix, seq),
+        )
+        return str(rows[0].checkpoint) if rows else None
+
     def sampled_weights_before(self, adapter: str, *, seq: int) -> str | None:
         """The sampling session on an adapter's nameless weights, still open, that has a sample of this number."""
         rows = self._database.read(

@@ -105,3 +105,5 @@ class TwinkleSamples(TypedDict):
     """One entry for each input, in their order."""
 
     samples: list[TwinkleSampled]
+    checkpoint: str | None
+    """The path of what was sampled from; null for the base model, and for weights that an adapter has now."""
