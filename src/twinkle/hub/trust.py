@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,27 @@ def open_model(model_id: str, settings: Mapping[str, Any]) -> tuple[str, dict[st
     revision, token = left.pop("revision", None), left.pop("token", None)
     left.pop("trust_remote_code", None)
     folder = Path(resolve_model_id(model_id, revision=revision, token=token))
-    if check_model_code(model_id, folder, revision=revision):
-        left["trust_remote_code"] = True
+    # Never left out: transformers would ask on the terminal.
+    left["trust_remote_code"] = check_model_code(model_id, folder, revision=revision)
     return str(folder), left
+
+
+@contextmanager
+def naming_code(text: str) -> Iterator[None]:
+    """Let transformers read what may bring no code; where it needs some, the refusal names what it is of.
+
+    Raises:
+        ConfigError: Nothing of transformers' own reads it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ConfigError(
+            f"{text} names code of its own (auto_map), which would have to run to read it and is not run; take a model"
+            f" that transformers reads by itself. In scripts the operator may trust it: see {TRUST_VARIABLE}"
+        ) from error
 
 
 def check_model_code(text: str, folder: Path, *, revision: str | None = None) -> bool:

@@ -21,6 +21,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from twinkle.core.errors import ConfigError
 from twinkle.hub.support import CONFIG_FILE, TOWER_LEFT_OUT, WITH_PICTURES, check_config
+from twinkle.hub.trust import naming_code
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 
 SCALE_SUFFIX = "_scale_inv"
@@ -70,7 +71,8 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype, with_tower: boo
     check_config(name, written)
     foreign = FOREIGN.get(str(written.get("model_type")))
     if foreign is None:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local)
+        with naming_code(name):
+            config = transformers.AutoConfig.from_pretrained(path, local_files_only=is_local, trust_remote_code=False)
         check_config(name, config.to_dict())  # what the file leaves out has a default that may be refused
     else:
         config = foreign.config(written)
@@ -89,12 +91,13 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype, with_tower: boo
             convert = foreign.tensors
             tensors = (pair for name, tensor in tensors for pair in convert(name, tensor, config))
         with torch.device("meta"):
-            model_class: Any = type(loader.from_config(config))
+            model_class: Any = type(loader.from_config(config, trust_remote_code=False))
         model, info = model_class.from_pretrained(None, state_dict=dict(tensors), **options)
     else:
         if quantisation.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
-        model, info = loader.from_pretrained(path, local_files_only=is_local, **options)
+        with naming_code(name):
+            model, info = loader.from_pretrained(path, local_files_only=is_local, trust_remote_code=False, **options)
     _check_whole(name, model, info["missing_keys"])
     is_whole = with_tower and config.model_type in WITH_PICTURES
     return _language_model(model) if config.model_type in TOWER_LEFT_OUT and not is_whole else model
@@ -108,7 +111,9 @@ def _language_model(model: Any) -> Any:
     if model.config.model_type in WHOLE_BELOW:
         return model.language_model
     with torch.device("meta"):
-        alone: Any = transformers.AutoModelForCausalLM.from_config(model.config.get_text_config())
+        alone: Any = transformers.AutoModelForCausalLM.from_config(
+            model.config.get_text_config(), trust_remote_code=False
+        )
     alone.model = model.base_model.language_model
     alone.set_output_embeddings(model.get_output_embeddings())
     alone.generation_config = model.generation_config

@@ -13,7 +13,7 @@ from twinkle.checkpoint_engine.directory import read_files
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import InvalidInput, NoRoom
 from twinkle.hub.image_processor import load_image_processor
-from twinkle.hub.trust import open_model
+from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.model.fused.determinism import prepare_environment
@@ -84,12 +84,13 @@ class MultiLoraTransformersModel(FusedComponent):
         dtype = weights_dtype(mixed_precision, device)
         image_processor = load_image_processor(folder) if takes_pictures(folder) else None
         model: Any
-        if model_cls is None and config is None and not settings:
+        if model_cls is None and config is None and settings == {"trust_remote_code": False}:
             model = load_base_model(folder, name=folder, dtype=dtype, with_tower=image_processor is not None)
         else:
             loader = model_class(model_cls)
             own_config = {} if config is None else {"config": config}
-            model = loader.from_pretrained(folder, **own_config, **{"dtype": dtype, **settings})
+            with naming_code(model_id):
+                model = loader.from_pretrained(folder, **own_config, **{"dtype": dtype, **settings})
         core = FusedLoraModel(
             model.to(device),
             name=folder,

@@ -17,7 +17,7 @@ from twinkle.checkpoint_engine.peft_tensors import published_key
 from twinkle.checkpoint_engine.sharded import whole
 from twinkle.core.errors import InvalidInput
 from twinkle.hub.caches import published_id
-from twinkle.hub.trust import open_model
+from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
@@ -102,11 +102,13 @@ class TransformersModel(PlainPasses):
         self._frozen: set[str] = set()
         self.model_id, settings = open_model(model_id, from_pretrained_kwargs)
         loader = model_class(model_cls)
-        self.model: Any = loader.from_pretrained(
-            self.model_id,
-            **({} if config is None else {"config": config}),
-            **{"dtype": torch.float32, **settings},
-        ).to(self.device)
+        with naming_code(model_id):
+            loaded = loader.from_pretrained(
+                self.model_id,
+                **({} if config is None else {"config": config}),
+                **{"dtype": torch.float32, **settings},
+            )
+        self.model: Any = loaded.to(self.device)
         # What adapters name as their base, in files that travel.
         self.model.name_or_path = published_id(self.model_id)
         self._paths = paths_of(self.model, self.model_id)

@@ -21,7 +21,7 @@ from twinkle.data_format.messages import read_messages, read_tools, with_reasoni
 from twinkle.data_format.row_error import RowError
 from twinkle.data_format.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.hub.model_path import resolve_model_id
-from twinkle.hub.trust import check_model_code
+from twinkle.hub.trust import check_model_code, naming_code
 from twinkle.sampler.scripts.rows import extended_row
 from twinkle.template.pictures import PicturePreparer, picture_preparer, put_in_place, read_picture
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
@@ -98,7 +98,8 @@ class Template:
         self.variables = dict(variables)
         self.model_path = resolve_model_id(model_id, revision=revision, token=token, ignore_model=True)
         runs_code = check_model_code(model_id, Path(self.model_path), revision=revision)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=runs_code)
+        with naming_code(model_id):
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=runs_code)
         self._marks_of: dict[bool, TurnMarks] = {}
 
     @cached_property

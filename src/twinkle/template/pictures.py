@@ -19,6 +19,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.pictures import expand_places
 from twinkle.data_format.row_error import RowError
 from twinkle.hub.image_processor import load_image_processor
+from twinkle.hub.trust import naming_code
 from twinkle.model.picture_files import decoded
 from twinkle.module.mrope import PictureSpan, mrope_positions
 
@@ -95,7 +96,8 @@ def picture_preparer(model_path: str) -> PicturePreparer | None:
     Raises:
         InvalidInput: The model takes pictures of a kind that is not known here, or nothing beside it says how.
     """
-    config = AutoConfig.from_pretrained(model_path)
+    with naming_code(model_path):
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     if getattr(config, "vision_config", None) is None or getattr(config, "image_token_id", None) is None:
         return None
     if config.model_type == GEMMA:

@@ -15,6 +15,7 @@ from twinkle.core.events import event_log
 from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
+from twinkle.hub.trust import naming_code
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of
 from twinkle.model.device_traits import plain_dtype
@@ -178,7 +179,8 @@ def _load(path: str, device: torch.device, dtype: torch.dtype | None, model_cls:
         loader = getattr(transformers, model_cls, None) if isinstance(model_cls, str) else model_cls
         if loader is None:
             raise InvalidInput("model_cls", f"is {model_cls!r}, which transformers does not have")
-        model = loader.from_pretrained(path, dtype=wanted)
+        with naming_code(path):
+            model = loader.from_pretrained(path, dtype=wanted, trust_remote_code=False)
     return FusedLoraModel(
         model.to(device),
         name=path,
@@ -201,7 +203,10 @@ def _tokenizer(path: str) -> Any:
     folder = Path(path)
     if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
         return None
-    return transformers.AutoTokenizer.from_pretrained(path, local_files_only=folder.is_dir())
+    with naming_code(path):
+        return transformers.AutoTokenizer.from_pretrained(
+            path, local_files_only=folder.is_dir(), trust_remote_code=False
+        )
 
 
 def _decode_of(tokenizer: Any) -> Any:

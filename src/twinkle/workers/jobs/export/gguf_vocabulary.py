@@ -11,6 +11,7 @@ import gguf
 import transformers
 
 from twinkle.core.errors import ConfigError
+from twinkle.hub.trust import naming_code
 
 TOKENIZER_FILE = "tokenizer.json"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -39,7 +40,10 @@ class Vocabulary:
         if not file.is_file():
             raise ConfigError(f"GGUF holds the tokenizer too, and the base model has no {TOKENIZER_FILE}")
         self._written: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with naming_code(folder.name):
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         self.num_rows = num_rows
         self.pre = self._find_split()
 

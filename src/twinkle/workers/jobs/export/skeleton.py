@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from twinkle.core.errors import ConfigError
 from twinkle.hub.support import TOWER_LEFT_OUT, WITH_PICTURES, architecture_of, check_config
+from twinkle.hub.trust import naming_code
 from twinkle.model.loading import FOREIGN, WHOLE_BELOW, decoder_of
 from twinkle.module.targets import Target, find_targets
 from twinkle.workers.jobs.export.tensor_files import check_weight_files
@@ -90,9 +91,15 @@ def open_skeleton(folder: Path) -> Skeleton:
         )
     check_weight_files(folder)
     loader = class_for(written)
-    model, info = loader.from_pretrained(
-        folder, device_map="meta", local_files_only=True, output_loading_info=True, dtype=torch.float32
-    )
+    with naming_code(name):
+        model, info = loader.from_pretrained(
+            folder,
+            device_map="meta",
+            local_files_only=True,
+            output_loading_info=True,
+            dtype=torch.float32,
+            trust_remote_code=False,
+        )
     targets = find_targets(model, model.get_output_embeddings(), _decoder(model))
     return Skeleton(model, written, targets, frozenset(info["missing_keys"]))
 

@@ -247,7 +247,7 @@ def _logits(model: Any, config: Any) -> torch.Tensor:
 def _load(folder: Path) -> Any:
     written = json.loads((folder / CONFIG_FILE).read_text())
     model, info = class_for(written).from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, trust_remote_code=False
     )
     problems = sorted(info["missing_keys"]) + sorted(str(name) for name in info["mismatched_keys"])
     if problems:
