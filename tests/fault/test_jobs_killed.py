@@ -209,6 +209,33 @@ def test_a_jobs_worker_that_is_asked_to_stop_gives_its_jobs_back_at_once(struck:
     assert ended.attempt == 1, "no attempt is used up"
 
 
+def test_a_jobs_worker_that_stood_still_finds_its_job_done_by_another_and_writes_nothing_more(
+    struck: JobsStruck, calm: Job
+) -> None:
+    frozen = struck.served.part("the jobs worker")
+    device = psutil.Process(struck.served.engine_pid())
+    device.suspend()
+    try:
+        job_id = struck.submit()
+        wait_until(lambda: struck.stores.jobs.find(job_id, struck.tenant).state == "running", what="the job under way")
+        frozen.suspend()
+    finally:
+        device.resume()
+    try:
+        with struck.served.beside("jobs-worker", "--home", str(struck.served.home)):
+            ended = struck.ended(job_id)
+    finally:
+        frozen.resume()
+    after = struck.ended(struck.submit())
+
+    assert struck.results(ended) == struck.results(after) == struck.results(calm)
+    assert struck.operations(ended) == struck.operations(calm)
+    (lost, succeeded) = struck.stores.jobs.attempts(job_id, struck.tenant)
+    assert (lost.outcome, succeeded.outcome) == ("lost", "succeeded")
+    assert lost.owner != succeeded.owner
+    assert struck.stores.jobs.find(job_id, struck.tenant) == ended, "what it wakes with is no news"
+
+
 @pytest.mark.parametrize("kind", ["sweep", "flow"])
 def test_a_sweep_and_a_flow_go_on_when_the_jobs_worker_is_killed_and_another_one_helps(
     struck: JobsStruck, calm: Job, kind: str

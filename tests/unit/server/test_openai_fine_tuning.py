@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 
 from harness.byte_tokenizer import write_tokenizer
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
-from harness.jobs import JobRig, job_rig
+from harness.jobs import JobRig, MemoryFiles, job_rig
 from harness.policy_jobs import EXACT, PolicyTools
 from harness.training_jobs import MemoryTools, spec_of
 from twinkle.core.job import JobFailed, JobKind
@@ -43,8 +44,13 @@ def api(
 
 
 @pytest.fixture(scope="module")
-def rig(api: Api, tools: MemoryTools) -> Iterator[JobRig]:
-    with job_rig(api.settings, tools=tools) as rig:
+def files() -> MemoryFiles:
+    return MemoryFiles()
+
+
+@pytest.fixture(scope="module")
+def rig(api: Api, tools: MemoryTools, files: MemoryFiles) -> Iterator[JobRig]:
+    with job_rig(api.settings, tools=tools, open_files=lambda job, door: files) as rig:
         yield rig
 
 
@@ -255,6 +261,34 @@ def test_what_is_trained_can_be_trained_on(client: openai.OpenAI, rig: JobRig) -
 
     assert (done.error, done.status) == (None, "succeeded")
     assert done.model.startswith("tinker://")
+
+
+def test_what_is_trained_answers_batches_by_either_of_its_names(
+    client: openai.OpenAI, rig: JobRig, files: MemoryFiles
+) -> None:
+    trained = client.fine_tuning.jobs.create(
+        model=BASE_MODEL, training_file=new_file(client), hyperparameters={"n_epochs": 1}
+    )
+    rig.run(trained.id)
+    found = client.fine_tuning.jobs.retrieve(trained.id)
+    job = rig.stores.jobs.find(trained.id, trained.organization_id)
+    assert job.result is not None
+
+    for number, name in enumerate([found.fine_tuned_model, job.result["sampler_checkpoint"]]):
+        assert name is not None
+        body = {"model": name, "messages": USER, "max_tokens": 2}
+        line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        files.contents[f"file-{trained.id}-{number}"] = json.dumps(line).encode()
+        made = client.batches.create(
+            input_file_id=f"file-{trained.id}-{number}", endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        rig.run(made.id)
+
+        batch = client.batches.retrieve(made.id)
+        assert (batch.status, batch.model) == ("completed", name), batch.errors
+        assert batch.output_file_id is not None
+        answer = json.loads(files.contents[batch.output_file_id])["response"]["body"]
+        assert (answer["model"], len(answer["choices"])) == (name, 1)
 
 
 @pytest.mark.parametrize(
