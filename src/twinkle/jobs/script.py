@@ -6,6 +6,7 @@ its next attempt finds its session under the job's id.
 
 from __future__ import annotations
 
+import signal
 from typing import ClassVar
 
 from pydantic import BaseModel
@@ -75,6 +76,10 @@ def _failure_of(end: ScriptEnd) -> JobFailed | None:
         return JobFailed("folder_limit", "the script was ended: its folder was full", details={"exit_code": end.code})
     if end.ended_by == "stop":
         return JobFailed("stopped", "the script was stopped from outside", is_transient=True)
+    if end.code == -signal.SIGXCPU:
+        return JobFailed(
+            "cpu_limit", "the script was ended: its processor time was used up", details={"exit_code": end.code}
+        )
     if end.code < 0:
         return JobFailed("signal", f"the script was ended by signal {-end.code}", details={"exit_code": end.code})
     if end.code:

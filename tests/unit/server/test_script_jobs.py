@@ -155,6 +155,22 @@ def test_a_script_that_fails_or_wants_too_much_is_a_job_that_failed(bench: Bench
     assert job.failure is not None and job.failure.code in {code, "signal"}
 
 
+def test_a_script_ends_when_its_processor_time_or_its_folder_is_used_up(open_bench: Callable[..., Any]) -> None:
+    with open_bench(**ALLOWED, script_cpu_s=1, script_folder_bytes=2**20) as bench:
+        busy = bench.do("while True: pass")
+        full = bench.do(
+            """
+            import time
+            for number in range(64):
+                open(f"part-{number}", "wb").write(b"x" * 2**16)
+            time.sleep(600)
+            """
+        )
+
+    assert busy.failure is not None and busy.failure.code == "cpu_limit"
+    assert full.failure is not None and full.failure.code == "folder_limit"
+
+
 def test_a_script_ends_when_its_time_is_over(bench: Bench) -> None:
     job = bench.do("import time; time.sleep(600)", max_seconds=1)
 
@@ -282,12 +298,19 @@ def test_a_script_runs_as_the_user_that_the_operator_named(open_bench: Callable[
     with tempfile.TemporaryDirectory(prefix="twinkle-scripts-") as folder:
         os.chmod(folder, 0o711)
         settings = {"script_tenants": ["*"], "script_user": "nobody", "script_python": str(_PYTHON)}
-        with open_bench(**settings, script_folder=f"{folder}/jobs") as bench:
+        with open_bench(**settings, script_processes=8, script_folder=f"{folder}/jobs") as bench:
             job = bench.do(
                 """
                 import os
+                import subprocess
                 print("is", os.getresuid(), os.getgroups())
                 open("mine", "w").write("1")
+                children = []
+                try:
+                    while True:
+                        children.append(subprocess.Popen(["sleep", "600"]))
+                except BlockingIOError:
+                    print("children", len(children))
                 try:
                     os.kill(os.getppid(), 9)
                 except PermissionError:
@@ -300,6 +323,9 @@ def test_a_script_runs_as_the_user_that_the_operator_named(open_bench: Callable[
     nobody = pwd.getpwnam("nobody").pw_uid
     assert f"is {(nobody,) * 3} []" in printed
     assert "harmless" in printed
+    # Others of that user count as well.
+    (num_children,) = [int(line.split()[1]) for line in printed.splitlines() if line.startswith("children")]
+    assert num_children < 8
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -18,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
 _LOOK_S = 0.1
+_CPU_GRACE_S = 5
 _LIMITS = {
     "memory_bytes": resource.RLIMIT_AS,
     "cpu_s": resource.RLIMIT_CPU,
@@ -59,7 +60,9 @@ def _become(plan: dict, prctl) -> None:  # type: ignore[no-untyped-def, type-arg
     os.setsid()
     os.chdir(plan["folder"])
     for name, limit in _LIMITS.items():
-        resource.setrlimit(limit, (plan[name], plan[name]))
+        # At the first limit of its processor time it is told, by a signal of its own; at the second it is killed.
+        grace = _CPU_GRACE_S if limit == resource.RLIMIT_CPU else 0
+        resource.setrlimit(limit, (plan[name], plan[name] + grace))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if plan["uid"] is not None:
         os.setgroups([])
