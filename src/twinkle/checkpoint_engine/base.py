@@ -16,8 +16,11 @@ class CheckpointEngine(ABC):
     """One way for named tensors from the ranks that train to those that sample.
 
     A sync is ``prepare``, ``init_process_group``, then ``send_weights`` on one side and ``receive_weights`` on the
-    other, and ``finalize``. An engine of one's own brings these methods; the last two may be coroutines.
+    other, and ``finalize``. An engine of one's own brings these methods; sending and receiving may be coroutines.
     """
+
+    is_sender: bool = False
+    """Whether this rank is the first of those that train; said before ``prepare``."""
 
     @abstractmethod
     def prepare(self) -> Mapping[str, Any] | None:
@@ -51,33 +54,6 @@ class CheckpointEngine(ABC):
     @abstractmethod
     def finalize(self) -> None:
         """Free what the sync has needed."""
-
-
-class CheckpointEngineMixin:
-    """What makes a component an end of a sync: it keeps the engine between the steps."""
-
-    checkpoint_engine: CheckpointEngine | None = None
-    takes_whole_weights: bool = True
-    """Whether ``receive_weights`` works; a sampler without takes adapters alone."""
-
-    def prepare_checkpoint_engine(self, engine: CheckpointEngine) -> Mapping[str, Any] | None:
-        """Take part in a sync by this engine."""
-        self.checkpoint_engine = engine
-        return engine.prepare()
-
-    def init_checkpoint_process_group(self, **kwargs: Any) -> None:
-        """Meet the other side."""
-        self._require_engine().init_process_group(**kwargs)
-
-    def finalize_checkpoint_engine(self) -> None:
-        """End the sync."""
-        self._require_engine().finalize()
-        self.checkpoint_engine = None
-
-    def _require_engine(self) -> CheckpointEngine:
-        if self.checkpoint_engine is None:
-            raise RuntimeError("no sync is under way; call prepare_checkpoint_engine first")
-        return self.checkpoint_engine
 
 
 class MemoryCheckpointEngine(CheckpointEngine):

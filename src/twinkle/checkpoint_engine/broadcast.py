@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed
 
 from twinkle.checkpoint_engine.base import CheckpointEngine, Topology, Weights
-
-BUCKET_BYTES = 256 << 20
-"""About how much goes in one broadcast: the memory that a sync needs beside the weights."""
-
-
-@dataclass(frozen=True)
-class TensorPlace:
-    """Where a tensor lies in a bucket."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    start: int
-    """In bytes."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+from twinkle.checkpoint_engine.buckets import BUCKET_BYTES, TensorPlace, buckets_of, empty_bucket, packed, places_of
 
 
 class BroadcastCheckpointEngine(CheckpointEngine):
@@ -68,13 +49,10 @@ class BroadcastCheckpointEngine(CheckpointEngine):
             for _ in self.receive_weights():
                 pass
             return
-        for bucket in self._buckets(weights):
-            places = _places(bucket)
+        for bucket in buckets_of(weights, self._bucket_bytes):
+            places = places_of(bucket)
             distributed.broadcast_object_list([places], src=self._source)
-            flat = torch.empty(places[-1].start + places[-1].num_bytes, dtype=torch.uint8, device=self._device)
-            for place, (_, tensor) in zip(places, bucket, strict=True):
-                _slot(flat, place).copy_(tensor.detach())
-            distributed.broadcast(flat, src=self._source)
+            distributed.broadcast(packed(bucket, places, self._device), src=self._source)
         distributed.broadcast_object_list([[]], src=self._source)
 
     def receive_weights(self) -> Weights:
@@ -85,37 +63,10 @@ class BroadcastCheckpointEngine(CheckpointEngine):
             places: list[TensorPlace] = told[0]
             if not places:
                 return
-            flat = torch.empty(places[-1].start + places[-1].num_bytes, dtype=torch.uint8, device=self._device)
+            flat = empty_bucket(places, self._device)
             distributed.broadcast(flat, src=self._source)
             for place in places:
-                yield place.name, _slot(flat, place)
+                yield place.name, place.of(flat)
 
     def finalize(self) -> None:
         """See :class:`CheckpointEngine`; nothing is kept between syncs."""
-
-    def _buckets(self, weights: Weights) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        bucket: list[tuple[str, torch.Tensor]] = []
-        num_bytes = 0
-        for name, tensor in weights:
-            if bucket and num_bytes + tensor.nbytes > self._bucket_bytes:
-                yield bucket
-                bucket, num_bytes = [], 0
-            bucket.append((name, tensor))
-            num_bytes += tensor.nbytes
-        if bucket:
-            yield bucket
-
-
-def _places(bucket: Sequence[tuple[str, torch.Tensor]]) -> list[TensorPlace]:
-    places = []
-    start = 0
-    for name, tensor in bucket:
-        # A view as another dtype must begin at a multiple of its size; 16 is one of all.
-        start = -(-start // 16) * 16
-        places.append(TensorPlace(name, tuple(tensor.shape), tensor.dtype, start))
-        start += tensor.nbytes
-    return places
-
-
-def _slot(flat: torch.Tensor, place: TensorPlace) -> torch.Tensor:
-    return flat[place.start : place.start + place.num_bytes].view(place.dtype).view(place.shape)

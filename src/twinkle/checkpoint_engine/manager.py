@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import safetensors.torch
 import torch
 from torch import distributed
 
 from twinkle.checkpoint_engine.base import CheckpointEngine, MemoryCheckpointEngine, Weights
 from twinkle.checkpoint_engine.broadcast import BroadcastCheckpointEngine
-from twinkle.checkpoint_engine.peft import CONFIG_FILE, WEIGHTS_FILE
+from twinkle.checkpoint_engine.ends import (
+    CheckpointReceiver,
+    Part,
+    SampledWeights,
+    TrainedWeights,
+    finish,
+    outgoing,
+    plain,
+    take_over,
+)
+from twinkle.checkpoint_engine.groups import GroupSync
 from twinkle.core.errors import InvalidInput
-
-
-class TrainedWeights(Protocol):
-    """What a model must offer."""
-
-    def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
-        """The weights of an adapter, or all of them."""
-        ...
-
-    def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
-        """The adapter's config; empty where all parameters are trained."""
-        ...
-
-    def send_weights(self, *, adapter_name: str = "", merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights of the model, with the adapter's update in them or (``merge=False``) without."""
-        ...
-
-
-class SampledWeights(Protocol):
-    """What a sampler must offer."""
-
-    takes_whole_weights: bool
-
-    def receive_weights(self, weights: Weights) -> None:
-        """Take over all weights."""
-        ...
-
-    def receive_adapter(self, files: Mapping[str, bytes], adapter_name: str = "") -> None:
-        """Take over an adapter as the files of a PEFT directory."""
-        ...
+from twinkle.infra.remote import is_remote
 
 
 class CheckpointEngineManager:
     """Brings the weights of a model to a sampler whenever it is told to.
 
     In one process they are handed over in memory. Under torchrun every rank calls; a rank without a model (``None``)
-    gets them from the first one that has one, and a rank without a sampler only sends.
+    gets them from the first one that has one, and a rank without a sampler only sends. Where both run on groups of
+    devices, the script calls once, and the first rank that trains sends to all that sample.
 
     Args:
         model: What trains.
@@ -76,71 +54,89 @@ class CheckpointEngineManager:
         self._engine = engine
         self._adapter_name = adapter_name
         self._is_base_there = False
+        self.version = 0
+        """The number of the last sync. An answer carries the one that its sampler had: ``weights_version``."""
+        self._groups: GroupSync | None = None
+        if is_remote(model) or is_remote(sampler):
+            if not (is_remote(model) and is_remote(sampler)):
+                here = "sampler" if is_remote(model) else "model"
+                raise InvalidInput(here, "runs in this process and the other end on a group; give both a remote_group")
+            self._groups = GroupSync(model, sampler, engine=engine, adapter_name=adapter_name)
 
-    def sync_weights(self, merge_and_sync: bool = True) -> None:
+    def sync_weights(self, merge_and_sync: bool = True) -> int:
         """Bring the sampler to the weights that the model has now. Calls to it after this sample with them.
+
+        While this runs, and when it fails, the sampler refuses to sample, until a sync has ended well.
 
         Args:
             merge_and_sync: Of an adapter: send the whole model with its update merged in. Else the base weights go once
                 and then the adapter alone, which is much less.
 
+        Returns:
+            The version of the weights, by which answers can be told apart.
+
         Raises:
             InvalidInput: The sampler does not take what is sent.
+            SyncFailed: The weights did not arrive.
         """
-        config = self._agreed(self._config)
-        if not config or merge_and_sync:
-            self._send(lambda model: model.send_weights(adapter_name=self._adapter_name), self._receive_all)
-            # What is there now is no base of an adapter.
-            self._is_base_there = False
-            return
-        # One that takes adapters only has a base model of its own; that it is the same is the script's word.
-        if not self._is_base_there and self._agreed_all(self._takes_whole_weights()):
-            self._send(
-                lambda model: model.send_weights(adapter_name=self._adapter_name, merge=False), self._receive_all
-            )
-        self._is_base_there = True
-        self._send(self._adapter_weights, lambda weights: self._receive_adapter(weights, config))
+        config = self._config()
+        versions, takes_whole = self._state_of_samplers()
+        version = max(versions) + 1
+        parts: list[Part] = ["merged"]
+        if config and not merge_and_sync:
+            # One that takes adapters only has a base model of its own; that it is the same is the script's word.
+            parts = ["adapter"] if self._is_base_there or not takes_whole else ["base", "adapter"]
+        # What a merged model left there is no base of an adapter, and neither is half of one.
+        self._is_base_there = self._is_base_there and parts == ["adapter"]
+        self._begin(version)
+        for part in parts:
+            self._carry(part, config)
+        self._end(version)
+        self._is_base_there = bool(config) and not merge_and_sync
+        self.version = version
+        return version
+
+    # The same on groups, and among the ranks of this world.
 
     def _config(self) -> dict[str, Any]:
-        assert self._model is not None
-        return self._model.get_peft_config_dict(adapter_name=self._adapter_name)
-
-    def _adapter_weights(self, model: TrainedWeights) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(model.get_state_dict(adapter_name=self._adapter_name).items())
-
-    def _takes_whole_weights(self) -> bool:
-        return self._sampler is None or self._sampler.takes_whole_weights
-
-    def _receive_all(self, weights: Weights) -> None:
-        if self._sampler is None:
-            for _ in weights:
-                pass
-        else:
-            self._sampler.receive_weights(weights)
-
-    def _receive_adapter(self, weights: Weights, config: Mapping[str, Any]) -> None:
-        # A tensor is only good until the next one.
-        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights}
-        if self._sampler is not None:
-            files = {
-                CONFIG_FILE: json.dumps(config, sort_keys=True).encode(),
-                WEIGHTS_FILE: safetensors.torch.save(tensors, metadata={"format": "pt"}),
-            }
-            self._sampler.receive_adapter(files, self._adapter_name)
-
-    # Between the ranks.
-
-    def _agreed(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the first rank with a model answers, on every rank."""
-        own = None if self._model is None else ask()
+        if self._groups is not None:
+            return self._groups.config()
+        own = None if self._model is None else self._model.get_peft_config_dict(adapter_name=self._adapter_name)
         answers = [answer for answer in _gathered(own) if answer is not None]
         if not answers:
             raise InvalidInput("model", "is None on every rank; nothing could be sent")
-        return answers[0]
+        config: dict[str, Any] = answers[0]
+        return config
 
-    @staticmethod
-    def _agreed_all(answer: bool) -> bool:
-        return all(_gathered(answer))
+    def _state_of_samplers(self) -> tuple[list[int], bool]:
+        if self._groups is not None:
+            states = self._groups.states()
+        else:
+            sampler = self._sampler
+            version = sampler.checkpoint_versions()[0] if isinstance(sampler, CheckpointReceiver) else self.version
+            states = _gathered((version, sampler is None or sampler.takes_whole_weights))
+        return [version for version, _ in states], all(takes_whole for _, takes_whole in states)
+
+    def _begin(self, version: int) -> None:
+        if self._groups is not None:
+            self._groups.begin(version)
+        elif isinstance(self._sampler, CheckpointReceiver):
+            self._sampler.begin_sync(version)
+
+    def _end(self, version: int) -> None:
+        if self._groups is not None:
+            self._groups.end(version)
+        elif isinstance(self._sampler, CheckpointReceiver):
+            self._sampler.end_sync(version)
+
+    def _carry(self, part: Part, config: Mapping[str, Any]) -> None:
+        if self._groups is not None:
+            self._groups.carry(part, config)
+        else:
+            self._send(
+                lambda model: outgoing(model, part, self._adapter_name),
+                lambda weights: take_over(self._sampler, part, weights, config, self._adapter_name),
+            )
 
     def _send(
         self,
@@ -154,22 +150,23 @@ class CheckpointEngineManager:
             receive(weights_of(self._model))
             return
         engine = self._engine or (BroadcastCheckpointEngine() if len(has_model) > 1 else MemoryCheckpointEngine())
-        metadata = _gathered(engine.prepare())
         trainers = [rank for rank, is_there in enumerate(has_model) if is_there]
         others = [rank for rank, is_there in enumerate(has_model) if not is_there]
-        ours, theirs = engine.build_topology(len(trainers), len(others), [metadata[r] for r in trainers + others])
         rank = distributed.get_rank() if distributed.is_initialized() else 0
+        engine.is_sender = rank == trainers[0]
+        metadata = _gathered(engine.prepare())
+        ours, theirs = engine.build_topology(len(trainers), len(others), [metadata[r] for r in trainers + others])
         place, arguments = (trainers.index(rank), ours) if has_model[rank] else (others.index(rank), theirs)
         engine.init_process_group(**{name: values[place] for name, values in arguments.items()})
         try:
             if self._model is None:
-                receive(_plain(engine.receive_weights()))
+                receive(plain(engine.receive_weights()))
             elif len(has_model) == 1:
-                _finish(engine.send_weights(weights_of(self._model)))
-                receive(_plain(engine.receive_weights()))
+                finish(engine.send_weights(weights_of(self._model)))
+                receive(plain(engine.receive_weights()))
             else:
                 kept = list(weights_of(self._model))
-                _finish(engine.send_weights(iter(kept)))
+                finish(engine.send_weights(iter(kept)))
                 receive(kept)
         finally:
             engine.finalize()
@@ -182,23 +179,3 @@ def _gathered(value: Any) -> list[Any]:
     values: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
     return values
-
-
-def _finish(sent: Any) -> None:
-    if inspect.isawaitable(sent):
-        asyncio.run(_awaited(sent))
-
-
-async def _awaited(sent: Any) -> None:
-    await sent
-
-
-def _plain(received: Any) -> Weights:
-    if isinstance(received, AsyncIterator):
-        return asyncio.run(_collected(received))
-    weights: Weights = received
-    return weights
-
-
-async def _collected(received: AsyncIterator[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    return [(name, tensor.clone()) async for name, tensor in received]

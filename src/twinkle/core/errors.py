@@ -15,11 +15,13 @@ TwinkleError                        code, retryable, context as attributes
 │   ├── Cancelled                   a sample its client no longer wants
 │   ├── Expired                     the result was kept for its time and is gone
 │   ├── CallFailed                  a call that broke half-way on what its client had sent
-│   └── WindowFailed                an optim_step whose accumulation window holds a failed forward_backward
+│   ├── WindowFailed                an optim_step whose accumulation window holds a failed forward_backward
+│   └── StaleWeights                a sampler was asked whose last weights did not arrive whole; also a RuntimeError
 ├── TransientError                  retried with back-off
 │   ├── OutOfMemory                 retried with smaller micro-batches
 │   ├── StorageUnavailable          the database or the object store did not answer
 │   ├── MeshUnavailable             no mesh has said yet what it serves
+│   ├── SyncFailed                  weights did not get from the ranks that train to those that sample
 │   └── Overloaded                  too much waits already; ask again in ``retry_after_s``
 ├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
 ├── StatementFailed                 the database refused a statement of ours: a mistake in the program, said once
@@ -40,6 +42,17 @@ class TwinkleError(Exception):
         super().__init__(message)
         self.message = message
         self.context = context
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors travel between processes; their constructors do not all take what ``args`` holds.
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[TwinkleError], args: tuple[object, ...], attributes: dict[str, object]) -> TwinkleError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class UserError(TwinkleError):
@@ -128,6 +141,12 @@ class WindowFailed(UserError):
     code = "window_failed"
 
 
+class StaleWeights(UserError, RuntimeError):
+    """A sampler was asked that may hold other weights than the last synchronisation meant it to have."""
+
+    code = "stale_weights"
+
+
 class CallFailed(UserError):
     """A call broke half-way on what its client had sent; the adapter is brought back to where it was before."""
 
@@ -157,6 +176,12 @@ class MeshUnavailable(TransientError):
     """No mesh has said yet what it serves: the workers are still starting."""
 
     code = "mesh_unavailable"
+
+
+class SyncFailed(TransientError):
+    """Weights did not get from the ranks that train to those that sample."""
+
+    code = "sync_failed"
 
 
 class Overloaded(TransientError):

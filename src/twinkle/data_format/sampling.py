@@ -207,6 +207,8 @@ class SampleResponse(Keyed):
     prompt_logprobs: list[float | None] | None = None
     """One for each prompt token; nothing precedes the first."""
     topk_prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+    weights_version: int | None = None
+    """Of a sampler that a training keeps in step: the number of the last sync that it had; 0 before any."""
 
 
 class SampleResponses(list[SampleResponse]):

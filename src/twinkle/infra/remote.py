@@ -22,6 +22,15 @@ Result = TypeVar("Result")
 Component = TypeVar("Component")
 
 
+class RemoteObject:
+    """What a script holds of a component that runs on a group of devices elsewhere."""
+
+
+def is_remote(component: object) -> bool:
+    """Whether a component runs on a group of devices, and not in this process."""
+    return isinstance(component, RemoteObject)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RemoteCall:
     """How a call of a marked method would spread over a group, and come back as one result."""

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from twinkle.checkpoint_engine.ends import CheckpointSender
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.answers import MetricResults, ModelOutput
 from twinkle.metric.records import EVAL, TRAIN
@@ -22,7 +23,7 @@ from twinkle.model.twinkle_model import Rows, TwinkleModel
 __all__ = ["ComponentModel", "Rows"]
 
 
-class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, TwinkleModel):
+class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, CheckpointSender, TwinkleModel):
     """Base of models made of components.
 
     Every method takes ``adapter_name``; without it, the only adapter, else the group ``""``.

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import transformers
 from harness.hub_models import save_hub_model
 from harness.models import make_text_model
 from twinkle.checkpoint_engine import CheckpointEngine, CheckpointEngineManager, MemoryCheckpointEngine
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import InvalidInput, Overloaded, StaleWeights
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
 from twinkle.sampler import TorchSampler
 
@@ -212,3 +213,33 @@ def test_a_class_for_pictures_too_samples_with_what_its_text_model_learned(tmp_p
     for merge in (True, False):
         CheckpointEngineManager(model=model, sampler=sampler).sync_weights(merge_and_sync=merge)
         assert scores(sampler) == pytest.approx(logps(model), abs=1e-3)
+
+
+def test_an_answer_says_which_weights_it_came_from(model_id, sampler):
+    model = TransformersModel(model_id)
+    first, second = (CheckpointEngineManager(model=model, sampler=sampler) for _ in range(2))
+
+    assert sampler.sample([PROMPT], GREEDY)[0].weights_version == 0
+    assert first.sync_weights() == first.version == 1
+    # Whoever syncs: a number means one state of this sampler's weights.
+    assert second.sync_weights() == 2
+    assert [answer.weights_version for answer in sampler.sample([PROMPT, PROMPT], GREEDY)] == [2, 2]
+
+
+def test_a_sampler_whose_sync_broke_off_answers_again_after_the_next_one(model_id, experts_id, sampler):
+    model = TransformersModel(model_id)
+    with pytest.raises(InvalidInput, match="weights"):
+        CheckpointEngineManager(TransformersModel(experts_id), sampler).sync_weights()
+
+    for ask in (sampler.sample, sampler.sample_stream):
+        with pytest.raises(StaleWeights, match="call sync_weights again"):
+            ask([PROMPT], GREEDY)
+
+    assert CheckpointEngineManager(model, sampler).sync_weights() == 2
+    assert sampler.sample([PROMPT], GREEDY)[0].weights_version == 2
+
+
+def test_errors_cross_processes_as_they_are():
+    for error in (InvalidInput("adapter_name", "is missing"), Overloaded("full", retry_after_s=7), StaleWeights("old")):
+        there = pickle.loads(pickle.dumps(error))
+        assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))

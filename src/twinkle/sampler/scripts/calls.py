@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from twinkle.checkpoint_engine.base import CheckpointEngineMixin
+from twinkle.checkpoint_engine.ends import CheckpointReceiver
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.continuation import Texts
 from twinkle.data_format.sampling import SampleResponses, SamplingParams
@@ -25,7 +25,7 @@ NAMES_KEPT_ASLEEP = ("weights", "kv_cache")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-class SteppingSampler(CheckpointEngineMixin, Sampler):
+class SteppingSampler(CheckpointReceiver, Sampler):
     """Continues prompts on a stepped sampler of its own, that nobody else adds requests to.
 
     Args:
@@ -67,8 +67,9 @@ class SteppingSampler(CheckpointEngineMixin, Sampler):
         Raises:
             InvalidInput: A row or a parameter is outside its limits, or the adapter is unknown or cannot be read.
             RuntimeError: Requests are under way already, or the sampler is asleep.
+            StaleWeights: A sync of its weights broke off.
         """
-        self._require_awake()
+        self._require_ready()
         params = _params(sampling_params, num_samples)
         adapter = None if use_base_model else self._adapters.find(adapter_name, adapter_path)
         rows = [self._encoded(row) for row in _as_rows(inputs)]
@@ -77,7 +78,14 @@ class SteppingSampler(CheckpointEngineMixin, Sampler):
         texts = self._texts()
         is_old_form = num_samples is not None
         return SampleResponses(
-            response_of(results[request.key], row, params, texts=texts, plain_logprobs=is_old_form)
+            response_of(
+                results[request.key],
+                row,
+                params,
+                texts=texts,
+                plain_logprobs=is_old_form,
+                weights_version=self.weights_version,
+            )
             for request, row in zip(requests, rows, strict=True)
         )
 
@@ -101,7 +109,7 @@ class SteppingSampler(CheckpointEngineMixin, Sampler):
         params = _params(sampling_params, None)
         if len(rows) != 1 or params.num_samples != 1:
             raise InvalidInput("inputs", f"{len(rows)} rows of {params.num_samples} samples; a stream has one of one")
-        self._require_awake()
+        self._require_ready()
         read = self._texts().read
         if read is None:
             raise InvalidInput("inputs", "cannot be streamed as text without a tokenizer; call set_template before")
@@ -250,7 +258,8 @@ class SteppingSampler(CheckpointEngineMixin, Sampler):
                 self.stepped.cancel(request.key)
         return results
 
-    def _require_awake(self) -> None:
+    def _require_ready(self) -> None:
+        self.require_settled_weights()
         if self._asleep:
             raise RuntimeError(f"the sampler is asleep ({', '.join(sorted(self._asleep))}); call wake_up() first")
 

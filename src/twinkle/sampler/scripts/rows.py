@@ -44,7 +44,13 @@ def request_of(
 
 
 def response_of(
-    result: SampleResult, row: Mapping[str, Any], params: SamplingParams, *, texts: Texts, plain_logprobs: bool = False
+    result: SampleResult,
+    row: Mapping[str, Any],
+    params: SamplingParams,
+    *,
+    texts: Texts,
+    plain_logprobs: bool = False,
+    weights_version: int | None = None,
 ) -> SampleResponse:
     """Returns what the caller of ``sample`` gets for one row; ``plain_logprobs``: as numbers, where none were asked."""
     sequences = []
@@ -67,6 +73,7 @@ def response_of(
         prompt_token_ids=token_ids_of(row),
         prompt_logprobs=None if scores is None else [None, *scores[1:].tolist()],
         topk_prompt_logprobs=None if topk is None else [None, *_pairs(topk)[1:]],
+        weights_version=weights_version,
     )
 
 
