@@ -51,6 +51,7 @@ class CheckpointEngineManager:
     ) -> None:
         self._model = model
         self._sampler = sampler
+        self._receiver = _receiver(sampler)
         self._engine = engine
         self._adapter_name = adapter_name
         self._is_base_there = False
@@ -112,22 +113,21 @@ class CheckpointEngineManager:
         if self._groups is not None:
             states = self._groups.states()
         else:
-            sampler = self._sampler
-            version = sampler.checkpoint_versions()[0] if isinstance(sampler, CheckpointReceiver) else self.version
-            states = _gathered((version, sampler is None or sampler.takes_whole_weights))
+            version = self.version if self._receiver is None else self._receiver.checkpoint_versions()[0]
+            states = _gathered((version, self._sampler is None or self._sampler.takes_whole_weights))
         return [version for version, _ in states], all(takes_whole for _, takes_whole in states)
 
     def _begin(self, version: int) -> None:
         if self._groups is not None:
             self._groups.begin(version)
-        elif isinstance(self._sampler, CheckpointReceiver):
-            self._sampler.begin_sync(version)
+        elif self._receiver is not None:
+            self._receiver.begin_sync(version)
 
     def _end(self, version: int) -> None:
         if self._groups is not None:
             self._groups.end(version)
-        elif isinstance(self._sampler, CheckpointReceiver):
-            self._sampler.end_sync(version)
+        elif self._receiver is not None:
+            self._receiver.end_sync(version)
 
     def _carry(self, part: Part, config: Mapping[str, Any]) -> None:
         if self._groups is not None:
@@ -170,6 +170,11 @@ class CheckpointEngineManager:
                 receive(kept)
         finally:
             engine.finalize()
+
+
+def _receiver(sampler: object) -> CheckpointReceiver | None:
+    """The sampler, if it counts its syncs; one of a script's own need not."""
+    return sampler if isinstance(sampler, CheckpointReceiver) else None
 
 
 def _gathered(value: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore, Work  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import BroadcastOptions  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import BroadcastOptions
 
 from twinkle.checkpoint_engine.base import CheckpointEngine, Topology, Weights
 from twinkle.checkpoint_engine.buckets import (
@@ -80,7 +80,7 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         }
 
         def arguments(ranks: Sequence[int], ends: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-            own = {
+            own: dict[str, list[Any]] = {
                 "rank": list(ranks),
                 "address": [LOOPBACK if is_one_machine else end["address"] for end in ends],
             }
@@ -93,7 +93,15 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         )
 
     def init_process_group(
-        self, *, rank: int, size: int, host: str, port: int, address: str, backend: str, **kwargs: Any
+        self,
+        *,
+        rank: int = NOT_A_MEMBER,
+        size: int = 0,
+        host: str = LOOPBACK,
+        port: int = 0,
+        address: str = LOOPBACK,
+        backend: str = "gloo",
+        **kwargs: Any,
     ) -> None:
         """See :class:`CheckpointEngine`. Blocks until all members have come."""
         self._rank = rank
@@ -101,17 +109,19 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             return
         door = self._doors.pop(host, None)
         self._close_doors()
-        if door is not None:
+        if door is None:
+            self._store = TCPStore(host, port, size, is_master=False, timeout=self._timeout)
+        else:
             door.listen()
-        self._store = TCPStore(
-            host,
-            port,
-            size,
-            is_master=door is not None,
-            timeout=self._timeout,
-            wait_for_workers=False,
-            **({} if door is None else {"master_listen_fd": door.detach()}),
-        )
+            self._store = TCPStore(
+                host,
+                port,
+                size,
+                is_master=True,
+                timeout=self._timeout,
+                wait_for_workers=False,
+                master_listen_fd=door.detach(),
+            )
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._group = _group(backend, self._store, rank=rank, size=size, address=address, timeout=self._timeout)
 
@@ -132,15 +142,15 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
                 flat = packed(bucket, places, self._device)
                 # The one before travels while this one is packed.
                 _wait(sent, self._timeout, "a rank that samples")
-                store.set(_key(number), pickle.dumps(places))
+                _tell(store, number, places)
                 kept = [flat]
                 sent.append(self._broadcast(kept))
                 number += 1
             _wait(sent, self._timeout, "a rank that samples")
         except BaseException as error:
-            store.set(_key(number), pickle.dumps(f"{type(error).__name__}: {error}"))
+            _tell(store, number, f"{type(error).__name__}: {error}")
             raise
-        store.set(_key(number), pickle.dumps([]))
+        _tell(store, number, [])
 
     def receive_weights(self) -> Weights:
         """See :class:`CheckpointEngine`. A tensor is good until the next one is asked for.
@@ -203,7 +213,7 @@ def _group(backend: str, store: Store, *, rank: int, size: int, address: str, ti
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
         return ProcessGroupNCCL(store, rank, size, options)
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
     return ProcessGroupGloo(store, rank, size, options)
@@ -234,6 +244,12 @@ def _own_gpu() -> str | None:
     if not torch.cuda.is_available():
         return None
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def _tell(store: Store, number: int, what: list[TensorPlace] | str) -> None:
+    """What the next bucket holds; nothing at the end; or why there will be no more."""
+    told: Any = pickle.dumps(what)  # the stub knows text alone
+    store.set(_key(number), told)
 
 
 def _key(number: int) -> str:
