@@ -23,6 +23,11 @@ BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are no character, or not yet one, read as."""
 # A character of UTF-8 has at most four bytes, hence at most four tokens.
 _MAX_TOKENS_PER_CHARACTER = 4
+MOST_BYTES_PER_TOKEN = 32
+"""Of a text on average: longer ones are refused by their bytes, before they are cut into tokens.
+
+Texts that people write have about four, those of spaces and repeated signs up to sixteen.
+"""
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 _log = structlog.get_logger()
@@ -49,15 +54,22 @@ class TextModel:
         self.reads_reasoning = reads_reasoning
         """Whether the chat template knows ``reasoning_content``."""
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a plain prompt, with what the tokenizer puts before it."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, context: int, field: str = "prompt") -> list[int]:
+        """The tokens of a plain prompt, with what the tokenizer puts before it.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]) -> list[int]:
+        Raises:
+            InvalidInput: It is longer than a text of ``context`` tokens can be.
+        """
+        return self._tokens(text, context=context, field=field, with_special=True)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object], *, context: int
+    ) -> list[int]:
         """The tokens of a conversation up to where the assistant's turn begins.
 
         Raises:
-            InvalidInput: The model has no chat template, or its template refuses these messages.
+            InvalidInput: The model has no chat template, or its template refuses these messages, or they are longer
+                than a text of ``context`` tokens can be.
         """
         if self._template is None:
             raise InvalidInput("model", "has no chat template; use /v1/completions")
@@ -66,7 +78,19 @@ class TextModel:
             text = self._template.render(values)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._tokens(text, context=context, field="messages", with_special=False)
+
+    def _tokens(self, text: str, *, context: int, field: str, with_special: bool) -> list[int]:
+        num_bytes, most = len(text.encode("utf-8", "replace")), MOST_BYTES_PER_TOKEN * context
+        if num_bytes > most:
+            raise InvalidInput(
+                field,
+                f"are {num_bytes} bytes of text; the model's context of {context} tokens holds {most} at most,"
+                " shorten it",
+            )
+        # Of a batch, be it of one: a single text is encoded with the interpreter's lock held.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special)
+        return list(encoding.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without the special ones."""

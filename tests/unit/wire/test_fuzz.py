@@ -16,7 +16,7 @@ from harness import crafted
 from harness.hostile import mutated
 from harness.measured import Cost, measure, traced_peak_bytes
 from twinkle.core.errors import InvalidInput, TooLarge
-from twinkle.wire.bodies.base import MAX_VALUES, parse_body
+from twinkle.wire.bodies.base import MAX_KEYS, MAX_VALUES, parse_body
 from twinkle.wire.bodies.training import CreateModelRequest, OptimStepRequest, peek_operation
 from twinkle.wire.compression import decompress, decompress_prefix
 from twinkle.wire.protobuf import DTYPE_FLOAT32, DTYPE_INT64, ForwardBackwardRequest, Message, Tensor
@@ -214,6 +214,13 @@ def test_a_body_of_very_many_values_is_too_large_before_it_is_read() -> None:
     raw = b'{"prompt":{"chunks":[{"tokens":[' + b"1," * MAX_VALUES + b"1]}]}}"
 
     with pytest.raises(TooLarge, match=f"more than {MAX_VALUES}; send less"):
+        parse_sample(raw)
+
+
+def test_a_body_of_very_many_keys_is_too_large_before_it_is_read() -> None:
+    raw = b"{" + b",".join(b'"k%d":1' % number for number in range(MAX_KEYS + 1)) + b"}"
+
+    with pytest.raises(TooLarge, match=f"holds {MAX_KEYS + 1} keys, more than {MAX_KEYS}; send less"):
         parse_sample(raw)
 
 

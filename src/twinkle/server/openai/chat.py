@@ -108,7 +108,8 @@ def _plan(body: ChatRequest, model: ServedModel, text_model: TextModel, limits: 
     urls = body.picture_urls()
     sent = read_pictures(urls, picture_rules(model.capabilities, "messages"), limits) if urls else []
     turns = [message.for_template() for message in body.messages]
-    tokens = text_model.encode_chat(turns, body.chat_template_kwargs or {})
+    context = model.capabilities.max_context_length
+    tokens = text_model.encode_chat(turns, body.chat_template_kwargs or {}, context=context)
     tokens, pictures = place_pictures(tokens, sent, model.capabilities)
     max_tokens = body.max_completion_tokens or body.max_tokens
     topk = body.top_logprobs or 0

@@ -92,7 +92,7 @@ def _encode(prompt: str, model: ServedModel, text_model: TextModel | None) -> li
         raise InvalidInput(
             "prompt", f"the server has no tokenizer of {model.base_model} to read texts with; send token ids"
         )
-    return text_model.encode(prompt)
+    return text_model.encode(prompt, context=model.capabilities.max_context_length)
 
 
 def _choice_json(choice: Choice, body: CompletionRequest, text_model: TextModel | None) -> JsonObject:

@@ -110,7 +110,7 @@ def read_row(
         if template.use_chat_template:
             tokens, pictures = _encode(given, template, text_model, capabilities, limits)
         else:
-            tokens = text_model.encode(_plain_text(given))
+            tokens = text_model.encode(_plain_text(given), context=capabilities.max_context_length, field="messages")
     except _UNREADABLE as error:
         raise InvalidInput("messages", f"cannot be read as a conversation: {error}") from error
     tokens = _shortened(tokens, template, has_pictures=bool(pictures))
@@ -162,7 +162,8 @@ def _encode(
     if sources:
         urls = [(f"images[{i}]", _url(i, source)) for i, source in enumerate(sources)]
         chunks = read_pictures(urls, picture_rules(capabilities, "messages"), limits)
-    tokens = text_model.encode_chat([_plain_turn(turn) for turn in turns], options)
+    context = capabilities.max_context_length
+    tokens = text_model.encode_chat([_plain_turn(turn) for turn in turns], options, context=context)
     return place_pictures(tokens, chunks, capabilities)
 
 

@@ -25,6 +25,8 @@ MAX_METADATA_ENTRIES = 256
 MAX_METADATA_CHARS = 64 * 1024
 # Numbers, texts, lists and objects of one body together: two bytes on the wire may be a hundred in memory.
 MAX_VALUES = 1 << 21
+MAX_KEYS = 1 << 18
+"""Of all its objects together: a key costs more than a value, and is read with the interpreter's lock held."""
 _ALWAYS_FEW_VALUES_BYTES = 1 << 20
 
 _MAX_SHOWN_CHARS = 60
@@ -112,7 +114,7 @@ def parse_body(body_class: type[RequestT], raw: bytes) -> RequestT:
 
     Raises:
         InvalidInput: It names the first field at fault.
-        TooLarge: It has very many values.
+        TooLarge: It has very many values or keys.
     """
     _refuse_too_many_values(raw)
     try:
@@ -141,6 +143,9 @@ def _refuse_too_many_values(raw: bytes) -> None:
     num_values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if num_values > MAX_VALUES:
         raise TooLarge(f"the request body holds {num_values} values, more than {MAX_VALUES}; send less at once")
+    num_keys = raw.count(b":")
+    if num_keys > MAX_KEYS:
+        raise TooLarge(f"the request body holds {num_keys} keys, more than {MAX_KEYS}; send less at once")
 
 
 def invalid_input(error: ValidationError) -> InvalidInput:
