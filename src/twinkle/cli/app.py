@@ -113,6 +113,12 @@ def worker(
     model: ModelFlag = None,
     model_name: ModelNameFlag = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0, npu.  [default: cpu]")] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|ray:N", help="Devices: of this machine, or of the nodes of a Ray cluster.  [default: 1]"
+        ),
+    ] = None,
     engine: EngineFlag = None,
     home: HomeFlag = None,
     stay_refused: Annotated[
@@ -126,6 +132,7 @@ def worker(
     """Run the worker of one mesh.
 
     twinkle worker --mesh first --model ./my-model --device cuda:0
+    twinkle worker --mesh big --model ./my-model --device cuda --ranks ray:8
     """
     from twinkle.core.errors import ConfigError
     from twinkle.workers.entry import run_worker, wait_refused
@@ -135,6 +142,7 @@ def worker(
         model=model,
         model_name=model_name,
         device=device,
+        ranks=ranks,
         engine=engine,
         home=home,
     )

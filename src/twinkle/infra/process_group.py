@@ -37,13 +37,14 @@ def join_world(platform: Platform, *, timeout_s: float) -> None:
         distributed.init_process_group(platform.backend, timeout=timedelta(seconds=timeout_s))
 
 
-def open_store(*, size: int, timeout_s: float) -> tuple[Store, int]:
-    """A place where the ranks of this machine can meet, kept by rank 0; and the port under which they find it."""
+def open_store(*, size: int, timeout_s: float, host: str = LOOPBACK) -> tuple[Store, int]:
+    """A place where ranks can meet, kept by rank 0 at an address of its own; and the port under which they find it."""
     # Bound here: torch would listen on every interface.
-    with socket.create_server((LOOPBACK, 0)) as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
         port: int = listener.getsockname()[1]
         store = TCPStore(
-            LOOPBACK,
+            host,
             port,
             size,
             is_master=True,
@@ -54,25 +55,42 @@ def open_store(*, size: int, timeout_s: float) -> tuple[Store, int]:
     return store, port
 
 
-def find_store(port: int, *, size: int, timeout_s: float) -> Store:
+def find_store(port: int, *, size: int, timeout_s: float, host: str = LOOPBACK) -> Store:
     """The place that rank 0 has opened."""
-    return TCPStore(LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
-def join_store(platform: Platform, store: Store, *, rank: int, size: int, timeout_s: float) -> RankGroup:
-    """Meet the other ranks of this machine at a store that all of them can reach. Blocks until all have come.
+def join_store(
+    platform: Platform,
+    store: Store,
+    *,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    interface: str | None = "lo",
+    device_number: int | None = None,
+) -> RankGroup:
+    """Meet the other ranks at a store that all of them can reach. Blocks until all have come.
+
+    Args:
+        platform: Where the ranks' tensors are.
+        store: Where they meet.
+        rank: The number of this one.
+        size: How many there are.
+        timeout_s: How long this, and each collective later on, waits for the others.
+        interface: The network on which gloo listens; none: where the host's name leads.
+        device_number: This rank's device among those it sees; none: as the rank.
 
     Raises:
         ConfigError: The machine has no device for this rank.
     """
-    _choose_device(platform, rank)
-    if sys.platform == "linux":
-        # Else gloo listens where the host's name leads.
-        os.environ.setdefault(GLOO_INTERFACE_VARIABLE, "lo")
+    _choose_device(platform, rank if device_number is None else device_number)
+    if sys.platform == "linux" and interface is not None:
+        os.environ.setdefault(GLOO_INTERFACE_VARIABLE, interface)
     distributed.init_process_group(
         platform.backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
     )
-    return RankGroup(rank=rank, size=size)
+    return RankGroup(rank=rank, size=size, device_number=device_number)
 
 
 def leave_world() -> None:

@@ -21,6 +21,8 @@ class RankGroup:
 
     rank: int = 0
     size: int = 1
+    device_number: int | None = None
+    """Of this rank's device among those that its process sees; none: as the rank."""
 
     def gather(self, value: Value) -> list[Value]:
         """What each rank passed, in the order of ranks. Travels pickled, so between our own processes only."""

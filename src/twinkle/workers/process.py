@@ -55,7 +55,7 @@ class MeshProcess:
         stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
         upgrade_patiently(stores.engine, clock)
         thread_record = self._thread_record = ThreadRecord(stores.meshes, settings)
-        engine = self._engine = build_engine(thread_record.settings(limit=thread_limit(settings.ranks)))
+        engine = self._engine = build_engine(thread_record.settings(limit=_thread_limit(settings)))
         redis_url = settings.redis_url.get_secret_value()
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
         self._tokens = TokenPublisher(redis_url)
@@ -152,15 +152,21 @@ class MeshProcess:
         return self._keeper.try_acquire() is not None
 
 
+def _thread_limit(settings: Settings) -> int:
+    """How many threads each rank may have: on Ray, where it is not this machine's cores that count, its CPUs."""
+    return thread_limit(settings.ranks) if settings.ranks_on == "machine" else max(1, int(settings.rank_cpus))
+
+
 def build_engine(settings: Settings) -> Engine[Any]:
     """The engine that the settings name. One of several ranks is to be built by the main thread."""
+    on_ray = settings.ranks_on == "ray"
     if settings.shard == "fsdp" and settings.ranks == 1:
         raise ConfigError("TWINKLE_SHARD: fsdp spreads the base model over ranks; set TWINKLE_RANKS to 2 or more")
-    if settings.ranks > 1 and settings.sampler == "vllm":
+    if (settings.ranks > 1 or on_ray) and settings.sampler == "vllm":
         raise ConfigError("TWINKLE_SAMPLER: vllm samples on a mesh of one rank only; set TWINKLE_RANKS to 1")
     if settings.engine == "null":
-        if settings.ranks > 1:
-            raise ConfigError("TWINKLE_RANKS: the null engine has one rank; use TWINKLE_ENGINE=transformers")
+        if settings.ranks > 1 or on_ray:
+            raise ConfigError("TWINKLE_RANKS: the null engine has one rank, here; use TWINKLE_ENGINE=transformers")
         return NullEngine(base_model=settings.resolved_model_name or "null", max_rank=settings.max_rank)
     if settings.engine != "transformers":
         raise ConfigError(f"TWINKLE_ENGINE: {settings.engine!r} is unknown; use transformers or null")
@@ -168,6 +174,6 @@ def build_engine(settings: Settings) -> Engine[Any]:
     from twinkle.workers.ranks.engine import RankedEngine  # noqa: PLC0415
     from twinkle.workers.transformers_engine import TransformersEngine  # noqa: PLC0415
 
-    if settings.ranks > 1:
+    if settings.ranks > 1 or on_ray:
         return RankedEngine.start(settings)
     return TransformersEngine.from_settings(settings)

@@ -431,7 +431,10 @@ def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: Dec
 
 def _device_of(settings: Settings, ranks: RankGroup) -> str:
     """The device of one rank: as named when there is no other, else the one that bears its number."""
-    return settings.device if ranks.size == 1 else Platform.named(settings.device).device_of(ranks.rank)
+    if ranks.size == 1:
+        return settings.device
+    number = ranks.rank if ranks.device_number is None else ranks.device_number
+    return Platform.named(settings.device).device_of(number)
 
 
 def _lora_config(config: AdapterConfig) -> LoraConfig:

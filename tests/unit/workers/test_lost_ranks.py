@@ -17,7 +17,7 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.workers.process import build_engine
-from twinkle.workers.ranks.followers import EXIT_RANK_LOST
+from twinkle.workers.ranks.world import EXIT_RANK_LOST
 
 ENDS_S = 15.0
 STUCK_AFTER_S = 20

@@ -374,17 +374,17 @@ def test_what_the_mesh_is_shows_in_its_capabilities(two: RankedEngine) -> None:
 
 def test_adapters_nobody_refers_to_are_dropped_everywhere(two: RankedEngine) -> None:
     adapters = [two.create(config()) for _ in range(3)]
-    held = len(two._member.adapters)
+    held = len(two._world._member.adapters)
     adapters.clear()
 
     kept = two.create(config())
 
-    assert len(two._member.adapters) <= held - 2
+    assert len(two._world._member.adapters) <= held - 2
     train(two, [kept], 1)
 
 
 def test_a_rank_holds_its_part_of_sharded_layers_and_no_more(two: RankedEngine) -> None:
-    model = two._member.engine.model
+    model = two._world._member.engine.model
     layers = dict(model._decoder.layers.named_parameters())
     if two.capabilities.shard == "replicate":
         assert not any(isinstance(weight, DTensor) for weight in layers.values())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from twinkle.core.setting_groups.group import SettingsGroup
 
@@ -24,7 +24,25 @@ class WorkerSettings(SettingsGroup):
     sampler_memory: float = Field(
         default=0.4, gt=0, lt=1, description="share of a GPU's memory for vLLM: its copy of the weights and its cache"
     )
-    ranks: int = Field(default=1, ge=1, description="devices of the mesh, each with a process of its own")
+    ranks: int = Field(
+        default=1,
+        ge=1,
+        description="devices of the mesh, each with a process of its own on this machine; or `ray:8`: eight actors on"
+        " whatever nodes of a Ray cluster have room",
+    )
+    ranks_on: Literal["machine", "ray"] = Field(
+        default="machine", description="where those processes are; `ray:8` says both at once"
+    )
+    ray_address: str = Field(
+        default="",
+        description="HOST:PORT of the Ray cluster for ranks on it; default: `RAY_ADDRESS`, else the one that this"
+        " machine is a node of",
+    )
+    rank_cpus: float = Field(
+        default=1.0,
+        gt=0,
+        description="CPUs of the cluster that each rank on Ray takes, beside its device; on a CPU also its threads",
+    )
     shard: Literal["replicate", "fsdp"] = Field(
         default="replicate",
         description="the base model on several ranks: whole on each (replicate), or its layers spread over them (fsdp)",
@@ -80,6 +98,17 @@ class WorkerSettings(SettingsGroup):
     )
     snapshot_every_s: float = Field(default=60.0, gt=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_place_of_ranks(cls, fields: Any) -> Any:
+        ranks = fields.get("ranks") if isinstance(fields, dict) else None
+        if not isinstance(ranks, str) or ranks.strip().isdecimal():
+            return fields
+        place, _, number = ranks.partition(":")
+        if place != "ray" or not number.isdecimal():
+            raise ValueError(f"ranks: a number, or ray:NUMBER for actors of a Ray cluster, not {ranks!r}")
+        return {**fields, "ranks": int(number), "ranks_on": "ray"}
+
     @field_validator("prompt_cache_groups")
     @classmethod
     def _name_each_tenant_once(cls, groups: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -88,6 +117,11 @@ class WorkerSettings(SettingsGroup):
         if twice:
             raise ValueError(f"{twice[0]} is named twice; a tenant shares with one group")
         return groups
+
+    @property
+    def device_type(self) -> str:
+        """The kind of its devices, without a number."""
+        return {"gpu": "cuda"}.get(kind := self.device.partition(":")[0].lower(), kind)
 
     @property
     def resolved_model_name(self) -> str:

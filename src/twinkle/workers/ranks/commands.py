@@ -6,11 +6,12 @@ Adapters are named by handles that rank 0 gives out; each rank holds an adapter 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from twinkle.core.adapter import AdapterConfig
+from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
@@ -43,6 +44,14 @@ class Command(ABC):
     @abstractmethod
     def run(self, member: Member) -> Any:
         """Make the call on this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A command, and the adapters that nobody refers to any more."""
+
+    command: Command
+    released: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -269,3 +278,63 @@ class DropSamples(Command):
     def run(self, member: Member) -> None:
         """See the engine's ``drop_samples``."""
         member.engine.drop_samples()
+
+
+# What rank 0 alone is asked. Nothing changes by it.
+
+
+@dataclass(frozen=True)
+class HasGradients(Command):
+    """Whether an adapter has accumulated gradients."""
+
+    handle: int
+
+    def run(self, member: Member) -> bool:
+        """See the engine's ``has_gradients``."""
+        return member.engine.has_gradients(member.adapters[self.handle])
+
+
+@dataclass(frozen=True)
+class Export(Command):
+    """An adapter as PEFT files."""
+
+    handle: int
+    with_optimizer: bool
+
+    def run(self, member: Member) -> dict[str, bytes]:
+        """See the engine's ``export``."""
+        return member.engine.export(member.adapters[self.handle], with_optimizer=self.with_optimizer)
+
+
+@dataclass(frozen=True)
+class WeightsBytes(Command):
+    """What an adapter's weights take up."""
+
+    handle: int
+
+    def run(self, member: Member) -> int:
+        """See the engine's ``weights_bytes``."""
+        return member.engine.weights_bytes(member.adapters[self.handle])
+
+
+@dataclass(frozen=True)
+class Snapshot(Command):
+    """All that an adapter is."""
+
+    handle: int
+
+    def run(self, member: Member) -> bytes:
+        """See the engine's ``snapshot``."""
+        return member.engine.snapshot(member.adapters[self.handle])
+
+
+@dataclass(frozen=True)
+class DrawnSoFar(Command):
+    """What a sample under way has drawn."""
+
+    request_id: str
+    known: Sequence[int]
+
+    def run(self, member: Member) -> list[TokenPiece]:
+        """See the engine's ``drawn_so_far``."""
+        return member.engine.drawn_so_far(self.request_id, self.known)

@@ -1,4 +1,4 @@
-"""The engine of a mesh of several ranks, as its rank 0 offers it to the worker."""
+"""The engine of a mesh of several ranks, as the process that holds the mesh offers it to the worker."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Self
 
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
-from twinkle.infra.platform import Platform
-from twinkle.infra.process_group import leave_world
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
@@ -26,22 +25,26 @@ from twinkle.workers.ranks.commands import (
     Command,
     Compare,
     Create,
+    DrawnSoFar,
     DropSample,
     DropSamples,
+    Export,
     Freeze,
+    HasGradients,
     Load,
     LoadInto,
     MakeCall,
-    Member,
     NoteFailure,
     OptimStep,
+    Order,
     Restore,
     RunPasses,
+    Snapshot,
     StepSamples,
-    execute,
+    WeightsBytes,
 )
-from twinkle.workers.ranks.followers import Followers, Order
-from twinkle.workers.transformers_engine import Trained, TransformersEngine
+from twinkle.workers.ranks.on_machine import MachineWorld
+from twinkle.workers.ranks.world import RankWorld
 
 
 class RankedAdapter:
@@ -64,43 +67,35 @@ class RankedEngine:
     other, and any inside a pass between ranks, ends the process.
     """
 
-    def __init__(self, member: Member, followers: Followers, *, samples_together: bool) -> None:
-        self._member = member
-        self._followers = followers
+    def __init__(self, world: RankWorld, *, samples_together: bool) -> None:
+        self._world = world
         self._samples_together = samples_together
         self._handles = itertools.count()
+        self._under_way: set[str] = set()
         # Filled by the garbage collector, in whichever thread that runs.
         self._unreferenced: deque[int] = deque()
         self._to_release: list[int] = []
 
     @classmethod
     def start(cls, settings: Settings) -> Self:
-        """Start the other ranks and load the base model on all. Blocks; to be called by the main thread.
+        """Start the ranks and load the base model on all. Blocks; to be called by the main thread.
 
         Raises:
-            ConfigError: There are fewer devices than ranks, or the model cannot be loaded.
+            ConfigError: There are fewer devices than ranks, no cluster, or the model cannot be loaded.
+            MeshUnavailable: A cluster has had no room for the ranks for a while.
         """
-        num_devices = Platform.named(settings.device).num_devices()
-        if settings.device != "cpu" and num_devices < settings.ranks:
-            raise ConfigError(f"TWINKLE_RANKS: {settings.ranks} ranks need as many devices, there are {num_devices}")
-        followers = Followers(settings)
-        try:
-            engine = TransformersEngine.from_settings(settings, followers.meet())
-        except BaseException:
-            followers.close()
-            leave_world()
-            raise
-        return cls(Member(engine, {}), followers, samples_together=settings.shard == "fsdp")
+        world = _on_cluster(settings) if settings.ranks_on == "ray" else MachineWorld(settings)
+        return cls(world, samples_together=settings.shard == "fsdp")
 
     @property
     def follower_pids(self) -> list[int]:
-        """The processes of the other ranks."""
-        return self._followers.pids
+        """The processes of the ranks that are not this one."""
+        return self._world.pids
 
     @property
     def capabilities(self) -> MeshCapabilities:
         """What clients may ask of it."""
-        return self._member.engine.capabilities
+        return self._world.capabilities
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -124,7 +119,7 @@ class RankedEngine:
 
     def has_gradients(self, state: RankedAdapter) -> bool:
         """Whether gradients have been accumulated since the last step."""
-        return self._member.engine.has_gradients(self._local(state))
+        return bool(self._first(HasGradients(state.handle)))
 
     def clear_gradients(self, state: RankedAdapter) -> None:
         """Forget the accumulated gradients on every rank."""
@@ -150,7 +145,8 @@ class RankedEngine:
     def export(self, state: RankedAdapter, *, with_optimizer: bool) -> dict[str, bytes]:
         """Rank 0's copy as PEFT files, once all ranks have shown that theirs is the same."""
         self._compare(state)
-        return self._member.engine.export(self._local(state), with_optimizer=with_optimizer)
+        files: dict[str, bytes] = self._first(Export(state.handle, with_optimizer))
+        return files
 
     def load(
         self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool
@@ -161,8 +157,7 @@ class RankedEngine:
         if is_shared:
             self._together(command)
         else:
-            self._release()
-            command.run(self._member)
+            self._first(command)
         return self._adapter(command.handle, is_shared=is_shared)
 
     def load_into(self, state: RankedAdapter, files: dict[str, bytes], call: Call) -> tuple[RankedAdapter, bytes]:
@@ -174,21 +169,18 @@ class RankedEngine:
     def freeze(self, state: RankedAdapter) -> RankedAdapter:
         """A copy of the weights on every rank that samples."""
         command = Freeze(next(self._handles), state.handle)
-        if self._samples_together:
-            self._together(command)
-        else:
-            self._release()
-            command.run(self._member)
+        self._sampling(command)
         return self._adapter(command.handle, is_shared=self._samples_together)
 
     def weights_bytes(self, state: RankedAdapter) -> int:
         """What they take up on one rank."""
-        return self._member.engine.weights_bytes(self._local(state))
+        return int(self._first(WeightsBytes(state.handle)))
 
     def snapshot(self, state: RankedAdapter) -> bytes:
         """Rank 0's copy, once all ranks have shown that theirs is the same."""
         self._compare(state)
-        return self._member.engine.snapshot(self._local(state))
+        data: bytes = self._first(Snapshot(state.handle))
+        return data
 
     def restore(self, data: bytes) -> RankedAdapter:
         """What ``snapshot`` wrote, on every rank."""
@@ -203,71 +195,71 @@ class RankedEngine:
     ) -> None:
         """Queue a sample where samples run."""
         self._sampling(AddSample(request_id, None if state is None else state.handle, request, cache_group))
+        self._under_way.add(request_id)
 
     def step_samples(self) -> list[SampleOutput]:
         """Advance all queued samples by one device step; those that ended."""
         outputs: list[SampleOutput] = self._sampling(StepSamples())
+        self._under_way.difference_update(output.request_id for output in outputs)
         return outputs
 
     def drawn_so_far(self, request_id: str, known: Sequence[int]) -> list[TokenPiece]:
         """What rank 0 has drawn; all that sample have the same."""
-        return self._member.engine.drawn_so_far(request_id, known)
+        pieces: list[TokenPiece] = self._first(DrawnSoFar(request_id, known))
+        return pieces
 
     @property
     def num_samples_under_way(self) -> int:
         """Samples added and not yet returned."""
-        return self._member.engine.num_samples_under_way
+        return len(self._under_way)
 
     def drop_sample(self, request_id: str) -> None:
         """Forget a sample."""
         self._sampling(DropSample(request_id))
+        self._under_way.discard(request_id)
 
     def drop_samples(self) -> None:
         """Forget every sample under way."""
         self._sampling(DropSamples())
+        self._under_way.clear()
 
     # -- ranks --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the other ranks."""
-        self._followers.close()
-        leave_world()
+        """End the ranks."""
+        self._world.close()
 
     def _together(self, command: Command) -> Any:
-        released = self._release()
-        self._followers.send(Order(command=command, released=released))
+        order = self._order(command)
         self._to_release.clear()
-        try:
-            result, error, reply = execute(command, self._member)
-        except Exception as failure:  # noqa: BLE001 - whatever it was, the ranks are out of step
-            self._followers.give_up(f"{type(command).__name__} failed on rank 0: {failure}")
-        for rank, theirs in enumerate(self._followers.replies(), start=1):
-            if theirs != reply:
-                self._followers.give_up(
-                    f"{type(command).__name__} ended otherwise on rank {rank} ({theirs}) than on rank 0 ({reply})"
-                )
-        if error is not None:
-            raise error
-        return result
+        return self._world.together(order)
+
+    def _first(self, command: Command) -> Any:
+        # What is released is told to the others when they are next told anything.
+        return self._world.first(self._order(command))
 
     def _sampling(self, command: Command) -> Any:
-        return self._together(command) if self._samples_together else command.run(self._member)
+        return self._together(command) if self._samples_together else self._first(command)
 
     def _compare(self, state: RankedAdapter) -> None:
         if state.is_shared:
             self._together(Compare(state.handle))
 
-    def _release(self) -> tuple[int, ...]:
-        """Drop adapters nobody refers to here; the handles that the other ranks have yet to drop."""
+    def _order(self, command: Command) -> Order:
+        """A command, and the adapters that nobody refers to here."""
         while self._unreferenced:
             self._to_release.append(self._unreferenced.popleft())
-        self._member.release(self._to_release)
-        return tuple(self._to_release)
+        return Order(command=command, released=tuple(self._to_release))
 
     def _adapter(self, handle: int, *, is_shared: bool = True) -> RankedAdapter:
         adapter = RankedAdapter(handle, is_shared=is_shared)
         weakref.finalize(adapter, self._unreferenced.append, handle)
         return adapter
 
-    def _local(self, state: RankedAdapter) -> Trained:
-        return self._member.adapters[state.handle]
+
+def _on_cluster(settings: Settings) -> RankWorld:
+    if find_spec("ray") is None:
+        raise ConfigError("TWINKLE_RANKS: ranks on Ray need Ray; install twinkle-queue[ray] here and on its nodes")
+    from twinkle.workers.ranks.on_ray import RayWorld  # noqa: PLC0415 - an extra, and slow to import
+
+    return RayWorld(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import subprocess
@@ -19,10 +18,8 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import join_store, open_store
 from twinkle.infra.rank_group import RankGroup
-from twinkle.workers.ranks.commands import Command, Reply
-
-EXIT_RANK_LOST = 70
-"""``EX_SOFTWARE`` of sysexits.h."""
+from twinkle.workers.ranks.commands import Order, Reply
+from twinkle.workers.ranks.world import end_process
 
 _MODULE = "twinkle.workers.ranks.follower"
 _STOP_S = 10.0
@@ -40,24 +37,10 @@ class Welcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """A command, and the adapters that nobody refers to any more."""
-
-    command: Command
-    released: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Follower:
     rank: int
     process: subprocess.Popen[bytes]
     channel: Connection
-
-
-def end_process(reason: str) -> NoReturn:
-    """End this process at once: its memory can no longer be trusted, and the journal knows everything that counts."""
-    _log.error("rank.lost", reason=reason, next="this process ends; its successor restores and replays")
-    os._exit(EXIT_RANK_LOST)
 
 
 class Followers:
