@@ -27,10 +27,11 @@ class Texts:
 
 
 def continued_row(row: Mapping[str, Any], tokens: Sequence[int], *, texts: Texts) -> dict[str, Any]:
-    """Returns the row with a continuation appended, every field of the row kept.
+    """Returns the row with a continuation appended, every field of the row kept, arrays and tensors as lists.
 
     Labels are shifted: ``labels[i]`` is the target at position i, so the last prompt position has the first new token.
     """
+    row = {name: _plain(value) for name, value in row.items()}
     prompt = token_ids_of(row)
     token_ids = [*prompt, *tokens]
     unshifted = [IGNORED_LABEL] * len(prompt) + list(tokens)
@@ -62,6 +63,19 @@ def token_ids_of(row: Mapping[str, Any]) -> list[int]:
         raise InvalidInput("input_ids", f"has shape {values.shape} and type {values.dtype}; send one row of integers")
     token_ids: list[int] = values.tolist()
     return token_ids
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value without arrays and tensors in it; what JSON does not have either (pictures) stays what it is."""
+    if hasattr(value, "__array__") and hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return value
 
 
 def _message(tokens: Sequence[int], read: Decode, texts: Texts) -> dict[str, Any]:

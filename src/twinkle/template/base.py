@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
-from twinkle.data_format.continuation import Texts
+from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.conversation import ToolCall
 from twinkle.data_format.media import with_pictures
 from twinkle.data_format.messages import read_messages, read_tools, with_reasoning, with_system
@@ -22,7 +22,6 @@ from twinkle.data_format.row_error import RowError
 from twinkle.data_format.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.trust import check_model_code, naming_code
-from twinkle.sampler.scripts.rows import extended_row
 from twinkle.template.pictures import PicturePreparer, picture_preparer, put_in_place, read_picture
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
 from twinkle.template.spans import TurnFinder, TurnMarks, key_rounds
@@ -233,7 +232,7 @@ class Template:
             return self.decode(tokens, skip_special_tokens=True)
 
         texts = Texts(decode=self.decode, read=read, parse_tool_calls=self.parse_tool_call)
-        return extended_row(prompt_feature, np.asarray(new_tokens, dtype=np.int64).tolist(), texts=texts)
+        return continued_row(prompt_feature, np.asarray(new_tokens, dtype=np.int64).tolist(), texts=texts)
 
     # The way of one row.
 

@@ -18,8 +18,7 @@ from harness.byte_tokenizer import write_tokenizer
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
 from twinkle.core.operation import OperationKind
-from twinkle.data_format.continuation import Texts
-from twinkle.sampler.scripts.rows import extended_row
+from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.server.twinkle.prompts import PromptTemplate
 from twinkle.storage.sampling.templates import SamplerTemplates, TemplatePlace
 from twinkle.wire.sample_result import WireSequence
@@ -138,7 +137,7 @@ def test_the_row_that_comes_back_is_the_one_that_a_script_s_own_sampler_gives(
     )
     arrays = {name: np.array(value) if name == "input_ids" else value for name, value in row.items()}
 
-    assert one["sequences"][0]["new_input_feature"] == json.loads(json.dumps(extended_row(arrays, [0, 1], texts=read)))
+    assert one["sequences"][0]["new_input_feature"] == json.loads(json.dumps(continued_row(arrays, [0, 1], texts=read)))
 
 
 def test_a_conversation_goes_through_the_models_template_and_gets_the_assistants_turn(stage: Stage) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.continuation import Texts, continued_row, token_ids_of
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SamplingParams, TokenLogprob
@@ -64,7 +61,7 @@ def response_of(
                 if plain_logprobs and params.logprobs is None
                 else _logprobs(sequence, params.logprobs),
                 decoded=None if texts.decode is None else texts.decode(tokens),
-                new_input_feature=extended_row(row, tokens, texts=texts),
+                new_input_feature=continued_row(row, tokens, texts=texts),
             )
         )
     scores, topk = result.prompt_logprobs, result.topk_prompt_logprobs
@@ -75,24 +72,6 @@ def response_of(
         topk_prompt_logprobs=None if topk is None else [None, *_pairs(topk)[1:]],
         weights_version=weights_version,
     )
-
-
-def extended_row(row: Mapping[str, Any], tokens: Sequence[int], *, texts: Texts) -> dict[str, Any]:
-    """Returns the row with a continuation appended, every field of the row kept, arrays as lists: it survives JSON."""
-    return continued_row(plain(row), tokens, texts=texts)
-
-
-def plain(value: Any) -> Any:
-    """Returns a value without arrays and tensors in it; what JSON does not have either (pictures) stays what it is."""
-    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(plain(item) for item in value)
-    return value
 
 
 def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[frozenset[int] | None, tuple[str, ...]]:
