@@ -1,0 +1,1 @@
+"""What Megatron's core has only for Transformer Engine, or not at all, in plain torch."""
