@@ -180,6 +180,7 @@ def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountPar
             clock,
             sql,
             max_body_bytes=settings.max_body_bytes,
+            all_body_bytes=settings.max_body_bytes_in_flight,
             session_timeout_s=settings.session_timeout_s,
         ),
     )

@@ -12,7 +12,7 @@ from fastapi import Request
 
 from twinkle.core.errors import InvalidInput, Overloaded, TooLarge, TransientError, UserError
 from twinkle.server.threads import Threads
-from twinkle.wire.compression import decompress, decompress_prefix
+from twinkle.wire.compression import decompress, decompress_prefix, opened_size
 
 _READ_TIMEOUT_S = 120.0
 # Enough to find the address of a training request that is not read further.
@@ -20,6 +20,7 @@ _PREFIX_BYTES = 64 * 1024
 # A refused body is still read on (a client in the middle of sending would not see the answer), but not for ever.
 _MAX_DRAINED_BODIES = 16
 _IDENTITY = {"", "identity"}
+_SCOPE_KEY = "twinkle.body_budget"
 # Anything but tensors and prompts. These are parsed on the event loop, so they must be quick to parse.
 _MAX_SMALL_BYTES = 2**20
 
@@ -82,6 +83,18 @@ class ByteBudget:
         self._held_bytes -= num_bytes
 
 
+def charge_to(budget: ByteBudget, request: Request) -> None:
+    """Name whose budget the bytes of a request's body are counted against, beside everybody's."""
+    request.scope[_SCOPE_KEY] = budget
+
+
+def _charged(request: Request) -> ByteBudget:
+    budget = request.scope.get(_SCOPE_KEY)
+    if not isinstance(budget, ByteBudget):
+        raise RuntimeError("a route reads a body before it knows whose it is; it must ask for the tenant")
+    return budget
+
+
 class Bodies:
     """Reads bodies and keeps the account of what is held of them."""
 
@@ -100,69 +113,97 @@ class Bodies:
         self._inline_bytes = inline_bytes
 
     @asynccontextmanager
-    async def receive(self, request: Request, *, budget: ByteBudget | None = None) -> AsyncIterator[Body]:
-        """Read a body; it counts as held until the end of the block, also towards the ``budget`` of whose it is.
+    async def receive(self, request: Request, *, max_bytes: int | None = None) -> AsyncIterator[Body]:
+        """Read a body; it counts as held until the end of the block, towards the budget of whose it is too.
+
+        Args:
+            request: Whose budget was named by :func:`charge_to`.
+            max_bytes: Where this route takes less than others do.
 
         Raises:
             Overloaded: Too many bytes are held already.
             BodyTimedOut: The client stopped sending.
         """
-        held = _Held([self.budget] if budget is None else [self.budget, budget])
+        held = _Held([self.budget, _charged(request)])
+        limit_bytes = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
         try:
-            raw, is_whole = await self._read_in_time(request, held)
+            raw, is_whole = await self._read_in_time(request, held, limit_bytes)
             encoding = request.headers.get("content-encoding", "").strip().lower()
             if is_whole and encoding in _IDENTITY:
-                body = Body(raw)
-            elif len(raw) <= self._inline_bytes:
-                body = self._open(raw, is_whole, encoding)
+                yield Body(raw)
+                return
+            # What it opens to is charged before it is there.
+            room_bytes = opened_size(raw, limit_bytes) if encoding == "zstd" and is_whole else 0
+            held.take(room_bytes)
+            if max(len(raw), room_bytes) <= self._inline_bytes:
+                body = self._open(raw, is_whole, encoding, limit_bytes)
             else:
-                body = await self._threads.run(self._open, raw, is_whole, encoding)
-            held.take(max(len(body.data) - len(raw), 0))
+                body = await self._threads.run(self._open, raw, is_whole, encoding, limit_bytes)
+            held.keep(len(body.data))
             yield body
         finally:
             held.release()
 
     async def read(self, request: Request) -> bytes:
         """A whole body without tensors or prompts; raises what :meth:`receive` and :meth:`Body.complete` raise."""
-        async with self.receive(request) as body:
-            data = body.complete()
-            if len(data) > _MAX_SMALL_BYTES:
-                raise TooLarge(f"the request body has more than {_MAX_SMALL_BYTES} bytes")
-            return data
+        async with self.receive(request, max_bytes=_MAX_SMALL_BYTES) as body:
+            return body.complete()
 
-    async def _read_in_time(self, request: Request, held: _Held) -> tuple[bytes, bool]:
+    async def drop(self, request: Request) -> None:
+        """Read a body and keep nothing of it.
+
+        Raises:
+            TooLarge: It has more bytes than any may.
+            BodyTimedOut: The client stopped sending.
+        """
+        size_bytes = 0
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
-                return await self._read(request, held)
+                async for piece in request.stream():
+                    size_bytes += len(piece)
+                    if size_bytes > self._max_bytes:
+                        raise TooLarge(f"the request body has more than {self._max_bytes} bytes")
         except TimeoutError:
-            raise BodyTimedOut(f"the request's body did not arrive within {_READ_TIMEOUT_S:.0f} s") from None
+            raise _too_slow() from None
 
-    async def _read(self, request: Request, held: _Held) -> tuple[bytes, bool]:
+    async def _read_in_time(self, request: Request, held: _Held, limit_bytes: int) -> tuple[bytes, bool]:
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                return await self._read(request, held, limit_bytes)
+        except TimeoutError:
+            raise _too_slow() from None
+
+    async def _read(self, request: Request, held: _Held, limit_bytes: int) -> tuple[bytes, bool]:
         pieces: list[bytes] = []
         size_bytes = 0
         async for piece in request.stream():
-            kept = piece[: max(self._max_bytes - size_bytes, 0)]
-            held.take(len(kept))
-            pieces.append(kept)
+            kept = piece[: max(limit_bytes - size_bytes, 0)]
+            if kept:
+                held.take(len(kept))
+                pieces.append(kept)
             size_bytes += len(piece)
-            if size_bytes > self._max_bytes * _MAX_DRAINED_BODIES:
+            if size_bytes > max(limit_bytes * _MAX_DRAINED_BODIES, self._max_bytes):
                 break
-        return b"".join(pieces), size_bytes <= self._max_bytes
+        return b"".join(pieces), size_bytes <= limit_bytes
 
-    def _open(self, raw: bytes, is_whole: bool, encoding: str) -> Body:
-        refusal: UserError = TooLarge(f"the request body has more than {self._max_bytes} bytes; send smaller chunks")
+    def _open(self, raw: bytes, is_whole: bool, encoding: str, limit_bytes: int) -> Body:
+        refusal: UserError = TooLarge(f"the request body has more than {limit_bytes} bytes; send smaller chunks")
         beginning = raw[:_PREFIX_BYTES]
         if encoding == "zstd":
-            beginning = decompress_prefix(raw, min(_PREFIX_BYTES, self._max_bytes))
+            beginning = decompress_prefix(raw, min(_PREFIX_BYTES, limit_bytes))
             if is_whole:
                 try:
-                    return Body(decompress(raw, self._max_bytes))
+                    return Body(decompress(raw, limit_bytes))
                 except (TooLarge, InvalidInput) as error:
                     refusal = error
         elif encoding not in _IDENTITY:
             beginning = b""
             refusal = InvalidInput("content-encoding", f"{encoding!r} is not understood here; send zstd or none")
         return Body(beginning, refusal, hashlib.sha256(raw).hexdigest())
+
+
+def _too_slow() -> BodyTimedOut:
+    return BodyTimedOut(f"the request's body did not arrive within {_READ_TIMEOUT_S:.0f} s")
 
 
 class _Held:
@@ -175,6 +216,12 @@ class _Held:
         for place, (budget, held) in enumerate(self._num_bytes):
             budget.take(num_bytes)
             self._num_bytes[place] = (budget, held + num_bytes)
+
+    def keep(self, num_bytes: int) -> None:
+        """Hold so many, which are no more than are held."""
+        for place, (budget, held) in enumerate(self._num_bytes):
+            budget.give_back(held - num_bytes)
+            self._num_bytes[place] = (budget, num_bytes)
 
     def release(self) -> None:
         for budget, held in self._num_bytes:

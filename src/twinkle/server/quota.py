@@ -47,8 +47,20 @@ class Quotas:
         threads: Threads,
         *,
         max_body_bytes: int,
+        all_body_bytes: int,
         session_timeout_s: float,
     ) -> None:
+        """Take what is asked and the limits.
+
+        Args:
+            journal: Counts open samples.
+            tenants: Their limits and rates.
+            clock: What time it is.
+            threads: Where both are asked.
+            max_body_bytes: Of one request.
+            all_body_bytes: Of everybody's requests together; a quarter of it no one tenant can take.
+            session_timeout_s: After that silence a session's adapters do not count.
+        """
         self._journal = journal
         self._tenants = tenants
         self._clock = clock
@@ -57,6 +69,7 @@ class Quotas:
         self._counting: dict[str, asyncio.Lock] = {}
         self._accounts: dict[str, _Known] = {}
         self._max_body_bytes = max_body_bytes
+        self._largest_share = all_body_bytes * 3 // 4
         self._session_timeout_s = session_timeout_s
         self._bodies: dict[str, ByteBudget] = {}
 
@@ -109,7 +122,7 @@ class Quotas:
         """What may be held of a tenant's request bodies; one alone always may."""
         limit_bytes = (await self.account(tenant)).limits.max_body_bytes
         budget = self._bodies.setdefault(tenant, ByteBudget(0, of="yours"))
-        budget.limit_bytes = max(limit_bytes, self._max_body_bytes) if limit_bytes else sys.maxsize
+        budget.limit_bytes = max(min(limit_bytes or sys.maxsize, self._largest_share), self._max_body_bytes)
         return budget
 
     def _is_old(self, count: _Count, most: int) -> bool:

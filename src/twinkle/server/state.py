@@ -12,11 +12,11 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import Unauthenticated
 from twinkle.core.settings import Settings
 from twinkle.grading.rewards import RewardProcesses
-from twinkle.server.acting import acting_in
+from twinkle.server.acting import Acting, acting_in
 from twinkle.server.any_key import refuse_strangers
 from twinkle.server.auth import Keys, Tokens
 from twinkle.server.boards import MeshBoard, QueueBoard
-from twinkle.server.body import Bodies
+from twinkle.server.body import Bodies, charge_to
 from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
 from twinkle.server.job_polls import JobPolls
@@ -183,23 +183,30 @@ async def _key(request: Request) -> ValidKey:
 async def _permitted(request: Request, key: ValidKey) -> ValidKey:
     """The key, if it may be used for this request and its tenant may; a job that acts stops by itself."""
     refuse_beyond_scopes(key.scopes, request.method, request.url.path)
-    account = await state_of(request.app).accounts.quotas.account(key.tenant)
+    quotas = state_of(request.app).accounts.quotas
+    account = await quotas.account(key.tenant)
     if account.suspension is not None:
         refuse_suspended(account.suspension, request.method, request.url.path)
+    charge_to(await quotas.bodies_of(key.tenant), request)
     return key
 
 
 async def _tenant(request: Request) -> str:
     acting = acting_in(request)
-    return (await _key(request)).tenant if acting is None else acting.tenant
+    return (await _key(request)).tenant if acting is None else await _acted_for(request, acting)
 
 
 async def _caller(request: Request) -> str:
     acting = acting_in(request)
     if acting is not None:
-        return acting.tenant
+        return await _acted_for(request, acting)
     key = await _keys_for(request).key_of(_bearer(request) or request.headers.get("x-api-key"))
     return (await _permitted(request, key)).tenant
+
+
+async def _acted_for(request: Request, acting: Acting) -> str:
+    charge_to(await state_of(request.app).accounts.quotas.bodies_of(acting.tenant), request)
+    return acting.tenant
 
 
 def _bearer(request: Request) -> str | None:

@@ -29,6 +29,17 @@ def decompress(raw: bytes, limit_bytes: int) -> bytes:
     return opened
 
 
+def opened_size(raw: bytes, limit_bytes: int) -> int:
+    """The most that :func:`decompress` may make of a frame: what it declares, else the limit."""
+    try:
+        declared = zstandard.get_frame_parameters(raw).content_size
+    except zstandard.ZstdError:
+        return 0
+    if declared in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+        return limit_bytes
+    return int(declared) if declared <= limit_bytes else 0
+
+
 def decompress_prefix(raw: bytes, size_bytes: int) -> bytes:
     """The first ``size_bytes`` at most of a frame that may be cut off; empty when it is broken from the start."""
     reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(raw)

@@ -10,13 +10,14 @@ from fastapi import Request
 from starlette.types import Message
 
 from twinkle.core.errors import InvalidInput, Overloaded, TooLarge
-from twinkle.server.body import Bodies, ByteBudget
+from twinkle.server.body import Bodies, ByteBudget, charge_to
 from twinkle.server.threads import Threads
 
 MAX_BYTES = 1000
+MIB = 2**20
 
 
-def _request(pieces: Sequence[bytes], encoding: str = "") -> Request:
+def _request(pieces: Sequence[bytes], encoding: str = "", *, budget: ByteBudget | None = None) -> Request:
     left = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     left.append({"type": "http.request", "body": b"", "more_body": False})
 
@@ -24,7 +25,9 @@ def _request(pieces: Sequence[bytes], encoding: str = "") -> Request:
         return left.pop(0)
 
     headers = [(b"content-encoding", encoding.encode())] if encoding else []
-    return Request({"type": "http", "method": "POST", "headers": headers}, receive)
+    request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+    charge_to(budget or ByteBudget(1_000_000, of="yours"), request)
+    return request
 
 
 @pytest.fixture
@@ -91,11 +94,59 @@ async def test_too_many_bytes_at_once_are_turned_away(bodies: Bodies, budget: By
 async def test_of_one_tenant_no_more_is_held_than_may_and_of_others_it_is(bodies: Bodies, budget: ByteBudget) -> None:
     own, other = ByteBudget(1000, of="yours"), ByteBudget(1000, of="yours")
 
-    async with bodies.receive(_request([b"a" * 900]), budget=own):
+    async with bodies.receive(_request([b"a" * 900], budget=own)):
         with pytest.raises(Overloaded, match=r"900 bytes of request bodies \(yours\) right now, and 1000 may be"):
-            async with bodies.receive(_request([b"a" * 101]), budget=own):
+            async with bodies.receive(_request([b"a" * 101], budget=own)):
                 pass
-        async with bodies.receive(_request([b"a" * 900]), budget=other):
+        async with bodies.receive(_request([b"a" * 900], budget=other)):
             assert (own.held_bytes, other.held_bytes, budget.held_bytes) == (900, 900, 1800)
 
     assert (own.held_bytes, other.held_bytes, budget.held_bytes) == (0, 0, 0)
+
+
+async def test_a_route_of_small_bodies_stops_reading_at_its_limit_however_large_others_may_be() -> None:
+    budget, own = ByteBudget(50 * MIB), ByteBudget(50 * MIB)
+    threads = Threads("bodies", 1)
+    bodies = Bodies(max_bytes=16 * MIB, budget=budget, threads=threads, inline_bytes=100)
+    most = 0
+
+    async def receive() -> Message:
+        nonlocal left, most
+        most = max(most, budget.held_bytes, own.held_bytes)
+        left -= 1
+        return {"type": "http.request", "body": b"a" * (MIB // 4), "more_body": left > 0}
+
+    left = 40
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    charge_to(own, request)
+    with pytest.raises(TooLarge, match="more than 1048576 bytes"):
+        await bodies.read(request)
+    threads.stop()
+
+    assert most == MIB
+    assert (budget.held_bytes, own.held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("declares", [True, False])
+async def test_a_small_route_opens_no_more_of_a_frame_than_it_takes_and_charges_it_before(declares: bool) -> None:
+    budget, own = ByteBudget(200 * MIB), ByteBudget(200 * MIB)
+    threads = Threads("bodies", 1)
+    bodies = Bodies(max_bytes=64 * MIB, budget=budget, threads=threads, inline_bytes=100)
+    compressor = zstandard.ZstdCompressor(write_content_size=declares)
+
+    with pytest.raises(TooLarge, match="opens to more than 1048576 bytes"):
+        await bodies.read(_request([compressor.compress(bytes(60 * MIB))], "zstd", budget=own))
+    tight = ByteBudget(MIB // 2, of="yours")
+    with pytest.raises(Overloaded):
+        await bodies.read(_request([compressor.compress(bytes(MIB * 3 // 4))], "zstd", budget=tight))
+    threads.stop()
+
+    assert (budget.held_bytes, own.held_bytes, tight.held_bytes) == (0, 0, 0)
+
+
+async def test_a_body_whose_owner_is_not_known_is_not_read(bodies: Bodies) -> None:
+    nobodys = _request([b"a"])
+    del nobodys.scope["twinkle.body_budget"]
+
+    with pytest.raises(RuntimeError, match="before it knows whose it is"):
+        await bodies.read(nobodys)

@@ -104,7 +104,7 @@ async def asample(
     request: Request, common: Common, accounts: Accounts, queue: Queue, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """Draw samples of one prompt."""
-    async with common.bodies.receive(request, budget=await accounts.quotas.bodies_of(tenant)) as body:
+    async with common.bodies.receive(request) as body:
         raw = body.complete()
         if len(raw) <= common.settings.inline_payload_bytes:
             read = _parse(raw)

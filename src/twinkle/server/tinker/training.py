@@ -71,7 +71,7 @@ async def forward_backward(
     request: Request, common: Common, accounts: Accounts, queue: Queue, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
     """A batch of datums, forward only or with gradients. The tensors are the worker's to judge."""
-    async with common.bodies.receive(request, budget=await accounts.quotas.bodies_of(tenant)) as body:
+    async with common.bodies.receive(request) as body:
         if len(body.data) <= common.settings.inline_payload_bytes:
             operation = _read_forward_backward(body)
         else:

@@ -138,7 +138,7 @@ async def call_method(
     """A call of one of the model's methods, behind the adapter's earlier ones; the answer is its result."""
     if method not in METHODS:
         raise NotFound(f"no method {method!r} of a model; there are {', '.join(METHODS)}")
-    async with server.common.bodies.receive(request, budget=await server.accounts.quotas.bodies_of(tenant)) as body:
+    async with server.common.bodies.receive(request) as body:
         raw = body.complete()
         if len(raw) <= server.common.settings.inline_payload_bytes:
             call = _read(method, raw)

@@ -60,8 +60,7 @@ router = APIRouter(prefix="/processor/twinkle")
 async def create_processor(request: Request, server: Server, tenant: Caller) -> Response:
     """A new processor of one of our classes; the same idempotency key gets the same one."""
     _check_served(server)
-    budget = await server.accounts.quotas.bodies_of(tenant)
-    async with server.common.bodies.receive(request, budget=budget) as incoming:
+    async with server.common.bodies.receive(request) as incoming:
         body = await _parsed(server, CreateProcessorRequest, incoming.complete())
     offer = offer_of(body.processor_type, body.class_type)
     arguments = accepted_arguments(body.model_extra or {}, offer.takes)
@@ -105,8 +104,7 @@ async def create_processor(request: Request, server: Server, tenant: Caller) -> 
 async def call_processor(request: Request, server: Server, tenant: Caller) -> Response:
     """A method of a processor, in the order of arrival; 410 says that an iterator has no more."""
     _check_served(server)
-    budget = await server.accounts.quotas.bodies_of(tenant)
-    async with server.common.bodies.receive(request, budget=budget) as incoming:
+    async with server.common.bodies.receive(request) as incoming:
         body = await _parsed(server, CallProcessorRequest, incoming.complete())
     processor = await _found(server, body.processor_id, tenant)
     method = method_of(offer_of(processor.processor_type, processor.class_type), body.function)

@@ -128,7 +128,7 @@ async def patch_sampler(base_model: ModelName, request: Request, server: Server,
 )
 async def sample(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
     """Continue every input; the answer comes when all have ended."""
-    async with server.common.bodies.receive(request, budget=await server.accounts.quotas.bodies_of(tenant)) as received:
+    async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, TwinkleSampleRequest, received.complete())
         asked = await ask(request, server, tenant, base_model, body)
     patience = Patience()
@@ -165,7 +165,7 @@ async def sample(base_model: ModelName, request: Request, server: Server, tenant
 )
 async def sample_stream(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
     """Continue one input once; its text comes as it grows."""
-    async with server.common.bodies.receive(request, budget=await server.accounts.quotas.bodies_of(tenant)) as received:
+    async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, TwinkleSampleRequest, received.complete())
         asked = await ask(request, server, tenant, base_model, body)
     if len(asked.prompts) != 1 or asked.params.num_samples != 1:
