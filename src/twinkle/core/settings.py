@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from twinkle.core.errors import ConfigError
 from twinkle.core.foreign_settings import FOREIGN_SETTINGS
 from twinkle.core.setting_groups.api import ApiSettings
+from twinkle.core.setting_groups.doors import DoorSettings
 from twinkle.core.setting_groups.files import FileSettings
 from twinkle.core.setting_groups.hubs import HubServiceSettings
 from twinkle.core.setting_groups.jobs import JobSettings
@@ -39,6 +40,7 @@ class Settings(
     FileSettings,
     OperationSettings,
     TenantSettings,
+    DoorSettings,
     ApiSettings,
     PlaceSettings,
     BaseSettings,

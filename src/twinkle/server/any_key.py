@@ -12,8 +12,21 @@ from fastapi import Request
 
 from twinkle.core.errors import Unauthenticated
 from twinkle.core.loopback import is_loopback
+from twinkle.core.settings import Settings
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+
+
+def is_neighbour(settings: Settings, request: Request) -> bool:
+    """Whether a request can only have come from a program on this machine: nothing else reaches this server."""
+    asked = urlsplit(f"//{request.headers.get('host', '')}").hostname
+    return (
+        is_loopback(settings.host)
+        and not settings.public_url
+        and asked is not None
+        and is_loopback(asked)
+        and not any(header in request.headers for header in _FORWARDED)
+    )
 
 
 def refuse_strangers(request: Request) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 from twinkle.core.clock import Clock
 from twinkle.core.standing import Standing, WaitReason
 from twinkle.scheduler.standing import Line, describe, line_up, standing_of
 from twinkle.server.threads import Threads
 from twinkle.storage.journal.meshes import DEFAULT_SILENT_S, Meshes, MeshStatus
-from twinkle.storage.journal.queues import Queues
+from twinkle.storage.journal.queues import Queues, Stall
 from twinkle.wire.bodies.futures import PendingResponse, QueueState
 
 
@@ -71,6 +72,9 @@ class QueueBoard:
         self._max_attempts = max_attempts
         self._seen: dict[str, _Seen] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._stalls: list[Stall] = []
+        self._stalls_at = float("-inf")
+        self._stalls_lock = asyncio.Lock()
 
     async def standing(self, request_id: str, tenant: str) -> Standing:
         """Where one of the tenant's operations stands.
@@ -95,6 +99,14 @@ class QueueBoard:
             queue_state=_QUEUE_STATES.get(standing.reason, "active"),
             queue_state_reason=describe(standing, now=self._clock.now()),
         )
+
+    async def stalls(self, *, after_s: float) -> list[Stall]:
+        """Meshes whose work does not move, at most a second old."""
+        async with self._stalls_lock:
+            if self._clock.now() - self._stalls_at > _TTL_S:
+                self._stalls = await self._threads.run(partial(self._queues.stalls, after_s=after_s))
+                self._stalls_at = self._clock.now()
+            return self._stalls
 
     async def _line(self, mesh: str) -> Line:
         async with self._locks[mesh]:

@@ -139,6 +139,7 @@ class Bodies:
                 body = self._open(raw, is_whole, encoding, limit_bytes)
             else:
                 body = await self._threads.run(self._open, raw, is_whole, encoding, limit_bytes)
+            del raw
             held.keep(len(body.data))
             yield body
         finally:

@@ -54,6 +54,10 @@ class GatheringTransport(asyncio.Transport):
         """Take in again."""
         self._transport.resume_reading()
 
+    def get_write_buffer_size(self) -> int:
+        """Bytes that were written and not yet sent."""
+        return self._transport.get_write_buffer_size() + (0 if self._held is None else len(self._held))
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Facts of the connection."""
         return self._transport.get_extra_info(name, default)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal, NotRequired
 
 import orjson
@@ -54,7 +53,7 @@ async def livez(common: Common, queue: Queue, mesh: str | None = None) -> Respon
     While the journal does not answer nobody can tell, and no worker is to blame: 200 then.
     """
     try:
-        stalls = await common.sql.run(partial(queue.queues.stalls, after_s=common.settings.stall_s))
+        stalls = await queue.queue_board.stalls(after_s=common.settings.stall_s)
     except StorageUnavailable:
         return _answer(Health(status="unknown", reasons=[]))
     reasons = [

@@ -8,9 +8,11 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.types import Scope
 
+from twinkle.core.errors import InvalidInput
 from twinkle.core.settings import Settings
 
 _SCOPE_KEY = "twinkle.mounted_at"
+_EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def unmounted(scope: Scope, mounted_at: str) -> Scope:
@@ -34,5 +36,36 @@ def unmounted(scope: Scope, mounted_at: str) -> Scope:
 
 
 def base_url_of(settings: Settings, request: Request) -> str:
-    """What URLs of ours begin with: as the operator says, else as the client asks."""
-    return settings.public_url or str(request.base_url).rstrip("/") + request.scope.get(_SCOPE_KEY, "")
+    """What URLs of ours begin with: as the operator says, else where this server listens.
+
+    What a client calls us comes back to it only where the operator has said that this is our name.
+
+    Raises:
+        InvalidInput: Nobody said, this server listens everywhere, and the client asks under another name.
+    """
+    return settings.public_url or f"{request.url.scheme}://{_host_of(settings, request)}" + request.scope.get(
+        _SCOPE_KEY, ""
+    )
+
+
+def _host_of(settings: Settings, request: Request) -> str:
+    asked = request.headers.get("host", "").lower()
+    if asked in {name.lower() for name in settings.allowed_hosts}:
+        return asked
+    reached: tuple[str, int | None] = request.scope.get("server") or (settings.host, settings.port)
+    if settings.host not in _EVERYWHERE:
+        return _netloc(settings.host, reached[1])
+    # The address under which this very connection was made is one of ours.
+    here = _netloc(*reached)
+    if asked != here:
+        raise InvalidInput(
+            "Host",
+            "is none under which this server gives out URLs; its operator must set TWINKLE_PUBLIC_URL, or name it in"
+            " TWINKLE_ALLOWED_HOSTS",
+        )
+    return here
+
+
+def _netloc(host: str, port: int | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port is None else f"{shown}:{port}"

@@ -162,6 +162,8 @@ class Api(FastAPI):
     mounted_at: str = ""
     """The path of its host under which it lies."""
     public_url: str = ""
+    document: bytes | None = None
+    """The document as it is sent, once it was asked for."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -195,7 +197,9 @@ class Api(FastAPI):
 async def show_document(request: Request, common: Common) -> Response:
     """The document. No key is needed: it names nobody, and tools that read it have none."""
     app: Api = request.app
-    return Response(orjson.dumps(await common.object_io.run(app.openapi)), media_type=JSON)
+    if app.document is None:
+        app.document = await common.object_io.run(lambda: orjson.dumps(app.openapi()))
+    return Response(app.document, media_type=JSON)
 
 
 def _content(bodies: Sequence[BodyType | Raw], mode: JsonSchemaMode, into: JsonObject) -> JsonObject:

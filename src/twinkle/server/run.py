@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app, prepare_database
-from twinkle.server.gathering import WholeResponses
+from twinkle.server.doors import Door, DoorConfig, DoorLimits, GuardedProtocol
 from twinkle.server.state import state_of
 from twinkle.tasks.surroundings import check_surroundings, refuse_taken
 
@@ -28,12 +28,12 @@ class ApiServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         super().__init__(
-            uvicorn.Config(
+            DoorConfig(
                 app,
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http=WholeResponses,
+                http=GuardedProtocol,
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -44,6 +44,9 @@ class ApiServer(uvicorn.Server):
             )
         )
         self._app = app
+        self.door = Door(DoorLimits.of(settings))
+        assert isinstance(self.config, DoorConfig)
+        self.config.door = self.door
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the held polls, then end as uvicorn does."""

@@ -128,6 +128,13 @@ def is_model_id(text: str) -> bool:
     return bool(separator) and is_short and bool(_RUN_ID.fullmatch(session_id) and _NUMBER.fullmatch(number))
 
 
+def validate_new_name(name: str, *, field: str = "path") -> str:
+    """Gives back a checkpoint's bare name when it may be made."""
+    if name.startswith("-"):
+        raise InvalidInput(field, "a checkpoint's name may not begin with '-': tools take it for an option")
+    return validate_name(name, field=field)
+
+
 def parse_model_id(text: str, *, field: str = "model_id") -> ModelId:
     """Reads a model id."""
     session_id, number = _parse_numbered(text, ":train:", field)

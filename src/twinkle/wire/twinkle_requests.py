@@ -94,7 +94,7 @@ def checkpoint_name(name: str | None) -> str | None:
     if not name:
         return None
     safe = _UNSAFE.sub("_", name).replace("..", "__")[:MAX_NAME_LENGTH]
-    return validate_name("_" if safe == "." else safe, field="name")
+    return validate_name("_" if safe == "." else re.sub(r"\A-", "_", safe), field="name")
 
 
 def checkpoint_path(name: str, *, run_id: str, field: str = "name") -> CheckpointPath:

@@ -55,7 +55,9 @@ class ApiSettings(SettingsGroup):
         description="take any key, each for a tenant of its own; for one person, on loopback only",
     )
     public_url: str = Field(
-        default="", description="the URL under which clients reach the API, in download URLs; default: as they ask"
+        default="",
+        description="the URL under which clients reach the API, in download URLs; default: where it listens, which"
+        " must be one address for that",
     )
     root_path: str = Field(
         default="",

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from twinkle.core.errors import InvalidInput, TooLarge, UserError
 from twinkle.core.limits import TenantLimits
+from twinkle.core.names import plain_name
 from twinkle.server.downloads import Stored, send_stretches
 from twinkle.server.form import FileForm
 from twinkle.server.openai.answers import json_answer
@@ -144,6 +145,10 @@ def _named(form: FileForm, common: Common, tenant: str) -> NewFile:
     check_purpose(purpose)
     if len(name) > MAX_NAME_CHARS or not is_storable(name):
         raise InvalidInput("file", f"must have a name of at most {MAX_NAME_CHARS} characters")
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise InvalidInput("file", f"its name {error}") from None
     keep_s = keep_s_of(common, purpose, _keep_s(form.fields))
     expires_at = None if keep_s is None else common.clock.now() + keep_s
     return NewFile(tenant=tenant, purpose=purpose, name=name, expires_at=expires_at)

@@ -13,6 +13,7 @@ from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.any_key import is_neighbour
 from twinkle.server.openapi import described
 from twinkle.server.request_metadata import priority_of
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
@@ -138,7 +139,8 @@ async def get_info(request: Request, common: Common, queue: Queue, artifacts: Ar
     model = ModelData(
         model_name=adapter.config.base_model,
         arch=capabilities.architecture if capabilities else None,
-        tokenizer_id=capabilities.tokenizer_path if capabilities else None,
+        # The folder on this machine, for nobody but who is on it too.
+        tokenizer_id=capabilities.tokenizer_path if capabilities and is_neighbour(common.settings, request) else None,
     )
     return answer(
         GetInfoResponse(

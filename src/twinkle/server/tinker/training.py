@@ -34,7 +34,7 @@ from twinkle.wire.bodies.training import (
     peek_operation,
 )
 from twinkle.wire.digest import EPHEMERAL_SAVE_IGNORES, body_digest
-from twinkle.wire.paths import parse_checkpoint_path, validate_name
+from twinkle.wire.paths import parse_checkpoint_path, validate_new_name
 from twinkle.wire.training import (
     EnvelopeKey,
     ForwardBackwardEnvelope,
@@ -248,7 +248,7 @@ def _judge_optimizer(body: OptimStepRequest) -> None:
 
 def _judge_name(body: SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExternalRequest) -> None:
     if body.path is not None:
-        validate_name(body.path)
+        validate_new_name(body.path)
 
 
 def _judge_path(body: LoadWeightsRequest) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from twinkle.wire.bodies.base import Identifier, PathText, RequestBody, ResponseBody, Text, TtlSeconds
+from twinkle.wire.bodies.base import Identifier, Name, PathText, RequestBody, ResponseBody, TtlSeconds
 
 DEFAULT_TTL_S = 7 * 24 * 3600
 
@@ -17,7 +17,7 @@ class CreateAccessTokenRequest(RequestBody):
 
     path: PathText | None = None
     run_id: Identifier | None = None
-    name: Annotated[Text, Field(max_length=200)] = ""
+    name: Annotated[Name, Field(max_length=200)] = ""
     ttl_seconds: TtlSeconds = DEFAULT_TTL_S
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from twinkle.core.errors import InvalidInput, TooLarge
+from twinkle.core.names import plain_name
 from twinkle.wire.paths import in_one_scheme
 
 MAX_INT32 = 2**31 - 1
@@ -79,6 +80,8 @@ def _metadata(value: object) -> object:
 
 
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_storable)]
+Name = Annotated[Text, AfterValidator(plain_name)]
+"""What a client calls something that it makes."""
 PathText = Annotated[Text, AfterValidator(in_one_scheme)]
 Identifier = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_storable)]
 SeqId = Annotated[int, Field(ge=0, le=MAX_INT64)]

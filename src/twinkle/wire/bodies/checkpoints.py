@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from twinkle.core.names import plain_name
 from twinkle.wire.bodies.base import Identifier, PathText, RequestBody, ResponseBody, SeqId, Text, TtlSeconds
 from twinkle.wire.bodies.training import OptimizerConfigInfo
 
@@ -98,7 +99,7 @@ class CopyWeightsRequest(RequestBody):
     """``POST copy_weights``: into a project, or into a model slot of a session."""
 
     source_path: PathText
-    destination_project_id: Identifier | None = None
+    destination_project_id: Annotated[Identifier, AfterValidator(plain_name)] | None = None
     session_id: Identifier | None = None
     model_seq_id: SeqId | None = None
     ttl_seconds: TtlSeconds | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from twinkle.core.errors import InvalidInput
-from twinkle.wire.bodies.base import MAX_INT64, RequestBody, ResponseBody, Text
+from twinkle.wire.bodies.base import MAX_INT64, Name, RequestBody, ResponseBody, Text
 
 PURPOSES = ("fine-tune", "batch", "user_data", "evals")
 """What a file may be uploaded for."""
@@ -18,7 +18,7 @@ PART_BYTES = 64 * 2**20
 MIN_KEEP_S = 3600
 MAX_KEEP_S = 30 * 24 * 3600
 
-FileName = Annotated[Text, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+FileName = Annotated[Name, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Purpose = Annotated[Text, Field(min_length=1, max_length=64)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

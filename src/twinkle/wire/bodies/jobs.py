@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from twinkle.wire.bodies.base import Identifier, Metadata, ResponseBody, Text
+from twinkle.wire.bodies.base import Identifier, Metadata, Name, ResponseBody
 from twinkle.wire.bodies.jobs_base import JobPart, Priority
 from twinkle.wire.bodies.jobs_specs import SPECS
 
@@ -63,7 +63,7 @@ class JobRequest(JobPart):
     """Of this kind: ``GET jobs/schema`` has them all."""
     client_id: ClientId | None = None
     """A name of the client's own choice: the same one with the same body is the same job, however often it is sent."""
-    name: Text | None = None
+    name: Name | None = None
     after: tuple[Dependency, ...] = Field(default=(), max_length=MAX_DEPENDENCIES)
     priority: Priority | None = None
     """Without one the job goes behind the tenant's interactive work."""

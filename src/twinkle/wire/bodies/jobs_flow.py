@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from twinkle.core.names import plain_name
 from twinkle.wire.bodies.base import Identifier, Metadata
 from twinkle.wire.bodies.jobs_base import JobPart, JobSpec
 
@@ -44,7 +45,7 @@ class FlowFile(JobPart):
 
     id: Identifier | None = None
     """Chosen by the client: the same id with the same flow is the same flow, with another one it is refused."""
-    name: Identifier | None = None
+    name: Annotated[Identifier, AfterValidator(plain_name)] | None = None
     metadata: Metadata | None = None
     notify_url: Identifier | None = None
     jobs: Annotated[dict[FlowName, FlowJob], Field(min_length=1, max_length=MAX_FLOW_JOBS)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from twinkle.wire.bodies.base import Identifier, Metadata, RequestBody, ResponseBody, Text
+from twinkle.core.names import plain_name
+from twinkle.wire.bodies.base import Identifier, Metadata, Name, RequestBody, ResponseBody, Text
 
 
 class ClientConfigRequest(RequestBody):
@@ -55,8 +56,8 @@ class CreateSessionRequest(RequestBody):
     tags: list[Text] = Field(default=[], max_length=1024)
     user_metadata: Metadata | None = None
     sdk_version: Text = ""
-    project_id: Text | None = None
-    display_name: Text | None = None
+    project_id: Name | None = None
+    display_name: Name | None = None
 
 
 class CreateSessionResponse(ResponseBody):
@@ -97,7 +98,7 @@ class FinishSessionRequest(RequestBody):
 class SessionProjectRequest(RequestBody):
     """``PUT sessions/{id}/project``."""
 
-    project_id: Identifier
+    project_id: Annotated[Identifier, AfterValidator(plain_name)]
 
 
 class TelemetryRequest(RequestBody):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from twinkle.core.names import plain_name
 from twinkle.wire.bodies.base import MAX_TTL_S, Identifier, RequestBody, ResponseBody, Text, TtlSeconds
 from twinkle.wire.bodies.futures import QueueState
 from twinkle.wire.bodies.jobs_export import Secret
@@ -22,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 def _plain_name(name: str) -> str:
     if ".." in name or name.startswith(("/", "~")) or ":" in name or _CONTROL.search(name):
         raise ValueError("must not begin with '/' or '~' nor hold '..', ':' or control characters")
-    return name
+    return plain_name(name)
 
 
 AdapterText = Annotated[str, Field(min_length=1, max_length=MAX_ADAPTER_NAME), AfterValidator(_plain_name)]
