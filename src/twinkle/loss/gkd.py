@@ -6,15 +6,19 @@ Shapes: B rows, T positions (padded), V vocabulary, K of its tokens; n trained p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.batch import LossOutput
 from twinkle.loss.base import Loss, Tensors, require
 
+RowsOfTokens = Sequence[Sequence[Sequence[float]]]
+"""Of each row, of each of its tokens, K values."""
 LOWEST_LOGPROB = -1e4
 """In place of minus infinity: its ``exp`` is 0 and 0 times it is 0, not NaN."""
 
@@ -69,8 +73,8 @@ class GKDLoss(Loss):
         outputs: Tensors,
         *,
         teacher_logits: torch.Tensor | None = None,
-        teacher_topk_logprobs: torch.Tensor | None = None,
-        teacher_topk_indices: torch.Tensor | None = None,
+        teacher_topk_logprobs: torch.Tensor | RowsOfTokens | None = None,
+        teacher_topk_indices: torch.Tensor | RowsOfTokens | None = None,
         topk: int | None = None,
         **kwargs: object,
     ) -> LossOutput:
@@ -80,15 +84,18 @@ class GKDLoss(Loss):
             inputs: ``labels`` (B, T), shifted.
             outputs: The student, see the class.
             teacher_logits: (B, T, V) over the student's vocabulary.
-            teacher_topk_logprobs: (B, T, K), in place of ``teacher_logits``.
-            teacher_topk_indices: (B, T, K) token ids; needed with the former where the student comes as logits.
+            teacher_topk_logprobs: (B, T, K), in place of ``teacher_logits``; or a list of rows, each as long as its own
+                tokens, as a sampler gives them.
+            teacher_topk_indices: (B, T, K) token ids, or rows; needed where the student comes as logits.
             topk: Restrict ``teacher_logits`` to its K largest.
             kwargs: What other losses of the loop take; ignored.
         """
         mask_BT = require(inputs, "labels", where="inputs") != self.ignore_index
         if teacher_topk_logprobs is not None:
-            student_BTK = self._student_topk(outputs, teacher_topk_indices)
-            teacher_BTK = teacher_topk_logprobs
+            length, device = mask_BT.shape[1], mask_BT.device
+            indices_BTK = None if teacher_topk_indices is None else _in_batch(teacher_topk_indices, length, device)
+            student_BTK = self._student_topk(outputs, indices_BTK)
+            teacher_BTK = _in_batch(teacher_topk_logprobs, length, device)
         elif teacher_logits is not None:
             student_BTK, teacher_BTK = _restrict(require(outputs, "logits", where="outputs"), teacher_logits, topk)
         else:
@@ -117,6 +124,14 @@ class GKDLoss(Loss):
     def _logprobs(self, scores: torch.Tensor) -> torch.Tensor:
         dtype = torch.promote_types(scores.dtype, torch.float32)
         return torch.log_softmax(scores.to(dtype) / self.temperature, dim=-1).clamp(min=LOWEST_LOGPROB)
+
+
+def _in_batch(rows: torch.Tensor | RowsOfTokens, length: int, device: torch.device) -> torch.Tensor:
+    """Rows of (T_row, K) as (B, T, K): short ones padded on the right, where nothing is trained."""
+    if isinstance(rows, torch.Tensor):
+        return rows
+    tensors = [torch.as_tensor(row, device=device)[:length] for row in rows]
+    return torch.stack([pad(row, (0, 0, 0, length - len(row))) for row in tensors])
 
 
 def _restrict(

@@ -66,6 +66,20 @@ def test_the_gradient_is_that_of_finite_differences(beta):
     )
 
 
+def test_the_teachers_rows_may_be_as_long_as_their_own_tokens():
+    student, teacher, labels = make(2)
+    labels[0, -2:] = -100
+    logprobs, indices = torch.log_softmax(teacher, -1).topk(3, dim=-1)
+    loss = GKDLoss(0.4, 1.3)
+    padded = loss({"labels": labels}, {"logits": student}, teacher_topk_logprobs=logprobs, teacher_topk_indices=indices)
+    rows = {
+        "teacher_topk_logprobs": [logprobs[0, :-2].tolist(), *logprobs[1:].tolist()],
+        "teacher_topk_indices": [indices[0, :-2].tolist(), *indices[1:].tolist()],
+    }
+    as_sampled = loss({"labels": labels}, {"logits": student}, **rows)
+    torch.testing.assert_close(as_sampled["loss"], padded["loss"], atol=1e-6, rtol=1e-6)
+
+
 def test_the_teachers_top_logprobs_give_the_same_from_logits_and_from_logprobs_at_its_tokens():
     student, teacher, labels = make(2)
     logprobs, indices = torch.log_softmax(teacher, -1).topk(3, dim=-1)
