@@ -8,8 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.sampling import SampleResponse, SamplingParams
+from twinkle.infra.remote import remote_class, remote_function
 from twinkle.plugin.construct import construct_class
 from twinkle.plugin.registry import Registry
+from twinkle.sampler.scripts.groups import joined_responses, rows_for_each
 
 Row = Mapping[str, Any] | Sequence[int]
 """Token ids, a row with ``input_ids``, or a trajectory with ``messages``."""
@@ -27,14 +29,20 @@ class PromptEncoder(Protocol):
         ...
 
 
+@remote_class()
 class Sampler(ABC):
     """Continues prompts: one response for each, in their order.
 
-    ``sample`` is for a subclass to bring; the rest works whether its constructor calls ours or not.
+    ``sample`` is for a subclass to bring; the rest works whether its constructor calls ours or not. On a group of
+    devices every rank continues its share of the rows.
     """
+
+    meets_other_ranks = False
+    """Each rank samples for itself, and vLLM makes a world of its own."""
 
     template: PromptEncoder | None = None
 
+    @remote_function(dispatch=rows_for_each, collect=joined_responses, lazy_collect=False)
     @abstractmethod
     def sample(
         self,
@@ -45,6 +53,7 @@ class Sampler(ABC):
     ) -> list[SampleResponse]:
         """Continue every row and wait for all."""
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def set_template(self, template_cls: str | type[Any] | PromptEncoder, **settings: Any) -> None:
         """Set what turns conversations into prompts: an object, or a class or its name with settings (``model_id=``).
 
@@ -52,14 +61,17 @@ class Sampler(ABC):
         """
         self.template = construct_class("template_cls", template_cls, PromptEncoder, TEMPLATES, **settings)  # type: ignore[type-abstract]
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def apply_patch(self, patch_cls: Any, **settings: Any) -> None:
         """Change the model that samples; a sampler that has none to show refuses it."""
         raise NotImplementedError(f"{type(self).__name__} has no model that a patch could be applied to")
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def add_adapter_to_sampler(self, adapter_name: str, config: Any) -> None:
         """Make an adapter known under a name; a sampler without adapters has no use for it."""
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
 
+    @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
     def encode_trajectory(self, trajectory: Mapping[str, Any], add_generation_prompt: bool = True) -> Mapping[str, Any]:
         """The row of a conversation, by the template.
 
@@ -71,6 +83,7 @@ class Sampler(ABC):
         )
         return encoded
 
+    @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
     def decode_response(self, token_ids: Sequence[int]) -> str:
         """The text of sampled tokens, by the template, without special tokens.
 

@@ -14,13 +14,17 @@ from twinkle.core.errors import InvalidInput
 from twinkle.data_format.continuation import Texts
 from twinkle.data_format.sampling import SampleResponses, SamplingParams
 from twinkle.infra.device_mesh import current_rank
+from twinkle.infra.remote import remote_function
 from twinkle.sampler.request import Adapter, SampleRequest, SampleResult
 from twinkle.sampler.scripts.adapters import KnownAdapters
 from twinkle.sampler.scripts.base import Params, Row, Sampler
+from twinkle.sampler.scripts.groups import as_rows
 from twinkle.sampler.scripts.rows import request_of, response_of
 from twinkle.sampler.stepped import SteppedSampler
 
 SEED_LIMIT = 2**62
+SEEDS_OF_A_RANK = 2**40
+"""Ranks are seeded alike and shall not draw alike, however many rows each has."""
 NAMES_KEPT_ASLEEP = ("weights", "kv_cache")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -72,7 +76,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         self._require_ready()
         params = _params(sampling_params, num_samples)
         adapter = None if use_base_model else self._adapters.find(adapter_name, adapter_path)
-        rows = [self._encoded(row) for row in _as_rows(inputs)]
+        rows = [self._encoded(row) for row in as_rows(inputs)]
         requests = self._requests(rows, params, adapter)
         results = self._run(requests)
         texts = self._texts()
@@ -89,6 +93,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
             for request, row in zip(requests, rows, strict=True)
         )
 
+    @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
     def sample_stream(
         self,
         inputs: Row | Sequence[Row],
@@ -105,7 +110,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         Raises:
             InvalidInput: As ``sample``; more than one row or sample; or there is no tokenizer.
         """
-        rows = [self._encoded(row) for row in _as_rows(inputs)]
+        rows = [self._encoded(row) for row in as_rows(inputs)]
         params = _params(sampling_params, None)
         if len(rows) != 1 or params.num_samples != 1:
             raise InvalidInput("inputs", f"{len(rows)} rows of {params.num_samples} samples; a stream has one of one")
@@ -149,6 +154,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         """
         self._adapters.add(adapter_name, config)
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def receive_adapter(self, files: Mapping[str, bytes], adapter_name: str = "") -> None:
         """Take over the adapter of a training; calls without an adapter sample with it from here on."""
         self._adapters.sync(files, adapter_name)
@@ -162,24 +168,29 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         self.stepped.load_weights(weights)
         self._adapters.forget_synced()
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def get_state_keys(self) -> list[str]:
         """The names of the base model's weights."""
         return self.stepped.weight_names()
 
     # Memory.
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def reset_prefix_cache(self) -> None:
         """Forget what was computed of prompts. A sync needs none: what belongs to other weights is never used."""
         self.stepped.forget_prompts()
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def reset_mm_cache(self) -> None:
         """Forget what was made of pictures, with the prompts that they are part of."""
         self.stepped.forget_prompts()
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def reset_encoder_cache(self) -> None:
         """See ``reset_mm_cache``."""
         self.stepped.forget_prompts()
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def sleep(self, level: int = 1) -> None:
         """Give up what can be computed again, while something else needs the memory; the weights stay.
 
@@ -190,6 +201,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         self.stepped.forget_prompts()
         self._asleep = frozenset(NAMES_KEPT_ASLEEP)
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Serve again; with ``tags`` (``weights``, ``kv_cache``) once both have been named."""
         unknown = set(tags or ()) - set(NAMES_KEPT_ASLEEP)
@@ -197,6 +209,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
             raise InvalidInput("tags", f"hold {min(unknown)}; send {' or '.join(NAMES_KEPT_ASLEEP)}")
         self._asleep -= set(NAMES_KEPT_ASLEEP if tags is None else tags)
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def shutdown(self) -> None:
         """Free what the sampler holds. It cannot be used after that."""
         self.stepped.shutdown()
@@ -235,8 +248,8 @@ class SteppingSampler(CheckpointReceiver, Sampler):
             return [
                 request_of(row, params, key=str(i), adapter=adapter, seed=params.seed) for i, row in enumerate(rows)
             ]
-        # Out of torch's, so that a seeded script repeats itself; ranks are seeded alike and shall not draw alike.
-        seed = int(torch.randint(SEED_LIMIT, ())) + current_rank() * len(rows)
+        # Out of torch's, so that a seeded script repeats itself.
+        seed = int(torch.randint(SEED_LIMIT, ())) + current_rank() * SEEDS_OF_A_RANK
         return [request_of(row, params, key=str(i), adapter=adapter, seed=seed + i) for i, row in enumerate(rows)]
 
     def _run(self, requests: Sequence[SampleRequest]) -> dict[str, SampleResult]:
@@ -269,10 +282,3 @@ def _params(given: Params, num_samples: int | None) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         params = SamplingParams.from_dict(params)
     return params if num_samples is None else replace(params, num_samples=num_samples)
-
-
-def _as_rows(inputs: Sequence[Row] | Row) -> list[Row]:
-    if isinstance(inputs, Mapping):
-        return [inputs]
-    rows: list[Any] = list(inputs)
-    return [rows] if rows and all(isinstance(token, int) for token in rows) else rows

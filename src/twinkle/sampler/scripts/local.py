@@ -17,6 +17,7 @@ from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
 from twinkle.hub.trust import naming_code
 from twinkle.infra import DeviceMesh
+from twinkle.infra.remote import remote_function
 from twinkle.infra.runtime import mesh_of
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused.determinism import prepare_environment
@@ -47,7 +48,7 @@ class TorchSampler(SteppingSampler):
         model_cls: The transformers class to load it with; the one of its config if omitted.
         max_length: Prompt and output together; the model's context if omitted.
         slots: Sequences served at once; further ones wait.
-        remote_group: The group of devices it belongs to; in one process there is nothing else to be on.
+        remote_group: The group of devices on which it lives, with the whole model on every rank.
         settings: Others that scripts pass are named in the log and have no effect.
     """
 
@@ -74,6 +75,7 @@ class TorchSampler(SteppingSampler):
             tokenizer=tokenizer,
         )
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def load_full_weights_from_path(self, path: str | Path) -> None:
         """Take over the weights of a whole model that was saved; an adapter that was synced before is forgotten.
 
@@ -137,6 +139,7 @@ class VLLMSampler(SteppingSampler):
             _start_vllm(self.model_id, arguments, device_of(mesh_of(device_mesh)), tokenizer), tokenizer=tokenizer
         )
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def load_full_weights_from_path(self, path: str | Path) -> None:
         """Sample with a whole model that was saved.
 
