@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -104,3 +105,24 @@ def test_what_one_command_downloads_computes_what_is_served(exported: Exported, 
         logprobs = model(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
     found = logprobs[:-1].gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
     torch.testing.assert_close(found, exported.served_logprobs(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_flow_trains_and_gives_out_what_it_has_trained(exported: Exported, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": f"b {n}"}]} for n in range(4)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with Client(exported.served.url, api_key=exported.key) as client:
+        data = client.files.upload(tmp_path / "rows.jsonl")
+        train = {"model": "tiny", "data": data.id, "rank": 2, "epochs": 1, "batch_size": 2}
+        give = {"checkpoint": "${train.result.sampler_checkpoint}", "forms": ["peft"]}
+        jobs = {"train": {"kind": "sft", "spec": train}, "give": {"kind": "export", "spec": give}}
+        flow = client.jobs.submit("flow", {"jobs": jobs})
+        ended = flow.wait(timeout_s=150)
+        members = {member.name: client.jobs.attach(member.id).show() for member in flow.members().members}
+
+    assert ended.state == "succeeded", ended.failure
+    trained, given = members["train"].result, members["give"].result
+    assert trained is not None and given is not None
+    assert given["checkpoint"] == trained["sampler_checkpoint"]
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= {file["path"] for file in given["files"]}

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -274,6 +275,29 @@ def test_a_tenant_stores_no_more_than_it_may_and_room_comes_back(small: Api) -> 
 def _tenant_of(api: Api, file_id: str) -> str:
     (row,) = api.stores.database.read("SELECT tenant FROM file WHERE id = ?", (file_id,))
     return str(row.tenant)
+
+
+def test_in_a_bucket_a_file_is_whole_also_when_several_complete_it_at_once(
+    serve_api: ServeApi, make_database_url: Callable[[str], str], s3_url: str
+) -> None:
+    parts = [LINES[at : at + 60_000] for at in range(0, len(LINES), 60_000)]
+    with serve_api(make_database_url("postgres"), object_store=s3_url) as api:
+        client = _client(api, api.new_key())
+        upload = client.uploads.create(
+            bytes=len(LINES), filename="train.jsonl", mime_type="text/jsonl", purpose="fine-tune"
+        )
+        with ThreadPoolExecutor(8) as threads:
+            sent = threads.map(lambda part: client.uploads.parts.create(upload.id, data=part).id, parts)
+            ids = list(sent)
+            done = list(threads.map(lambda _: client.uploads.complete(upload.id, part_ids=ids), range(8)))
+
+        (file,) = {one.file.id for one in done if one.file is not None}
+        assert client.files.content(file).content == LINES
+        part = client.files.content(file, extra_headers={"Range": "bytes=59990-120010"})
+        assert part.content == LINES[59_990:120_011]
+        assert api.stores.files.taken_bytes(_tenant_of(api, file)) == len(LINES)
+        client.files.delete(file)
+        assert list(client.files.list()) == []
 
 
 def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(small: Api) -> None:
