@@ -9,6 +9,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from twinkle.core.adapter import WHOLE_MODEL
+from twinkle_client.errors import InvalidInput
+
 if TYPE_CHECKING:
     import tinker
 
@@ -58,7 +61,7 @@ def init_tinker_compat_client(
 
 
 def take_any_key() -> None:
-    """Let the SDK of this process send keys without its prefix, and read ``twinkle://`` as ``tinker://``.
+    """Let the SDK of this process send keys without its prefix, read ``twinkle://``, and refuse to train whole models.
 
     Which keys are right is the server's to say: hosted services' have another form. Doing it twice is doing it once;
     without the SDK nothing happens.
@@ -91,6 +94,9 @@ def take_any_key() -> None:
         return read(_in_the_sdks_scheme(tinker_path))
 
     parsed.from_tinker_path = classmethod(from_tinker_path)
+    service = importlib.import_module("tinker").ServiceClient
+    service.create_full_training_client = _refuse_whole_model
+    service.create_full_training_client_async = _refuse_whole_model_later
 
 
 def input_feature_to_datum(input_feature: Mapping[str, Any]) -> tinker.Datum:
@@ -119,6 +125,15 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> tinker.Datum:
         },
     )
     return datum
+
+
+def _refuse_whole_model(self: Any, *arguments: Any, **options: Any) -> None:
+    """What stands in the place of ``ServiceClient.create_full_training_client``, which newer upstreams add."""
+    raise InvalidInput("lora_config", f"{WHOLE_MODEL}, as create_lora_training_client(base_model, rank=...) does")
+
+
+async def _refuse_whole_model_later(self: Any, *arguments: Any, **options: Any) -> None:
+    _refuse_whole_model(self, *arguments, **options)
 
 
 def _column(row: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -356,3 +356,19 @@ def test_a_copy_is_a_content_of_its_own_and_a_resend_finds_it_whatever_its_sourc
 
 def _die() -> None:
     raise Killed
+
+
+def test_a_sample_is_found_again_by_the_run_it_was_drawn_from_and_by_its_own_id(
+    bench: Bench, worker: WorkerRig, owner: Owner
+) -> None:
+    _open(bench, "s", tenant="t0")
+    _ask(bench, "s", 7, tenant="t0")
+    sessions = bench.stores.sampling_sessions
+
+    assert sessions.run_sampled_before("session-t0", run="a", seq=7) == PATH
+    assert sessions.run_sampled_before("session-t0", run="a", seq=8) is None
+    assert sessions.run_sampled_before("session-t0", run="aa", seq=7) is None
+    assert sessions.request("s:req:7", tenant="t0").inline == sample_body("s", 7)
+    for request_id, tenant in (("s:req:7", "t1"), ("s:req:8", "t0"), ("a:req:1", "t0")):
+        with pytest.raises(NotFound):
+            sessions.request(request_id, tenant=tenant)

@@ -10,6 +10,12 @@ from pydantic import BaseModel, Field
 from twinkle.core.file_names import ENCRYPTED_SUFFIX, TRAINING_FILES
 from twinkle.core.ids import new_id
 
+WHOLE_MODEL = (
+    "is missing: without one the whole model would be trained, which needs a mesh for one tenant alone, and this"
+    " server's meshes are shared; send a LoRA config"
+)
+"""What is said to whoever wants no adapter."""
+
 
 class Dialect(StrEnum):
     """In which of the two HTTP dialects an adapter is trained. The values are stored; they never change."""

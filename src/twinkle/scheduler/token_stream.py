@@ -6,10 +6,13 @@ Unlike nudges it carries data, of samples whose clients asked for a stream and o
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Self
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Self
 
 import redis
 import structlog
@@ -38,10 +41,36 @@ class Listener(BaseModel):
     scores: bool
 
 
+class SampledInput(BaseModel):
+    """What the answer to a call of the Twinkle dialect says beside the sample itself, for whoever asks for it later."""
+
+    model_config = ConfigDict(frozen=True)
+
+    packed_row: str
+    """The input as it came, with its tokens, as :meth:`pack` packs it: whoever draws the sample need not read it."""
+    is_scored_only: bool
+    tokenizer_path: str | None = None
+    checkpoint: str | None = None
+    others: list[Identifier] = Field(default_factory=list)
+    """Kept with the first sample of a call: the request ids of those behind it."""
+
+    @staticmethod
+    def pack(row: Mapping[str, Any]) -> str:
+        """A row as one short text, which counts as one value of a body."""
+        return base64.b64encode(zlib.compress(json.dumps(row).encode(), level=1)).decode()
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The input."""
+        row: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(self.packed_row)))
+        return row
+
+
 class ListenedSample(SampleRequest):
-    """A sample as the journal keeps it. Clients have no say in ``listener``, which is no part of the fingerprint."""
+    """A sample as the journal keeps it. What it has more than a client sent is no part of the fingerprint."""
 
     listener: Listener | None = None
+    sampled_input: SampledInput | None = None
 
 
 class TokenPiece(BaseModel):

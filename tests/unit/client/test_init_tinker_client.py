@@ -72,6 +72,19 @@ def test_the_sdk_takes_any_key_and_sends_it_as_it_is(begin: str) -> None:
     assert said == "your-api-key tml-own weights/one"
 
 
+def test_training_a_whole_model_is_refused_before_anything_is_sent() -> None:
+    said = in_a_process_of_its_own(
+        "import asyncio, tinker; from twinkle_client import init_tinker_client\n"
+        "init_tinker_client(base_url='http://127.0.0.1:1')\n"
+        "client = object.__new__(tinker.ServiceClient)\n"
+        "for call in (lambda: client.create_full_training_client(base_model='m'),"
+        " lambda: asyncio.run(client.create_full_training_client_async('m'))):\n"
+        "    try: call()\n"
+        "    except Exception as error: print(error)"
+    )
+    assert said.count("needs a mesh for one tenant alone") == said.count("create_lora_training_client") == 2
+
+
 def test_without_any_of_that_the_sdk_judges_keys_as_ever() -> None:
     said = in_a_process_of_its_own(
         "import twinkle_client, tinker\n"

@@ -321,6 +321,39 @@ def test_a_call_that_is_sent_again_under_its_key_gets_the_same_samples(stage: St
     assert len(stage.kinds_of(run)) <= 2
 
 
+def test_samples_can_be_asked_for_later_and_are_what_the_call_would_have_answered(stage: Stage) -> None:
+    body = {"inputs": [{"messages": USER, "user_data": [["id", 7]]}, [5, 6]], "sampling_params": {"max_tokens": 2}}
+    with stage.worker.paused():
+        accepted = stage.call("sample", {"Prefer": "respond-async"}, **body)
+        place = f"/twinkle/futures/{accepted.json()['request_id']}"
+        pending = stage.http.get(place)
+        short = stage.call("sample", {"Prefer": "respond-async, wait=1"}, **body)
+    with stage.api.http(stage.api.new_key()) as stranger:
+        foreign = stranger.get(place)
+    later = stage.http.get(place, params={"wait_s": 30})
+
+    assert (accepted.status_code, pending.status_code, short.status_code) == (202, 202, 202)
+    assert later.status_code == 200
+    assert later.json() == stage.call("sample", **body).json()
+    assert stage.call("sample", {"Prefer": "respond-async, wait=30"}, **body).json() == later.json()
+    assert foreign.status_code == 404
+
+
+def test_prompts_that_are_only_scored_can_be_asked_for_later_too(stage: Stage) -> None:
+    body = {"inputs": [ROW], "sampling_params": {"max_tokens": 0}}
+    accepted = stage.call("sample", {"Prefer": "respond-async"}, **body).json()
+
+    later = stage.http.get(f"/twinkle/futures/{accepted['request_id']}", params={"wait_s": 30})
+    assert later.json() == stage.call("sample", **body).json()
+
+
+def test_a_sample_of_another_dialect_is_no_call_of_this_one(stage: Stage) -> None:
+    stage.sample(ROW)
+    claim = stage.worker.executed[-1]
+
+    assert stage.http.get(f"/twinkle/futures/{claim.request_id}").status_code == 404
+
+
 def test_an_adapter_that_was_never_trained_here_is_not_found(stage: Stage) -> None:
     unknown = stage.call("sample", inputs=[ROW], adapter_name="b")
 

@@ -24,7 +24,7 @@ from twinkle.core.errors import (
 )
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind, Payload, Submission
-from twinkle.scheduler.token_stream import ListenedSample, Listener
+from twinkle.scheduler.token_stream import ListenedSample, Listener, SampledInput
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.request_metadata import SESSION_HEADER, idempotency_key, priority_of
@@ -57,6 +57,8 @@ class Order:
     """Whether somebody can ask for the outcome again."""
     is_background: bool
     """Whether it gives way to others of its tenant."""
+    inputs: list[SampledInput] | None = None
+    """Of each sample what an answer needs that may be asked for later."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,11 @@ async def submit(server: Server, order: Order, listener: Listener | None = None)
     for _ in order.samples:
         await server.accounts.quotas.take_sample(order.tenant, is_background=order.is_background)
     # All at once: they share a transaction. Whoever gives up then knows what was accepted.
-    sent = [_submit(server, order.tenant, sample, listener) for sample in order.samples]
+    inputs: Sequence[SampledInput | None] = order.inputs or [None] * len(order.samples)
+    sent = [
+        _submit(server, order.tenant, sample, listener, sampled_input)
+        for sample, sampled_input in zip(order.samples, inputs, strict=True)
+    ]
     refused = [error for error in await asyncio.gather(*sent, return_exceptions=True) if error is not None]
     if refused:
         raise refused[0]
@@ -172,7 +178,7 @@ async def outcome(server: Server, request: Request, tenant: str, request_id: str
         looked_at = loop.time()
         owned = await server.queue.futures.wait(request_id, tenant, _LOOK_S)
         if owned.status.state.is_final:
-            return await _result(server, owned.status)
+            return await sample_result(server, owned.status)
         if loop.time() - looked_at < _LOOK_S / 2:
             raise TransientError("the server is about to stop; send the request again")
         if await request.is_disconnected():
@@ -254,11 +260,14 @@ def _sample(drawing: Drawing, lane: str, seq: int, end_texts: Sequence[str]) -> 
         raise invalid_input(error) from error
 
 
-async def _submit(server: Server, tenant: str, sample: SampleRequest, listener: Listener | None) -> None:
+async def _submit(
+    server: Server, tenant: str, sample: SampleRequest, listener: Listener | None, sampled_input: SampledInput | None
+) -> None:
     params = sample.sampling_params
     if params.seed is None:
         params = params.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
-    kept = ListenedSample.model_validate({**dict(sample), "sampling_params": params, "listener": listener})
+    added = {"sampling_params": params, "listener": listener, "sampled_input": sampled_input}
+    kept = ListenedSample.model_validate({**dict(sample), **added})
     num_prompt_tokens = sample.num_prompt_tokens
     assert sample.sampling_session_id is not None and sample.seq_id is not None
     await server.queue.submitter.submit(
@@ -277,9 +286,15 @@ async def _submit(server: Server, tenant: str, sample: SampleRequest, listener: 
     )
 
 
-async def _result(server: Server, status: FutureStatus) -> SampleResult:
+async def sample_result(server: Server, status: FutureStatus) -> SampleResult:
+    """What a sample that has ended gave.
+
+    Raises:
+        Expired: It was kept for its time.
+        TwinkleError: It failed.
+    """
     if status.expired:
-        raise Expired("the result under this Idempotency-Key was kept for its time and is gone")
+        raise Expired("the result of this request was kept for its time and is gone")
     if status.failure is not None:
         if status.failure.code == Cancelled.code:
             raise Cancelled(status.failure.message)

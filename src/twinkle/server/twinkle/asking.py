@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.model_names import plain_model_name
 from twinkle.data_format.sampling import SamplingParams
+from twinkle.scheduler.token_stream import SampledInput
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import ServedModel, find_model, prompt_of
 from twinkle.server.openai.ordering import DrawSession, Order, lane_of, number_of, session_named, shared_session
@@ -22,6 +24,7 @@ from twinkle.server.openai.runs import path_of_run
 from twinkle.server.request_metadata import idempotency_key
 from twinkle.server.state import ServerState
 from twinkle.server.twinkle.adapters import address_of, mesh_of_model
+from twinkle.server.twinkle.calls import preferred_wait_s
 from twinkle.server.twinkle.prompts import PromptTemplate, RowPrompt, read_row
 from twinkle.server.twinkle.sessions import REQUEST_HEADER, SESSION_HEADER, session_of
 from twinkle.server.twinkle.weights import lane_of_weights
@@ -29,7 +32,7 @@ from twinkle.storage.adapters.named import AdapterName
 from twinkle.storage.sampling.templates import TemplatePlace
 from twinkle.wire.bodies.base import invalid_input
 from twinkle.wire.bodies.twinkle_sampling import TwinkleSampleRequest
-from twinkle.wire.paths import is_model_id, parse_checkpoint_path
+from twinkle.wire.paths import in_other_scheme, is_model_id, parse_checkpoint_path
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.sampling import SamplingParams as WireParams
 
@@ -38,6 +41,7 @@ from twinkle.wire.sampling import SamplingParams as WireParams
 class Asked:
     """What is drawn for a request: the prompts, how, and the model they are drawn from."""
 
+    inputs: list[SampledInput]
     prompts: list[RowPrompt]
     params: SamplingParams
     model: ServedModel
@@ -87,14 +91,35 @@ async def ask(request: Request, server: ServerState, tenant: str, base_model: st
         lane = await lane_of_weights(request, server, tenant, adapter, repeated_seq=repeated_seq)
     else:
         lane = await lane_of(server, tenant, session, model, repeated_seq=repeated_seq)
+    request_ids = [request_id_of(lane, seq) for seq in seqs]
+    # Rows may be many and long: not on the event loop.
+    inputs = await server.common.object_io.run(_inputs, prompts, params, model, request_ids)
+    is_for_later = preferred_wait_s(request) is not None
     order = Order(
         tenant=tenant,
         samples=[_request(prompt, params, lane, seq) for prompt, seq in zip(prompts, seqs, strict=True)],
-        request_ids=[request_id_of(lane, seq) for seq in seqs],
-        is_repeatable=bool(key),
+        request_ids=request_ids,
+        is_repeatable=bool(key) or is_for_later,
         is_background=session.priority < 0,
+        inputs=inputs if is_for_later else None,
     )
-    return Asked(prompts=prompts, params=params, model=model, text_model=text_model, order=order)
+    return Asked(inputs=inputs, prompts=prompts, params=params, model=model, text_model=text_model, order=order)
+
+
+def _inputs(
+    prompts: Sequence[RowPrompt], params: SamplingParams, model: ServedModel, request_ids: Sequence[str]
+) -> list[SampledInput]:
+    checkpoint = None if model.checkpoint is None else in_other_scheme(model.checkpoint.path)
+    return [
+        SampledInput(
+            packed_row=SampledInput.pack(prompt.row),
+            is_scored_only=params.max_tokens == 0,
+            tokenizer_path=model.capabilities.tokenizer_path,
+            checkpoint=checkpoint,
+            others=[] if i else list(request_ids[1:]),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 async def _session(request: Request, server: ServerState, tenant: str) -> DrawSession:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from twinkle.core.adapter import AdapterConfig, Dialect
+from twinkle.core.adapter import WHOLE_MODEL, AdapterConfig, Dialect
 from twinkle.core.errors import InvalidInput, MeshUnavailable, NotFound
 from twinkle.core.operation import OperationKind, Payload, Unnumbered
 from twinkle.server.errors import JSON
@@ -168,11 +168,7 @@ def unnumbered(request: Request, tenant: str, lane: str, call: CallRequest) -> U
 
 def _judged(body: AddAdapterRequest) -> ReadPeft:
     if body.config is None:
-        raise InvalidInput(
-            "config",
-            "is missing: without one the whole model would be trained, which needs a mesh for one tenant alone, and"
-            " this server's meshes are shared; send a LoRA config",
-        )
+        raise InvalidInput("config", WHOLE_MODEL)
     if not body.is_trainable:
         raise InvalidInput("is_trainable", "must be true: what is only sampled from needs no adapter here")
     peft = read_peft(body.config)

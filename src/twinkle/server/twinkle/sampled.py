@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from twinkle.data_format.continuation import Texts, continued_row
-from twinkle.data_format.sampling import SamplingParams
 from twinkle.data_format.tool_calls import parse_tool_calls
 from twinkle.server.model_texts import TextModel
-from twinkle.server.twinkle.prompts import RowPrompt
 from twinkle.wire.bodies.twinkle_sampling import TwinkleSampled, TwinkleSequence
 from twinkle.wire.sample_result import EMPTY_LOGPROB, SampleResult, TopkLogprobs, WireSequence
 
@@ -16,29 +15,28 @@ Pairs = list[list[tuple[int, float]]]
 
 
 def sampled(
-    result: SampleResult, prompt: RowPrompt, params: SamplingParams, text_model: TextModel | None
+    result: SampleResult, row: Mapping[str, Any], text_model: TextModel | None, *, is_scored_only: bool
 ) -> TwinkleSampled:
     """What came of one input. Blocks for as long as decoding takes."""
     texts = _texts(text_model)
     scores, topk = result.prompt_logprobs, result.topk_prompt_logprobs
     return TwinkleSampled(
-        sequences=[_sequence(sequence, prompt, params, texts) for sequence in result.sequences],
-        prompt_token_ids=prompt.tokens,
+        sequences=[_sequence(sequence, row, texts, is_scored_only=is_scored_only) for sequence in result.sequences],
+        prompt_token_ids=row["input_ids"],
         prompt_logprobs=None if scores is None else [None, *scores[1:].tolist()],
         topk_prompt_logprobs=None if topk is None else [None, *_pairs(topk)[1:]],
     )
 
 
-def _sequence(sequence: WireSequence, prompt: RowPrompt, params: SamplingParams, texts: Texts) -> TwinkleSequence:
+def _sequence(sequence: WireSequence, row: Mapping[str, Any], texts: Texts, *, is_scored_only: bool) -> TwinkleSequence:
     # To score a prompt alone one token is drawn, which nobody has asked for.
-    is_scored_only = params.max_tokens == 0
     tokens: list[int] = [] if is_scored_only else sequence.tokens.tolist()
     return TwinkleSequence(
         stop_reason="length" if is_scored_only else sequence.stop_reason,
         tokens=tokens,
         logprobs=_logprobs(sequence, tokens),
         decoded=None if texts.decode is None else texts.decode(tokens),
-        new_input_feature=continued_row(prompt.row, tokens, texts=texts),
+        new_input_feature=continued_row(row, tokens, texts=texts),
     )
 
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import orjson
 from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
 
-from twinkle.core.errors import InvalidInput, NotFound, TwinkleError
-from twinkle.server.errors import JSON, refusal_of
+from twinkle.core.errors import InvalidInput, NotFound
+from twinkle.server.errors import refusal_of
 from twinkle.server.openai.answers import JsonObject
 from twinkle.server.openai.drawing import Drawing
 from twinkle.server.openai.growing_choice import Part, Wanted
-from twinkle.server.openai.ordering import Patience, give_up, outcome, submit
 from twinkle.server.openai.streaming import Framing, stream_order
 from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.request_metadata import HEADER
 from twinkle.server.state import Caller, Server, ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.asking import ask, bare_name, served_base
+from twinkle.server.twinkle.calls import PREFER
 from twinkle.server.twinkle.model import ModelName, model_healthz
 from twinkle.server.twinkle.prompts import TEMPLATES, PromptTemplate
-from twinkle.server.twinkle.sampled import sampled
+from twinkle.server.twinkle.sample_answers import answer_asked
 from twinkle.server.twinkle.sessions import session_of
 from twinkle.storage.sampling.templates import TemplatePlace
 from twinkle.wire.bodies.base import parse_body, read_keys
+from twinkle.wire.bodies.twinkle_calls import CallTicket
 from twinkle.wire.bodies.twinkle_sampling import (
     AddSamplerAdapterRequest,
     SamplerAdapterAnswer,
@@ -36,7 +35,6 @@ from twinkle.wire.bodies.twinkle_sampling import (
     TwinkleSampleRequest,
     TwinkleSamples,
 )
-from twinkle.wire.paths import in_other_scheme
 
 _PATH = "/{base_model:path}/twinkle"
 _LINES = "application/x-ndjson"
@@ -123,34 +121,20 @@ async def patch_sampler(base_model: ModelName, request: Request, server: Server,
 @router.post(
     _PATH + "/sample",
     openapi_extra=described(
-        TwinkleSamples, body=TwinkleSampleRequest, refusals=[404, 410], headers=[HEADER], access=Access.TWINKLE
+        TwinkleSamples,
+        body=TwinkleSampleRequest,
+        others={202: CallTicket},
+        refusals=[404, 410],
+        headers=[HEADER, PREFER],
+        access=Access.TWINKLE,
     ),
 )
 async def sample(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
-    """Continue every input; the answer comes when all have ended."""
+    """Continue every input; the answer comes when all have ended, unless a ticket is preferred."""
     async with server.common.bodies.receive(request) as received:
         body = await server.common.object_io.run(parse_body, TwinkleSampleRequest, received.complete())
         asked = await ask(request, server, tenant, base_model, body)
-    patience = Patience()
-    try:
-        await submit(server, asked.order)
-        results = [
-            await outcome(server, request, tenant, request_id, patience) for request_id in asked.order.request_ids
-        ]
-    except (TwinkleError, ClientDisconnect):
-        await give_up(server, asked.order)
-        raise
-
-    def write() -> bytes:
-        samples = [
-            sampled(result, prompt, asked.params, asked.text_model)
-            for result, prompt in zip(results, asked.prompts, strict=True)
-        ]
-        checkpoint = asked.model.checkpoint
-        path = None if checkpoint is None else in_other_scheme(checkpoint.path)
-        return orjson.dumps(TwinkleSamples(samples=samples, checkpoint=path))
-
-    return Response(await server.common.object_io.run(write), media_type=JSON)
+    return await answer_asked(request, server, tenant, asked)
 
 
 @router.post(

@@ -10,7 +10,7 @@ from sqlmodel import Session, select
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Cancelled, InvalidInput, NotFound
-from twinkle.core.operation import FailureCategory, OperationKind, OperationState
+from twinkle.core.operation import FailureCategory, OperationKind, OperationState, Payload
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.jobs.keeping import IS_HELD
 from twinkle.storage.journal.lanes import lock_lanes, number_ended_sample
@@ -104,6 +104,21 @@ class SamplingSessions:
             (session_id, checkpoint, seq),
         )
         return str(rows[0].id) if rows else None
+
+    def request(self, request_id: str, *, tenant: str) -> Payload:
+        """What was asked for with a sample; nothing is in it once its time is over.
+
+        Raises:
+            NotFound: There is no such sample, or it is another tenant's.
+        """
+        rows = self._database.read(
+            "SELECT payload, payload_blob, payload_bytes FROM operation"
+            " WHERE request_id = ? AND tenant = ? AND kind = 'sample'",
+            (request_id, tenant),
+        )
+        if not rows:
+            raise NotFound(f"no call {request_id!r}")
+        return Payload(inline=rows[0].payload, blob=rows[0].payload_blob, blob_bytes=rows[0].payload_bytes)
 
     def run_sampled_before(self, session_id: str, *, run: str, seq: int) -> str | None:
         """The path of that checkpoint of a run from which a sample of this number was accepted."""

@@ -6,10 +6,11 @@ and lets that operation fail, instead of answering 4xx and leaving a hole in the
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from twinkle.core.adapter import WHOLE_MODEL
 from twinkle.wire.bodies.base import (
     MAX_INT32,
     Identifier,
@@ -52,6 +53,12 @@ class OptimizerConfig(RequestBody):
         return self.type == "adamw"
 
 
+def _refuse_none(lora_config: object) -> object:
+    if lora_config is None:
+        raise ValueError(WHOLE_MODEL)
+    return lora_config
+
+
 class CreateModelRequest(RequestBody):
     """``POST create_model``."""
 
@@ -59,7 +66,7 @@ class CreateModelRequest(RequestBody):
     model_seq_id: SeqId
     base_model: Identifier
     user_metadata: Metadata | None = None
-    lora_config: LoraConfig = LoraConfig()
+    lora_config: Annotated[LoraConfig, BeforeValidator(_refuse_none)] = LoraConfig()
     optimizer_config: OptimizerConfig = OptimizerConfig()
     type: Literal["create_model"] = "create_model"
 
