@@ -25,6 +25,7 @@ TwinkleError                        code, retryable, context as attributes
 │   └── Overloaded                  too much waits already; ask again in ``retry_after_s``
 ├── LeaseLost                       another worker holds the mesh now; nothing of ours may be committed
 ├── StatementFailed                 the database refused a statement of ours: a mistake in the program, said once
+├── RankLost                        a worker of a script's group has ended (names group, rank and call)
 ├── PoisonOperation                 it took its worker down too often; ended with its reason
 └── ConfigError                     a setting is wrong; the process does not start
 """
@@ -204,6 +205,12 @@ class StatementFailed(TwinkleError):
     """The database refused a statement: a table or a column is missing, a value does not fit, a text is no SQL."""
 
     code = "internal"
+
+
+class RankLost(TwinkleError):
+    """A worker of a script's group has ended, and with it what its group held."""
+
+    code = "rank_lost"
 
 
 class PoisonOperation(TwinkleError):

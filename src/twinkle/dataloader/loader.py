@@ -18,7 +18,8 @@ from twinkle.dataloader.order import RowOrder, num_batches
 from twinkle.dataloader.streams import StreamReader
 from twinkle.infra.device_mesh import DeviceMesh, current_world_size
 from twinkle.infra.progress import NO_PROGRESS, Progress, track
-from twinkle.infra.runtime import mesh_of, runtime
+from twinkle.infra.remote import remote_class, remote_function
+from twinkle.infra.runtime import mesh_of, runtime, serves_all_ranks
 from twinkle.plugin.construct import construct_class
 from twinkle.processor import InputProcessor
 
@@ -44,6 +45,11 @@ class LoaderPosition:
     is_passing: bool = False
 
 
+VALUE = remote_function(dispatch="all", collect="first", lazy_collect=False)
+"""Whoever asks a loader that is elsewhere wants to know at once."""
+
+
+@remote_class(execute="first")
 class DataLoader:
     """Lists of rows, or what a processor makes of them.
 
@@ -67,8 +73,9 @@ class DataLoader:
         drop_last: Drop a last batch that is not full.
         collate_fn: Makes a batch of rows, in place of a list.
         phase: What a pass over the rows is called where progress is shown; None shows none.
-        remote_group: For scripts that run on Ray; has no meaning in one process.
-        instance_id: Not used.
+        remote_group: With ``mode='ray'`` the loader lives on the first worker of this group, where ``dataset`` is
+            called if it is a function. There, and in such a script itself, a batch is that of all ranks.
+        instance_id: As ``remote_class`` says.
         torch_kwargs: Passed on to torch's loader, like ``prefetch_factor`` and ``pin_memory``.
 
     Raises:
@@ -95,6 +102,7 @@ class DataLoader:
     ) -> None:
         self.dataset = dataset() if callable(dataset) else dataset
         self.device_mesh = mesh_of(device_mesh) or DeviceMesh.from_sizes(dp_size=current_world_size())
+        self._holds_all_parts = serves_all_ranks()
         self.is_stream = not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__")
         self.batch_size = batch_size
         self.min_batch_size = self._least(min_batch_size, drop_last)
@@ -131,6 +139,7 @@ class DataLoader:
         if self.max_retries < 0:
             raise InvalidInput("max_retries", f"is {self.max_retries}; send 0 or more")
 
+    @VALUE
     def set_processor(self, processor_cls: Callable[..., Any] | str, **kwargs: Any) -> None:
         """Make batches of rows: by a processor, its class, its name, or a function of rows."""
         if isinstance(processor_cls, str) or (
@@ -147,16 +156,19 @@ class DataLoader:
 
     # Where it stands.
 
+    @VALUE
     def __len__(self) -> int:
         """Batches of a whole pass: as many as come."""
         if self.is_stream:
             raise TypeError("a stream has no length")
         return num_batches(len(self.dataset), self.batch_size, self.min_batch_size)
 
+    @VALUE
     def get_state(self) -> dict[str, int]:
         """Where the loop stands; give it to ``resume_from_checkpoint``."""
         return {CONSUMED: self._consumed}
 
+    @VALUE
     def resume_from_checkpoint(self, consumed_train_samples: int | Mapping[str, int]) -> None:
         """Go on behind so many rows, in the order of the run that counted them.
 
@@ -175,18 +187,21 @@ class DataLoader:
         """Where it stands. While a pass is under way, a loader that is to go on with that has to be told so."""
         return LoaderPosition(self._consumed, self._in_whole_passes, self._is_passing)
 
+    @VALUE
     def go_on_from(self, position: LoaderPosition) -> None:
         """Stand where another loader of the same data stood."""
         self._consumed = position.consumed
         self._in_whole_passes = position.in_whole_passes
         self._is_passing = position.is_passing
 
+    @VALUE
     def skip_consumed_samples(self, consumed_train_samples: int) -> None:
         """Leave out so many rows more."""
         self.resume_from_checkpoint(self._consumed + consumed_train_samples)
 
     # The batches.
 
+    @VALUE
     def __iter__(self) -> Iterator[Any]:
         return self._stream_batches() if self.is_stream else self._batches()
 
@@ -210,7 +225,7 @@ class DataLoader:
             log.info("dataloader.pass_was_over", consumed_train_samples=self._consumed)
         loader = torch.utils.data.DataLoader(
             RowFetcher(self.dataset, order, number, self.max_retries),
-            batch_sampler=[self.device_mesh.slice_data(batch.tolist()) for batch in batches],
+            batch_sampler=[self._part(batch.tolist()) for batch in batches],
             collate_fn=Collator(self._collate),
             num_workers=self._num_workers,
             # Its own: a loader that draws from the script's random numbers changes what the script computes.
@@ -247,6 +262,9 @@ class DataLoader:
             self._consumed += len(waiting)
         self._in_whole_passes = self._consumed
 
+    def _part(self, rows: list[Any]) -> list[Any]:
+        return rows if self._holds_all_parts else self.device_mesh.slice_data(rows)
+
     def _shown(self, num_batches: int | None) -> AbstractContextManager[Progress]:
         """The progress of a pass: what the script does with a batch is part of the phase."""
         return NO_PROGRESS if self._phase is None else track(self._phase, total=num_batches, unit="batches")
@@ -254,6 +272,6 @@ class DataLoader:
     def _handed_out(self, rows: list[Any], reader: StreamReader) -> Any:
         self._consumed += len(rows)
         self._in_whole_passes += reader.take_whole_passes()
-        part = self.device_mesh.slice_data(rows)
+        part = self._part(rows)
         handed_out(self.dataset, part)
         return part if self._collate is None else self._collate(part)

@@ -9,11 +9,16 @@ from twinkle.infra.runtime import runtime
 
 
 def get_device_placement() -> str:
-    """The device groups and the global mesh of ``initialize``, in a box."""
+    """The device groups and the global mesh of ``initialize``, in a box; with Ray each worker, and who is there."""
     current = runtime()
     lines = [f"mode {current.mode}, seed {current.seed}"]
-    lines += [_group_line(group) for group in current.groups]
-    if current.device_mesh is None:
+    if current.cluster is None:
+        lines += [_group_line(group) for group in current.groups]
+    else:
+        lines += current.cluster.describe()
+    if current.device_mesh is None and current.cluster is not None:
+        lines.append("no global mesh: the ranks of a group are all on dp, unless components bring a mesh")
+    elif current.device_mesh is None:
         platform = Platform.current()
         lines.append(f"no global mesh: components run on one {platform.device_type} device unless they bring a mesh")
     else:

@@ -163,7 +163,6 @@ def test_a_seed_makes_random_numbers_repeat() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "ray"}, "'ray' is not offered yet"),
         ({"mode": "cloud"}, "'cloud' is unknown"),
         ({"groups": [DeviceGroup("a", 1, "cpu"), DeviceGroup("a", 2, "cpu")]}, "one group only"),
         ({"global_device_mesh": DeviceMesh.from_sizes(dp_size=2)}, "torchrun --nproc_per_node=2"),

@@ -13,6 +13,7 @@ import torch
 
 import twinkle
 from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.infra.remote import marks_of
 
 NAMES = (
     "initialize remote_class remote_function get_device_placement is_master DeviceMesh DeviceGroup Platform GPU NPU"
@@ -96,13 +97,42 @@ def test_a_marked_component_works_in_one_process_as_without_marks() -> None:
     assert Counter.add.__doc__ == "Adds."
 
 
-def test_a_component_on_a_group_names_what_that_would_take() -> None:
-    with pytest.raises(ConfigError, match=r"remote_group: Counter cannot run on group 'model'.*twinkle-queue\[ray\]"):
-        Counter(remote_group="model")
+def test_in_one_process_a_group_is_where_the_script_is() -> None:
+    twinkle.initialize("local", groups=[twinkle.DeviceGroup("model", 8, "GPU")])
+
+    assert Counter(start=1, remote_group="model").add([1]) == 2
+    with pytest.raises(ConfigError, match=r"remote_group: 'sampler' is no group.*they are model"):
+        Counter(remote_group="sampler")
     with pytest.raises(ConfigError, match="dispatch: 'fast' is unknown"):
         twinkle.remote_function(dispatch="fast")
-    with pytest.raises(ConfigError, match=r"'ray' is not offered yet.*twinkle-queue\[ray\]"):
-        twinkle.initialize("ray", 8, 8)
+
+
+class Heir(Counter):
+    """Derives from a marked class, and knows of no group."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.count *= 10
+
+    def add(self, numbers: list[int]) -> int:
+        return super().add(numbers) + 1
+
+
+def test_what_derives_from_a_marked_component_is_marked_too() -> None:
+    assert Heir(2, remote_group="anywhere", instance_id="b").add([1]) == 22
+    assert marks_of(Heir)["add"].dispatch == "slice_dp"
+
+
+def test_without_the_extra_the_mode_ray_says_what_to_install() -> None:
+    code = (
+        "import sys, importlib.util; find = importlib.util.find_spec;"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'ray' else find(name, *more);"
+        "import twinkle; twinkle.initialize('ray', 8, 8)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "mode: 'ray' needs Ray; pip install 'twinkle-queue[ray]'" in done.stderr
 
 
 def test_arguments_come_by_place_too() -> None:

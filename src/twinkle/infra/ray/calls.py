@@ -1,0 +1,215 @@
+"""A call on its way to the workers of a group: submitted, watched, collected."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from twinkle.core.errors import RankLost, TwinkleError
+from twinkle.infra.ray.worker import Raised
+from twinkle.infra.remote import RemoteCall
+from twinkle.infra.spread import Layout, collected
+
+MAX_UNCOLLECTED = 32
+"""Calls of an object that may be under way before the next one waits for the first of them."""
+
+
+@dataclass(eq=False)
+class Workers:
+    """The processes of a group that hold the same objects, by rank."""
+
+    group: str
+    handles: list[Any]
+    lost: str | None = None
+    """Why they can no longer be called."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.handles)
+
+    def require(self, call: str) -> None:
+        """Raise ``RankLost`` when one of them has ended before."""
+        if self.lost is not None:
+            raise RankLost(f"{call} on group {self.group!r} cannot run: {self.lost}", group=self.group)
+
+    def lose(self, rank: int, call: str, error: RayError) -> RankLost:
+        """One has ended: the others, which may wait for it, are ended too."""
+        # The first line says what; the rest is Ray's advice on its own logs.
+        cause = str(error).strip().splitlines()[0]
+        self.lost = f"rank {rank} of group {self.group!r} ended during {call} ({type(error).__name__}: {cause})"
+        for handle in self.handles:
+            ray.kill(handle)
+        return RankLost(
+            f"{self.lost}; the group's workers are gone with what they held: start the script again and go on from the"
+            " last checkpoint",
+            group=self.group,
+            rank=rank,
+            call=call,
+        )
+
+
+@dataclass(eq=False)
+class PendingCall:
+    """One call, submitted to some ranks of a group."""
+
+    workers: Workers
+    name: str
+    ranks: Sequence[int]
+    statuses: list[Any]
+    """By rank, the reference of its exception, which is None where it returned."""
+    values: list[Any]
+    timeout_s: float | None = None
+    _failure: Exception | None = field(default=None, init=False)
+    _waiting: dict[Any, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = dict(zip(self.statuses, self.ranks, strict=True))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has been seen to end."""
+        return not self._waiting
+
+    def look(self) -> None:
+        """Take notice of the ranks that have ended by now, without waiting.
+
+        Raises:
+            Exception: What one of them has raised.
+        """
+        while self._waiting and self._take(timeout_s=0):
+            pass
+
+    def wait(self) -> None:
+        """Wait until every rank has ended, or one has failed.
+
+        Raises:
+            Exception: What a rank has raised, with a note of group, rank and call.
+            RankLost: A worker has ended.
+            TimeoutError: The mark's time is over.
+        """
+        if self._failure is not None:
+            raise self._failure
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        while self._waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._take(timeout_s=left):
+                raise TimeoutError(
+                    f"{self.name} on group {self.workers.group!r}: ranks {sorted(self._waiting.values())} have not"
+                    f" ended within {self.timeout_s:g} s"
+                )
+
+    def _take(self, timeout_s: float | None) -> bool:
+        done, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
+        if not done:
+            return False
+        rank = self._waiting.pop(done[0])
+        try:
+            raised = ray.get(done[0])
+        except RayTaskError as error:
+            self._fail(TwinkleError(f"{error.cause}"), rank, str(error))
+        except RayError as error:
+            self._waiting.clear()
+            self._failure = self.workers.lose(rank, self.name, error)
+            raise self._failure from None
+        if isinstance(raised, Raised):
+            self._fail(raised.error_again(), rank, raised.trace)
+        return True
+
+    def _fail(self, error: Exception, rank: int, trace: str) -> None:
+        error.add_note(f"raised by {self.name} on group {self.workers.group!r}, rank {rank}:\n{trace}")
+        self._failure = error
+        raise error
+
+    def status(self) -> Any:
+        """What the only rank said beside its value."""
+        return ray.get(self.statuses[0])
+
+    def fetch(self, rank: int) -> Any:
+        """The value of a rank that has ended."""
+        try:
+            return ray.get(self.values[list(self.ranks).index(rank)])
+        except GetTimeoutError:
+            raise
+        except RayError as error:
+            raise self.workers.lose(rank, self.name, error) from None
+
+
+class Backlog:
+    """The calls of one object that nobody has waited for yet. What they raise, a later call raises."""
+
+    def __init__(self) -> None:
+        self._calls: deque[PendingCall] = deque()
+
+    def add(self, call: PendingCall) -> None:
+        """One more; the oldest is waited for where there are many."""
+        self._calls.append(call)
+        if len(self._calls) > MAX_UNCOLLECTED:
+            self._calls.popleft().wait()
+
+    def look(self) -> None:
+        """Raise what one of them has raised by now; those that are over are forgotten."""
+        self._go_through(waits=False)
+
+    def wait(self, until: PendingCall | None = None) -> None:
+        """Wait for all, or for one and those before it: ranks run them in this order.
+
+        Raises:
+            Exception: What the first to fail has raised.
+        """
+        self._go_through(waits=True, until=until)
+
+    def _go_through(self, *, waits: bool, until: PendingCall | None = None) -> None:
+        while self._calls:
+            first = self._calls[0]
+            try:
+                if waits:
+                    first.wait()
+                else:
+                    first.look()
+            except TimeoutError:
+                raise
+            except Exception:
+                self._calls.popleft()
+                raise
+            if not first.is_over:
+                return
+            self._calls.popleft()
+            if first is until:
+                return
+
+
+class LazyResult:
+    """The result of a call that may not have ended: call it to wait for the value.
+
+    Given on to another call, it is waited for there.
+    """
+
+    def __init__(self, call: PendingCall, mark: RemoteCall, layout: Layout, wanted: Sequence[int], wrap: Any) -> None:
+        self._call = call
+        self._mark = mark
+        self._layout = layout
+        self._wanted = wanted
+        self._wrap = wrap
+        self._values: list[Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<result of {self._call.name} on group {self._call.workers.group!r}; call it for the value>"
+
+    def __call__(self) -> Any:
+        """Wait; the value.
+
+        Raises:
+            Exception: What a rank has raised.
+        """
+        if self._values is None:
+            self._call.wait()
+            fetched = [self._wrap(self._call.fetch(rank), rank) for rank in self._wanted]
+            self._values = [collected(self._mark, self._layout, fetched)]
+        return self._values[0]

@@ -1,0 +1,106 @@
+"""A model and a data loader on the workers of a group: the numbers of two ranks under torchrun."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.script_run import run_script
+from twinkle.data_format.answers import ModelOutput
+from twinkle.dataloader import DataLoader
+from twinkle.hub.tiny import make_tiny_model
+from twinkle.infra import DeviceMesh
+from twinkle.model.remote_outputs import joined_outputs
+
+TEXTS = ["the quick brown fox jumps over the lazy dog. " * 4]
+SCRIPT = """
+import sys
+import peft, twinkle
+from twinkle import DeviceGroup, DeviceMesh
+from twinkle.dataloader import DataLoader
+from twinkle.model import TransformersModel
+
+twinkle.initialize(mode=sys.argv[1], groups=[DeviceGroup("model", 2, "GPU")], seed=7,
+                   global_device_mesh=DeviceMesh.from_sizes(fsdp_size=2))
+rows = [{"input_ids": [1 + n, 2, 3 + n, 4][: 3 + n % 2], "labels": [2, 3 + n, 4, -100][: 3 + n % 2]} for n in range(12)]
+model = TransformersModel(sys.argv[2], remote_group="model", gradient_checkpointing=False)
+model.add_adapter_to_model("default", peft.LoraConfig(r=4, target_modules="all-linear"))
+model.set_optimizer("AdamW", lr=1e-2)
+model.set_lr_scheduler("CosineWarmupScheduler", num_warmup_steps=1, num_training_steps=3)
+for batch in DataLoader(rows, batch_size=4, shuffle=True):
+    model.forward_backward(inputs=batch)
+    model.clip_grad_and_step()
+    metric = model.calculate_metric(is_training=True)
+    if twinkle.is_master():
+        print("told", metric["loss"], metric["grad_norm"])
+weights = {name: float(value.double().sum()) for name, value in sorted(model.get_state_dict().items())}
+saved = model.save("last", output_dir="out")
+if twinkle.is_master():
+    print("weights", weights)
+    print("saved", saved)
+"""
+
+
+def told(output: str) -> tuple[list[str], dict[str, float], str]:
+    """Losses and norms, sums of weights, where it was saved."""
+    lines = output.splitlines()
+    weights = next(line for line in lines if line.startswith("weights "))
+    saved = next(line for line in lines if line.startswith("saved "))
+    return [line for line in lines if line.startswith("told ")], ast.literal_eval(weights[8:]), saved
+
+
+def test_two_workers_give_the_numbers_of_two_ranks_under_torchrun(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny", texts=TEXTS, vocab_size=288, hidden_size=32, layers=1, context=64)
+
+    on_ray = run_script(SCRIPT, tmp_path / "ray", {}, arguments=("ray", str(model)))
+    under_torchrun = run_script(SCRIPT, tmp_path / "torchrun", {}, arguments=("local", str(model)), ranks=2)
+
+    assert len(told(on_ray.output)[0]) == 3
+    assert told(on_ray.output) == told(under_torchrun.output)
+    assert (on_ray.folder / "out" / "last" / "adapter_model.safetensors").exists()
+
+
+def make_rows() -> list[dict[str, Any]]:
+    """Called where the loader is."""
+    return [{"number": number, "process": os.getpid()} for number in range(7)]
+
+
+@pytest.mark.usefixtures("on_ray")
+def test_a_loader_made_of_a_function_reads_in_the_group_and_hands_out_whole_batches() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    loader = DataLoader(make_rows, batch_size=4, min_batch_size=2, device_mesh=mesh, remote_group="model")
+
+    batches = []
+    states = []
+    for batch in loader:
+        batches.append(batch)
+        states.append(loader.get_state()["consumed_train_samples"])
+
+    assert len(loader) == 2 and states == [4, 7]
+    assert [[row["number"] for row in batch] for batch in batches] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert batches[0][0]["process"] != os.getpid()
+    loader.resume_from_checkpoint(4)
+    assert [row["number"] for row in next(iter(loader))] == [4, 5, 6]
+
+
+@pytest.mark.usefixtures("on_ray")
+def test_a_loader_of_the_script_itself_hands_out_whole_batches_too() -> None:
+    loader = DataLoader(make_rows, batch_size=4, device_mesh=DeviceMesh.from_sizes(dp_size=2))
+
+    assert [len(batch) for batch in loader] == [4, 3]
+
+
+def test_outputs_of_data_ranks_are_those_of_one_pass() -> None:
+    first = ModelOutput(logps=torch.ones(1, 2), logits=None, loss=3.0, num_tokens=2)
+    second = ModelOutput(logps=torch.full((2, 3), 2.0), logits=None, loss=1.0, num_tokens=6)
+
+    joined = joined_outputs([first, second])
+
+    assert joined.logps.tolist() == [[1, 1, 0], [2, 2, 2], [2, 2, 2]]
+    assert (joined.loss, joined.num_tokens, joined.logits) == (4.0, 8, None)
+    assert joined_outputs([{"loss": 1.0, "num_tokens": 1}, {"loss": 2.0, "num_tokens": 1}]).loss == 1.5
