@@ -217,6 +217,7 @@ class RayCluster:
                     size=len(seats),
                     told=told,
                     folder=os.getcwd(),
+                    import_path=tuple(sys.path),
                     environment={name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT)},
                     visible_devices=visible[rank],
                 ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Place:
         size: How many they are.
         told: What the script told ``initialize``, as it holds here.
         folder: Where the script runs: paths that it names are meant from there.
+        import_path: Of the script: what it imports, its objects want here too.
         environment: Of the script, what a worker of an existing cluster would lack.
         visible_devices: The value of the variable by which the device's maker is told what a process sees.
     """
@@ -43,6 +45,7 @@ class Place:
     size: int
     told: Runtime
     folder: str
+    import_path: tuple[str, ...]
     environment: Mapping[str, str]
     visible_devices: tuple[str, str] | None = None
 
@@ -100,6 +103,7 @@ class Worker:
         if place.visible_devices is not None:
             os.environ[place.visible_devices[0]] = place.visible_devices[1]
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size)}
+        sys.path += [folder for folder in place.import_path if folder not in sys.path]
         if os.path.isdir(place.folder):
             os.chdir(place.folder)
         else:
