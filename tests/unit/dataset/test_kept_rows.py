@@ -56,6 +56,16 @@ class Run:
         (self.folder / "own_preprocessor.py").write_text(textwrap.dedent(PREPROCESSOR))
         (self.folder / "own_words.py").write_text(f"def word():\n    return {word!r}\n")
 
+    def template(self, before: str) -> None:
+        folder = self.folder / "tokenizer"
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        if "chat_template" in config:
+            config["chat_template"] = before + config["chat_template"]
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        else:
+            path = folder / "chat_template.jinja"
+            path.write_text(before + path.read_text())
+
     def __call__(self, setting: str = "", system: str | None = None) -> str:
         script = textwrap.dedent(SCRIPT).replace("FOLDER", str(self.folder))
         script = script.replace("SETTING", repr(setting)).replace("SYSTEM", repr(system))
@@ -79,9 +89,15 @@ def test_what_has_not_changed_is_read_and_what_has_changed_is_made_anew(run: Run
     # The rows that were mapped and those that were encoded: none was made again under another key.
     assert len(list((run.folder / "cache" / "datasets" / "twinkle" / "kept").glob("*.arrow"))) == 2
 
+    run.template("more words ")
+    calls, mark, longer = run().split()
+    assert (calls, mark) == ("0", "a")
+    assert int(longer) > int(length)
+
     run.word("b")
-    assert run() == f"1 b {length}"
-    assert int(run(system="Be brief.").split()[2]) > int(length)
+    calls, mark, longest = run(system="Be brief.").split()
+    assert (calls, mark) == ("1", "b")
+    assert int(longest) > int(longer)
 
 
 def test_a_preprocessor_with_other_settings_has_another_key() -> None:
@@ -92,20 +108,6 @@ def test_a_preprocessor_with_other_settings_has_another_key() -> None:
 
 def test_what_cannot_be_pickled_has_no_key() -> None:
     assert key_of(number for number in range(3)) is None
-
-
-def test_a_changed_chat_template_is_noticed(run: Run) -> None:
-    length = int(run().split()[2])
-    folder = run.folder / "tokenizer"
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    templates = [folder / "chat_template.jinja"] if "chat_template" not in config else []
-    for path in templates:
-        path.write_text("more words " + path.read_text())
-    if not templates:
-        config["chat_template"] = "more words " + config["chat_template"]
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-    assert int(run().split()[2]) > length
 
 
 def test_what_no_run_has_read_for_long_is_removed() -> None:
