@@ -33,6 +33,7 @@ _POOLS = (
     "sql_",
     "jobs-sql_",
     "objects_",
+    "listings_",
     "traces_",
     "question-answers",
     "push_",

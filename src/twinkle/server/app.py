@@ -38,7 +38,7 @@ from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
 from twinkle.server.submit import Submitter
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Listings, Threads
 from twinkle.server.tinker.routes import direct as tinker_direct
 from twinkle.server.tinker.routes import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
@@ -54,6 +54,8 @@ from twinkle.tasks.nudge import Nudger
 
 _SQL_THREADS = 8
 _OBJECT_THREADS = 8
+# Lists of everything that a tenant has: beside all that is quick.
+_LISTING_THREADS = 4
 # Traces are seldom asked for and may take long: one at a time, beside everything else.
 _TRACE_THREADS = 1
 
@@ -68,7 +70,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     """
     if not settings.redis_url.get_secret_value():
         raise ConfigError("TWINKLE_REDIS_URL: the API needs a broker; `twinkle serve` starts one by itself")
-    database = Database(settings.resolved_database_url)
+    database = Database(settings.resolved_database_url, statement_timeout_s=settings.statement_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -115,13 +117,15 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     """Build the parts from the bottom up; the stack closes them from the top down."""
     sql = _threads("sql", _SQL_THREADS, stack)
     object_io = _threads("objects", _OBJECT_THREADS, stack)
-    engine = await sql.run(prepare_database, settings)
+    (await sql.run(prepare_database, settings)).dispose()
+    engine = sql_engine(settings.resolved_database_url, statement_timeout_s=settings.statement_timeout_s)
     stack.push_async_callback(asyncio.to_thread, engine.dispose)
     stores = Stores(database, engine, clock, limits=settings.tenant_limits)
     common = CommonParts(
         settings=settings,
         clock=clock,
         sql=sql,
+        listings=Listings(_threads("listings", _LISTING_THREADS, stack)),
         object_io=object_io,
         bodies=Bodies(
             max_bytes=settings.max_body_bytes,

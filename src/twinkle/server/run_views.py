@@ -24,13 +24,16 @@ class RunView:
 def views_of(accounts: AccountParts, artifacts: ArtifactParts, tenant: str, runs: Sequence[Adapter]) -> list[RunView]:
     """Of some of a tenant's runs. Blocks."""
     owner = accounts.tenants.name_of(tenant)
+    ids = [run.id for run in runs]
+    requested_at = artifacts.adapters.last_requests_at(ids)
+    latest = artifacts.checkpoints.latest(ids)
     return [
         RunView(
             run=run,
             owner=owner,
-            last_request_at=artifacts.adapters.last_request_at(run.id) or run.created_at,
-            training=artifacts.checkpoints.latest(run.id, CheckpointKind.TRAINING),
-            sampler=artifacts.checkpoints.latest(run.id, CheckpointKind.SAMPLER),
+            last_request_at=requested_at.get(run.id, run.created_at),
+            training=latest.get((run.id, CheckpointKind.TRAINING)),
+            sampler=latest.get((run.id, CheckpointKind.SAMPLER)),
         )
         for run in runs
     ]

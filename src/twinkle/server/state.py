@@ -28,7 +28,7 @@ from twinkle.server.scopes import refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors
 from twinkle.server.submit import Submitter
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Listings, Threads
 from twinkle.server.token_feeds import TokenFeeds
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.adapters.named import NamedAdapters
@@ -57,12 +57,16 @@ _BEARER = "bearer "
 
 @dataclass(frozen=True, kw_only=True)
 class CommonParts:
-    """What a route of any kind may use. What blocks is called through ``sql`` (databases) or ``object_io`` (blobs)."""
+    """What a route of any kind may use. What blocks is called through ``sql`` (databases) or ``object_io`` (blobs).
+
+    What reads many rows of a database, or may, goes through ``listings``.
+    """
 
     settings: Settings
     clock: Clock
     bodies: Bodies
     sql: Threads
+    listings: Listings
     object_io: Threads
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -39,3 +40,26 @@ class Threads:
     def stop(self) -> None:
         """Wait for what runs; start nothing more. Blocks."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Listings:
+    """Reads that may take long: on threads of their own, and of each tenant one at a time. Lives on one event loop.
+
+    So what is asked by the thousand, and cheap, never waits behind what is dear, nor one tenant behind another's lists.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._num_waiting: Counter[str] = Counter()
+
+    async def run(self, tenant: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a blocking function on behalf of a tenant, behind its earlier ones, and await its answer."""
+        self._num_waiting[tenant] += 1
+        try:
+            async with self._turns.setdefault(tenant, asyncio.Lock()):
+                return await self._threads.run(function, *args, **kwargs)
+        finally:
+            self._num_waiting[tenant] -= 1
+            if not self._num_waiting[tenant]:
+                del self._num_waiting[tenant], self._turns[tenant]

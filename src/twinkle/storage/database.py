@@ -31,6 +31,8 @@ _CONNECT_TIMEOUT_S = 5
 _FROZEN_AFTER_MS = 5000
 """A transaction of ours never pauses: one that does is a frozen process's, which must not keep its locks. Migrations
 are excepted, by themselves."""
+_STEPS_BETWEEN_LOOKS = 100_000
+"""Of SQLite's own machine: a few milliseconds."""
 _SQLITE_PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     # Safe against the death of a process; a power cut may drop the last commits, never corrupt.
@@ -121,14 +123,37 @@ class _Connections(threading.local):
     postgres: psycopg.Connection[Row] | None = None
 
 
+class Patience(threading.local):
+    """How long a statement may take in SQLite, which knows no such limit itself. Each thread has its own."""
+
+    ends_at = float("inf")
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+
+    def watch(self, connection: sqlite3.Connection) -> None:
+        """Have a connection's statements ended that take longer."""
+        if self.timeout_s is not None:
+            connection.set_progress_handler(self._is_over, _STEPS_BETWEEN_LOOKS)
+
+    def begin(self) -> None:
+        """A statement begins, or a short transaction of several."""
+        if self.timeout_s is not None:
+            self.ends_at = time.monotonic() + self.timeout_s
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self.ends_at
+
+
 class Database:
     """Connections to one database, SQLite or PostgreSQL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, statement_timeout_s: float | None = None) -> None:
         """Open nothing yet.
 
         Args:
             url: ``sqlite:///absolute/path`` or ``postgresql://user@host/name``.
+            statement_timeout_s: How long one statement may take; then it is ended as if the database were away.
 
         Raises:
             ConfigError: Another scheme.
@@ -138,6 +163,7 @@ class Database:
             raise ConfigError(f"database_url: {url.split(':')[0]}:// is not supported; use sqlite:/// or postgresql://")
         self.url = url
         self._open = _Connections()
+        self._patience = Patience(statement_timeout_s)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -166,6 +192,7 @@ class Database:
     def _sqlite_transaction(self) -> Iterator[Transaction]:
         connection = self._sqlite()
         connection.execute("BEGIN IMMEDIATE")
+        self._patience.begin()
         try:
             yield Transaction(connection, False)
         except BaseException:
@@ -178,7 +205,9 @@ class Database:
         try:
             if self.is_postgres:
                 return self._postgres().execute(_translate(sql, True), parameters).fetchall()
-            return self._sqlite().execute(_translate(sql, False), parameters).fetchall()
+            connection = self._sqlite()
+            self._patience.begin()
+            return connection.execute(_translate(sql, False), parameters).fetchall()
         except DRIVER_ERRORS as error:
             self.close()
             raise fault_of(error, statement=sql) from error
@@ -198,6 +227,7 @@ class Database:
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
             connection.row_factory = _sqlite_row
             _apply_pragmas(connection)
+            self._patience.watch(connection)
             self._open.sqlite = connection
         return self._open.sqlite
 
@@ -208,7 +238,7 @@ class Database:
                 autocommit=True,
                 row_factory=_postgres_rows,
                 connect_timeout=_CONNECT_TIMEOUT_S,
-                options=_postgres_options(self.url),
+                options=_postgres_options(self.url, self._patience.timeout_s),
             )
         return self._open.postgres
 
@@ -223,14 +253,15 @@ def placeholders(values: Collection[object]) -> str:
     return ", ".join("?" * len(values)) or "NULL"
 
 
-def sql_engine(url: str) -> Engine:
+def sql_engine(url: str, *, statement_timeout_s: float | None = None) -> Engine:
     """A SQLAlchemy engine on the same database, for everything that is not hot."""
+    patience = Patience(statement_timeout_s)
     if not url.startswith("sqlite"):
         scheme_free = url.split("://", 1)[1]
         engine = create_engine(
             f"postgresql+psycopg://{scheme_free}",
             pool_pre_ping=True,
-            connect_args={"options": _postgres_options(url)},
+            connect_args={"options": _postgres_options(url, statement_timeout_s)},
         )
         event.listen(engine, "handle_error", _translate_error)
         return engine
@@ -242,6 +273,12 @@ def sql_engine(url: str) -> Engine:
         cursor = connection.cursor()
         _apply_pragmas(cursor)
         cursor.close()
+        if isinstance(connection, sqlite3.Connection):
+            patience.watch(connection)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _begin(*_: object) -> None:
+        patience.begin()
 
     return engine
 
@@ -268,10 +305,11 @@ class _Executes(Protocol):
         ...
 
 
-def _postgres_options(url: str) -> str:
-    """Those of the URL, and the server's own guard against frozen clients."""
+def _postgres_options(url: str, statement_timeout_s: float | None) -> str:
+    """Those of the URL, the server's own guard against frozen clients, and how long a statement may take."""
     given = conninfo_to_dict(url).get("options") or ""
-    return f"{given} -c idle_in_transaction_session_timeout={_FROZEN_AFTER_MS}ms".strip()
+    limit = "" if statement_timeout_s is None else f" -c statement_timeout={int(statement_timeout_s * 1000)}ms"
+    return f"{given} -c idle_in_transaction_session_timeout={_FROZEN_AFTER_MS}ms{limit}".strip()
 
 
 def _translate_error(context: ExceptionContext) -> None:

@@ -32,6 +32,7 @@ def upgrade(engine: Engine, *, revision: str = "head") -> None:
         if engine.dialect.name == "postgresql":
             # A migration may compute between two statements; whoever migrates is no frozen process.
             connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+            connection.execute(text("SET LOCAL statement_timeout = 0"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         else:
             connection.exec_driver_sql("BEGIN EXCLUSIVE")

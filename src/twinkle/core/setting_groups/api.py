@@ -50,6 +50,9 @@ class ApiSettings(SettingsGroup):
         gt=0,
         description="how long a submission waits for the journal's database; then it is answered 503",
     )
+    statement_timeout_s: float = Field(
+        default=15.0, gt=0, description="how long one statement of the API's may take in the database; then 503"
+    )
     any_key: bool = Field(
         default=False,
         description="take any key, each for a tenant of its own; for one person, on loopback only",

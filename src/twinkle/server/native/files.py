@@ -121,7 +121,9 @@ async def list_files(
     purpose: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
     """The tenant's files, the newest first; ``after`` is the last one of the page before."""
-    found = await common.sql.run(artifacts.files.page, tenant, limit=limit + 1, after=after, purpose=purpose)
+    found = await common.listings.run(
+        tenant, artifacts.files.page, tenant, limit=limit + 1, after=after, purpose=purpose
+    )
     return answer(FilesResponse(files=[file_info(file) for file in found[:limit]], has_more=len(found) > limit))
 
 

@@ -94,7 +94,7 @@ async def list_jobs(
     page = partial(
         book.store.page, tenant, limit=limit + 1, after=after, kinds=kind or (), states=state or (), parent=parent
     )
-    found = await common.sql.run(page)
+    found = await common.listings.run(tenant, page)
     shown = found[:limit]
     more = len(found) > limit
     following = accounts.cursors.write(tenant, _LISTING, shown[-1].created_at, shown[-1].id) if more else None

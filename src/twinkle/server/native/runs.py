@@ -56,7 +56,7 @@ _MAX_STEPS_SHOWN = 1000
 @router.get("/runs/{run_id}/history", openapi_extra=described(HistoryResponse, refusals=[404]))
 async def show_history(run_id: str, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
     """Where a run comes from, its latest steps, what of it is kept and what that takes up."""
-    return answer(await common.sql.run(_describe, queue, artifacts, run_id, tenant))
+    return answer(await common.listings.run(tenant, _describe, queue, artifacts, run_id, tenant))
 
 
 @router.get("/runs/{run_id}/times", openapi_extra=described(TimesResponse, refusals=[404]))

@@ -60,7 +60,7 @@ async def list_batches(
         last = await _find(server, tenant, after)
         place = JobPlace(created_at=last.created_at, id=last.id)
     page = partial(server.jobs.store.page, tenant, limit=limit + 1, after=place, kinds=[JobKind.BATCH])
-    found = await server.common.sql.run(page)
+    found = await server.common.listings.run(tenant, page)
     data = [show(job) for job in found[:limit]]
     first, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     has_more = len(found) > limit

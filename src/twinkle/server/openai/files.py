@@ -177,7 +177,7 @@ async def list_files(
 ) -> Response:
     """The tenant's files, the newest first unless asked otherwise."""
     page = artifacts.files.page
-    found = await common.sql.run(page, tenant, limit=limit + 1, after=after, purpose=purpose, order=order)
+    found = await common.listings.run(tenant, page, tenant, limit=limit + 1, after=after, purpose=purpose, order=order)
     files = [file_object(file) for file in found[:limit]]
     return json_answer(
         FileList(

@@ -80,7 +80,7 @@ async def list_jobs(
         last = await _find(server, tenant, after)
         place = JobPlace(created_at=last.created_at, id=last.id)
     page = partial(server.jobs.store.page, tenant, limit=limit + 1, after=place, kinds=list(METHOD_OF))
-    found = await server.common.sql.run(page)
+    found = await server.common.listings.run(tenant, page)
     data = [show(job) for job in found[:limit]]
     return json_answer(FineTuningJobs(object="list", data=data, has_more=len(found) > limit))
 

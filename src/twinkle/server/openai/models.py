@@ -27,7 +27,7 @@ async def list_models(common: Common, queue: Queue, artifacts: Artifacts, tenant
     """What may stand in ``model``; of the checkpoints the newest."""
     meshes = await queue.meshes.all()
     names = sorted({mesh.capabilities.base_model for mesh in meshes if mesh.capabilities is not None})
-    found, _ = await common.sql.run(artifacts.checkpoints.page, tenant, limit=_MAX_CHECKPOINTS, offset=0)
+    found, _ = await common.listings.run(tenant, artifacts.checkpoints.page, tenant, limit=_MAX_CHECKPOINTS, offset=0)
     checkpoints = [checkpoint for checkpoint in found if checkpoint.kind is CheckpointKind.SAMPLER]
     tuned = await common.sql.run(artifacts.fine_tuned.of_checkpoints, tenant, [one.path for one in checkpoints])
     data = [_model(name) for name in names]

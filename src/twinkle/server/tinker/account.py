@@ -81,7 +81,7 @@ async def audit(
     of_day = day or moment(common.clock.now()).date()
     start = datetime(of_day.year, of_day.month, of_day.day, tzinfo=UTC).timestamp()
     end = start + _DAY.total_seconds()
-    records = await common.sql.run(accounts.accounting.entries, tenant, start=start, end=end)
+    records = await common.listings.run(tenant, accounts.accounting.entries, tenant, start=start, end=end)
     prefix = "" if event_type == "all" else f"{event_type.removesuffix('s')}_"
     return answer(AuditResponse(entries=[_entry(record) for record in records if record.event.startswith(prefix)]))
 
@@ -94,17 +94,17 @@ async def search_sessions(request: Request, common: Common, accounts: Accounts, 
     owner = await common.sql.run(accounts.tenants.name_of, tenant)
     if body.owner.type == "user" and owner not in (body.owner.owner_urns or ()):
         return answer(SearchResponse(sessions=[]))
-    found = await common.sql.run(
+    found = await common.listings.run(
+        tenant,
         accounts.sessions.search,
         tenant,
         lambda session: _matches(session, body, _status_of(common, session)),
-        limit=body.limit + 1,
+        limit=body.limit,
         after=after,
     )
-    page = found[: body.limit]
+    page, last = found.sessions, found.goes_on_behind
     cursor = None
-    if len(found) > body.limit:
-        last = page[-1]
+    if last is not None:
         text = accounts.cursors.write(tenant, _SEARCH, last.created_at, last.id)
         cursor = NextCursor(last_created_at=moment(last.created_at), last_session_id=text)
     return answer(

@@ -40,7 +40,7 @@ async def usage_events(
 ) -> Response:
     """Hour by hour: tokens trained, prefilled and sampled, checkpoints written, gigabyte-hours stored."""
     start, end = _window(starting_on, ending_before)
-    return answer(await common.sql.run(_usage, accounts, tenant, start, end))
+    return answer(await common.listings.run(tenant, _usage, accounts, tenant, start, end))
 
 
 @router.get("/checkpoints/current", openapi_extra=described(StoredResponse))
@@ -49,7 +49,7 @@ async def stored_now(
 ) -> Response:
     """What checkpoints take up now, project by project; nameless weights that can be sampled from are among them."""
     owner = await common.sql.run(accounts.tenants.name_of, tenant)
-    stored = await common.sql.run(accounts.accounting.stored, tenant, project_id=project_id)
+    stored = await common.listings.run(tenant, accounts.accounting.stored, tenant, project_id=project_id)
     return answer(
         StoredResponse(
             data=[

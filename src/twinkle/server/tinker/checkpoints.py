@@ -53,7 +53,7 @@ async def list_checkpoints(
     common: Common, artifacts: Artifacts, tenant: Tenant, limit: Limit = 100, offset: Offset = 0
 ) -> Response:
     """All of the tenant's checkpoints, newest first."""
-    page, total = await common.sql.run(artifacts.checkpoints.page, tenant, limit=limit, offset=offset)
+    page, total = await common.listings.run(tenant, artifacts.checkpoints.page, tenant, limit=limit, offset=offset)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))
 
@@ -64,8 +64,8 @@ async def list_checkpoints_of_run(
 ) -> Response:
     """A training run's checkpoints, newest first."""
     await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
-    page, total = await common.sql.run(
-        artifacts.checkpoints.page, tenant, limit=limit, offset=offset, adapter_id=run_id
+    page, total = await common.listings.run(
+        tenant, artifacts.checkpoints.page, tenant, limit=limit, offset=offset, adapter_id=run_id
     )
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(CheckpointsResponse(checkpoints=[describe(checkpoint) for checkpoint in page], cursor=cursor))

@@ -29,10 +29,10 @@ async def list_runs(
     project_id: Annotated[str | None, Query(max_length=4096)] = None,
 ) -> Response:
     """The tenant's training runs, the one with the latest request first."""
-    page, total = await common.sql.run(
-        artifacts.adapters.page, tenant, limit=limit, offset=offset, project_id=project_id
+    page, total = await common.listings.run(
+        tenant, artifacts.adapters.page, tenant, limit=limit, offset=offset, project_id=project_id
     )
-    runs = await common.sql.run(_describe_all, accounts, artifacts, tenant, page)
+    runs = await common.listings.run(tenant, _describe_all, accounts, artifacts, tenant, page)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return answer(TrainingRunsResponse(training_runs=runs, cursor=cursor))
 
@@ -41,7 +41,7 @@ async def list_runs(
 async def show_run(run_id: str, common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Tenant) -> Response:
     """One training run."""
     run = await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
-    return answer((await common.sql.run(_describe_all, accounts, artifacts, tenant, [run]))[0])
+    return answer((await common.listings.run(tenant, _describe_all, accounts, artifacts, tenant, [run]))[0])
 
 
 def _describe_all(accounts: Accounts, artifacts: Artifacts, tenant: str, runs: list[Adapter]) -> list[TrainingRun]:

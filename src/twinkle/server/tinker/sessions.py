@@ -95,7 +95,7 @@ async def list_sessions(
     common: Common, accounts: Accounts, tenant: Tenant, limit: Limit = 20, offset: Offset = 0
 ) -> Response:
     """The tenant's sessions, newest first."""
-    ids = await common.sql.run(accounts.sessions.page, tenant, limit=limit, offset=offset)
+    ids = await common.listings.run(tenant, accounts.sessions.page, tenant, limit=limit, offset=offset)
     return answer(SessionsResponse(sessions=ids))
 
 
@@ -105,10 +105,10 @@ async def show_session(
 ) -> Response:
     """One session and what came of it."""
     row = await common.sql.run(accounts.sessions.find, tenant, session_id)
-    runs, _ = await common.sql.run(
-        artifacts.adapters.page, tenant, limit=_MAX_RUNS_SHOWN, offset=0, session_id=session_id
+    runs, _ = await common.listings.run(
+        tenant, artifacts.adapters.page, tenant, limit=_MAX_RUNS_SHOWN, offset=0, session_id=session_id
     )
-    samplers = await common.sql.run(artifacts.sampling_sessions.all_of, session_id)
+    samplers = await common.listings.run(tenant, artifacts.sampling_sessions.all_of, session_id)
     return answer(
         SessionResponse(
             training_run_ids=[run.id for run in runs],

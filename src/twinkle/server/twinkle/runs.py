@@ -38,8 +38,8 @@ async def list_twinkle_runs(
     common: Common, accounts: Accounts, artifacts: Artifacts, tenant: Caller, limit: Limit = 20, offset: Offset = 0
 ) -> Response:
     """The caller's training runs, the one with the latest request first."""
-    page, total = await common.sql.run(artifacts.adapters.page, tenant, limit=limit, offset=offset)
-    runs = await common.sql.run(_describe_all, accounts, artifacts, tenant, page)
+    page, total = await common.listings.run(tenant, artifacts.adapters.page, tenant, limit=limit, offset=offset)
+    runs = await common.listings.run(tenant, _describe_all, accounts, artifacts, tenant, page)
     cursor = Cursor(limit=limit, offset=offset, total_count=total)
     return answer(RunsResponse(training_runs=runs, cursor=cursor))
 
@@ -50,7 +50,7 @@ async def show_twinkle_run(
 ) -> Response:
     """One training run."""
     run = await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
-    return answer((await common.sql.run(_describe_all, accounts, artifacts, tenant, [run]))[0])
+    return answer((await common.listings.run(tenant, _describe_all, accounts, artifacts, tenant, [run]))[0])
 
 
 @router.get(
@@ -65,8 +65,8 @@ async def list_twinkle_checkpoints(
     The last one is the newest: that is where this dialect's clients look for it.
     """
     await common.sql.run(artifacts.adapters.find, run_id, tenant=tenant)
-    page, total = await common.sql.run(
-        artifacts.checkpoints.page, tenant, limit=limit, offset=offset, adapter_id=run_id, kinds=_SHOWN
+    page, total = await common.listings.run(
+        tenant, artifacts.checkpoints.page, tenant, limit=limit, offset=offset, adapter_id=run_id, kinds=_SHOWN
     )
     cursor = Cursor(limit=limit, offset=offset, total_count=total)
     return answer(RunCheckpointsResponse(checkpoints=[_describe(one) for one in reversed(page)], cursor=cursor))

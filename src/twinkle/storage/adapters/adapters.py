@@ -86,13 +86,14 @@ class Adapters:
             newest = select(AdapterRow).order_by(col(AdapterRow.created_at).desc(), col(AdapterRow.id))
             return [_adapter_of(row) for row in session.exec(newest.limit(limit)).all()]
 
-    def last_request_at(self, adapter_id: str) -> float | None:
-        """When the adapter's latest operation was accepted."""
+    def last_requests_at(self, adapter_ids: Sequence[str]) -> dict[str, float]:
+        """When the latest operation of each of these adapters was accepted; those without one are left out."""
         rows = self._database.read(
-            "SELECT o.accepted_at FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.max_seq WHERE l.id = ?",
-            (adapter_id,),
+            "SELECT l.id, o.accepted_at FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.max_seq"
+            f" WHERE l.id IN ({placeholders(adapter_ids)})",
+            adapter_ids,
         )
-        return rows[0].accepted_at if rows else None
+        return {row.id: row.accepted_at for row in rows}
 
     def next_seq(self, adapter_id: str) -> int:
         """The number after the highest one that the adapter has seen."""

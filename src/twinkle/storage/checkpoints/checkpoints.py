@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
@@ -119,17 +119,26 @@ class Checkpoints:
             newest = mine.order_by(col(CheckpointRow.created_at).desc(), col(CheckpointRow.path))
             return [_checkpoint_of(row) for row in session.exec(newest.limit(limit).offset(offset)).all()], total
 
-    def latest(self, adapter_id: str, kind: CheckpointKind) -> Checkpoint | None:
-        """An adapter's newest listed checkpoint of a kind."""
+    def latest(self, adapter_ids: Sequence[str]) -> dict[tuple[str, CheckpointKind], Checkpoint]:
+        """The newest listed checkpoint of each kind that each of these adapters has, but for those that have expired.
+
+        One query, however many they are.
+        """
+        newest = func.row_number().over(
+            partition_by=(col(CheckpointRow.adapter), col(CheckpointRow.kind)),
+            order_by=(col(CheckpointRow.created_at).desc(), col(CheckpointRow.path)),
+        )
         with Session(self._engine) as session:
-            statement = (
-                select(CheckpointRow)
-                .where(CheckpointRow.adapter == adapter_id, CheckpointRow.kind == kind.value)
-                .where(col(CheckpointRow.listed).is_(True))
-                .order_by(col(CheckpointRow.created_at).desc())
+            ranked = (
+                select(col(CheckpointRow.path).label("path"), newest.label("place"))
+                .where(col(CheckpointRow.adapter).in_(adapter_ids), col(CheckpointRow.listed).is_(True))
+                .subquery()
             )
-            row = session.exec(statement).first()
-            return None if row is None or self._is_over(row) else _checkpoint_of(row)
+            statement = select(CheckpointRow).join(
+                ranked, (ranked.c.path == col(CheckpointRow.path)) & (ranked.c.place == 1)
+            )
+            rows = [row for row in session.exec(statement).all() if not self._is_over(row)]
+            return {(row.adapter, CheckpointKind(row.kind)): _checkpoint_of(row) for row in rows}
 
     def set_expiry(self, tenant: str, path: str, expires_at: float | None) -> None:
         """Change when a checkpoint ends; ``None`` keeps it for ever.

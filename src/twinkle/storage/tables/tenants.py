@@ -52,7 +52,10 @@ class SessionRow(SQLModel, table=True):
     """One client's presence."""
 
     __tablename__ = "session"
-    __table_args__ = (UniqueConstraint("tenant", "idempotency_key"),)
+    __table_args__ = (
+        UniqueConstraint("tenant", "idempotency_key"),
+        Index("session_of_tenant", "tenant", "created_at", "id"),
+    )
     id: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id", index=True)
     idempotency_key: str | None = None

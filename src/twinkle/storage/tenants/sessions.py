@@ -6,17 +6,22 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import ColumnElement, Engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import Session, and_, col, or_, select
+from sqlmodel import Session, col, select
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import new_session_id
-from twinkle.storage.database import Database, placeholders
+from twinkle.storage.database import Database, Row, placeholders
 from twinkle.storage.tables import SessionRow
 
 _BATCH = 500
+_MAX_LOOKED_AT = 5000
+# Not their tags, which may be long.
+_FOUND_COLUMNS = (
+    "id, created_at, heartbeat_at, finished_at, finish_reason, finish_detail, project_id, display_name, user_metadata"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,14 @@ class Place:
 
     created_at: float
     id: str
+
+
+@dataclass(frozen=True)
+class FoundSessions:
+    """A page of a search, and the place behind which it goes on; ``None`` where there is nothing more."""
+
+    sessions: list[FoundSession]
+    goes_on_behind: Place | None
 
 
 def metadata_of(session: SessionRow) -> dict[str, str] | None:
@@ -181,28 +194,35 @@ class Sessions:
 
     def search(
         self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: Place | None
-    ) -> list[FoundSession]:
-        """At most ``limit`` of the tenant's sessions that match, those behind ``after`` if that is given."""
-        found = []
-        for session in self._newest_first(tenant, after):
-            if matches(session):
+    ) -> FoundSessions:
+        """At most ``limit`` of the tenant's sessions that match, those behind ``after`` if that is given.
+
+        No more than a few thousand are looked at: where that ends before the page is full, it goes on from there.
+        """
+        found: list[FoundSession] = []
+        last: Place | None = None
+        for num_looked_at, session in enumerate(self._newest_first(tenant, after)):
+            is_wanted = matches(session)
+            if num_looked_at == _MAX_LOOKED_AT or (is_wanted and len(found) == limit):
+                return FoundSessions(self._with_checkpoints(found), last)
+            last = Place(created_at=session.created_at, id=session.id)
+            if is_wanted:
                 found.append(session)
-                if len(found) == limit:
-                    break
-        return self._with_checkpoints(found)
+        return FoundSessions(self._with_checkpoints(found), None)
 
     def _newest_first(self, tenant: str, after: Place | None) -> Iterator[FoundSession]:
-        with Session(self._engine) as session:
-            statement = select(SessionRow).where(SessionRow.tenant == tenant)
-            last = after
-            order = (col(SessionRow.created_at).desc(), col(SessionRow.id).desc())
-            while True:
-                page = statement if last is None else statement.where(_is_older(last))
-                rows = session.exec(page.order_by(*order).limit(_BATCH)).all()
-                yield from (_found(row) for row in rows)
-                if len(rows) < _BATCH:
-                    return
-                last = Place(created_at=rows[-1].created_at, id=rows[-1].id)
+        last = after
+        while True:
+            behind = "" if last is None else "AND (created_at < ? OR (created_at = ? AND id < ?))"
+            rows = self._database.read(
+                f"SELECT {_FOUND_COLUMNS} FROM session WHERE tenant = ? {behind}"
+                " ORDER BY created_at DESC, id DESC LIMIT ?",
+                (tenant, *(() if last is None else (last.created_at, last.created_at, last.id)), _BATCH),
+            )
+            yield from (_found(row) for row in rows)
+            if len(rows) < _BATCH:
+                return
+            last = Place(created_at=rows[-1].created_at, id=rows[-1].id)
 
     def _with_checkpoints(self, sessions: list[FoundSession]) -> list[FoundSession]:
         ids = [session.id for session in sessions]
@@ -232,14 +252,7 @@ def _session_of(session: Session, tenant: str, session_id: str) -> SessionRow:
     return row
 
 
-def _is_older(last: Place) -> ColumnElement[bool]:
-    return or_(
-        col(SessionRow.created_at) < last.created_at,
-        and_(col(SessionRow.created_at) == last.created_at, col(SessionRow.id) < last.id),
-    )
-
-
-def _found(row: SessionRow) -> FoundSession:
+def _found(row: Row) -> FoundSession:
     return FoundSession(
         id=row.id,
         created_at=row.created_at,
