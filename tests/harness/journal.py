@@ -140,14 +140,20 @@ class Bench:
         self.checkpoints, self.sampling_sessions = stores.checkpoints, stores.sampling_sessions
         with Session(self.engine) as session:
             for tenant in ("t0", "t1"):
-                if session.get(TenantRow, tenant) is not None:
-                    continue
-                session.add(TenantRow(id=tenant, name=tenant, created_at=0.0))
-                session.flush()
-                session.add(
-                    SessionRow(id=f"session-{tenant}", tenant=tenant, tags="[]", created_at=0.0, heartbeat_at=0.0)
-                )
+                if session.get(TenantRow, tenant) is None:
+                    self._add_tenant(session, tenant)
             session.commit()
+
+    def add_tenant(self, tenant: str) -> None:
+        """One more, with a session."""
+        with Session(self.engine) as session:
+            self._add_tenant(session, tenant)
+            session.commit()
+
+    def _add_tenant(self, session: Session, tenant: str) -> None:
+        session.add(TenantRow(id=tenant, name=tenant, created_at=0.0))
+        session.flush()
+        session.add(SessionRow(id=f"session-{tenant}", tenant=tenant, tags="[]", created_at=0.0, heartbeat_at=0.0))
 
     def close(self) -> None:
         self.stores.close()

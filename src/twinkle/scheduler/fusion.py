@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from twinkle.core.operation import OperationKind
+from collections.abc import Sequence
+
+from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.fairness import fair_part, in_service_order
 from twinkle.storage.journal.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
+_LARGE_AT_ONCE = 2
 _REPLAYING = {OperationKind.FORK, OperationKind.REWIND}
 
 
@@ -65,6 +68,28 @@ def choose_batch(
         batch.append(operation.head)
         num_tokens += operation.head.num_tokens
     return batch
+
+
+def beside(heads: list[Head], passing: Sequence[Claim], *, large_tokens: int, suspect_from: int = 2) -> list[Head]:
+    """The heads that may be begun while others' passes are half through the model; all of them while none are.
+
+    A large pass lets others go between its slices, so that nobody waits for all of it: those tenants that have nothing
+    under way there. Of large ones two are at once, since a third would only make all three take longer. A suspect goes
+    alone, and nothing is begun beside one.
+    """
+    if not passing:
+        return heads
+    if any(claim.suspicions >= suspect_from for claim in passing):
+        return []
+    tenants = {claim.tenant for claim in passing}
+    has_room = sum(claim.num_tokens > large_tokens for claim in passing) < _LARGE_AT_ONCE
+    return [
+        head
+        for head in heads
+        if head.turn.tenant not in tenants
+        and head.suspicions < suspect_from
+        and (has_room or head.num_tokens <= large_tokens)
+    ]
 
 
 def choose_samples(heads: list[Head], *, room: int, is_idle: bool, suspect_from: int = 2) -> list[Head]:

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.slices import Slices
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
@@ -62,12 +63,19 @@ class Engine(Protocol[State]):
         """A fresh trainable adapter, wholly determined by ``config``."""
         ...
 
-    def run_passes(self, passes: Sequence[Pass[State]]) -> list[PassAnswer]:
-        """Forward (and backward, accumulating gradients) for all passes in one go; one answer each, same order.
+    def start_passes(self, passes: Sequence[Pass[State]]) -> Slices[list[PassAnswer]]:
+        """Forward (and backward, accumulating gradients) for all passes together; one answer each, same order.
+
+        A slice goes through the model once. Between two of them anything may be done with other adapters; of these
+        nothing may be read or changed until the last, nor ever again where it is not awaited.
 
         A pass that fails leaves its adapter exactly as it was, and its neighbours unharmed. A call is answered by a
         :class:`CallAnswer`.
         """
+        ...
+
+    def run_passes(self, passes: Sequence[Pass[State]]) -> list[PassAnswer]:
+        """The same in one go."""
         ...
 
     def call(self, state: State, call: Call) -> bytes:

@@ -25,7 +25,7 @@ from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.residents import Residents
 from twinkle.workers.sampling import CacheGroups
 from twinkle.workers.singles import Singles
-from twinkle.workers.steps import Job, Steps, Transfers, timed
+from twinkle.workers.steps import Job, Steps, Transfers, timed, with_turns
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _SLICE_S = 0.1
@@ -59,6 +59,16 @@ class _Operation(Generic[State]):
             self.passed_tokens *= num_passes(body.loss_fn, body.loss_fn_config, forward_only=body.forward_only)
         elif isinstance(answer, CallAnswer):
             self.num_tokens, self.passed_tokens = answer.num_tokens, answer.passed_tokens
+
+
+@dataclass(eq=False)
+class _Batch(Generic[State]):
+    """Passes that go through the model together, a slice at a time."""
+
+    ready: list[tuple[_Operation[State], Pass[State]]]
+    job: Job[tuple[Sequence[PassAnswer], float]]
+    num_slices: int = 0
+    """How many it has had."""
 
 
 _WITHOUT_STATE = {
@@ -104,6 +114,7 @@ class Executor(Generic[State]):
         self._max_tokens = max_tokens
         self._operations: list[_Operation[State]] = []
         self._ready: list[tuple[_Operation[State], Pass[State]]] = []
+        self._batches: list[_Batch[State]] = []
 
     @property
     def lanes(self) -> set[str]:
@@ -113,7 +124,13 @@ class Executor(Generic[State]):
     @property
     def under_way(self) -> list[Claim]:
         """What has been begun and has not ended."""
-        return [operation.claim for operation in self._operations] + [operation.claim for operation, _ in self._ready]
+        return [*(operation.claim for operation in self._operations), *self.passing]
+
+    @property
+    def passing(self) -> list[Claim]:
+        """What is to go through the model, or is half through it."""
+        batched = [one for batch in self._batches for one in batch.ready]
+        return [operation.claim for operation, _ in (*self._ready, *batched)]
 
     @property
     def max_suspicions(self) -> int:
@@ -123,12 +140,13 @@ class Executor(Generic[State]):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way."""
-        return not self._operations and not self._ready
+        return not (self._operations or self._ready or self._batches)
 
     @property
     def can_go_on(self) -> bool:
         """Whether there is something to do now, and nothing to wait for first."""
-        return bool(self._ready) or any(operation.job.can_go_on for operation in self._operations)
+        is_passing = bool(self._ready or self._batches)
+        return is_passing or any(operation.job.can_go_on for operation in self._operations)
 
     def begin(self, claims: list[Claim]) -> None:
         """Take operations in. Each ends as an outcome or as postponed; one never harms another."""
@@ -140,22 +158,27 @@ class Executor(Generic[State]):
             self._operations.append(operation)
 
     def go_on(self, execution: Execution) -> None:
-        """Do for a while what can be done now: steps of operations in turn, then passes together."""
+        """Do for a while what can be done now: steps of operations in turn, then a slice of passes together.
+
+        Two batches have a slice: the one that has had fewest, so that small ones overtake large ones, and the oldest,
+        so that none waits for ever.
+        """
         self._take_steps(execution)
-        if not self._ready:
+        if self._ready:
+            self._batches.append(self._next_batch())
+        if not self._batches:
             return
-        batch, num_tokens = [self._ready.pop(0)], 0
-        while self._ready and len(batch) < self._max_adapters:
-            (last, its_pass), (following, its) = batch[-1], self._ready[0]
-            num_tokens += last.expected_tokens(its_pass)
-            if num_tokens + following.expected_tokens(its) > self._max_tokens:
-                break
-            batch.append(self._ready.pop(0))
-        self._run_passes(batch, execution)
+        oldest = self._batches[0]
+        newest = min(reversed(self._batches), key=lambda batch: batch.num_slices)
+        for batch in dict.fromkeys((newest, oldest)):
+            self._run_slice(batch, execution)
 
     def drop(self) -> list[Claim]:
         """Stop everything under way; what goes back to the journal. Its adapters may be ahead of that."""
         dropped = self.under_way
+        for batch in self._batches:
+            batch.job.drop()
+        self._batches.clear()
         self._operations.clear()
         self._ready.clear()
         for claim in dropped:
@@ -221,15 +244,40 @@ class Executor(Generic[State]):
 
     # -- forward and forward_backward ---------------------------------------------------------------------------------
 
-    def _run_passes(self, ready: list[tuple[_Operation[State], Pass[State]]], execution: Execution) -> None:
-        started = self._clock.now()
-        answers = self._answer_passes([item for _, item in ready])
-        elapsed_s = self._clock.now() - started
-        for (operation, item), answer in zip(ready, answers, strict=True):
+    def _next_batch(self) -> _Batch[State]:
+        """Some of what is ready, as much as goes together."""
+        ready, num_tokens = [self._ready.pop(0)], 0
+        while self._ready and len(ready) < self._max_adapters:
+            (last, its_pass), (following, its) = ready[-1], self._ready[0]
+            num_tokens += last.expected_tokens(its_pass)
+            if num_tokens + following.expected_tokens(its) > self._max_tokens:
+                break
+            ready.append(self._ready.pop(0))
+        return _Batch(ready, Job(timed(self._answer([item for _, item in ready]), self._clock)))
+
+    def _answer(self, passes: list[Pass[State]]) -> Steps[Sequence[PassAnswer]]:
+        try:
+            return (yield from with_turns(self._engine.start_passes(passes)))
+        except Exception as error:  # noqa: BLE001 - the border: the device failed, so every pass of the batch did
+            return [error] * len(passes)
+
+    def _run_slice(self, batch: _Batch[State], execution: Execution) -> None:
+        """Go on with a batch until it ends or has had its time; where it ends, so do its operations, or nearly."""
+        ends_at = self._clock.now() + _SLICE_S
+        batch.num_slices += 1
+        while not batch.job.has_ended:
+            batch.job.go_on()
+            if self._clock.now() >= ends_at:
+                break
+        if not batch.job.has_ended:
+            return
+        self._batches.remove(batch)
+        answers, elapsed_s = batch.job.result
+        for (operation, item), answer in zip(batch.ready, answers, strict=True):
             operation.note(item, answer)
-        total_tokens = max(sum(operation.passed_tokens for operation, _ in ready), 1)
+        total_tokens = max(sum(operation.passed_tokens for operation, _ in batch.ready), 1)
         self._rate.note(total_tokens, elapsed_s)
-        for (operation, _), answer in zip(ready, answers, strict=True):
+        for (operation, _), answer in zip(batch.ready, answers, strict=True):
             operation.device_s = elapsed_s * operation.passed_tokens / total_tokens
             operation.job = Job(self._finish_pass(operation.claim, answer))
             operation.job.go_on()
@@ -237,12 +285,6 @@ class Executor(Generic[State]):
                 self._end(operation, execution)
             else:
                 self._operations.append(operation)
-
-    def _answer_passes(self, passes: list[Pass[State]]) -> Sequence[PassAnswer]:
-        try:
-            return self._engine.run_passes(passes)
-        except Exception as error:  # noqa: BLE001 - the border: the device failed, so every pass of the batch did
-            return [error] * len(passes)
 
     def _prepare_pass(self, claim: Claim) -> Steps[Pass[State] | Payload]:
         refuse_rejected(claim)

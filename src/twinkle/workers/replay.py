@@ -23,7 +23,7 @@ from twinkle.wire.calls import QUESTIONS, Call, decode_call
 from twinkle.wire.training import ForwardBackwardBody, decode_data
 from twinkle.workers.engine import Engine, Pass, State
 from twinkle.workers.loss_graphs import LossGraphs
-from twinkle.workers.steps import Steps, Transfers, turn
+from twinkle.workers.steps import Steps, Transfers, turn, with_turns
 
 _STARTS = {OperationKind.LOAD_WEIGHTS, OperationKind.FORK, OperationKind.REWIND}
 """What takes its state from elsewhere. Each commits a recovery point with its outcome, so none is ever replayed."""
@@ -118,7 +118,7 @@ class Replay(Generic[State]):
             data = decode_data(
                 (yield from self._payload(adapter, operation)), picture_rules=self._engine.capabilities.pictures
             )
-            self._run(adapter, present, self._loss_graphs.complete(adapter, data))
+            yield from self._run(adapter, present, self._loss_graphs.complete(adapter, data))
         elif kind is OperationKind.OPTIM_STEP:
             self._engine.optim_step(
                 present, _adam_of(parse_body(OptimStepRequest, (yield from self._payload(adapter, operation))))
@@ -132,7 +132,8 @@ class Replay(Generic[State]):
             return (yield from self._begin(adapter, operation, state))
         present = _present(adapter, operation, state)
         if kind in _PASSES:
-            self._run(adapter, present, decode_call((yield from self._payload(adapter, operation))))
+            call = decode_call((yield from self._payload(adapter, operation)))
+            yield from self._run(adapter, present, call)
         elif kind in _CALLS:
             call = decode_call((yield from self._payload(adapter, operation)))
             if call.method not in QUESTIONS:
@@ -154,9 +155,10 @@ class Replay(Generic[State]):
             )
         raise TwinkleError(f"{adapter}: the snapshot that {kind} {operation.seq} was recorded with is gone")
 
-    def _run(self, adapter: str, state: State, body: ForwardBackwardBody | Call) -> None:
+    def _run(self, adapter: str, state: State, body: ForwardBackwardBody | Call) -> Steps[None]:
         # Whose it is does not matter: an adapter's replays share what they compute with nobody else.
-        answer = self._engine.run_passes([Pass(state=state, body=body, cache_group=f"replay:{adapter}")])[0]
+        slices = self._engine.start_passes([Pass(state=state, body=body, cache_group=f"replay:{adapter}")])
+        (answer,) = yield from with_turns(slices)
         if isinstance(answer, Exception):
             raise answer
 

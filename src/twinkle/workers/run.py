@@ -14,7 +14,7 @@ from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.fairness import with_virtual_time
-from twinkle.scheduler.fusion import alone_from, choose_batch, choose_samples
+from twinkle.scheduler.fusion import alone_from, beside, choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Head
@@ -229,7 +229,7 @@ class MeshWorker(Generic[State]):
         if self._room <= 0:
             return []
         self._chosen = choose_batch(
-            heads,
+            beside(heads, self._executor.passing, large_tokens=self._max_tokens, suspect_from=self._suspect_from),
             max_adapters=self._room,
             max_tokens=self._max_tokens,
             min_tokens=self._min_tokens,

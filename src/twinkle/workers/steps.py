@@ -16,6 +16,7 @@ import structlog
 
 from twinkle.core.clock import Clock
 from twinkle.core.operation import Payload
+from twinkle.core.slices import Slices
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.payloads import read_payload
 
@@ -34,6 +35,19 @@ _log = structlog.get_logger()
 def turn() -> bool:
     """What is yielded to let others go first: there is nothing to wait for."""
     return True
+
+
+def with_turns(slices: Slices[Result]) -> Steps[Result]:
+    """What slices come to; others go first between any two."""
+    try:
+        while True:
+            next(slices)
+            yield turn
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    finally:
+        slices.close()
 
 
 def timed(steps: Steps[Result], clock: Clock) -> Steps[tuple[Result, float]]:
@@ -164,6 +178,11 @@ class Job(Generic[Result]):
         """What they came to, where they ended without an error."""
         assert self.has_ended and self.error is None
         return self._result  # type: ignore[return-value]
+
+    def drop(self) -> None:
+        """End where it is: nobody wants what it would come to."""
+        self.has_ended = True
+        self._steps.close()
 
     def go_on(self) -> None:
         """Go on until there is something to wait for, or others may go first."""

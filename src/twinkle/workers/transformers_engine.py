@@ -20,6 +20,7 @@ from twinkle.core.adapter import AdapterConfig, Dialect
 from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
+from twinkle.core.slices import Slices, finished
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import ALONE, RankGroup
@@ -144,6 +145,10 @@ class TransformersEngine:
 
     def run_passes(self, passes: Sequence[Pass[Trained]]) -> list[PassAnswer]:
         """Run all passes fused; see :class:`twinkle.workers.engine.Engine`."""
+        return finished(self.start_passes(passes))
+
+    def start_passes(self, passes: Sequence[Pass[Trained]]) -> Slices[list[PassAnswer]]:
+        """The same slice by slice."""
         answers: dict[int, PassAnswer] = {}
         called: dict[int, CalledPass] = {}
         works: dict[int, Work] = {}
@@ -158,7 +163,8 @@ class TransformersEngine:
                     works[index] = fused.work()
             except Exception as error:  # noqa: BLE001 - whatever one pass provokes must not reach its neighbours
                 answers[index] = error
-        outcomes = dict(zip(works, self.model.forward_backward(list(works.values())) if works else [], strict=True))
+        found = (yield from self.model.passes(list(works.values()))) if works else []
+        outcomes = dict(zip(works, found, strict=True))
         for index, item in enumerate(passes):
             outcome = outcomes.get(index)
             if isinstance(outcome, Exception):

@@ -14,6 +14,7 @@ from harness.traced_losses import clipped_policy, graph_of
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError, InvalidInput, UserError
 from twinkle.core.settings import Settings
+from twinkle.core.slices import finished
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.sample_result import decode_sample_response
@@ -407,3 +408,24 @@ def test_a_rank_holds_its_part_of_sharded_layers_and_no_more(two: RankedEngine) 
 def test_ranks_that_cannot_be_are_refused(model_dir: Path, wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_engine(Settings(**{"model": str(model_dir), **wrong}))
+
+
+def test_passes_under_way_on_two_ranks_let_others_go_between(one: TransformersEngine, two: RankedEngine) -> None:
+    large, small, dropped = ([40, 8, 30, 12, 44, 20, 31, 25], [9, 5], [40, 30, 40, 30, 44])
+    answers = {}
+    for engine in (one, two):
+        mine, theirs, nobodys = (engine.create(config(number)) for number in range(3))
+        slices = engine.start_passes([Pass(state=mine, body=body(large, 1))])
+        unwanted = engine.start_passes([Pass(state=nobodys, body=body(dropped, 3))])
+        next(slices)
+        next(unwanted)
+        [between] = engine.run_passes([Pass(state=theirs, body=body(small, 2))])
+        engine.optim_step(theirs, AdamParams(learning_rate=1e-2))
+        unwanted.close()
+        answers[engine] = [*finished(slices), between]
+        engine.optim_step(mine, AdamParams(learning_rate=1e-2))
+        engine.snapshot(mine)
+
+    for ours, alone in zip(answers[two], answers[one], strict=True):
+        assert isinstance(ours, ForwardBackwardResult)
+        assert all(close(a, b) for a, b in zip(ours.logprobs, alone.logprobs, strict=True))

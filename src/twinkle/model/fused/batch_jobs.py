@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, judge_batch
 from twinkle.core.errors import TwinkleError, UserError
+from twinkle.core.slices import Slices
 from twinkle.loss import Loss, Surrogate, create_loss, differentiate
 from twinkle.model.fused.embedding_jobs import compares_embeddings
 from twinkle.model.fused.training import ENTROPY_WEIGHTS, Datum, TrainJob, TrainOutcome
@@ -42,7 +43,7 @@ class TwoPasses(Protocol):
 
 
 Work = TrainJob | TwoPasses
-RunJobs = Callable[[Sequence[TrainJob]], list[Outcome]]
+RunJobs = Callable[[Sequence[TrainJob]], Slices[list[Outcome]]]
 
 _IGNORED = -100
 _CARRIER = "cross_entropy"
@@ -53,7 +54,7 @@ def run_with_batches(
     run: RunJobs,
     judge: Callable[[TrainJob], None],
     run_embedded: Callable[[TrainJob], Outcome],
-) -> list[Outcome]:
+) -> Slices[list[Outcome]]:
     """The outcome of every job, in their order; of one that takes two passes that of the second.
 
     Args:
@@ -75,8 +76,8 @@ def run_with_batches(
                 rounds.take(index, job)
         except UserError as error:
             rounds.outcomes[index] = error
-    rounds.score()
-    rounds.finish()
+    yield from rounds.score()
+    yield from rounds.finish()
     return [rounds.outcomes[index] for index in range(len(jobs))]
 
 
@@ -105,9 +106,9 @@ class _Rounds:
         else:
             self._compared[index] = batch
 
-    def score(self) -> None:
+    def score(self) -> Slices[None]:
         """The first round: logprobs, and what they make of the second."""
-        scored = _run_some([each.scoring() for each in self._compared.values()], self._run)
+        scored = yield from _run_some([each.scoring() for each in self._compared.values()], self._run)
         for (index, each), scores in zip(self._compared.items(), scored, strict=True):
             self.outcomes[index] = scores
             if isinstance(scores, Exception):
@@ -123,10 +124,11 @@ class _Rounds:
             if batch is None or batch.job.backward:
                 self._last[index] = carrier
 
-    def finish(self) -> None:
+    def finish(self) -> Slices[None]:
         """The second: gradients, and whatever takes one pass only."""
         places = sorted(self._last)
-        for index, outcome in zip(places, _run_some([self._last[index] for index in places], self._run), strict=True):
+        outcomes = yield from _run_some([self._last[index] for index in places], self._run)
+        for index, outcome in zip(places, outcomes, strict=True):
             if index in self._batches and not isinstance(outcome, Exception):
                 # Told by its scores; one of one pass is the sum of its weighted logprobs, which its carrier came to.
                 self.outcomes.setdefault(index, _told(outcome, outcome.loss))
@@ -134,8 +136,8 @@ class _Rounds:
                 self.outcomes[index] = outcome
 
 
-def _run_some(jobs: Sequence[TrainJob], run: RunJobs) -> list[Outcome]:
-    return run(jobs) if jobs else []
+def _run_some(jobs: Sequence[TrainJob], run: RunJobs) -> Slices[list[Outcome]]:
+    return (yield from run(jobs)) if jobs else []
 
 
 @dataclass(eq=False)

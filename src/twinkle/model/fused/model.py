@@ -14,6 +14,7 @@ import torch
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.core.pictures import PictureRules
+from twinkle.core.slices import Slices, finished
 from twinkle.hub.image_processor import load_image_processor, picture_rules
 from twinkle.hub.support import WITH_PICTURES, check_config
 from twinkle.infra.device_mesh import DeviceMesh
@@ -161,6 +162,7 @@ class FusedLoraModel:
             self._head,
             tokens_per_pass=num_tokens,
             device=self.device,
+            ranks=ranks,
             lockstep=ranks if shard else ALONE,
             encoder=self.pictures,
         )
@@ -323,15 +325,19 @@ class FusedLoraModel:
         A job that fails yields its exception and leaves its adapter's gradients as they were. On the CPU the bits of a
         job's result and gradient do not depend on the other jobs (see ``determinism``).
         """
+        return finished(self.passes(jobs))
+
+    def passes(self, jobs: Sequence[Work]) -> Slices[list[TrainOutcome | Exception]]:
+        """The same a pass at a time. Between two others may be made, of other adapters: these must not be touched."""
         return run_with_batches(jobs, self._run_jobs, self._judge_batch, self._run_embedded)
 
     def _run_embedded(self, job: TrainJob) -> TrainOutcome | Exception:
         return run_embedding_job(job, self.embedding, self.ranks)
 
-    def _run_jobs(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome | Exception]:
+    def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:
         runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs], self.ranks)
         valid = [run for run in runs if isinstance(run, JobRun)]
-        self._step.run(valid)
+        yield from self._step.run(valid)
         settle(valid, self.ranks)
         return [run.commit() if isinstance(run, JobRun) else run for run in runs]
 

@@ -14,6 +14,7 @@ import torch
 
 from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.core.events import event_log
+from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.loss_head import HeadItem, LossHead
@@ -103,7 +104,8 @@ class FusedStep:
         head: From hidden states to losses and back.
         tokens_per_pass: About how many tokens a pass has.
         device: Where they are.
-        lockstep: Ranks that must make the same passes, since they exchange weights within ``decode``.
+        ranks: All that have a share of each job.
+        lockstep: Those of them that must make the same passes, since they exchange weights within ``decode``.
         encoder: What makes features of pictures; without one no datum has any.
     """
 
@@ -115,6 +117,7 @@ class FusedStep:
         *,
         tokens_per_pass: int,
         device: torch.device,
+        ranks: RankGroup = ALONE,
         lockstep: RankGroup = ALONE,
         encoder: PictureEncoder | None = None,
     ) -> None:
@@ -126,32 +129,58 @@ class FusedStep:
         self._sizes = {backward: PassSize(tokens_per_pass) for backward in (True, False)}
         self._times_apart = 0
         self._device = device
+        self._ranks = ranks
         self._lockstep = lockstep
 
-    def run(self, runs: Sequence[JobRun]) -> None:
-        """Bring every run to its end or to its failure."""
+    def run(self, runs: Sequence[JobRun]) -> Slices[None]:
+        """Bring every run to its end or to its failure, a pass at a time; as many slices on every rank."""
         for backward in (True, False):
-            self._run_all([run for run in runs if run.job.backward is backward], backward=backward)
+            yield from self._run_all([run for run in runs if run.job.backward is backward], backward=backward)
 
-    def _run_all(self, runs: Sequence[JobRun], *, backward: bool) -> None:
+    def _run_all(self, runs: Sequence[JobRun], *, backward: bool) -> Slices[None]:
         size = self._sizes[backward]
+        pauses = self._pauses(runs)
+        is_begun = False
         while self._lockstep.any(bool(places := _next_pass(runs, size.num_tokens))):
-            if not places:
-                self.run_idle(backward=backward)
-                continue
-            failure = self._attempt(places, backward=backward)
-            if failure is None:
-                size.went_well()
-                continue
-            involved = list(dict.fromkeys(run for run, _ in places))
-            for run in involved:
-                run.restart()
-            if isinstance(failure, OutOfMemory):
-                self._recover_memory(places, size, failure)
-            elif len(involved) > 1:
-                self._go_alone(involved, failure)
+            if pauses is None and is_begun:
+                yield
+            is_begun = True
+            if places:
+                self._run_next(places, size, backward=backward)
             else:
-                involved[0].fail(failure)
+                self.run_idle(backward=backward)
+            while pauses and _tokens_left(runs) <= pauses[-1]:
+                pauses.pop()
+                yield
+        for _ in pauses or ():
+            yield
+
+    def _pauses(self, runs: Sequence[JobRun]) -> list[int] | None:
+        """Before how many tokens of this rank's share a slice ends, the last first; None: after every pass.
+
+        Ranks that make passes of their own must pause equally often, and know it without asking each other.
+        """
+        if self._ranks.size == self._lockstep.size:
+            return None
+        num_tokens = sum(datum.tokens.size for run in runs for datum in run.job.data)
+        num_slices = -(-num_tokens // (self._ranks.size * self._sizes[True].limit))
+        own = _tokens_left(runs)
+        return [own * number // num_slices for number in range(1, num_slices)]
+
+    def _run_next(self, places: Sequence[DatumPlace], size: PassSize, *, backward: bool) -> None:
+        failure = self._attempt(places, backward=backward)
+        if failure is None:
+            size.went_well()
+            return
+        involved = list(dict.fromkeys(run for run, _ in places))
+        for run in involved:
+            run.restart()
+        if isinstance(failure, OutOfMemory):
+            self._recover_memory(places, size, failure)
+        elif len(involved) > 1:
+            self._go_alone(involved, failure)
+        else:
+            involved[0].fail(failure)
 
     def _attempt(self, places: Sequence[DatumPlace], *, backward: bool) -> Exception | None:
         try:
@@ -296,6 +325,11 @@ class FusedStep:
 
     def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(np.array(values)).to(device=self._device, dtype=dtype)
+
+
+def _tokens_left(runs: Sequence[JobRun]) -> int:
+    pending = (run.job.data[run.next_datum : run.share.stop] for run in runs if run.pending)
+    return sum(datum.tokens.size for data in pending for datum in data)
 
 
 def _next_pass(runs: Sequence[JobRun], budget: int) -> list[DatumPlace]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from twinkle.core.adapter import AdapterConfig
+from twinkle.core.slices import Slices
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
@@ -26,6 +27,18 @@ class Member:
 
     engine: TransformersEngine
     adapters: dict[int, Trained]
+    under_way: dict[int, Slices[list[PassAnswer]]] = field(default_factory=dict)
+    """Passes that are done slice by slice."""
+
+    def next_slice(self, number: int) -> list[PassAnswer] | None:
+        """Do one slice of passes; their answers with the last."""
+        try:
+            next(self.under_way[number])
+        except StopIteration as end:
+            del self.under_way[number]
+            answers: list[PassAnswer] = end.value
+            return answers
+        return None
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget adapters; those that never came to be here are no error."""
@@ -130,20 +143,46 @@ class Restore(Command):
 
 
 @dataclass(frozen=True)
-class RunPasses(Command):
-    """Passes of any adapters, each given by its handle, its body and its group."""
+class StartPasses(Command):
+    """Passes of any adapters, each given by its handle, its body and its group; their first slice."""
 
     must_succeed: ClassVar[bool] = True
+    number: int
     passes: tuple[tuple[int, ForwardBackwardBody | Call, str], ...]
 
-    def run(self, member: Member) -> list[PassAnswer]:
-        """See the engine's ``run_passes``."""
-        return member.engine.run_passes(
+    def run(self, member: Member) -> list[PassAnswer] | None:
+        """See the engine's ``start_passes``; None while there is more to do."""
+        member.under_way[self.number] = member.engine.start_passes(
             [
                 Pass(state=member.adapters[handle], body=body, cache_group=cache_group)
                 for handle, body, cache_group in self.passes
             ]
         )
+        return member.next_slice(self.number)
+
+
+@dataclass(frozen=True)
+class NextSlice(Command):
+    """The next slice of passes under way."""
+
+    must_succeed: ClassVar[bool] = True
+    number: int
+
+    def run(self, member: Member) -> list[PassAnswer] | None:
+        """The answers; None while there is more to do."""
+        return member.next_slice(self.number)
+
+
+@dataclass(frozen=True)
+class DropPasses(Command):
+    """Forget passes under way, whose adapters are of no more use."""
+
+    must_succeed: ClassVar[bool] = True
+    number: int
+
+    def run(self, member: Member) -> None:
+        """End them where they are."""
+        member.under_way.pop(self.number).close()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
+from twinkle.core.slices import Slices, finished
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
@@ -26,6 +27,7 @@ from twinkle.workers.ranks.commands import (
     Compare,
     Create,
     DrawnSoFar,
+    DropPasses,
     DropSample,
     DropSamples,
     Export,
@@ -34,12 +36,13 @@ from twinkle.workers.ranks.commands import (
     Load,
     LoadInto,
     MakeCall,
+    NextSlice,
     NoteFailure,
     OptimStep,
     Order,
     Restore,
-    RunPasses,
     Snapshot,
+    StartPasses,
     StepSamples,
     WeightsBytes,
 )
@@ -72,6 +75,7 @@ class RankedEngine:
         self._samples_together = samples_together
         self._handles = itertools.count()
         self._under_way: set[str] = set()
+        self._numbers = itertools.count()
         # Filled by the garbage collector, in whichever thread that runs.
         self._unreferenced: deque[int] = deque()
         self._to_release: list[int] = []
@@ -107,9 +111,21 @@ class RankedEngine:
 
     def run_passes(self, passes: Sequence[Pass[RankedAdapter]]) -> list[PassAnswer]:
         """Share out all passes; see :class:`twinkle.workers.engine.Engine`."""
-        answers: list[PassAnswer] = self._together(
-            RunPasses(tuple((item.state.handle, item.body, item.cache_group) for item in passes))
+        return finished(self.start_passes(passes))
+
+    def start_passes(self, passes: Sequence[Pass[RankedAdapter]]) -> Slices[list[PassAnswer]]:
+        """The same slice by slice, as many on every rank."""
+        number = next(self._numbers)
+        answers: list[PassAnswer] | None = self._together(
+            StartPasses(number, tuple((item.state.handle, item.body, item.cache_group) for item in passes))
         )
+        while answers is None:
+            try:
+                yield
+            except GeneratorExit:
+                self._together(DropPasses(number))
+                raise
+            answers = self._together(NextSlice(number))
         return answers
 
     def optim_step(self, state: RankedAdapter, params: AdamParams) -> dict[str, float]:
