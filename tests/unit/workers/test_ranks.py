@@ -412,7 +412,7 @@ def test_ranks_that_cannot_be_are_refused(model_dir: Path, wrong: dict[str, obje
 
 def test_passes_under_way_on_two_ranks_let_others_go_between(one: TransformersEngine, two: RankedEngine) -> None:
     large, small, dropped = ([40, 8, 30, 12, 44, 20, 31, 25], [9, 5], [40, 30, 40, 30, 44])
-    answers = {}
+    answers = []
     for engine in (one, two):
         mine, theirs, nobodys = (engine.create(config(number)) for number in range(3))
         slices = engine.start_passes([Pass(state=mine, body=body(large, 1))])
@@ -422,10 +422,10 @@ def test_passes_under_way_on_two_ranks_let_others_go_between(one: TransformersEn
         [between] = engine.run_passes([Pass(state=theirs, body=body(small, 2))])
         engine.optim_step(theirs, AdamParams(learning_rate=1e-2))
         unwanted.close()
-        answers[engine] = [*finished(slices), between]
+        answers.append([*finished(slices), between])
         engine.optim_step(mine, AdamParams(learning_rate=1e-2))
         engine.snapshot(mine)
 
-    for ours, alone in zip(answers[two], answers[one], strict=True):
+    for alone, ours in zip(*answers, strict=True):
         assert isinstance(ours, ForwardBackwardResult)
         assert all(close(a, b) for a, b in zip(ours.logprobs, alone.logprobs, strict=True))

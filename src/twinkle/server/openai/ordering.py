@@ -25,6 +25,7 @@ from twinkle.core.errors import (
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind, Payload, Submission
 from twinkle.scheduler.token_stream import ListenedSample, Listener, SampledInput
+from twinkle.server.largest import size_of
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.request_metadata import SESSION_HEADER, idempotency_key, priority_of
@@ -145,6 +146,9 @@ async def prepare(
 
 async def submit(server: Server, order: Order, listener: Listener | None = None) -> None:
     """Bring an order into the journal; a listener is told of its tokens on their way."""
+    for sample in order.samples:
+        params = sample.sampling_params
+        server.common.settings.operation_limits.check_sample(size_of(sample, params.max_tokens or 0))
     for _ in order.samples:
         await server.accounts.quotas.take_sample(order.tenant, is_background=order.is_background)
     # All at once: they share a transaction. Whoever gives up then knows what was accepted.

@@ -12,6 +12,7 @@ from twinkle.core.errors import Conflict, InvalidInput
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.server.largest import check_sample
 from twinkle.server.openapi import described
 from twinkle.server.pictures import count_sample
 from twinkle.server.request_metadata import priority_of
@@ -111,6 +112,7 @@ async def asample(
         else:
             read = await common.object_io.run(_parse, raw)
         counted = await count_sample(common, artifacts, queue, tenant, read)
+        await check_sample(common, artifacts, queue, tenant, counted)
         sample = _ready(read, counted)
         await accounts.quotas.take_sample(tenant)
         submission = Submission(

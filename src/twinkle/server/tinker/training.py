@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from twinkle.core.errors import InvalidInput, NotFound, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
+from twinkle.core.operation_limits import OperationLimits
 from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.server.body import Body
 from twinkle.server.openapi import PROTOBUF, Raw, described
@@ -81,7 +82,7 @@ async def forward_backward(
             if capabilities is not None:
                 limits = common.settings.picture_limits
                 operation = await common.object_io.run(_with_pictures, operation, capabilities.pictures, limits)
-        return await _accept(queue, tenant, operation)
+        return await _accept(queue, tenant, _of_allowed_size(operation, common.settings.operation_limits))
 
 
 @router.post("/optim_step", openapi_extra=described(FutureResponse, body=OptimStepRequest, refusals=[404]))
@@ -198,6 +199,17 @@ def _numbered(envelope: ForwardBackwardEnvelope, raw: bytes) -> Numbered:
         num_tokens=_count_tokens(envelope),
         has_pictures=envelope.has_pictures,
     )
+
+
+def _of_allowed_size(operation: Numbered, limits: OperationLimits) -> Numbered:
+    """The operation, rejected if it is too large."""
+    if operation.rejection is not None:
+        return operation
+    try:
+        limits.check_pass(operation.num_tokens)
+    except InvalidInput as error:
+        return replace(operation, payload=b"", num_tokens=0, rejection=error.message)
+    return operation
 
 
 def _with_pictures(operation: Numbered, rules: PictureRules | None, limits: PictureLimits) -> Numbered:

@@ -144,6 +144,7 @@ async def call_method(
             call = _read(method, raw)
         else:
             call = await server.common.object_io.run(_read, method, raw)
+        server.common.settings.operation_limits.check_pass(call.num_tokens)
         lane = (await address_of(request, server, tenant, base_model, call.adapter_name)).id
         accepted = await server.queue.submitter.submit(unnumbered(request, tenant, lane, call))
     return await answer_accepted(request, server, tenant, accepted.request_id)
