@@ -96,16 +96,29 @@ def optimizer_files(optimizer: torch.optim.Optimizer, parameters: Parameters) ->
     is_shared = len(shared) == 1 and len(steps) == num_with_state
     if not is_shared:
         tensors.update(steps)
-    step = str(int(shared.pop())) if is_shared else ""
+    return state_files(optimizer, tensors, step=int(shared.pop()) if is_shared else None)
+
+
+def state_files(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], *, step: int | None
+) -> dict[str, bytes]:
+    """The files of an optimizer's state that is whole already; ``step`` where all parameters share it."""
     groups = [
         {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
         for group in optimizer.param_groups
     ]
     settings = {"optimizer": type(optimizer).__name__, "groups": groups}
     return {
-        OPTIMIZER_FILE: _write(tensors, metadata=(STEP, step)),
+        OPTIMIZER_FILE: _write(tensors, metadata=(STEP, "" if step is None else str(step))),
         OPTIMIZER_SETTINGS_FILE: _to_json(settings),
     }
+
+
+def read_state(files: Mapping[str, bytes]) -> tuple[dict[str, torch.Tensor], int | None]:
+    """The tensors of an optimizer's state, whole, and the step where all parameters share it."""
+    content = _file(files, OPTIMIZER_FILE)
+    step = read_metadata(OPTIMIZER_FILE, content).get(STEP, "")
+    return read_tensors(OPTIMIZER_FILE, content), int(step) if step else None
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, parameters: Parameters, files: Mapping[str, bytes]) -> None:
@@ -113,12 +126,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parameters: Parameters, fil
 
     State that is there already is filled in place.
     """
-    content = _file(files, OPTIMIZER_FILE)
-    tensors = read_tensors(OPTIMIZER_FILE, content)
-    step = read_metadata(OPTIMIZER_FILE, content).get(STEP, "")
+    tensors, step = read_state(files)
     for name, parameter in parameters.items():
         own = {key.removesuffix(f".{name}"): tensors.pop(key) for key in list(tensors) if key.endswith(f".{name}")}
-        if step and STEP not in own and own:
+        if step is not None and STEP not in own and own:
             own[STEP] = torch.tensor(float(step))
         for key, value in own.items():
             if value.dim() and value.shape != parameter.shape:
@@ -171,16 +182,26 @@ def gradient_files(parameters: Parameters, *, num_open: int, num_tokens: int) ->
     if num_open == 0:
         return {}
     tensors = {name: whole(parameter.grad) for name, parameter in parameters.items() if parameter.grad is not None}
-    metadata = (WINDOW, json.dumps([num_open, num_tokens]))
-    return {GRADIENTS_FILE: _write(tensors, metadata=metadata)}
+    return window_files(tensors, num_open=num_open, num_tokens=num_tokens)
+
+
+def window_files(tensors: Mapping[str, torch.Tensor], *, num_open: int, num_tokens: int) -> dict[str, bytes]:
+    """The file of gradients that are whole already."""
+    return {GRADIENTS_FILE: _write(tensors, metadata=(WINDOW, json.dumps([num_open, num_tokens])))}
+
+
+def read_window(files: Mapping[str, bytes]) -> tuple[dict[str, torch.Tensor], int, int]:
+    """The gradients of an open window, how many backward passes they are of, and their count; none without a file."""
+    if GRADIENTS_FILE not in files:
+        return {}, 0, 0
+    content = files[GRADIENTS_FILE]
+    num_open, num_tokens = json.loads(read_metadata(GRADIENTS_FILE, content)[WINDOW])
+    return read_tensors(GRADIENTS_FILE, content), int(num_open), int(num_tokens)
 
 
 def load_gradients(parameters: Parameters, files: Mapping[str, bytes]) -> tuple[int, int]:
     """Fill the gradients; how many backward passes they are of, and their count of tokens. (0, 0) without a file."""
-    if GRADIENTS_FILE not in files:
-        return 0, 0
-    content = files[GRADIENTS_FILE]
-    tensors = read_tensors(GRADIENTS_FILE, content)
+    tensors, num_open, num_tokens = read_window(files)
     for name, gradient in tensors.items():
         parameter = parameters.get(name)
         if parameter is None or parameter.shape != gradient.shape:
@@ -190,8 +211,7 @@ def load_gradients(parameters: Parameters, files: Mapping[str, bytes]) -> tuple[
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         fill(parameter.grad, gradient)
-    num_open, num_tokens = json.loads(read_metadata(GRADIENTS_FILE, content)[WINDOW])
-    return int(num_open), int(num_tokens)
+    return num_open, num_tokens
 
 
 def rng_files() -> dict[str, bytes]:

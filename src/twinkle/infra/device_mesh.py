@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 AXES = ("pp", "dp", "fsdp", "cp", "tp")
 """Axes a mesh may have, the outermost first: neighbours on the last one have neighbouring ranks."""
+MODEL_PARALLEL = ("tp_size", "pp_size", "cp_size", "ep_size", "etp_size", "vpp_size")
+"""Sizes that Megatron's models have."""
 DATA_AXES = ("dp", "fsdp")
 """Ranks that differ on these get different data."""
 
@@ -31,7 +33,7 @@ class DeviceMesh:
     """Ranks in a grid.
 
     ``ulysses_size`` and ``ep_size`` are no axes of the grid: such groups are made of ranks of the data axes. Any layout
-    can be described; those that training cannot run yet are refused where they would be used (``require_data_axes``).
+    can be described; those that a kind of model has not are refused where it is made (``require_data_axes``).
 
     Args:
         mesh: The rank at each place, each rank once.
@@ -225,11 +227,16 @@ class DeviceMesh:
 
         return torch_mesh(self)
 
-    def require_data_axes(self, user: str, *, also: Sequence[str] = ()) -> None:
+    def require_data_axes(self, user: str, *, also: Sequence[str] = (), model_parallel: str | None = None) -> None:
         """Refuse a layout with more than data parallelism and sharded weights, and the sizes in ``also``.
 
+        Args:
+            user: The kind of model.
+            also: Further sizes that it has.
+            model_parallel: The kind that has those of ``MODEL_PARALLEL``.
+
         Raises:
-            ConfigError: Another size is above 1; names it and ``user``.
+            ConfigError: Another size is above 1; names it, ``user`` and what to use instead.
         """
         sizes = {f"{axis}_size": self.size(axis) for axis in AXES if axis not in DATA_AXES}
         sizes |= {
@@ -241,7 +248,8 @@ class DeviceMesh:
         runs = ", ".join(("dp_size", "fsdp_size", *also))
         for name, size in sizes.items():
             if size > 1 and name not in also:
-                raise ConfigError(f"{name}: is {size}, but {user} runs {runs} only so far; set it to 1")
+                use = f"use {model_parallel}, or " if model_parallel and name in MODEL_PARALLEL else ""
+                raise ConfigError(f"{name}: is {size}, but {user} runs {runs} only; {use}set it to 1")
 
     # Each axis by name: this process's place on it, and its length; 0 and 1 where the mesh does not have it.
 

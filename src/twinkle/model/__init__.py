@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING
 from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from twinkle.model.megatron.model import MegatronModel
     from twinkle.model.multi_lora import MultiLoraTransformersModel
     from twinkle.model.transformers_model import TransformersModel
     from twinkle.model.twinkle_model import TwinkleModel
     from twinkle.model.value_model import TransformersValueModel
 
-__all__ = ["MultiLoraTransformersModel", "TransformersModel", "TransformersValueModel", "TwinkleModel"]
+__all__ = [
+    "MegatronModel",
+    "MultiLoraTransformersModel",
+    "TransformersModel",
+    "TransformersValueModel",
+    "TwinkleModel",
+]
 
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "MegatronModel": "twinkle.model.megatron.model",
         "MultiLoraTransformersModel": "twinkle.model.multi_lora",
         "TransformersModel": "twinkle.model.transformers_model",
         "TransformersValueModel": "twinkle.model.value_model",

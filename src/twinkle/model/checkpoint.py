@@ -70,6 +70,10 @@ class TrainingCheckpoints(ABC):
     def _load_optimizer(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> None:
         load_optimizer(group.require_optimizer(), group.parameters, files)
 
+    def _load_window(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> tuple[int, int]:
+        """The gradients of an open window; how many backward passes they are of, and their count."""
+        return load_gradients(group.parameters, files)
+
     def _training_files(self, group: OptimizerGroup, *, with_optimizer: bool) -> dict[str, bytes]:
         """What a checkpoint holds beside the weights, but for what is of the process."""
         files = _state_of(group).to_files()
@@ -171,7 +175,7 @@ class TrainingCheckpoints(ABC):
             load_scheduler(group.scheduler, files)
         elif SCHEDULER_FILE in files:
             raise InvalidInput(SCHEDULER_FILE, "is in the checkpoint; call set_lr_scheduler before resuming")
-        group.num_open, group.num_tokens = load_gradients(group.parameters, files)
+        group.num_open, group.num_tokens = self._load_window(group, files)
         group.keep_window_once()
         self._mark_gradients(group)
 

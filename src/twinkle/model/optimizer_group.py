@@ -16,7 +16,7 @@ from twinkle.metric.forwarding import Forwarding
 from twinkle.metric.records import STEP, Records
 from twinkle.model.forward_pass import ForwardPass
 from twinkle.model.metric_board import MetricBoard
-from twinkle.model.parallel.gradient_sync import GradientSync, clip_gradients
+from twinkle.model.parallel.gradient_sync import GradientSync
 from twinkle.processor import InputProcessor
 
 log = event_log()
@@ -142,8 +142,7 @@ class OptimizerGroup:
                 assert parameter.grad is not None
                 parameter.grad.div_(count)
         self.num_tokens = 0
-        norm = clip_gradients(parameters, max_grad_norm, norm_type)
-        self.grad_norm = self._window_norm = self._sync.to_float(norm)
+        self.grad_norm = self._window_norm = self._sync.clip(parameters, max_grad_norm, norm_type)
         return self.grad_norm
 
     def step(self, optim_params: Mapping[str, Any] | None = None) -> bool:

@@ -79,7 +79,7 @@ def training_sync(mesh: DeviceMesh | None, device: torch.device) -> GradientSync
     """
     if mesh is None or mesh.world_size == 1:
         return OneRank()
-    mesh.require_data_axes("TransformersModel", also=("ulysses_size", "ep_size"))
+    mesh.require_data_axes("TransformersModel", also=("ulysses_size", "ep_size"), model_parallel="MegatronModel")
     world = data_group(mesh)
     with_other_rows = None
     if mesh.ulysses_world_size > 1:

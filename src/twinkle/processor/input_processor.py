@@ -71,7 +71,7 @@ class InputProcessor:
     Args:
         device_mesh: Not used; rows are those of this rank already.
         padding_free: One row for all sequences, with position ids that begin again, in place of padding.
-        framework: ``transformers`` is the only one.
+        framework: ``transformers`` or ``megatron``: rows are the same for both.
         padding_side: Where the padding goes.
         function: Makes other rows of the rows first, or takes a dict of padded values for rows.
     """
@@ -84,8 +84,8 @@ class InputProcessor:
         padding_side: Literal["right", "left"] = "right",
         function: Callable[[Sequence[Row]], Sequence[Row] | Row] | None = None,
     ) -> None:
-        if framework != "transformers":
-            raise InvalidInput("framework", f"is {framework!r}; only 'transformers' is supported")
+        if framework not in ("transformers", "megatron"):
+            raise InvalidInput("framework", f"is {framework!r}; send 'transformers' or 'megatron'")
         if padding_side not in ("right", "left"):
             raise InvalidInput("padding_side", f"is {padding_side!r}, must be 'right' or 'left'")
         self.device_mesh = device_mesh

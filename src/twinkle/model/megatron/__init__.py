@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from twinkle.core.lazy import lazy_attributes
 from twinkle.model.megatron.bring_up import bring_up
+
+if TYPE_CHECKING:
+    from twinkle.model.megatron.model import MegatronModel
+
+__all__ = ["MegatronModel"]
 
 # Before any module of this package imports Megatron's.
 bring_up()
+
+__getattr__ = lazy_attributes(__name__, {"MegatronModel": "twinkle.model.megatron.model"})

@@ -49,8 +49,8 @@ class GradientSync(Protocol):
         """A count that every rank has, on one of them, and 0 on the others."""
         ...
 
-    def to_float(self, norm: torch.Tensor) -> float:
-        """A norm that may be spread over ranks."""
+    def clip(self, parameters: Iterable[torch.nn.Parameter], max_grad_norm: float, norm_type: float) -> float:
+        """Clip the gradients by their norm over all parameters, wherever these lie; the norm before."""
         ...
 
     def with_experts(self, experts: SharedExperts) -> GradientSync:
@@ -80,9 +80,9 @@ class OneRank:
         """The count itself."""
         return count
 
-    def to_float(self, norm: torch.Tensor) -> float:
-        """The norm itself."""
-        return float(norm)
+    def clip(self, parameters: Iterable[torch.nn.Parameter], max_grad_norm: float, norm_type: float) -> float:
+        """Clip them."""
+        return float(clip_gradients(parameters, max_grad_norm, norm_type))
 
     def with_experts(self, experts: SharedExperts) -> GradientSync:
         """These."""
@@ -115,11 +115,7 @@ class ReplicatedRanks:
 
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """All-reduce the gradients in buckets, in the order of the parameters."""
-        for bucket in _buckets(parameters):
-            flat = _flatten_dense_tensors(bucket)
-            distributed.all_reduce(flat, group=self._world)
-            for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-                gradient.copy_(summed)
+        sum_gradients(parameters, self._world)
 
     def keep_once(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Empty the gradients on all ranks but the first."""
@@ -142,9 +138,9 @@ class ReplicatedRanks:
         distributed.all_reduce(total, group=self.process_group)
         return int(total)
 
-    def to_float(self, norm: torch.Tensor) -> float:
-        """The norm, which is whole on every rank."""
-        return float(norm)
+    def clip(self, parameters: Iterable[torch.nn.Parameter], max_grad_norm: float, norm_type: float) -> float:
+        """Clip them, of which every rank has all."""
+        return float(clip_gradients(parameters, max_grad_norm, norm_type))
 
 
 class ReplicatedWithExperts(ReplicatedRanks):
@@ -192,8 +188,9 @@ class ShardedRanks(ReplicatedRanks):
         """These: FSDP sums over the ranks that have an expert, too."""
         return self
 
-    def to_float(self, norm: torch.Tensor) -> float:
-        """The norm over all shards."""
+    def clip(self, parameters: Iterable[torch.nn.Parameter], max_grad_norm: float, norm_type: float) -> float:
+        """Clip them by the norm over all shards."""
+        norm = clip_gradients(parameters, max_grad_norm, norm_type)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
@@ -205,7 +202,7 @@ def sync_of(mesh: DeviceMesh | None, device: torch.device) -> GradientSync:
     """
     if mesh is None or mesh.world_size == 1:
         return OneRank()
-    mesh.require_data_axes("MultiLoraTransformersModel")
+    mesh.require_data_axes("MultiLoraTransformersModel", model_parallel="MultiLoraMegatronModel")
     if mesh.size("fsdp") > 1:
         log.warning("model.mesh.replicated", fsdp_size=mesh.size("fsdp"), next="every rank holds the whole base model")
     return ReplicatedRanks(data_group(mesh), device)
@@ -241,6 +238,15 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_grad_norm: floa
         for gradient in gradients:
             gradient.mul_(share)
     return total
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: distributed.ProcessGroup) -> None:
+    """All-reduce the gradients over a group, in buckets, in the order of the parameters."""
+    for bucket in _buckets(parameters):
+        flat = _flatten_dense_tensors(bucket)
+        distributed.all_reduce(flat, group=group)
+        for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+            gradient.copy_(summed)
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterable[list[torch.Tensor]]:

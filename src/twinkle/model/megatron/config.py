@@ -1,0 +1,126 @@
+"""Megatron's config from a model's, the mesh and a script's keywords."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from transformers import PretrainedConfig
+
+from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.model.megatron.families import Family
+from twinkle.model.megatron.layout import Layout
+
+BY_MESH = {
+    "tensor_model_parallel_size": "tp_size",
+    "pipeline_model_parallel_size": "pp_size",
+    "virtual_pipeline_model_parallel_size": "vpp_size",
+    "context_parallel_size": "cp_size",
+    "expert_model_parallel_size": "ep_size",
+    "expert_tensor_parallel_size": "etp_size",
+}
+"""Fields of Megatron's that the mesh says, and what it calls them."""
+BY_MODEL = ("perform_initialization", "use_cpu_initialization", "calculate_per_token_loss", "variable_seq_lengths")
+"""Fields that this package's passes need as they are."""
+
+
+def transformer_config(
+    config: PretrainedConfig,
+    family: Family,
+    layout: Layout,
+    *,
+    dtype: torch.dtype,
+    is_filled: bool,
+    keywords: Mapping[str, Any],
+    own_names: frozenset[str],
+) -> TransformerConfig:
+    """Megatron's config of a model.
+
+    Args:
+        config: The model's own.
+        family: Its row.
+        layout: The ranks.
+        dtype: Of the weights.
+        is_filled: Whether weights are read, and need not be drawn.
+        keywords: Megatron's fields by name, over what the model's config says.
+        own_names: What the caller's constructor takes itself: for the nearest name of an unknown one.
+
+    Raises:
+        InvalidInput: A keyword is unknown, or set elsewhere, or Megatron refuses the whole.
+        ConfigError: The mesh does not divide the model.
+    """
+    _require_division(config, layout)
+    settings = {
+        **family.settings(config),
+        **_parallel(layout),
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "use_cpu_initialization": True,
+        "perform_initialization": not is_filled,
+        "calculate_per_token_loss": True,
+        "variable_seq_lengths": layout.pp_size > 1,
+        "gradient_accumulation_fusion": False,
+        "batch_p2p_comm": False,
+        "moe_token_dispatcher_type": "alltoall",
+    }
+    settings |= _checked(keywords, family.config_class, own_names)
+    try:
+        return family.config_class(**settings)
+    except (ValueError, AssertionError, TypeError) as error:
+        raise InvalidInput("config", f"Megatron refuses these settings: {error}") from error
+
+
+def _parallel(layout: Layout) -> dict[str, Any]:
+    mesh = layout.mesh
+    return {
+        "tensor_model_parallel_size": layout.tp_size,
+        "pipeline_model_parallel_size": layout.pp_size,
+        "virtual_pipeline_model_parallel_size": layout.vpp_size if layout.vpp_size > 1 else None,
+        "context_parallel_size": mesh.size("cp"),
+        "expert_model_parallel_size": mesh.ep_size or 1,
+        "expert_tensor_parallel_size": mesh.etp_size,
+        "sequence_parallel": layout.tp_size > 1,
+    }
+
+
+def _checked(
+    keywords: Mapping[str, Any], config_class: type[TransformerConfig], own_names: frozenset[str]
+) -> dict[str, Any]:
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    found: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if name in BY_MESH:
+            raise InvalidInput(name, f"is said by the device mesh; give it {BY_MESH[name]}")
+        if name in BY_MODEL:
+            raise InvalidInput(name, "is set by MegatronModel itself; leave it out")
+        if name not in fields:
+            near = difflib.get_close_matches(name, [*fields, *own_names], n=1)
+            advice = f"did you mean {near[0]}?" if near else "leave it out"
+            raise InvalidInput(name, f"is neither MegatronModel's nor a field of Megatron's config; {advice}")
+        found[name] = _dtype(name, value) if name.endswith("dtype") and isinstance(value, str) else value
+    return found
+
+
+def _dtype(name: str, text: str) -> torch.dtype:
+    found = vars(torch).get(text.removeprefix("torch."))
+    if not isinstance(found, torch.dtype):
+        raise InvalidInput(name, f"{text!r} is no dtype of torch's; send 'bfloat16' or 'float32'")
+    return found
+
+
+def _require_division(config: PretrainedConfig, layout: Layout) -> None:
+    sizes = config.to_dict()
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if sizes.get(name) and sizes[name] % layout.tp_size:
+            raise ConfigError(f"tp_size: {layout.tp_size} does not divide the model's {name}, which is {sizes[name]}")
+    stages = layout.pp_size * layout.vpp_size
+    if sizes["num_hidden_layers"] % stages:
+        raise ConfigError(
+            f"pp_size: {layout.pp_size} (vpp_size {layout.vpp_size}) does not divide the model's"
+            f" {sizes['num_hidden_layers']} layers"
+        )

@@ -1,0 +1,129 @@
+"""Filling the parts that a rank holds from published tensors, and making published tensors of all ranks' parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import distributed
+
+from twinkle.core.errors import InvalidInput
+from twinkle.model.megatron.layout import Layout
+from twinkle.model.megatron.weights.rules import Named, WeightTable
+
+EXPERTS = ".experts."
+Lookup = Callable[[str], torch.Tensor]
+NamedTensors = Iterator[tuple[str, torch.Tensor]]
+
+
+class PublishedFolder:
+    """The safetensors files of a folder, read one tensor at a time.
+
+    Raises:
+        InvalidInput: There are none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+        for path in sorted(folder.glob("model*.safetensors")):
+            file = safe_open(path, framework="pt")
+            self._files |= dict.fromkeys(file.keys(), file)
+        if not self._files:
+            raise InvalidInput("checkpoint", f"{folder} holds no model.safetensors")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """One tensor.
+
+        Raises:
+            InvalidInput: The folder lacks it.
+        """
+        if name not in self._files:
+            raise InvalidInput("checkpoint", f"{self._folder} lacks {name}; it was saved from another model")
+        return self._files[name].get_tensor(name)
+
+
+@torch.no_grad()
+def fill(values: Mapping[str, torch.Tensor], table: WeightTable, lookup: Lookup, layout: Layout) -> None:
+    """Fill what this rank holds, by Megatron's whole names, from published tensors.
+
+    Raises:
+        InvalidInput: One is missing, or of another shape.
+    """
+    for name, value in values.items():
+        named = table.find(name)
+        group = tensor_group(name, layout)
+        local = named.rule.local([lookup(each) for each in named.published], group.rank(), group.size())
+        if local.shape != value.shape:
+            raise InvalidInput(
+                "checkpoint",
+                f"{', '.join(named.published)} make {tuple(local.shape)}, {name} is {tuple(value.shape)}",
+            )
+        value.copy_(local)
+
+
+@torch.no_grad()
+def published(values: Mapping[str, torch.Tensor], table: WeightTable, layout: Layout) -> NamedTensors:
+    """The published tensors of what all ranks hold, on the CPU of rank 0; on other ranks none. All ranks must iterate.
+
+    Of what several hold, the first of them sends.
+    """
+    rank = distributed.get_rank()
+    for name, (owner, shape, dtype) in _owners(values).items():
+        named = table.find(name)
+        if named.is_copy:
+            continue
+        group = tensor_group(name, layout)
+        tensors: tuple[torch.Tensor, ...] = ()
+        if owner in distributed.get_process_group_ranks(group):
+            tensors = named.rule.whole(_shards(values[name], named, group))
+        elif rank == 0:
+            shards = [torch.empty(shape, dtype=dtype, device="meta")] * (group.size() if named.rule.is_split else 1)
+            tensors = tuple(torch.empty_like(each, device=layout.device) for each in named.rule.whole(shards))
+        if owner != 0 and rank in (0, owner):
+            for tensor in tensors:
+                _move(tensor, owner)
+        if rank == 0:
+            for published_name, tensor in zip(named.published, tensors, strict=True):
+                # A copy: parts of one tensor cannot be written as they are, and weights go on changing.
+                yield published_name, tensor.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def tensor_group(name: str, layout: Layout) -> Any:
+    """The ranks over which a weight is split: experts have a group of their own."""
+    return layout.groups.expt_tp if EXPERTS in name else layout.groups.tp
+
+
+def _owners(values: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, tuple[int, ...], torch.dtype]]:
+    """Of every name that a rank holds: the first rank that does, and shape and dtype there."""
+    own = {name: (tuple(value.shape), value.dtype) for name, value in values.items()}
+    ranks: list[dict[str, Any]] = [own] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, own)
+    found: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
+    for rank, names in enumerate(ranks):
+        for name, (shape, dtype) in names.items():
+            found.setdefault(name, (rank, shape, dtype))
+    return found
+
+
+def _shards(value: torch.Tensor, named: Named, group: Any) -> list[torch.Tensor]:
+    value = value.detach().contiguous()
+    if not named.rule.is_split or group.size() == 1:
+        return [value]
+    shards = [torch.empty_like(value) for _ in range(group.size())]
+    distributed.all_gather(shards, value, group=group)
+    return shards
+
+
+def _move(tensor: torch.Tensor, owner: int) -> None:
+    """From its owner to rank 0."""
+    if distributed.get_rank() == owner:
+        distributed.send(tensor.contiguous(), 0)
+    else:
+        distributed.recv(tensor, owner)
