@@ -1,4 +1,4 @@
-"""A training script by Megatron for torchrun, on the CPU: ``megatron_training.py MODELS_DIR OUTPUT_DIR KIND...``.
+"""A training script by Megatron, on the CPU: ``torchrun -m harness.megatron_training MODELS_DIR OUTPUT_DIR KIND...``.
 
 A kind is a family of models, a layout, and how it is trained if not in plain steps: ``qwen3 tp-pp grpo``.
 """

@@ -118,7 +118,7 @@ def test_four_ranks_go_on_where_two_stopped(kind: str, trained: Callable[[str], 
 
 
 def test_other_kinds_of_parallelism_and_lone_processes_are_refused(model_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="tp_size: is 2.*use MegatronModel"):
+    with pytest.raises(ConfigError, match=r"tp_size: is 2.*use MegatronModel"):
         TransformersModel(model_id=str(model_dir), device_mesh=DeviceMesh.from_sizes(tp_size=2, device_type="cpu"))
     with pytest.raises(ConfigError, match=r"twinkle\.initialize"):
         TransformersModel(model_id=str(model_dir), device_mesh=DeviceMesh.from_sizes(dp_size=2, device_type="cpu"))

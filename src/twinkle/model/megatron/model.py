@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import AutoConfig
 

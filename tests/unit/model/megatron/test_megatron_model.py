@@ -59,14 +59,14 @@ def test_a_family_that_is_not_known_is_refused_with_those_that_are(families_dir:
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
 
-    with pytest.raises(ConfigError, match="its type is gpt_neox, MegatronModel knows .*qwen3.*TransformersModel"):
+    with pytest.raises(ConfigError, match=r"its type is gpt_neox, MegatronModel knows .*qwen3.*TransformersModel"):
         MegatronModel(model_id=str(tmp_path / "other"))
 
 
 def test_a_process_keeps_one_layout(families_dir: Path) -> None:
     make(families_dir)
 
-    with pytest.raises(ConfigError, match="ep_size|world|processes were started"):
+    with pytest.raises(ConfigError, match="processes were started"):
         make(families_dir, device_mesh=DeviceMesh.from_sizes(dp_size=2, device_type="cpu"))
 
 

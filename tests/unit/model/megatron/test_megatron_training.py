@@ -31,7 +31,7 @@ def trained(families_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
             subprocess.run(
-                [*command, megatron_training.__file__, str(families_dir), str(folders[num_ranks]), *kinds],
+                [*command, "-m", megatron_training.__name__, str(families_dir), str(folders[num_ranks]), *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
                 timeout=280,
@@ -76,7 +76,7 @@ def test_transformers_goes_on_where_megatron_stopped(
 ) -> None:
     output = trained(kind)
     alone = make_model(kind, families_dir, by_megatron=False)
-    alone.resume_from_checkpoint(output / "half")  # type: ignore[attr-defined]
+    alone.resume_from_checkpoint(output / "half")
 
     [step] = train(kind, alone, HALF, STEPS, None)
 
