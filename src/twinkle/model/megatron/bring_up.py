@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -52,7 +53,9 @@ def bring_up() -> None:
         ) from error
     if torch.cuda.is_available():
         return
-    with _without_compiling():
+    with _without_compiling(), warnings.catch_warnings():
+        # That there is no Transformer Engine, once from each of many files.
+        warnings.simplefilter("ignore", UserWarning)
         for name in MODULES:
             importlib.import_module(name)
     stand_in = _TorchWithoutCuda()

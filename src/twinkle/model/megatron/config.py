@@ -63,7 +63,7 @@ def transformer_config(
         "use_cpu_initialization": True,
         "perform_initialization": not is_filled,
         "calculate_per_token_loss": True,
-        "variable_seq_lengths": layout.pp_size > 1,
+        "variable_seq_lengths": layout.pp_size > 1 and layout.vpp_size == 1,
         "gradient_accumulation_fusion": False,
         "batch_p2p_comm": False,
         "moe_token_dispatcher_type": "alltoall",

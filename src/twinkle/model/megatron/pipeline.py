@@ -6,7 +6,7 @@ Shapes: N tokens of this rank of a packed row, B rows, T positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Pipeline:
 
         With an ``objective`` its gradient is added to the parameters'.
         """
-        rows = [self._packed(part) for part in parts]
+        rows = self._packed(parts)
         found: list[RowOutputs] = []
 
         def forward_step(numbers: Iterator[int], stage: Any) -> tuple[torch.Tensor, Any]:
@@ -87,9 +87,18 @@ class Pipeline:
         )
         return self._told(found)
 
-    def _packed(self, part: Sequences) -> PackedRow:
+    def _packed(self, parts: Sequence[Sequences]) -> list[PackedRow]:
         context = self._layout.groups.cp
-        return PackedRow.of(part.lengths, cp_size=context.size(), cp_rank=context.rank(), tp_size=self._layout.tp_size)
+        rows = [
+            PackedRow.of(part.lengths, cp_size=context.size(), cp_rank=context.rank(), tp_size=self._layout.tp_size)
+            for part in parts
+        ]
+        if self._layout.vpp_size == 1:
+            return rows
+        # Two ranks that go round in virtual stages are each other's next and previous at once, and Megatron would take
+        # the length of one message for the other's: so all have one.
+        longest = max(row.num_tokens for row in rows)
+        return [_filled(row, longest) for row in rows]
 
     def _forward(self, stage: Any, part: Sequences, row: PackedRow) -> torch.Tensor:
         device = self._layout.device
@@ -121,6 +130,12 @@ class Pipeline:
         told: list[Any] = [_moved(found, torch.device("cpu"))]
         distributed.broadcast_object_list(told, distributed.get_process_group_ranks(group)[-1], group=group)
         return _moved(told[0], self._layout.device)
+
+
+def _filled(row: PackedRow, num_tokens: int) -> PackedRow:
+    """The row with a last sequence of padding up to a length, if it is shorter."""
+    bounds = row.bounds[: len(row.lengths) + 1]
+    return replace(row, bounds=bounds if bounds[-1] == num_tokens else (*bounds, num_tokens))
 
 
 def _moved(outputs: Sequence[RowOutputs], device: torch.device) -> list[RowOutputs]:
