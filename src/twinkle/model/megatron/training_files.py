@@ -52,6 +52,8 @@ def optimizer_state_files(
         tensors |= {f"{key}.{name}": tensor for name, tensor in published(values, table, layout)}
     if distributed.get_rank() != 0:
         return {}
+    # A spread optimizer hands its settings on when it steps: a schedule may have changed them since.
+    _copy_settings(optimizer, own)
     return state_files(own, tensors, step=int(every_step.pop()) if every_step else None)
 
 
@@ -82,8 +84,7 @@ def load_optimizer_state(
         own.state[parameter] = state
     if OPTIMIZER_SETTINGS_FILE in files:
         load_optimizer_settings(own, files)
-        for group, settings in zip(optimizer.param_groups, own.param_groups, strict=True):
-            group.update({key: value for key, value in settings.items() if key != "params"})
+        _copy_settings(own, optimizer)
 
 
 def open_window_files(
@@ -106,6 +107,11 @@ def load_open_window(
         parameter.grad = torch.zeros_like(parameter)
         fill({name: parameter.grad}, table, tensors.__getitem__, layout)
     return num_open, num_tokens
+
+
+def _copy_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
+    for group, settings in zip(target.param_groups, source.param_groups, strict=True):
+        group.update({key: value for key, value in settings.items() if key != "params"})
 
 
 class _Lookup:
