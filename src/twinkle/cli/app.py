@@ -12,6 +12,7 @@ from twinkle.cli.files import files
 from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of, settings_of_service
 from twinkle.cli.groups import data, keys, ops, runs, tenants, tokens
 from twinkle.cli.jobs import jobs
+from twinkle.cli.mesh_groups import meshes
 from twinkle.cli.submit import submit
 from twinkle.cli.submit_export import OwnKeyFlag, PublicFlag, TitleOption, VerifyOption
 from twinkle.cli.submit_options import ServerFlag
@@ -30,6 +31,7 @@ app.add_typer(runs, name="runs")
 app.add_typer(tokens, name="tokens")
 app.add_typer(tenants, name="tenants")
 app.add_typer(ops, name="ops")
+app.add_typer(meshes, name="meshes")
 app.add_typer(data, name="data")
 app.add_typer(submit, name="submit")
 app.add_typer(jobs, name="jobs")

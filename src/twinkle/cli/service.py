@@ -8,16 +8,18 @@ import time
 
 import httpx
 
+from twinkle.cli.asked_meshes import AskedMeshes
 from twinkle.cli.broker import answers
 from twinkle.cli.console import say
 from twinkle.cli.home import logs_of
-from twinkle.cli.stack import WORKER_PREFIX, MeshPlan, Stack
+from twinkle.cli.stack import WORKER_PREFIX, MeshPlan, Stack, worker_spec
 from twinkle.cli.supervisor import Child, Fall, Guard
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes, MeshStatus
+from twinkle.storage.journal.moves import Moves
 
 HEALTH_PATH = "/api/v1/healthz"
 
@@ -39,10 +41,21 @@ class Service:
         self._model_names = {mesh.name: mesh.model_name for mesh in meshes}
         self._started = started
         self._api = Child(stack.api, guard, say, self._on_fall)
-        self._workers = [Child(spec, guard, say, self._on_fall) for spec in stack.workers]
+        workers = {spec.name: Child(spec, guard, say, self._on_fall) for spec in stack.workers}
+        self._started_workers = list(workers.values())
         self._broker = None if stack.broker is None else Child(stack.broker, guard, say, self._on_fall)
-        self._meshes = Meshes(Database(settings.resolved_database_url), SystemClock())
+        database = Database(settings.resolved_database_url)
+        self._meshes = Meshes(database, SystemClock())
+        self._asked = AskedMeshes(
+            settings,
+            self._meshes,
+            Moves(database, SystemClock()),
+            started={mesh.name: workers.pop(f"{WORKER_PREFIX}{mesh.name}") for mesh in meshes},
+            make_child=lambda mesh: Child(worker_spec(settings, mesh), guard, say, self._on_fall),
+        )
+        self._others = list(workers.values())
         self._is_ready = False
+        self._following: asyncio.Task[None] | None = None
         self._refusal: Fall | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -76,12 +89,13 @@ class Service:
         if self._broker is not None:
             await self._broker.start()
             await self._until_broker_answers()
-        for child in (self._api, *self._workers):
+        for child in (self._api, *self._started_workers):
             await child.start()
         await self._until_api_answers()
         say(f"the API answers after {self._elapsed_s():.1f} s")
         await self._until_meshes_serve(earlier)
         self._is_ready = True
+        self._following = asyncio.create_task(self._asked.follow(self._hurry), name="meshes")
         say(f"ready in {self._elapsed_s():.1f} s; Ctrl-C stops")
 
     async def _until_broker_answers(self) -> None:
@@ -117,8 +131,12 @@ class Service:
 
     async def _stop_all(self) -> None:
         """The API first, so that nothing new is accepted; then who works; the broker last."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         await self._api.stop(self._hurry)
-        await asyncio.gather(*(child.stop(self._hurry) for child in self._workers))
+        workers = [*self._asked.workers.values(), *self._others]
+        await asyncio.gather(*(child.stop(self._hurry) for child in workers))
         if self._broker is not None:
             await self._broker.stop(self._hurry)
         say(f"stopped after {self._elapsed_s():.0f} s")

@@ -17,6 +17,7 @@ from twinkle.core.settings import Settings, environment_of
 
 _MESH = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,62})=(?P<device>[a-z]+(:\d+)?)"
+    r"(,ranks=(?P<ranks>(ray:)?[1-9]\d{0,4}))?"
     r"(,model=(?P<model>[^,]+)(,model-name=(?P<model_name>[^,]+))?)?"
 )
 _DEFAULT_MESH = "default=cpu"
@@ -31,12 +32,16 @@ _BROKER_STOP_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class MeshPlan:
-    """A mesh, the device its worker runs on, and its base model: a path or an id, and what clients call it."""
+    """A mesh, the device its worker runs on, and its base model: a path or an id, and what clients call it.
+
+    ``ranks`` is how many devices, on this machine or (``ray:8``) on a Ray cluster; none: as the settings say.
+    """
 
     name: str
     device: str
     model: str
     model_name: str
+    ranks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class Stack:
 
 
 def parse_meshes(texts: list[str], settings: Settings) -> list[MeshPlan]:
-    """Read ``NAME=DEVICE[,model=MODEL[,model-name=NAME]]`` flags; without any, one mesh on the CPU.
+    """Read ``NAME=DEVICE[,ranks=RANKS][,model=MODEL[,model-name=NAME]]`` flags; without any, one mesh on the CPU.
 
     A mesh that names no model serves the one of the settings.
 
@@ -61,24 +66,39 @@ def parse_meshes(texts: list[str], settings: Settings) -> list[MeshPlan]:
         match = _MESH.fullmatch(text)
         if match is None:
             raise ConfigError(
-                f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0; for a model of its own add"
-                " ,model=MODEL and perhaps ,model-name=NAME"
+                f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0; for more devices add"
+                " ,ranks=4 or ,ranks=ray:8, and for a model of its own ,model=MODEL and perhaps ,model-name=NAME"
             )
         model, model_name = match["model"], match["model_name"]
         if model is None:
             model, model_name = settings.model, settings.resolved_model_name
-        plans.append(MeshPlan(name=match["name"], device=match["device"], model=model, model_name=model_name or model))
+        plans.append(
+            MeshPlan(
+                name=match["name"],
+                device=match["device"],
+                model=model,
+                model_name=model_name or model,
+                ranks=match["ranks"],
+            )
+        )
     names = [plan.name for plan in plans]
     if len(set(names)) < len(names):
         raise ConfigError(f"--mesh: a name may stand for one mesh only, got {', '.join(names)}")
     return plans
 
 
+def flag_of(mesh: MeshPlan) -> str:
+    """The ``--mesh`` flag that says the same."""
+    ranks = "" if mesh.ranks is None else f",ranks={mesh.ranks}"
+    model = f",model={mesh.model},model-name={mesh.model_name}" if mesh.model else ""
+    return f"{mesh.name}={mesh.device}{ranks}{model}"
+
+
 def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None, *, with_flower: bool) -> Stack:
     """Lay out the processes. ``broker`` is ``None`` when the settings name one that is already there."""
     env = {**_inherited(), **environment_of(settings)}
     home = settings.home
-    workers = [_command(home, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S) for mesh in meshes]
+    workers = [worker_spec(settings, mesh) for mesh in meshes]
     workers.append(_command(home, "housekeeping", ("housekeeping",), env, _DRAIN_S))
     workers.append(_command(home, "jobs", ("jobs-worker",), env, _DRAIN_S))
     if with_flower:
@@ -90,9 +110,16 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
     )
 
 
+def worker_spec(settings: Settings, mesh: MeshPlan) -> ChildSpec:
+    """How the worker of a mesh runs."""
+    env = {**_inherited(), **environment_of(settings)}
+    return _command(settings.home, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S)
+
+
 def _worker(mesh: MeshPlan) -> tuple[str, ...]:
     place = ("--mesh", mesh.name, "--device", mesh.device)
-    return ("worker", *place, "--model", mesh.model, "--model-name", mesh.model_name)
+    ranks = () if mesh.ranks is None else ("--ranks", mesh.ranks)
+    return ("worker", *place, *ranks, "--model", mesh.model, "--model-name", mesh.model_name)
 
 
 def broker_spec(home: Path, broker: Broker) -> ChildSpec:

@@ -37,3 +37,15 @@ class MeshCapabilities(BaseModel, frozen=True):
     """Adapters that lie ready on its devices at once; those beyond are parked. 0: it has not said."""
     adapter_sizes: AdapterSizes | None = None
     """How large adapters on its model are; none: its engine has no adapters to speak of."""
+
+    def why_not_on(self, other: MeshCapabilities) -> str | None:
+        """Why an adapter of this mesh could not go on on another one; ``None`` where it can."""
+        for name in ("base_model", "architecture", "vocab_size", "max_context_length"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                return f"its {name} is {theirs}, not {ours}"
+        if other.max_rank < self.max_rank:
+            return f"it takes adapters up to rank {other.max_rank}, not {self.max_rank}"
+        if self.pictures is not None and self.pictures != other.pictures:
+            return "it does not take the same pictures"
+        return None

@@ -1,7 +1,8 @@
-"""Where a new adapter goes: to the mesh of its base model that has the least to do."""
+"""Where a new adapter goes, and those of a mesh that is drained: to a mesh of their model that has little to do."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from twinkle.core.errors import InvalidInput, MeshUnavailable
@@ -30,6 +31,9 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
     if not fitting:
         names = sorted({mesh.capabilities.base_model for mesh in served if mesh.capabilities is not None})
         raise InvalidInput("base_model", f"{base_model!r} is not served here; this server serves: {', '.join(names)}")
+    fitting = [mesh for mesh in fitting if not mesh.is_draining]
+    if not fitting:
+        raise MeshUnavailable(f"every mesh that serves {base_model!r} is being drained; try again in a moment")
     num_served = sum(mesh.num_served for mesh in fitting)
     mean_tokens = sum(mesh.recent_tokens for mesh in fitting) / max(num_served, 1)
     return min(
@@ -41,3 +45,29 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
             mesh.name,
         ),
     )
+
+
+def spread(lanes: Sequence[str], source: MeshStatus, meshes: Sequence[MeshStatus]) -> dict[str, list[str]]:
+    """Where the lanes of a mesh that is drained go, by the name of the mesh: each to the one with the fewest adapters.
+
+    Meshes without a worker take nothing. Where the operator named one, all go there; where none fits, all stay.
+    """
+    if source.capabilities is None:
+        return {}
+    fitting = [
+        mesh
+        for mesh in meshes
+        if mesh.capabilities is not None
+        and mesh.alive
+        and not mesh.is_draining
+        and source.drains_to in {None, mesh.name}
+        and source.capabilities.why_not_on(mesh.capabilities) is None
+    ]
+    load = [(mesh.num_live, mesh.name) for mesh in fitting]
+    heapq.heapify(load)
+    places: dict[str, list[str]] = {}
+    for lane in lanes if load else ():
+        count, name = load[0]
+        places.setdefault(name, []).append(lane)
+        heapq.heapreplace(load, (count + 1, name))
+    return places

@@ -25,6 +25,7 @@ from twinkle.storage.jobs.waiting import WaitingJobs
 from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.moves import Moves
 from twinkle.storage.journal.operations import Operations
 from twinkle.storage.journal.queues import Queues
 from twinkle.storage.journal.speeds import Speeds
@@ -45,7 +46,7 @@ class Stores:
 
     - ``journal`` accepts operations, hands them out and records what came of them; ``branches`` are the forks and
       rewinds in it; ``queues``, ``operations`` and ``timeline`` look at what waits and at what was; ``meshes`` are
-      their leases, ``speeds`` what they took lately.
+      their leases, ``moves`` what is on its way between them, ``speeds`` what they took lately.
     - ``adapters`` are the training runs, ``named_adapters`` what clients call some of them, ``snapshots``
       their recovery points.
     - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
@@ -77,6 +78,7 @@ class Stores:
         self.operations = Operations(database, clock)
         self.timeline = Timeline(database)
         self.meshes = Meshes(database, clock)
+        self.moves = Moves(database, clock)
         self.speeds = Speeds(database)
         self.adapters = Adapters(database, engine, clock)
         self.named_adapters = NamedAdapters(database, clock)

@@ -15,6 +15,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
+from twinkle.scheduler.placement import spread
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.sampling.sampling_sessions import Patience
@@ -73,12 +74,25 @@ class Housekeeping:
         """End what has waited too long: gaps in a sequence, operations past their deadline."""
         ended = self._stores.upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s)
         crash_point("housekeeping.gaps_closed")
+        self.move()
         ended += self._stores.upkeep.expire_overdue(
             deadline_s=self._settings.operation_deadline_s, deadline_s_of=self._settings.operation_deadline_s_of
         )
         if ended:
             _log.warning("housekeeping.ended", count=len(ended), first=ended[0])
             self._publisher.publish(ended)
+
+    def move(self) -> None:
+        """Send what is on meshes that are drained to others, and let go what has no worker that would."""
+        meshes = self._stores.meshes.all()
+        for mesh in meshes:
+            if mesh.is_draining:
+                for name, lanes in spread(self._stores.moves.staying(mesh.name), mesh, meshes).items():
+                    self._stores.moves.send(lanes, name)
+                    _log.info("housekeeping.sent", mesh=mesh.name, to=name, count=len(lanes))
+        num_moved = self._stores.moves.finish_abandoned()
+        if num_moved:
+            _log.info("housekeeping.moved", count=num_moved)
 
     def expire(self) -> None:
         """Forget results, jobs, checkpoints, files, and what runs keep to be rebuilt from, when their time has come.

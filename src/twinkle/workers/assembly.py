@@ -22,6 +22,7 @@ from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.beginnings import Beginnings
 from twinkle.workers.calls import Calls
+from twinkle.workers.departures import Departures
 from twinkle.workers.endings import Endings, Recorder
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.execute import Executor
@@ -135,6 +136,7 @@ class WorkerParts(Generic[State]):
             executor=self._executor,
             residents=self.residents,
             absences=self._absences,
+            departures=self._departures,
             samples=self.samples,
             sampler_weights=self.sampler_weights,
             endings=self._endings,
@@ -305,6 +307,15 @@ class WorkerParts(Generic[State]):
             transfers=self.transfers,
             inline_bytes=self._options.inline_bytes,
             max_attempts=self._options.max_attempts,
+        )
+
+    @cached_property
+    def _departures(self) -> Departures[State]:
+        return Departures(
+            mesh=self._options.mesh,
+            moves=self._around.stores.moves,
+            residents=self.residents,
+            clock=self._around.clock,
         )
 
     @cached_property

@@ -19,6 +19,7 @@ from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.absence import Absences
+from twinkle.workers.departures import Departures
 from twinkle.workers.endings import Endings, Execution, Recorder, outcome_of_failure
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
@@ -49,6 +50,7 @@ class MeshWorker(Generic[State]):
         executor: Executor[State],
         residents: Residents[State],
         absences: Absences[State],
+        departures: Departures[State],
         samples: SampleDesk[State],
         sampler_weights: SamplerWeights[State],
         endings: Endings,
@@ -66,6 +68,7 @@ class MeshWorker(Generic[State]):
         self._executor = executor
         self._residents = residents
         self._absences = absences
+        self._departures = departures
         self._samples = samples
         self._sampler_weights = sampler_weights
         self._endings = endings
@@ -134,9 +137,14 @@ class MeshWorker(Generic[State]):
             self._executor.is_idle
             and self._samples.is_idle
             and not self._residents.held
-            and not self._absences.adapters
+            and not self._leaving
             and self._sampler_weights.is_idle
         )
+
+    @property
+    def _leaving(self) -> set[str]:
+        """Adapters that are on their way to the object store, or to another mesh."""
+        return self._absences.adapters | self._departures.lanes
 
     def _finish(self, lease: Lease) -> None:
         """Begin nothing new; a little while is given to what waits for the object store.
@@ -162,6 +170,7 @@ class MeshWorker(Generic[State]):
     def _drop_all(self) -> None:
         self._executor.drop()
         self._absences.forget_all()
+        self._departures.forget_all()
         self._residents.forget_all()
         self._samples.abandon()
         self._sampler_weights.forget_pinning()
@@ -180,19 +189,21 @@ class MeshWorker(Generic[State]):
             _log.warning("worker.storage_unavailable", error=error.message, retry_s=_STORAGE_RETRY_S)
             self._clock.sleep(_STORAGE_RETRY_S)
             return True
-        held = self._residents.held | self._absences.adapters
+        held = self._residents.held | self._leaving
         self._residents.tend()
-        self._absences.park(besides=self._executor.lanes)
+        self._absences.park(besides=self._executor.lanes | self._departures.lanes)
+        self._departures.depart(besides=self._executor.lanes | self._absences.adapters)
         self._sampler_weights.tend()
-        is_released = not held <= self._residents.held | self._absences.adapters
-        return trained or sampled or is_released or self._absences.can_go_on or self._sampler_weights.can_go_on
+        is_released = not held <= self._residents.held | self._leaving
+        can_leave = self._absences.can_go_on or self._departures.can_go_on
+        return trained or sampled or is_released or can_leave or self._sampler_weights.can_go_on
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train_once(self, lease: Lease) -> bool:
         self._offered, self._chosen = [], []
         self._room = self._residents.room_for_batch(at_most=self._max_adapters)
-        held = self._executor.lanes | self._residents.held | self._absences.adapters
+        held = self._executor.lanes | self._residents.held | self._leaving
         claims = self._journal.claim(lease, with_virtual_time(self._choose), _HEADS_OFFERED, held=held)
         execution = Execution()
         if claims:

@@ -68,11 +68,11 @@ def start_operations(transaction: Transaction, lease: Lease, request_ids: list[s
         "UPDATE operation SET suspicions = suspicions"
         " + CASE WHEN state = 'running' AND claim_epoch <> ? THEN 1 ELSE 0 END,"
         " state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
-        f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running')"
+        f" WHERE request_id IN ({placeholders(request_ids)}) AND state IN ('queued', 'running') AND mesh = ?"
         " RETURNING request_id, tenant, lane, seq, kind, payload, payload_blob, payload_bytes, attempts,"
         " suspicions, num_tokens, accepted_at, rejection, num_sequences,"
         " (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane) AS failed_window_seq",
-        (lease.epoch, lease.epoch, now, *request_ids),
+        (lease.epoch, lease.epoch, now, *request_ids, lease.mesh),
     ).fetchall()
     claims = {row.request_id: _claim_of(row) for row in rows}
     return [claims[request_id] for request_id in request_ids if request_id in claims]
@@ -85,7 +85,7 @@ def record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now
     changed = transaction.execute(
         "UPDATE operation SET state = ?, result = ?, result_blob = ?, result_bytes = ?, error = ?, error_category = ?,"
         " error_code = ?, device_s = ?, num_tokens = ?, finished_at = ?"
-        " WHERE request_id = ? AND state = 'running' AND claim_epoch = ?",
+        " WHERE request_id = ? AND state = 'running' AND claim_epoch = ? AND mesh = ?",
         (
             OperationState.FAILED.value if failure else OperationState.DONE.value,
             result.inline if result else None,
@@ -99,6 +99,7 @@ def record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now
             now,
             outcome.request_id,
             lease.epoch,
+            lease.mesh,
         ),
     ).rowcount
     if changed == 1:

@@ -313,8 +313,9 @@ class Journal:
             rows = transaction.execute(
                 "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - ?,"
                 " suspicions = suspicions + ?, not_before = ?,"
-                f" error = ? WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? RETURNING lane",
-                (int(is_blameless), int(is_suspect), not_before, reason, *request_ids, lease.epoch),
+                f" error = ? WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? AND mesh = ?"
+                " RETURNING lane",
+                (int(is_blameless), int(is_suspect), not_before, reason, *request_ids, lease.epoch, lease.mesh),
             ).fetchall()
             for lane in sorted({row.lane for row in rows}):
                 transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (not_before, lane))

@@ -15,7 +15,8 @@ _RECENT_S = 60.0
 _MAX_RECENT = 2000
 
 _MESHES = (
-    "SELECT m.name, m.capabilities, m.epoch, m.owner, m.expires_at,"
+    "SELECT m.name, m.capabilities, m.epoch, m.owner, m.expires_at, m.draining_at, m.drains_to, m.asked_for,"
+    " (SELECT COUNT(*) FROM lane l WHERE l.mesh = m.name AND l.moving_to IS NOT NULL) AS num_moving,"
     " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name) AS num_adapters,"
     " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name AND a.parked_at IS NOT NULL) AS num_parked,"
     " (SELECT COUNT(*) FROM adapter a JOIN session s ON s.id = a.session WHERE a.mesh = m.name"
@@ -50,6 +51,10 @@ class MeshStatus:
     num_live: int = 0
     recent_tokens: int = 0
     num_served: int = 0
+    is_draining: bool = False
+    drains_to: str | None = None
+    num_moving: int = 0
+    asked_for: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +71,8 @@ class MeshCensus:
     num_queued: int
     num_running: int
     oldest_waits_s: float | None
+    is_draining: bool = False
+    num_moving: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +188,10 @@ class Meshes:
                 num_live=row.num_live,
                 recent_tokens=tokens.get(row.name, 0),
                 num_served=num_served.get(row.name, 0),
+                is_draining=row.draining_at is not None,
+                drains_to=row.drains_to,
+                num_moving=row.num_moving,
+                asked_for=row.asked_for,
             )
             for row in rows
         ]
@@ -209,6 +220,8 @@ class Meshes:
                     num_queued=0 if queue is None else int(queue.num_queued),
                     num_running=0 if queue is None else int(queue.num_running),
                     oldest_waits_s=None if queue is None else max(0.0, now - queue.oldest),
+                    is_draining=mesh.is_draining,
+                    num_moving=mesh.num_moving,
                 )
             )
         return found

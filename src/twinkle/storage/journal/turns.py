@@ -35,7 +35,7 @@ HEADS_OF_TENANT = (
     "SELECT l.tenant, l.id, l.head_seq, l.head_kind, o.suspicions, o.num_tokens, l.nice, l.vtime, l.max_seq,"
     " o.state, o.claim_epoch"
     " FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.head_seq"
-    " WHERE l.tenant = ? AND l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ?"
+    " WHERE l.tenant = ? AND l.mesh = ? AND l.head_kind IS NOT NULL AND l.not_before <= ? AND l.moving_to IS NULL"
     " ORDER BY l.nice, l.vtime, l.id LIMIT ?"
 )
 LANES_WITH_SAMPLES = (
@@ -46,7 +46,8 @@ LANES_WITH_SAMPLES = (
     " SELECT s.tenant, s.vtime, t.weight, t.max_running, s.lane_vtime, l.id, l.nice, l.vtime AS own_vtime,"
     " ROW_NUMBER() OVER (PARTITION BY s.tenant ORDER BY l.nice, l.vtime, l.id) AS place FROM waiting"
     " JOIN lane l ON l.id = waiting.lane JOIN share s ON s.mesh = l.mesh AND s.tenant = l.tenant"
-    " JOIN tenant t ON t.id = s.tenant WHERE t.paid_until <= ? ORDER BY place, s.vtime, s.tenant LIMIT ?"
+    " JOIN tenant t ON t.id = s.tenant WHERE t.paid_until <= ? AND l.moving_to IS NULL"
+    " ORDER BY place, s.vtime, s.tenant LIMIT ?"
 )
 SAMPLES_OF_LANE = (
     "SELECT lane, seq, suspicions, num_tokens, request_id, not_before, accepted_at, num_sequences, state, claim_epoch"

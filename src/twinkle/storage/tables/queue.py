@@ -16,6 +16,12 @@ class MeshRow(SQLModel, table=True):
     epoch: int = 0
     expires_at: float = Field(default=0.0, sa_type=Float)
     vtime: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
+    draining_at: float | None = Field(default=None, sa_type=Float)
+    """Since when nothing new comes to it, and all that is on it leaves."""
+    drains_to: str | None = None
+    """Where to; none: to whichever mesh of its model has the least to do."""
+    asked_for: str | None = Field(default=None, sa_type=Text)
+    """What a worker is to be started with, for whoever starts workers; none: nobody has asked."""
 
 
 class ShareRow(SQLModel, table=True):
@@ -61,6 +67,13 @@ class LaneRow(SQLModel, table=True):
             postgresql_where=text("pruned_seq < floor_seq"),
         ),
         Index(
+            "lane_moving",
+            "mesh",
+            "id",
+            sqlite_where=text("moving_to IS NOT NULL"),
+            postgresql_where=text("moving_to IS NOT NULL"),
+        ),
+        Index(
             "lane_unloaded",
             "id",
             sqlite_where=text("unload_seq > floor_seq"),
@@ -89,6 +102,8 @@ class LaneRow(SQLModel, table=True):
     """The operation that ends the adapter, accepted or done; nothing comes after it."""
     arrival_numbered: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
     """Whether the journal numbers its operations, as they arrive; else their client does."""
+    moving_to: str | None = None
+    """The mesh it is on its way to; meanwhile its operations are offered to nobody."""
 
 
 class BranchRow(SQLModel, table=True):
