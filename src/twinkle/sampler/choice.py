@@ -20,6 +20,9 @@ class ChoiceRule:
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
+    barred: tuple[int, ...] = ()
+    """Tokens that are never drawn: of a vision model those that stand for pictures, which no text may hold. They keep
+    their logprobs, as tokens beyond top-k and top-p do."""
 
     @property
     def is_greedy(self) -> bool:
@@ -59,6 +62,7 @@ def finite_rows(logprobs_NV: torch.Tensor) -> list[bool]:
 def choose(logprobs_NV: torch.Tensor, rules: Sequence[ChoiceRule], uniforms: Sequence[float]) -> torch.Tensor:
     """Returns one token id per row [N]: the likeliest for greedy rows, else by inverse CDF at the row's uniform."""
     uniform_N = torch.tensor(uniforms, dtype=torch.float64, device=logprobs_NV.device)
+    logprobs_NV = _without_barred(logprobs_NV, rules)
     free = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_restricted]
     if len(free) == len(rules):
         return _invert_cdf(logprobs_NV.double().exp_(), uniform_N)
@@ -71,6 +75,14 @@ def choose(logprobs_NV: torch.Tensor, rules: Sequence[ChoiceRule], uniforms: Seq
             logprobs_NV[restricted], [rules[row] for row in restricted], uniform_N[restricted]
         )
     return tokens_N
+
+
+def _without_barred(logprobs_NV: torch.Tensor, rules: Sequence[ChoiceRule]) -> torch.Tensor:
+    cells = [(row, token) for row, rule in enumerate(rules) for token in rule.barred]
+    if not cells:
+        return logprobs_NV
+    row_C, token_C = torch.tensor(cells, device=logprobs_NV.device).unbind(-1)
+    return logprobs_NV.index_put((row_C, token_C), logprobs_NV.new_tensor(-torch.inf))
 
 
 def top_logprobs(logprobs_NV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,12 +10,11 @@ import torch
 
 from twinkle.model.pictures import PictureLayout
 from twinkle.module.lora import LoraAdapter
-from twinkle.sampler.choice import ChoiceRule
 from twinkle.sampler.drawing import Draw
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prefixes import ComputedChunk, PromptChunk, chunks_of
 from twinkle.sampler.prompt_scores import PromptScores
-from twinkle.sampler.request import AdapterFiles, DrawnSequence, SampleRequest, SampleResult, StopReason
+from twinkle.sampler.request import AdapterFiles, DrawnSequence, SampleRequest, SampleResult, StopReason, rule_of
 from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 
@@ -44,14 +43,15 @@ class RequestProgress:
         vocab_size: int,
         chunk_tokens: int,
         layout: PictureLayout | None = None,
+        barred: tuple[int, ...] = (),
     ) -> None:
         self.request = request
         self.layout = layout
         self.stop = stop
-        self.rule = ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
+        self.rule = rule_of(request, barred)
         room = max_length - len(request.prompt)
         self.max_tokens = room if request.max_tokens is None else min(room, request.max_tokens)
-        self.scores = PromptScores(request, vocab_size)
+        self.scores = PromptScores(request, vocab_size, barred)
         self.waiting = deque(range(request.num_samples))
         self.running: dict[int, Continuation] = {}
         self.finished: dict[int, DrawnSequence] = {}

@@ -27,7 +27,8 @@ LogitsOfRows = Callable[[slice], torch.Tensor]
 class PromptScores:
     """The prompt's share of a SampleResult; computing a row twice writes the same values again."""
 
-    def __init__(self, request: SampleRequest, vocab_size: int) -> None:
+    def __init__(self, request: SampleRequest, vocab_size: int, barred: tuple[int, ...] = ()) -> None:
+        self._barred = barred
         self._request = request
         self._rows_per_chunk = max(1, min(256, _ELEMENTS_PER_CHUNK // vocab_size))
         length = len(request.prompt)
@@ -113,7 +114,7 @@ class PromptScores:
 
     def _draw_alternatives(self, before: slice, logits_NV: torch.Tensor) -> None:
         request = self._request
-        rules = [ChoiceRule(temperature=request.temperature)] * logits_NV.shape[0]
+        rules = [ChoiceRule(temperature=request.temperature, barred=self._barred)] * logits_NV.shape[0]
         logprobs_NV = scaled_logprobs(logits_NV, rules)
         for k in range(request.prompt_alt_tokens_k):
             stream = _ALTERNATIVES_STREAM + k

@@ -14,6 +14,7 @@ from twinkle.core.errors import InvalidInput, UserError
 from twinkle.core.pictures import PictureRules
 from twinkle.model.pictures import Picture, check_pictures
 from twinkle.module.lora import LoraAdapter
+from twinkle.sampler.choice import ChoiceRule
 
 DecodeText = Callable[[Sequence[int]], str]
 StopReason = Literal["stop", "length"]
@@ -107,6 +108,11 @@ class SampleResult:
     """[L-1, k], in the order drawn, with their logprobs at the request's temperature."""
     num_cached_tokens: int = 0
     """Of the prompt, computed for an earlier request of the same group."""
+
+
+def rule_of(request: SampleRequest, barred: tuple[int, ...]) -> ChoiceRule:
+    """How the tokens of a request are chosen, on a model some of whose tokens are never drawn."""
+    return ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, barred=barred)
 
 
 def check_request(

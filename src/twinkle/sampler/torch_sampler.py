@@ -125,6 +125,7 @@ class SteppedTorchSampler(SteppedSampler):
                 vocab_size=self._model.info.vocab_size,
                 chunk_tokens=self._chunk_tokens,
                 layout=self._layout(request),
+                barred=() if self._model.picture_rules is None else self._model.picture_rules.all_tokens,
             )
         )
 

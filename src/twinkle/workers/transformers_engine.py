@@ -432,6 +432,7 @@ def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: Dec
         max_rank=min(settings.max_rank, model.info.max_rank),
         memory_fraction=settings.sampler_memory,
         decode_text=decode_text,
+        never_drawn=() if model.picture_rules is None else model.picture_rules.all_tokens,
     )
 
 

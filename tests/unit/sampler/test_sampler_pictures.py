@@ -120,6 +120,23 @@ def test_what_is_sampled_after_pictures_has_the_logprobs_that_training_gives_it(
     np.testing.assert_allclose(sequence.logprobs, outcome.logprobs[0][-NEW_TOKENS:], atol=2e-5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 3.0}, {"temperature": 1.0, "top_k": 3}], ids=str)
+def test_the_places_of_pictures_and_films_are_never_drawn_however_likely_they_are(model, settings, monkeypatch):
+    request = asked(9, sizes=(), num_samples=4, prompt_alt_tokens_k=2, **settings)
+    plain = run(model, [request])["9"]
+    likely = {int(token) for sequence in plain.sequences for token in sequence.tokens} - set(request.prompt)
+    assert likely
+    # The model's favourites in the role of placeholders: they win wherever nothing bars them.
+    rules = replace(model.picture_rules, other_token_ids=(*model.picture_rules.other_token_ids, *likely))
+    monkeypatch.setattr(type(model), "picture_rules", rules)
+    barred = run(model, [request])["9"]
+
+    for sequence in barred.sequences:
+        assert not set(sequence.tokens.tolist()) & set(rules.all_tokens)
+        assert np.isfinite(sequence.logprobs).all()
+    assert not set(barred.prompt_alt_tokens.token_ids.ravel().tolist()) & set(rules.all_tokens)
+
+
 def test_a_prompt_is_shared_with_the_same_picture_and_not_with_another_of_its_size(model):
     first = asked(6)
     again = replace(first, key="again")

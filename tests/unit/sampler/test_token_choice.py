@@ -16,6 +16,8 @@ LOGITS = torch.tensor([1.0, 3.0, -1.0, 2.5, 2.5, 0.0, -20.0])
 def expected_distribution(rule):
     """Straight from the definitions, one token at a time."""
     probs = torch.softmax(LOGITS.double() / rule.scale, -1).numpy()
+    probs[list(rule.barred)] = 0
+    probs /= probs.sum()
     ranked = sorted(range(len(probs)), key=lambda token: -probs[token])
     if rule.top_k > 0:
         ranked = ranked[: rule.top_k]
@@ -42,6 +44,8 @@ def expected_distribution(rule):
         ChoiceRule(temperature=1.5, top_k=4, top_p=0.8),
         ChoiceRule(top_k=2, top_p=0.5),
         ChoiceRule(top_k=100),
+        ChoiceRule(barred=(0, 3)),
+        ChoiceRule(temperature=1.5, top_k=4, top_p=0.8, barred=(1,)),
     ],
     ids=str,
 )

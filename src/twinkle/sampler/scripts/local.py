@@ -12,7 +12,7 @@ import transformers
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
-from twinkle.hub.image_processor import load_image_processor
+from twinkle.hub.image_processor import load_image_processor, picture_rules
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
 from twinkle.hub.trust import naming_code
@@ -168,8 +168,15 @@ def _start_vllm(model: str, arguments: dict[str, Any], device: torch.device, tok
         slots=arguments.get("max_num_seqs", DEFAULT_SLOTS),
         max_length=arguments.get("max_model_len"),
         decode_text=_decode_of(tokenizer),
+        never_drawn=_places_of_pictures(model),
         **({} if max_rank is None else {"max_rank": max_rank}),
     )
+
+
+def _places_of_pictures(model: str) -> tuple[int, ...]:
+    config = transformers.AutoConfig.from_pretrained(model)
+    processor = load_image_processor(model) if config.model_type in WITH_PICTURES else None
+    return () if processor is None else picture_rules(config, processor).all_tokens
 
 
 def _load(path: str, device: torch.device, dtype: torch.dtype | None, model_cls: Any) -> FusedLoraModel:

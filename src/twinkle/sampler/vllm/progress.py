@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinkle.sampler.choice import ChoiceRule
 from twinkle.sampler.drawing import Draw, DrawnToken
 from twinkle.sampler.prompt_scores import LogitsOfRows, PromptScores
-from twinkle.sampler.request import DrawnSequence, SampleRequest, SampleResult, StopReason
+from twinkle.sampler.request import DrawnSequence, SampleRequest, SampleResult, StopReason, rule_of
 from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 from twinkle.sampler.vllm.adapters import AdapterFolder
@@ -18,15 +17,22 @@ class VLLMProgress:
     """One request under way, on one version of its adapter."""
 
     def __init__(
-        self, request: SampleRequest, stop: StopRule, folder: AdapterFolder | None, *, max_length: int, vocab_size: int
+        self,
+        request: SampleRequest,
+        stop: StopRule,
+        folder: AdapterFolder | None,
+        *,
+        max_length: int,
+        vocab_size: int,
+        barred: tuple[int, ...] = (),
     ) -> None:
         self.request = request
         self.stop = stop
         self.folder = folder
-        self.rule = ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
+        self.rule = rule_of(request, barred)
         room = max_length - len(request.prompt)
         self.max_tokens = room if request.max_tokens is None else min(room, request.max_tokens)
-        self._scores = PromptScores(request, vocab_size)
+        self._scores = PromptScores(request, vocab_size, barred)
         self._finished: dict[int, DrawnSequence] = {}
         self.was_restarted = False
         self.num_cached_tokens = 0

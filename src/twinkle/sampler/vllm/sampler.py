@@ -41,6 +41,7 @@ class SteppedVLLMSampler(SteppedSampler):
         memory_fraction: Of a GPU's memory, for weights and cache together.
         cache_gib: On a CPU, for the cache.
         decode_text: The tokenizer's decode, needed for stop strings.
+        never_drawn: Tokens that stand for pictures, which no text may hold.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class SteppedVLLMSampler(SteppedSampler):
         memory_fraction: float = 0.4,
         cache_gib: int = 1,
         decode_text: DecodeText | None = None,
+        never_drawn: tuple[int, ...] = (),
     ) -> None:
+        self._never_drawn = never_drawn
         self._decode_text = decode_text
         self._samples: dict[str, RunningSample] = {}
         self._under_way: dict[str, VLLMProgress] = {}
@@ -131,7 +134,14 @@ class SteppedVLLMSampler(SteppedSampler):
         stop = stop_rule(request, eos_token_ids=engine.eos_token_ids, decode_text=self._decode_text)
         adapter = self._base if request.adapter is None else request.adapter
         folder = None if adapter is None else self._adapters_on_disk.acquire(adapter)
-        progress = VLLMProgress(request, stop, folder, max_length=engine.max_length, vocab_size=engine.vocab_size)
+        progress = VLLMProgress(
+            request,
+            stop,
+            folder,
+            max_length=engine.max_length,
+            vocab_size=engine.vocab_size,
+            barred=self._never_drawn,
+        )
         self._under_way[request.key] = progress
         self._submit(progress)
 
