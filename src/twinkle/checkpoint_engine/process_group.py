@@ -5,22 +5,22 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch.distributed import ProcessGroupGloo, Store, TCPStore, Work  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import BroadcastOptions
+from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
 from twinkle.checkpoint_engine.base import CheckpointEngine, Topology, Weights
-from twinkle.checkpoint_engine.buckets import (
-    BUCKET_BYTES,
-    TensorPlace,
-    buckets_of,
-    empty_bucket,
-    packed,
-    places_of,
+from twinkle.checkpoint_engine.buckets import BUCKET_BYTES, buckets_of
+from twinkle.checkpoint_engine.carriers import (
+    SENDER,
+    Announced,
+    BroadcastCarrier,
+    Carrier,
+    SharedMemoryCarrier,
+    lost,
+    shared_memory,
 )
 from twinkle.core.errors import SyncFailed
 from twinkle.infra.network import find_node_ip
@@ -28,14 +28,18 @@ from twinkle.infra.network import find_node_ip
 LOOPBACK = "127.0.0.1"
 SYNC_TIMEOUT_S = 600.0
 NOT_A_MEMBER = -1
-SENDER = "the rank that sends weights"
+MEMORY_IN_BUCKETS = 4
+"""How much shared memory there must be: those that are under way, and as much again for whoever else uses it."""
+
+Way = Literal["nccl", "shared memory", "gloo"]
 
 
 class ProcessGroupCheckpointEngine(CheckpointEngine):
     """The first rank that trains sends buckets of tensors to the ranks that sample; other ranks that train keep step.
 
-    NCCL carries them where every member has a GPU of its own, gloo through the host's memory elsewhere. The group is
-    beside whatever group the ranks have among themselves. On one machine it stays on the loopback.
+    NCCL carries them where every member has a GPU of its own, memory that all share where they are on one machine, gloo
+    elsewhere. The group is beside whatever group the ranks have among themselves. On one machine it stays on the
+    loopback.
 
     Args:
         bucket_bytes: About how much goes at a time. Two buckets are in memory on each side.
@@ -49,7 +53,7 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         self._store: Store | None = None
         self._group: Any = None
         self._rank = NOT_A_MEMBER
-        self._device = torch.device("cpu")
+        self._carrier: Carrier | None = None
 
     def prepare(self) -> Mapping[str, Any]:
         """See :class:`CheckpointEngine`. The sender reserves a port on the loopback and one that other machines see."""
@@ -58,7 +62,13 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             # Bound and not listened at: which of them is used shows when all have said where they are.
             self._doors = {host: _bound(host) for host in dict.fromkeys((LOOPBACK, address))}
         ports = {host: door.getsockname()[1] for host, door in self._doors.items()}
-        return {"machine": (socket.gethostname(), address), "address": address, "ports": ports, "gpu": _own_gpu()}
+        return {
+            "machine": (socket.gethostname(), address),
+            "memory": shared_memory(MEMORY_IN_BUCKETS * self._bucket_bytes),
+            "address": address,
+            "ports": ports,
+            "gpu": _own_gpu(),
+        }
 
     @classmethod
     def build_topology(
@@ -69,14 +79,12 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         sender, samplers = told[0], told[trainer_world_size:]
         members = [sender, *samplers]
         is_one_machine = len({each["machine"] for each in members}) == 1
-        gpus = {each["gpu"] for each in members}
         host = LOOPBACK if is_one_machine else sender["address"]
         shared: dict[str, Any] = {
             "host": host,
             "port": sender["ports"][host],
             "size": len(members),
-            # NCCL refuses two members on one GPU.
-            "backend": "nccl" if None not in gpus and len(gpus) == len(members) else "gloo",
+            "way": _way(members),
         }
 
         def arguments(ranks: Sequence[int], ends: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -100,7 +108,7 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         host: str = LOOPBACK,
         port: int = 0,
         address: str = LOOPBACK,
-        backend: str = "gloo",
+        way: Way = "gloo",
         **kwargs: Any,
     ) -> None:
         """See :class:`CheckpointEngine`. Blocks until all members have come."""
@@ -122,8 +130,13 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
                 wait_for_workers=False,
                 master_listen_fd=door.detach(),
             )
-        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        self._group = _group(backend, self._store, rank=rank, size=size, address=address, timeout=self._timeout)
+        group = _group(way, self._store, rank=rank, size=size, address=address, timeout=self._timeout)
+        if way == "shared memory":
+            self._carrier = SharedMemoryCarrier(group, timeout=self._timeout)
+        else:
+            device = torch.device("cuda", torch.cuda.current_device()) if way == "nccl" else torch.device("cpu")
+            self._carrier = BroadcastCarrier(group, device=device, timeout=self._timeout)
+        self._group = group
 
     def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """See :class:`CheckpointEngine`. An error while a weight is put together is told to those that wait for it."""
@@ -132,25 +145,13 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             for _ in weights:
                 pass
             return
-        store = self._require_store()
-        number = 0
-        sent: list[Work] = []
-        kept: list[torch.Tensor] = []
+        announced = _Announcements(self._require_store())
         try:
-            for bucket in buckets_of(weights, self._bucket_bytes):
-                places = places_of(bucket)
-                flat = packed(bucket, places, self._device)
-                # The one before travels while this one is packed.
-                _wait(sent, self._timeout, "a rank that samples")
-                _tell(store, number, places)
-                kept = [flat]
-                sent.append(self._broadcast(kept))
-                number += 1
-            _wait(sent, self._timeout, "a rank that samples")
+            self._require_carrier().send(buckets_of(weights, self._bucket_bytes), announced.tell)
         except BaseException as error:
-            _tell(store, number, f"{type(error).__name__}: {error}")
+            announced.tell(f"{type(error).__name__}: {error}")
             raise
-        _tell(store, number, [])
+        announced.tell(None)
 
     def receive_weights(self) -> Weights:
         """See :class:`CheckpointEngine`. A tensor is good until the next one is asked for.
@@ -158,25 +159,7 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         Raises:
             SyncFailed: The sender has failed, or is gone.
         """
-        store = self._require_store()
-        number = 0
-        arrived: tuple[list[TensorPlace], torch.Tensor] | None = None
-        while True:
-            with _lost(SENDER):
-                told: list[TensorPlace] | str = pickle.loads(store.get(_key(number)))
-            if isinstance(told, str):
-                raise SyncFailed(f"{SENDER} could not: {told}")
-            flat = empty_bucket(told, self._device) if told else None
-            coming = [] if flat is None else [self._broadcast([flat])]
-            # What came before is taken over while the next bucket travels.
-            if arrived is not None:
-                for place in arrived[0]:
-                    yield place.name, place.of(arrived[1])
-            if flat is None:
-                return
-            _wait(coming, self._timeout, SENDER)
-            arrived = (list(told), flat)
-            number += 1
+        return self._require_carrier().receive(_Announcements(self._require_store()).next)
 
     def finalize(self) -> None:
         """See :class:`CheckpointEngine`: the group ends."""
@@ -184,16 +167,14 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         if self._group is not None:
             self._group.shutdown()
         self._group = None
+        self._carrier = None
         self._store = None
         self._rank = NOT_A_MEMBER
 
-    def _broadcast(self, tensors: list[torch.Tensor]) -> Work:
-        options = BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        options.asyncOp = True
-        work: Work = self._group.broadcast(tensors, options)
-        return work
+    def _require_carrier(self) -> Carrier:
+        if self._carrier is None:
+            raise RuntimeError("the ranks have not met; call init_process_group first")
+        return self._carrier
 
     def _require_store(self) -> Store:
         if self._store is None:
@@ -206,8 +187,17 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         self._doors = {}
 
 
-def _group(backend: str, store: Store, *, rank: int, size: int, address: str, timeout: timedelta) -> Any:
-    if backend == "nccl":
+def _way(members: Sequence[Mapping[str, Any]]) -> Way:
+    gpus = {each["gpu"] for each in members}
+    # NCCL refuses two members on one GPU.
+    if None not in gpus and len(gpus) == len(members):
+        return "nccl"
+    memories = {each["memory"] for each in members}
+    return "shared memory" if len(memories) == 1 and None not in memories else "gloo"
+
+
+def _group(way: Way, store: Store, *, rank: int, size: int, address: str, timeout: timedelta) -> Any:
+    if way == "nccl":
         from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - torch has it only where it was built with CUDA
 
         options = ProcessGroupNCCL.Options()
@@ -217,21 +207,6 @@ def _group(backend: str, store: Store, *, rank: int, size: int, address: str, ti
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
     return ProcessGroupGloo(store, rank, size, options)
-
-
-def _wait(sent: list[Work], timeout: timedelta, whom: str) -> None:
-    while sent:
-        with _lost(whom):
-            sent.pop().wait(timeout)
-
-
-@contextmanager
-def _lost(who: str) -> Iterator[None]:
-    """Say of a connection that broke, or of nobody's coming, what that means."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        raise SyncFailed(f"{who} is gone or did not answer in time; sync again once it runs ({error})") from error
 
 
 def _bound(host: str) -> socket.socket:
@@ -246,11 +221,27 @@ def _own_gpu() -> str | None:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
-def _tell(store: Store, number: int, what: list[TensorPlace] | str) -> None:
-    """What the next bucket holds; nothing at the end; or why there will be no more."""
-    told: Any = pickle.dumps(what)  # the stub knows text alone
-    store.set(_key(number), told)
+class _Announcements:
+    """What the sender tells before each bucket, after the last one, and where it fails."""
 
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._number = 0
 
-def _key(number: int) -> str:
-    return f"bucket/{number}"
+    def tell(self, what: Announced | str | None) -> None:
+        """A bucket; that there are no more; or why not."""
+        told: Any = pickle.dumps(what)  # the stub knows text alone
+        self._store.set(self._key(), told)
+        self._number += 1
+
+    def next(self) -> Announced | None:
+        """What was told next; waits for it."""
+        with lost(SENDER):
+            told: Announced | str | None = pickle.loads(self._store.get(self._key()))
+        if isinstance(told, str):
+            raise SyncFailed(f"{SENDER} could not: {told}")
+        self._number += 1
+        return told
+
+    def _key(self) -> str:
+        return f"bucket/{self._number}"

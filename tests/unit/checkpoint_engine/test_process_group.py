@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from twinkle.checkpoint_engine import ProcessGroupCheckpointEngine
+from twinkle.checkpoint_engine.carriers import SHARED_FOLDER
 from twinkle.core.errors import SyncFailed
 
 WEIGHTS = {
@@ -26,7 +27,8 @@ WEIGHTS = {
 class World:
     """A training of some ranks and samplers of some, which have met."""
 
-    def __init__(self, trainers: int, samplers: int, **settings) -> None:
+    def __init__(self, trainers: int, samplers: int, way: str = "gloo", **settings) -> None:
+        self.way = way
         # Of a size that several buckets are needed, and one tensor is larger than any.
         self.engine = ProcessGroupCheckpointEngine(**{"bucket_bytes": 4000, **settings})
         self.trainers = [copy.deepcopy(self.engine) for _ in range(trainers)]
@@ -40,6 +42,8 @@ class World:
         ours, theirs = self.engine.build_topology(
             len(self.trainers), len(self.samplers), [end.prepare() for end in ends]
         )
+        for told in (ours, theirs):
+            told["way"] = [self.way] * len(told["way"])
         arguments = [(ours, place) for place in range(len(self.trainers))]
         arguments += [(theirs, place) for place in range(len(self.samplers))]
         coming = [
@@ -65,17 +69,19 @@ def received(sampler):
     return {name: tensor.clone() for name, tensor in sampler.receive_weights()}
 
 
-@pytest.fixture
-def make_world():
+@pytest.fixture(params=["gloo", "shared memory"])
+def make_world(request):
     worlds = []
+    before = set(SHARED_FOLDER.glob("twinkle-sync-*"))
 
     def make(*args, **settings):
-        worlds.append(World(*args, **settings))
+        worlds.append(World(*args, way=request.param, **settings))
         return worlds[-1]
 
     yield make
     for world in worlds:
         world.close()
+    assert set(SHARED_FOLDER.glob("twinkle-sync-*")) <= before
 
 
 @pytest.mark.parametrize(("trainers", "samplers"), [(1, 1), (2, 3)])
@@ -152,19 +158,20 @@ def test_a_sender_does_not_wait_for_ever_for_a_sampler_that_is_gone(make_world):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "machines", "backend", "hosts"),
+    ("gpus", "machines", "way", "hosts"),
     [
-        ((None, None), ("a", "a"), "gloo", {"127.0.0.1"}),
+        ((None, None), ("a", "a"), "shared memory", {"127.0.0.1"}),
         (("x", "y"), ("a", "a"), "nccl", {"127.0.0.1"}),
         # Two ends on one GPU: NCCL would refuse them.
-        (("x", "x"), ("a", "a"), "gloo", {"127.0.0.1"}),
+        (("x", "x"), ("a", "a"), "shared memory", {"127.0.0.1"}),
         (("x", None), ("a", "b"), "gloo", {"10.0.0.a"}),
     ],
 )
-def test_what_carries_the_weights_follows_from_where_the_ends_are(gpus, machines, backend, hosts):
+def test_what_carries_the_weights_follows_from_where_the_ends_are(gpus, machines, way, hosts):
     metadata = [
         {
             "machine": machine,
+            "memory": machine,
             "address": f"10.0.0.{machine}",
             "gpu": gpu,
             "ports": {"127.0.0.1": 1, f"10.0.0.{machine}": 2},
@@ -173,7 +180,7 @@ def test_what_carries_the_weights_follows_from_where_the_ends_are(gpus, machines
     ]
     ours, theirs = ProcessGroupCheckpointEngine.build_topology(1, 1, metadata)
 
-    assert ours["backend"] == theirs["backend"] == [backend]
+    assert ours["way"] == theirs["way"] == [way]
     assert {*ours["host"], *theirs["host"]} == hosts
     assert (ours["rank"], theirs["rank"]) == ([0], [1])
     assert math.prod(ours["size"]) == 2
