@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +40,9 @@ class Announced:
 
 class Carrier(ABC):
     """Carries buckets among the members of a group, of which the first one sends."""
+
+    largest_bucket: int = sys.maxsize
+    """In bytes; larger ones are slower."""
 
     def __init__(self, group: Any, *, timeout: timedelta) -> None:
         self._group = group
@@ -114,6 +118,8 @@ class SharedMemoryCarrier(Carrier):
     The group only tells when all have read: a member that is gone breaks it, and the others learn so at once.
     """
 
+    largest_bucket = 8 << 20  # what a processor's cache holds is copied from there
+
     def send(self, buckets: Iterable[Bucket], announce: Callable[[Announced], None]) -> None:
         """See :class:`Carrier`."""
         segments: list[Segment] = []
@@ -164,7 +170,7 @@ class Segment:
         """A file that nobody else has.
 
         Raises:
-            OSError: There is not so much shared memory.
+            SyncFailed: There is not so much shared memory.
         """
         path = SHARED_FOLDER / f"twinkle-sync-{uuid.uuid4().hex}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -172,9 +178,12 @@ class Segment:
             # Taken now: to write where there is no memory left would end the process.
             os.posix_fallocate(descriptor, 0, max(num_bytes, 1))
             return cls(str(path), _mapped(descriptor))
-        except OSError:
+        except OSError as error:
             path.unlink()
-            raise
+            raise SyncFailed(
+                f"{SHARED_FOLDER} has no room for {num_bytes} bytes; enlarge it, or give the manager"
+                " engine=ProcessGroupCheckpointEngine(shares_memory=False)"
+            ) from error
         finally:
             os.close(descriptor)
 

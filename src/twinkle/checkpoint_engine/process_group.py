@@ -28,8 +28,8 @@ from twinkle.infra.network import find_node_ip
 LOOPBACK = "127.0.0.1"
 SYNC_TIMEOUT_S = 600.0
 NOT_A_MEMBER = -1
-MEMORY_IN_BUCKETS = 4
-"""How much shared memory there must be: those that are under way, and as much again for whoever else uses it."""
+LEAST_SHARED_BYTES = 256 << 20
+"""That must be free of a machine's shared memory for weights to go by it."""
 
 Way = Literal["nccl", "shared memory", "gloo"]
 
@@ -42,12 +42,16 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
     loopback.
 
     Args:
-        bucket_bytes: About how much goes at a time. Two buckets are in memory on each side.
+        bucket_bytes: About how much goes at a time, at most; of shared memory 8 MiB. Two are in memory on each side.
         timeout_s: How long a member waits for another.
+        shares_memory: False sends by gloo on one machine too.
     """
 
-    def __init__(self, *, bucket_bytes: int = BUCKET_BYTES, timeout_s: float = SYNC_TIMEOUT_S) -> None:
+    def __init__(
+        self, *, bucket_bytes: int = BUCKET_BYTES, timeout_s: float = SYNC_TIMEOUT_S, shares_memory: bool = True
+    ) -> None:
         self._bucket_bytes = bucket_bytes
+        self._shares_memory = shares_memory
         self._timeout = timedelta(seconds=timeout_s)
         self._doors: dict[str, socket.socket] = {}
         self._store: Store | None = None
@@ -64,7 +68,7 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         ports = {host: door.getsockname()[1] for host, door in self._doors.items()}
         return {
             "machine": (socket.gethostname(), address),
-            "memory": shared_memory(MEMORY_IN_BUCKETS * self._bucket_bytes),
+            "memory": shared_memory(LEAST_SHARED_BYTES) if self._shares_memory else None,
             "address": address,
             "ports": ports,
             "gpu": _own_gpu(),
@@ -147,7 +151,8 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             return
         announced = _Announcements(self._require_store())
         try:
-            self._require_carrier().send(buckets_of(weights, self._bucket_bytes), announced.tell)
+            carrier = self._require_carrier()
+            carrier.send(buckets_of(weights, min(self._bucket_bytes, carrier.largest_bucket)), announced.tell)
         except BaseException as error:
             announced.tell(f"{type(error).__name__}: {error}")
             raise

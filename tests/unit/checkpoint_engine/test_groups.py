@@ -10,8 +10,8 @@ import peft
 import pytest
 import torch
 
-from harness.models import make_text_model
 from harness.local_ray import RayProcesses
+from harness.models import make_text_model
 from twinkle.checkpoint_engine import CheckpointEngineManager, ProcessGroupCheckpointEngine
 from twinkle.core.errors import InvalidInput, StaleWeights
 from twinkle.infra import DeviceGroup, DeviceMesh, runtime
