@@ -25,3 +25,10 @@ def test_a_mesh_samples_through_vllm(tmp_path_factory: pytest.TempPathFactory) -
 
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout, done.stdout
+
+
+def test_vllm_on_a_group_of_devices_is_kept_in_step_with_a_training_on_another() -> None:
+    done = run_pytest(["tests/unit/sampler/test_vllm_groups.py"])
+
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout, done.stdout

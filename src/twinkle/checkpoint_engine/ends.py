@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
+import socket
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
@@ -84,6 +86,11 @@ class CheckpointEngineMixin:
     """What makes a component an end of a sync: it keeps the engine between the steps."""
 
     checkpoint_engine: CheckpointEngine | None = None
+
+    @remote_function(dispatch="all", collect="none", lazy_collect=False)
+    def checkpoint_process(self) -> tuple[str, int]:
+        """In which process this end is: the machine's name and the process's number."""
+        return socket.gethostname(), os.getpid()
 
     @remote_function(dispatch="all", collect="none", lazy_collect=False)
     def prepare_checkpoint_engine(self, engine: CheckpointEngine, sends: bool = False) -> Mapping[str, Any] | None:

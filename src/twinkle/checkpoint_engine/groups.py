@@ -9,7 +9,7 @@ from typing import Any
 from twinkle.checkpoint_engine.base import CheckpointEngine
 from twinkle.checkpoint_engine.ends import Part
 from twinkle.checkpoint_engine.process_group import ProcessGroupCheckpointEngine
-from twinkle.core.errors import SyncFailed
+from twinkle.core.errors import InvalidInput, SyncFailed
 from twinkle.core.events import event_log
 
 log = event_log()
@@ -26,6 +26,9 @@ class GroupSync:
         sampler: A ``CheckpointReceiver`` on a group.
         engine: Every rank gets a copy of it.
         adapter_name: Whose weights.
+
+    Raises:
+        InvalidInput: Both are in the same processes, which could not send and receive at once.
     """
 
     def __init__(self, model: Any, sampler: Any, *, engine: CheckpointEngine | None, adapter_name: str) -> None:
@@ -33,6 +36,10 @@ class GroupSync:
         self._sampler = sampler
         self._engine = engine or ProcessGroupCheckpointEngine()
         self._adapter_name = adapter_name
+        if {*model.checkpoint_process()} & {*sampler.checkpoint_process()}:
+            raise InvalidInput(
+                "sampler", "shares its processes with the model; make it with instance_id='sampler' or on another group"
+            )
 
     def config(self) -> dict[str, Any]:
         """The adapter's config; empty where all parameters are trained."""

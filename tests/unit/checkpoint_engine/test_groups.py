@@ -113,6 +113,13 @@ def test_weights_that_do_not_fit_are_refused_by_their_name_and_nothing_is_sample
     assert CheckpointEngineManager(model=world.model, sampler=world.sampler).sync_weights() > 1
 
 
+def test_a_sampler_in_the_processes_of_the_model_is_refused_with_what_to_do(world):
+    beside = TorchSampler(world.model_id, slots=2, remote_group="model")
+
+    with pytest.raises(InvalidInput, match="instance_id"):
+        CheckpointEngineManager(model=world.model, sampler=beside)
+
+
 def test_one_end_on_a_group_and_the_other_here_is_refused(world):
     with pytest.raises(InvalidInput, match="remote_group"):
         CheckpointEngineManager(model=world.model, sampler=TorchSampler(world.model_id))
