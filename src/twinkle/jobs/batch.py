@@ -12,41 +12,35 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from urllib.parse import quote
 
 import httpx
 import orjson
 from pydantic import BaseModel
 
 from twinkle.core.job import JobCancelled, JobFailed, JobKind, JsonObject
+from twinkle.jobs.batch_file import FIRST_PAUSE_S, LONGEST_PAUSE_S, PASSES, BatchFile, json_of
 from twinkle.jobs.batch_lines import (
     BatchAnswer,
     BatchReader,
     BatchRequest,
     answer_line,
     expired_line,
-    request_of,
 )
 from twinkle.jobs.batch_reckoning import work_of_batch
 from twinkle.jobs.batch_state import MAX_PART_BYTES, MAX_PART_LINES, BatchCursor, Ending, GrowingFile
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.estimate import Work
 from twinkle.wire.bodies.jobs_batch import BatchSpec
-from twinkle.wire.jsonl import BATCH_MAX_BYTES, BATCH_MAX_LINES, MAX_LINE_BYTES, BatchLine, Line, LineProblem
 
 _LOOK_S = 1.0
 """How often it is looked whether the owner wants something, and whether the time is over."""
 _WRITE_S = 5.0
 _SHARE_OF_TIME = 0.01
 """Answers are written when these have waited for so long, or for so much of the time that it took so far."""
-_LINES_A_BREATH = 100
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 15.0
 _CRASHES = 3
 """How often a line is asked that the API answers with a crash."""
 _ENDING_PATIENCE_S = 60.0
 _CANCELLED = "cancelled"
-_WAIT = frozenset({408, 429, 502, 503, 504})
 
 
 class BatchPlan:
@@ -86,6 +80,7 @@ class _Batch:
     def __init__(self, context: JobContext[BatchSpec]) -> None:
         self._context = context
         self._spec = context.spec
+        self._file = BatchFile(context, self._look)
         self._cursor = cursor = BatchCursor.read(context.saved)
         self._answers = GrowingFile(context.files, f"{context.job.id}_output.jsonl", cursor.answers)
         self._errors = GrowingFile(context.files, f"{context.job.id}_error.jsonl", cursor.errors)
@@ -105,7 +100,7 @@ class _Batch:
         if ending is None:
             try:
                 if not self._cursor.total:
-                    await self._begin(await self._judge())
+                    await self._begin(await self._file.judge())
                 await self._ask_all()
             except JobCancelled:
                 ending = "cancelled"
@@ -126,8 +121,8 @@ class _Batch:
 
     async def reckon(self) -> Work:
         """What it would take, after all lines were judged."""
-        await self._judge()
-        return await work_of_batch(self._context, self._read_requests(0))
+        await self._file.judge()
+        return await work_of_batch(self._context, self._file.requests(0))
 
     async def let_go(self) -> None:
         """Wait for no answer any more. What was asked stays in the journal, for whoever asks again."""
@@ -135,54 +130,11 @@ class _Batch:
             asked.task.cancel()
         await asyncio.gather(*(asked.task for asked in self._window), return_exceptions=True)
 
-    # -- before anything starts ----------------------------------------------------------------------------------------
-
-    async def _judge(self) -> BatchReader:
-        reader = BatchReader(self._spec)
-        num_bytes = 0
-        await self._context.save(phase="validating", unit="requests")
-        async for line in self._lines(start=0):
-            num_bytes += len(line.data) + 1
-            reader.look_at(line)
-            if reader.found.num_lines > BATCH_MAX_LINES:
-                break
-            if num_bytes > BATCH_MAX_BYTES:
-                message = f"the file has more than the {BATCH_MAX_BYTES} bytes that a batch may have"
-                reader.found.add(LineProblem(line=None, column=None, code="file_too_large", message=message))
-                break
-            if reader.found.num_lines % _LINES_A_BREATH == 0:
-                await asyncio.sleep(0)
-                await self._look()
-        for model in list(reader.models):
-            await self._judge_model(reader, model)
-        found = reader.finish()
-        if found.num_wrong:
-            errors = sorted(found.problems, key=lambda one: (one.line is not None, one.line or 0))
-            raise JobFailed(
-                "invalid_batch",
-                f"{found.num_wrong} things are wrong in its file, and nothing was started; first: {errors[0]}",
-                field="data",
-                details={"errors": [_told(problem) for problem in errors], "num_wrong": found.num_wrong},
-            )
-        return reader
-
     async def _begin(self, reader: BatchReader) -> None:
         self._cursor.total = reader.found.num_lines
         self._cursor.in_progress_at = self._context.now()
         only_model = next(iter(reader.models)) if len(reader.models) == 1 else None
         await self._save("in_progress", in_progress_at=self._cursor.in_progress_at, model=only_model)
-
-    async def _judge_model(self, reader: BatchReader, model: str) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            response = await self._context.door.request("GET", f"/v1/models/{quote(model, safe='')}")
-            if response.status_code not in _WAIT:
-                break
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            await self._look()
-        if not response.is_success:
-            reader.refuse_model(model, _message_of(response))
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -214,7 +166,7 @@ class _Batch:
 
     async def _upcoming(self) -> BatchRequest | None:
         if self._requests is None:
-            self._requests = self._read_requests(self._cursor.next + len(self._window))
+            self._requests = self._file.requests(self._cursor.next + len(self._window))
         if self._next is None:
             self._next = await anext(self._requests, None)
         return self._next
@@ -225,7 +177,7 @@ class _Batch:
         self._window.append(_Asked(request, asyncio.create_task(self._ask(request))))
 
     async def _ask(self, request: BatchRequest) -> BatchAnswer:
-        context, crashes, pause_s = self._context, 0, _FIRST_PAUSE_S
+        context, crashes, pause_s = self._context, 0, FIRST_PAUSE_S
         content = orjson.dumps(request.body)
         headers = {
             "Content-Type": "application/json",
@@ -236,13 +188,13 @@ class _Batch:
             response = await context.door.request("POST", self._spec.endpoint, content=content, headers=headers)
             status = response.status_code
             crashes += status == httpx.codes.INTERNAL_SERVER_ERROR
-            is_final = status not in _WAIT and (status != httpx.codes.INTERNAL_SERVER_ERROR or crashes >= _CRASHES)
+            is_final = status not in PASSES and (status != httpx.codes.INTERNAL_SERVER_ERROR or crashes >= _CRASHES)
             if is_final or self._is_given_up(status):
-                return BatchAnswer(status=status, body=_json_of(response))
+                return BatchAnswer(status=status, body=json_of(response))
             if status == httpx.codes.TOO_MANY_REQUESTS:
                 self._room = max(self._num_under_way - request.num_sequences, 1)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _is_given_up(self, status: int) -> bool:
         if self._gives_up_at is None:
@@ -278,7 +230,7 @@ class _Batch:
             await self._save_quietly()
         if ending == "cancelled":
             return
-        async for request in self._read_requests(cursor.next):
+        async for request in self._file.requests(cursor.next):
             self._note_expired(request)
             if self._is_part_full():
                 await self._save_quietly()
@@ -330,26 +282,7 @@ class _Batch:
             "output_tokens": cursor.output_tokens,
         }
 
-    # -- reading and saving --------------------------------------------------------------------------------------------
-
-    async def _lines(self, *, start: int) -> AsyncIterator[Line]:
-        number = start
-        async for data in self._context.files.lines(self._spec.data, start=start):
-            number += 1
-            if data.strip():
-                yield Line(number, 0, data, is_too_long=len(data) > MAX_LINE_BYTES)
-
-    async def _read_requests(self, index: int) -> AsyncIterator[BatchRequest]:
-        """The requests from a place on. All lines were judged before, and files do not change."""
-        place = 0
-        async for line in self._lines(start=0):
-            if place >= index:
-                value = orjson.loads(line.data)
-                read = BatchLine(
-                    line.number, line.start, value["custom_id"], value["method"], value["url"], value["body"]
-                )
-                yield request_of(self._spec, read, place, seed=self._context.seed_of("line", place))
-            place += 1
+    # -- saving --------------------------------------------------------------------------------------------------------
 
     def _is_part_full(self) -> bool:
         num_lines = self._answers.num_lines + self._errors.num_lines
@@ -398,27 +331,4 @@ def _has_ended(answer: BatchAnswer) -> bool:
     """Whether this is what a line comes to, rather than that nobody waited for it."""
     error = answer.body.get("error")
     code = error.get("code") if isinstance(error, dict) else None
-    return answer.status not in _WAIT and code != _CANCELLED
-
-
-def _json_of(response: httpx.Response) -> JsonObject:
-    try:
-        body = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        body = None
-    return body if isinstance(body, dict) else {"error": {"message": response.text[:1000], "code": "internal"}}
-
-
-def _message_of(response: httpx.Response) -> str:
-    error = _json_of(response).get("error")
-    return str(error.get("message")) if isinstance(error, dict) else f"answered {response.status_code}"
-
-
-def _told(problem: LineProblem) -> JsonObject:
-    column = "" if problem.column is None else f" (column {problem.column})"
-    return {
-        "line": problem.line,
-        "code": problem.code,
-        "message": f"{problem.message}{column}",
-        "param": problem.param,
-    }
+    return answer.status not in PASSES and code != _CANCELLED
