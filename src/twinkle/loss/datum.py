@@ -29,6 +29,8 @@ class Evaluation:
     loss: torch.Tensor
     d_logprobs: torch.Tensor
     metrics: Mapping[str, float] = field(default_factory=dict)
+    work: int = 0
+    """Of a client's own loss, what it took, as ``loss/graph_run.py`` counts it."""
 
 
 @dataclass(frozen=True, kw_only=True)

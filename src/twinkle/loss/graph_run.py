@@ -43,6 +43,8 @@ class Returned:
 
     loss: Any
     metrics: Mapping[str, Any]
+    work: int
+    """What it took, in units of about one simple operation on one cell."""
 
 
 def run_graph(graph: LossGraph, inputs: Sequence[torch.Tensor]) -> Returned:
@@ -55,7 +57,7 @@ def run_graph(graph: LossGraph, inputs: Sequence[torch.Tensor]) -> Returned:
     for call in graph.calls:
         run.call(call)
     metrics = {key: run.values[ref.name] for key, ref in graph.metrics}
-    return Returned(loss=run.values[graph.loss.name], metrics=metrics)
+    return Returned(loss=run.values[graph.loss.name], metrics=metrics, work=run.work)
 
 
 class _Run:
@@ -63,7 +65,7 @@ class _Run:
         self._name = graph.name
         self.values: dict[str, Any] = {node.node: tensor for node, tensor in zip(graph.inputs, inputs, strict=True)}
         self._cells_left = MAX_ALL_CELLS
-        self._work = 0
+        self.work = 0
         self._max_work = WORK_PER_DATUM + WORK_PER_TOKEN * inputs[0].shape[0]
 
     def call(self, call: Call) -> None:
@@ -86,11 +88,11 @@ class _Run:
         self._cells_left -= cells
         if self._cells_left < 0:
             raise self._failure(call, f"all results up to here have over {MAX_ALL_CELLS} cells; make the loss smaller")
-        self._work += _WORK_PER_CALL + work
-        if self._work > self._max_work:
+        self.work += _WORK_PER_CALL + work
+        if self.work > self._max_work:
             raise self._failure(
                 call,
-                f"the loss takes {self._work} operations on cells up to here, the limit for this datum is"
+                f"the loss takes {self.work} operations on cells up to here, the limit for this datum is"
                 f" {self._max_work}; make it smaller, or run it on the client",
             )
 

@@ -52,6 +52,7 @@ class TracedLoss(DatumLoss):
             loss=loss.detach(),
             d_logprobs=gradient.to(device=logprobs.device, dtype=logprobs.dtype),
             metrics=metrics,
+            work=returned.work,
         )
 
     def tensors(self, inputs: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:

@@ -26,6 +26,8 @@ class Pass(Generic[State]):
     body: ForwardBackwardBody | Call
     cache_group: str = ""
     """What is computed of its pictures is used for passes and samples of the same group, and for no others."""
+    is_again: bool = False
+    """Whether it was accepted and done before: what may be refused of it is not judged again."""
 
 
 @dataclass(frozen=True, kw_only=True)

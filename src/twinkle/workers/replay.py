@@ -157,7 +157,8 @@ class Replay(Generic[State]):
 
     def _run(self, adapter: str, state: State, body: ForwardBackwardBody | Call) -> Steps[None]:
         # Whose it is does not matter: an adapter's replays share what they compute with nobody else.
-        slices = self._engine.start_passes([Pass(state=state, body=body, cache_group=f"replay:{adapter}")])
+        again = Pass(state=state, body=body, cache_group=f"replay:{adapter}", is_again=True)
+        slices = self._engine.start_passes([again])
         (answer,) = yield from with_turns(slices)
         if isinstance(answer, Exception):
             raise answer

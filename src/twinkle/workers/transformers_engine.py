@@ -476,6 +476,7 @@ def _train_job(item: Pass[Trained], body: ForwardBackwardBody) -> TrainJob:
         loss_config=body.loss_fn_config,
         backward=not body.forward_only,
         graph=body.loss_graph,
+        is_again=item.is_again,
     )
 
 

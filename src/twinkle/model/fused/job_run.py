@@ -16,9 +16,13 @@ import torch
 
 from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.infra.rank_group import ALONE, RankGroup
-from twinkle.loss import DatumLoss
+from twinkle.loss import DatumLoss, TracedLoss
+from twinkle.loss.operation_work import OperationWork
 from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.adapter import LoraPair
+
+FIRST_EXPECTED_WORK = 1 << 20
+"""Of a client's own loss for one datum, before any is known; it may be four times as much."""
 
 
 def shares_of(data: Sequence[Datum], num_ranks: int) -> list[range]:
@@ -69,6 +73,7 @@ class ShareReport:
     entropies: tuple[np.ndarray, ...]
     losses: tuple[float, ...]
     metrics: tuple[Mapping[str, float], ...]
+    work: int = 0
 
 
 class JobRun:
@@ -87,6 +92,8 @@ class JobRun:
         self.next_datum = self.share.start
         self.alone = False
         self.failure: Exception | None = None
+        self.work = _work_of(job) if isinstance(loss, TracedLoss) else None
+        self._most_work = 0
         self._in_place = in_place
         self._logprobs: list[np.ndarray] = []
         self._entropies: list[np.ndarray] = []
@@ -103,10 +110,24 @@ class JobRun:
         """Whether there are datums of this rank's share left to run."""
         return self.failure is None and self.next_datum < self.share.stop
 
+    @property
+    def expected_work(self) -> int:
+        """What the loss of a datum may take, as far as those before it tell; 0 where it is nothing to speak of."""
+        if self.work is None:
+            return 0
+        return self._most_work or FIRST_EXPECTED_WORK
+
     def record(
-        self, logprobs: np.ndarray, loss: float, metrics: Mapping[str, float], entropies: np.ndarray | None = None
+        self,
+        logprobs: np.ndarray,
+        loss: float,
+        metrics: Mapping[str, float],
+        entropies: np.ndarray | None = None,
+        *,
+        work: int = 0,
     ) -> None:
         """Take the outcome of the next datum."""
+        self._most_work = max(self._most_work, work)
         self._logprobs.append(logprobs)
         if entropies is not None:
             self._entropies.append(entropies)
@@ -130,6 +151,8 @@ class JobRun:
         self._metrics.clear()
         if self._sum is not None:
             self._sum.zero_()
+        if self.work is not None:
+            self.work.spent = 0
 
     def fail(self, failure: Exception) -> None:
         """End this job; its datums take no part in later passes."""
@@ -145,6 +168,7 @@ class JobRun:
             entropies=tuple(self._entropies),
             losses=tuple(self._losses),
             metrics=tuple(self._metrics),
+            work=0 if self.work is None else self.work.spent,
         )
 
     def take_reports(self, reports: Sequence[ShareReport]) -> None:
@@ -152,10 +176,19 @@ class JobRun:
         in_order = [reports[rank] for rank in sorted(range(len(reports)), key=lambda rank: self.shares[rank].start)]
         failures = [report.failure for report in in_order if report.failure is not None]
         self.failure = failures[0].to_error() if failures else None
+        self.judge_work(sum(report.work for report in reports))
         self._logprobs = [logprobs for report in in_order for logprobs in report.logprobs]
         self._entropies = [entropies for report in in_order for entropies in report.entropies]
         self._losses = [loss for report in in_order for loss in report.losses]
         self._metrics = [metrics for report in in_order for metrics in report.metrics]
+
+    def judge_work(self, spent: int | None = None) -> None:
+        """End this job if its loss has taken too much: on this rank, or so much on all of them."""
+        if self.work is None:
+            return
+        refusal = self.work.refusal(self.work.spent if spent is None else spent)
+        if refusal is not None:
+            self.fail(refusal)
 
     def add_up(self, ranks: RankGroup) -> None:
         """Add the gradients of all shares; a job that failed has none."""
@@ -192,6 +225,12 @@ class JobRun:
         if not self._in_place:
             adapter.grad.copy_(total)
         adapter.has_gradients = True
+
+
+def _work_of(job: TrainJob) -> OperationWork:
+    if job.is_again:
+        return OperationWork(None)
+    return OperationWork.of(num_datums=len(job.data), num_tokens=sum(datum.tokens.size for datum in job.data))
 
 
 def start_runs(

@@ -17,6 +17,7 @@ import torch
 
 from twinkle.core.errors import UserError
 from twinkle.loss import DatumLoss
+from twinkle.loss.operation_work import OperationWork
 from twinkle.model.fused import entropy
 from twinkle.model.fused.logit_form import LogitForm
 from twinkle.module.adapter import LoraAdapter, LoraPair
@@ -47,6 +48,9 @@ class HeadItem:
     metrics: Mapping[str, float] = field(default_factory=dict)
     failure: UserError | None = None
     """Why a loss of the client's own could not be computed; the datum then has no gradient."""
+    work: OperationWork | None = None
+    """What the whole operation may take, where its loss is the client's own; ``spent`` of it is this datum's."""
+    spent: int = 0
     d_logprobs: torch.Tensor | None = None
     """Known before the vocabulary pass only for a long datum whose loss needs the whole sequence."""
 
@@ -220,10 +224,15 @@ def _evaluate(item: HeadItem, logprobs: torch.Tensor, inputs: Mapping[str, torch
     """Add what the loss says of these rows to the datum's outcome; the gradient by their logprobs."""
     item.logprobs.append(logprobs)
     try:
+        if item.work is not None and (refusal := item.work.refusal(item.work.spent)) is not None:
+            raise refusal
         evaluation = item.loss.evaluate(logprobs, inputs)
     except UserError as error:
         item.failure = error
         return torch.zeros_like(logprobs)
     item.losses.append(evaluation.loss)
     item.metrics = evaluation.metrics
+    item.spent = evaluation.work
+    if item.work is not None:
+        item.work.spent += evaluation.work
     return evaluation.d_logprobs

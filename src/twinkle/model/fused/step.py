@@ -16,6 +16,7 @@ from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.core.events import event_log
 from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import ALONE, RankGroup
+from twinkle.loss.operation_work import TooMuchWork
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.loss_head import HeadItem, LossHead
 from twinkle.model.fused.training import ENTROPY_WEIGHTS
@@ -46,6 +47,8 @@ log = event_log()
 
 
 GROW_AFTER_PASSES = 64
+WORK_PER_PASS = 1 << 24
+"""Of clients' own losses, beyond which others may go first."""
 LONGEST_WAIT_PASSES = 4096
 
 
@@ -246,13 +249,18 @@ class FusedStep:
             raise
         self._backward(hidden_TH, d_hidden_TH)
         for (run, index), item in zip(places, items, strict=True):
-            if item.failure is not None:
+            if isinstance(item.failure, TooMuchWork):
+                run.fail(item.failure)
+            elif item.failure is not None:
                 run.fail(UserError(f"data[{index}]: {item.failure.message}"))
             if run.failure is not None:
                 continue
             logprobs = torch.cat(item.logprobs).cpu().numpy()
             entropies = torch.cat(item.entropies).cpu().numpy() if item.entropies else None
-            run.record(logprobs, float(sum(loss.item() for loss in item.losses)), item.metrics, entropies)
+            loss = float(sum(loss.item() for loss in item.losses))
+            run.record(logprobs, loss, item.metrics, entropies, work=item.spent)
+        for run in dict.fromkeys(run for run, _ in places):
+            run.judge_work()
 
     def _layouts(self, places: Sequence[DatumPlace]) -> list[PictureLayout | None] | None:
         """Where the pictures of each datum lie, their features computed; None if a picture has ended its job.
@@ -319,6 +327,7 @@ class FusedStep:
             loss=run.loss,
             targets=self._tensor(inputs["target_tokens"], torch.int64),
             inputs=run.loss.tensors(inputs, self._device),
+            work=run.work,
             wants_entropies=run.job.with_entropies and not run.job.backward,
             entropy_weights=self._tensor(inputs[ENTROPY_WEIGHTS], torch.float32) if weighted else None,
         )
@@ -333,18 +342,19 @@ def _tokens_left(runs: Sequence[JobRun]) -> int:
 
 
 def _next_pass(runs: Sequence[JobRun], budget: int) -> list[DatumPlace]:
-    """The next datums, job after job, as many as fit the budget (at least one)."""
+    """The next datums, job after job, as many as fit the budget (at least one), clients' own losses counted too."""
     places: list[DatumPlace] = []
-    num_tokens = 0
+    num_tokens = work = 0
     for run in runs:
         if not run.pending or (run.alone and places):
             continue
         for index in range(run.next_datum, run.share.stop):
             size = run.job.data[index].tokens.size
-            if places and num_tokens + size > budget:
+            if places and (num_tokens + size > budget or work + run.expected_work > WORK_PER_PASS):
                 return places
             places.append((run, index))
             num_tokens += size
+            work += run.expected_work
         if run.alone:
             return places
     return places

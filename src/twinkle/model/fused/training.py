@@ -44,6 +44,8 @@ class TrainJob:
     backward: bool = True
     graph: LossGraph | None = None
     with_entropies: bool = False
+    is_again: bool = False
+    """Whether it was accepted and done before, so that no limit is looked at."""
 
 
 @dataclass(frozen=True, eq=False)

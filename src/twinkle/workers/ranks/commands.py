@@ -144,18 +144,18 @@ class Restore(Command):
 
 @dataclass(frozen=True)
 class StartPasses(Command):
-    """Passes of any adapters, each given by its handle, its body and its group; their first slice."""
+    """Passes of any adapters, each given by its handle, its body, its group and whether it is one again; a slice."""
 
     must_succeed: ClassVar[bool] = True
     number: int
-    passes: tuple[tuple[int, ForwardBackwardBody | Call, str], ...]
+    passes: tuple[tuple[int, ForwardBackwardBody | Call, str, bool], ...]
 
     def run(self, member: Member) -> list[PassAnswer] | None:
         """See the engine's ``start_passes``; None while there is more to do."""
         member.under_way[self.number] = member.engine.start_passes(
             [
-                Pass(state=member.adapters[handle], body=body, cache_group=cache_group)
-                for handle, body, cache_group in self.passes
+                Pass(state=member.adapters[handle], body=body, cache_group=cache_group, is_again=is_again)
+                for handle, body, cache_group, is_again in self.passes
             ]
         )
         return member.next_slice(self.number)

@@ -117,7 +117,9 @@ class RankedEngine:
         """The same slice by slice, as many on every rank."""
         number = next(self._numbers)
         answers: list[PassAnswer] | None = self._together(
-            StartPasses(number, tuple((item.state.handle, item.body, item.cache_group) for item in passes))
+            StartPasses(
+                number, tuple((item.state.handle, item.body, item.cache_group, item.is_again) for item in passes)
+            )
         )
         while answers is None:
             try:
