@@ -24,6 +24,9 @@ INSTANCE = "instance_id"
 PLACES_ON = "_places_on"
 """The attribute of a marked class that says on which workers its objects are made."""
 
+END = "_remote_end"
+"""The attribute of a script's end that leads to the workers."""
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Component = TypeVar("Component")
@@ -130,6 +133,11 @@ def remote_function(
 def is_remote(component: object) -> bool:
     """Whether a component is the script's end of one that lives on a group."""
     return getattr(type(component), "is_remote_end", False) is True
+
+
+def share_workers(one: object, other: object) -> bool:
+    """Whether two components live in the same processes of a group."""
+    return is_remote(one) and is_remote(other) and vars(one)[END].workers is vars(other)[END].workers
 
 
 def marks_of(kind: type) -> dict[str, RemoteCall]:

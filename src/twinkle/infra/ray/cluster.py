@@ -24,10 +24,11 @@ from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.platform import Platform
 from twinkle.infra.ray.calls import Workers
-from twinkle.infra.ray.component import END, RemoteEnd, make_end
+from twinkle.infra.ray.component import RemoteEnd, make_end
 from twinkle.infra.ray.placement import CPU, Placed, Seat, place_groups
 from twinkle.infra.ray.tensors import send_tensors_by_memory
 from twinkle.infra.ray.worker import Place, Worker
+from twinkle.infra.remote import END
 from twinkle.infra.runtime import Runtime
 from twinkle.infra.spread import Layout
 

@@ -13,12 +13,9 @@ import ray
 
 from twinkle.infra.device_mesh import current_rank, current_world_size
 from twinkle.infra.ray.calls import Backlog, LazyResult, PendingCall, Workers
-from twinkle.infra.ray.worker import END_OF_ITERATION, Kept
-from twinkle.infra.remote import RemoteCall, marks_of
+from twinkle.infra.ray.worker import END_OF_ITERATION, Kept, held_here
+from twinkle.infra.remote import END, RemoteCall, marks_of
 from twinkle.infra.spread import Layout, peers, spread, wanted
-
-END = "_remote_end"
-"""The attribute of a script's object that leads to the workers."""
 
 
 @dataclass(eq=False)
@@ -155,6 +152,12 @@ def end_of_class(kind: type, end: RemoteEnd) -> Any:
     return component
 
 
+def _arrived(kind: type, end: RemoteEnd) -> Any:
+    """What a worker gets that is passed a component: the object itself, if it holds it."""
+    held = held_here(end.key)
+    return end_of_class(kind, end) if held is None else held
+
+
 def _released(end: RemoteEnd) -> None:
     end.release()
 
@@ -176,7 +179,7 @@ def _end_class(kind: type) -> type:
         )
 
     def __reduce__(self: object) -> tuple[Any, ...]:  # noqa: N807 - as above
-        return end_of_class, (kind, vars(self)[END])
+        return _arrived, (kind, vars(self)[END])
 
     namespace: dict[str, Any] = {
         "__init__": __init__,

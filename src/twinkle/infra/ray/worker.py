@@ -89,12 +89,21 @@ class Kept:
     number: int
 
 
+_held_here: dict[str, Any] = {}
+"""The objects of this process, which is one worker."""
+
+
+def held_here(key: str) -> Any | None:
+    """The object under a key, if this process is a worker that has it."""
+    return _held_here.get(key)
+
+
 class Worker:
     """One process of a group. Calls come one after the other, in the script's order."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._objects: dict[str, Any] = {}
+        self._objects = _held_here
         self._iterators: dict[int, Iterator[Any]] = {}
         self._num_kept = 0
         self._has_met = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from harness.script_run import run_script
+from harness.two_ranks import train
 from twinkle.data_format.answers import ModelOutput
 from twinkle.dataloader import DataLoader
 from twinkle.hub.tiny import make_tiny_model
@@ -18,51 +19,19 @@ from twinkle.infra import DeviceMesh
 from twinkle.model.remote_outputs import joined_outputs
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 4]
-SCRIPT = """
-import sys
-import peft, twinkle
-from twinkle import DeviceGroup, DeviceMesh
-from twinkle.dataloader import DataLoader
-from twinkle.model import TransformersModel
-
-twinkle.initialize(mode=sys.argv[1], groups=[DeviceGroup("model", 2, "GPU")], seed=7,
-                   global_device_mesh=DeviceMesh.from_sizes(fsdp_size=2))
-rows = [{"input_ids": [1 + n, 2, 3 + n, 4][: 3 + n % 2], "labels": [2, 3 + n, 4, -100][: 3 + n % 2]} for n in range(12)]
-model = TransformersModel(sys.argv[2], remote_group="model", gradient_checkpointing=False)
-model.add_adapter_to_model("default", peft.LoraConfig(r=4, target_modules="all-linear"))
-model.set_optimizer("AdamW", lr=1e-2)
-model.set_lr_scheduler("CosineWarmupScheduler", num_warmup_steps=1, num_training_steps=3)
-for batch in DataLoader(rows, batch_size=4, shuffle=True):
-    model.forward_backward(inputs=batch)
-    model.clip_grad_and_step()
-    metric = model.calculate_metric(is_training=True)
-    if twinkle.is_master():
-        print("told", metric["loss"], metric["grad_norm"])
-weights = {name: float(value.double().sum()) for name, value in sorted(model.get_state_dict().items())}
-saved = model.save("last", output_dir="out")
-if twinkle.is_master():
-    print("weights", weights)
-    print("saved", saved)
-"""
 
 
-def told(output: str) -> tuple[list[str], dict[str, float], str]:
-    """Losses and norms, sums of weights, where it was saved."""
-    lines = output.splitlines()
-    weights = next(line for line in lines if line.startswith("weights "))
-    saved = next(line for line in lines if line.startswith("saved "))
-    return [line for line in lines if line.startswith("told ")], ast.literal_eval(weights[8:]), saved
-
-
+@pytest.mark.usefixtures("on_ray")
 def test_two_workers_give_the_numbers_of_two_ranks_under_torchrun(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny", texts=TEXTS, vocab_size=288, hidden_size=32, layers=1, context=64)
 
-    on_ray = run_script(SCRIPT, tmp_path / "ray", {}, arguments=("ray", str(model)))
-    under_torchrun = run_script(SCRIPT, tmp_path / "torchrun", {}, arguments=("local", str(model)), ranks=2)
+    on_ray = train(str(model), str(tmp_path / "ray"))
+    text = "from harness.two_ranks import main\nmain()\n"
+    ranked = run_script(text, tmp_path / "torchrun", {}, arguments=(str(model),), ranks=2)
 
-    assert len(told(on_ray.output)[0]) == 3
-    assert told(on_ray.output) == told(under_torchrun.output)
-    assert (on_ray.folder / "out" / "last" / "adapter_model.safetensors").exists()
+    assert len(on_ray["steps"]) == 3 and on_ray["weights"]
+    assert on_ray == json.loads((ranked.folder / "came_to.json").read_text())
+    assert (tmp_path / "ray" / "last" / "adapter_model.safetensors").exists()
 
 
 def make_rows() -> list[dict[str, Any]]:

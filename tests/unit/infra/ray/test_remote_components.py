@@ -14,7 +14,7 @@ import twinkle
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh
 from twinkle.infra.device_mesh import current_rank, current_world_size
-from twinkle.infra.remote import is_remote
+from twinkle.infra.remote import is_remote, share_workers
 
 pytestmark = pytest.mark.usefixtures("on_ray")
 
@@ -255,9 +255,13 @@ def test_a_component_given_to_another_is_called_by_its_ranks() -> None:
         def ask(self, other: Rows) -> list[int]:
             return other.whole([current_rank()])
 
-    sampler_rows = Rows(remote_group="sampler")
+    caller = Caller(remote_group="model")
+    near, far = Rows(remote_group="model"), Rows(remote_group="sampler")
 
-    assert Caller(remote_group="model").ask(sampler_rows) == [[(0, 0)], [(0, 1)]]
+    assert caller.ask(far) == [[(0, 0)], [(0, 1)]]
+    # Passed to the workers that hold it, it is the object itself.
+    assert caller.ask(near) == [(0, 0), (1, 1)]
+    assert share_workers(caller, near) and not share_workers(caller, far) and not share_workers(near, object())
 
 
 def test_a_wrong_group_or_mesh_is_named() -> None:

@@ -1,0 +1,123 @@
+"""Workers that end while the script goes on, and a script that ends while its workers go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import twinkle
+from harness.polling import wait_until
+from twinkle.core.errors import RankLost
+from twinkle.infra.device_mesh import current_rank
+
+INTERRUPTED = """
+import os, time, twinkle
+from twinkle import DeviceGroup
+
+@twinkle.remote_class()
+class Sleeper:
+    @twinkle.remote_function(dispatch="all", lazy_collect=False)
+    def processes(self):
+        return os.getpid(), os.getppid()
+
+    @twinkle.remote_function(dispatch="all", lazy_collect=False)
+    def sleep(self):
+        print("asleep", flush=True)
+        time.sleep(600)
+
+twinkle.initialize(mode="ray", groups=[DeviceGroup("night", 2, "cpu")])
+sleeper = Sleeper(remote_group="night")
+print("processes", *(number for pair in sleeper.processes() for number in pair), flush=True)
+sleeper.sleep()
+"""
+
+FAILED_UNSEEN = """
+import twinkle
+from twinkle import DeviceGroup
+
+@twinkle.remote_class()
+class Failing:
+    @twinkle.remote_function(dispatch="all")
+    def fail(self):
+        raise ValueError("too late")
+
+twinkle.initialize(mode="ray", groups=[DeviceGroup("one", 1, "cpu")])
+Failing(remote_group="one").fail()
+"""
+
+
+@twinkle.remote_class()
+class Waiting:
+    """Ranks that wait for each other."""
+
+    @twinkle.remote_function(dispatch="all", lazy_collect=False)
+    def process(self) -> int:
+        """Its number."""
+        return os.getpid()
+
+    @twinkle.remote_function(dispatch="all")
+    def die(self, rank: int) -> None:
+        """One rank ends in the middle of what the others wait for."""
+        if current_rank() == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.barrier()
+
+
+@pytest.mark.usefixtures("on_ray")
+@pytest.mark.parametrize("is_collected", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_the_death_of_a_worker_is_raised_with_its_place_and_leaves_nobody_waiting(is_collected: bool) -> None:
+    waiting = Waiting(remote_group="model", instance_id=f"mortal {is_collected}")
+    processes = waiting.process()
+    result = waiting.die(1)
+
+    with pytest.raises(RankLost, match=r"rank 1 of group 'model' ended during Waiting\.die.*last checkpoint") as lost:
+        result() if is_collected else waiting.process()
+
+    assert lost.value.context == {"group": "model", "rank": 1, "call": "Waiting.die"}
+    with pytest.raises(RankLost, match="cannot run: rank 1 of group 'model'"):
+        waiting.process()
+    wait_until(lambda: not any(psutil.pid_exists(each) for each in processes), what="the workers' end")
+
+
+def started(text: str, folder: Path) -> subprocess.Popen[str]:
+    (folder / "train.py").write_text(text)
+    return subprocess.Popen(
+        [sys.executable, "train.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_script_that_is_interrupted_leaves_no_worker(tmp_path: Path) -> None:
+    with started(INTERRUPTED, tmp_path) as script:
+        assert script.stdout is not None
+        processes: list[int] = []
+        told = []
+        for line in script.stdout:
+            told.append(line)
+            if line.startswith("processes"):
+                processes = [int(number) for number in line.split()[1:]]
+            if "asleep" in line:
+                break
+        script.send_signal(signal.SIGINT)
+        rest = script.communicate(timeout=60)[0]
+
+    assert script.returncode != 0 and "KeyboardInterrupt" in rest
+    # Workers print under their group and rank.
+    assert any("night rank" in line for line in told if "asleep" in line), told
+    assert len(processes) == 4
+    wait_until(lambda: not any(psutil.pid_exists(each) for each in processes), what="the workers' end")
+
+
+@pytest.mark.soak
+def test_a_script_that_never_saw_its_last_call_fail_does_not_end_well(tmp_path: Path) -> None:
+    with started(FAILED_UNSEEN, tmp_path) as script:
+        output = script.communicate(timeout=120)[0]
+
+    assert script.returncode == 1
+    assert "ValueError: too late" in output and "rank 0" in output
