@@ -1,4 +1,4 @@
-"""A training script by Megatron, on the CPU: ``torchrun -m harness.megatron_training MODELS_DIR OUTPUT_DIR KIND...``.
+"""A training script by Megatron, on the CPU: ``torchrun -m harness.megatron_training MODELS OUTPUT EARLIER KIND...``.
 
 A kind is a family of models, a layout, and how it is trained if not in plain steps: ``qwen3 tp-pp grpo``.
 """
@@ -22,23 +22,30 @@ LENGTHS = (7, 4, 9, 5, 6, 3, 8, 2)
 STEPS = 4
 HALF = 3
 """Within a window of two."""
-ONE_RANK = ("qwen3 one", "qwen2 one micro", "qwen3 one grpo", "qwen2 one pieces")
-TWO_RANKS = (
-    "qwen3 tp",
-    "qwen2 tp plain-sequence",
-    "tied tp grpo",
-    "qwen2 pp",
-    "tied pp micro",
-    "qwen3 pp grpo",
-    "qwen3 vpp micro",
-    "qwen3 dp",
-    "qwen2 dp whole-optimizer",
-    "qwen3 cp",
-    "qwen2 tp entropy",
-    "qwen3 pp packed",
-)
-FOUR_RANKS = ("qwen3 tp-pp", "tied tp-pp grpo", "qwen3 dp-pp micro", "qwen2 dp-tp", "qwen3 cp-pp", "qwen3 cp-tp")
-KINDS = {1: ONE_RANK, 2: TWO_RANKS, 4: FOUR_RANKS}
+KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "one": (1, ("qwen3 one", "qwen2 one micro", "qwen3 one grpo", "qwen2 one pieces")),
+    "two": (
+        2,
+        ("qwen3 tp", "tied tp grpo", "qwen2 pp", "tied pp micro", "qwen3 vpp micro", "qwen3 dp", "qwen3 cp"),
+    ),
+    "four": (4, ("tied tp-pp grpo", "qwen2 dp-tp")),
+    "two, long": (
+        2,
+        (
+            "qwen2 tp plain-sequence",
+            "qwen3 pp grpo",
+            "qwen2 dp whole-optimizer",
+            "qwen2 tp entropy",
+            "qwen3 pp packed",
+            "qwen2 pp uneven",
+            "qwen3 tp selective",
+        ),
+    ),
+    "four, long": (4, ("qwen3 tp-pp", "qwen3 dp-pp micro", "qwen3 cp-pp", "qwen3 cp-tp", "qwen3 pp4 micro")),
+}
+"""By the start of torchrun that runs them: how many ranks, and what they train."""
+EARLIER = {"qwen2 dp-tp": "qwen2 pp"}
+"""Whose training of other ranks a kind goes on with."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {"dp_size": 1},
     "tp": {"tp_size": 2},
@@ -46,11 +53,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "vpp": {"pp_size": 2, "vpp_size": 2},
     "dp": {"dp_size": 2},
     "cp": {"cp_size": 2},
+    "pp4": {"pp_size": 4},
     "tp-pp": {"tp_size": 2, "pp_size": 2},
     "dp-pp": {"dp_size": 2, "pp_size": 2},
     "dp-tp": {"dp_size": 2, "tp_size": 2},
     "cp-pp": {"cp_size": 2, "pp_size": 2},
     "cp-tp": {"cp_size": 2, "tp_size": 2},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain-sequence": {"sequence_parallel": False, "recompute_granularity": None},
+    "whole-optimizer": {"use_distributed_optimizer": False},
+    "uneven": {"num_layers_in_first_pipeline_stage": 3},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]},
 }
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.25, -0.25]
 
@@ -67,9 +81,7 @@ def make_model(kind: str, models_dir: Path, *, by_megatron: bool) -> TwinkleMode
     folder, way = str(models_dir / kind.split()[0]), way_of(kind)
     model: Any
     if by_megatron:
-        settings: dict[str, Any] = {"plain-sequence": {"sequence_parallel": False, "recompute_granularity": None}}
-        settings["whole-optimizer"] = {"use_distributed_optimizer": False}
-        model = MegatronModel(model_id=folder, device_mesh=mesh_of(kind), **settings.get(way, {}))
+        model = MegatronModel(model_id=folder, device_mesh=mesh_of(kind), **SETTINGS.get(way, {}))
     else:
         model = TransformersModel(model_id=folder)
     model.group("").set_accumulation(2)
@@ -133,12 +145,21 @@ def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> dict[str,
     return {"told": told, "resumed_is_same": is_same, "every_rank_is_told": all(each == told for each in ranks)}
 
 
+def go_on(kind: str, models_dir: Path, earlier_dir: Path) -> list[Any]:
+    """The rest of a training that another layout began."""
+    model = make_model(kind, models_dir, by_megatron=True)
+    model.resume_from_checkpoint(earlier_dir / EARLIER[kind] / "half")
+    return train(kind, model, HALF, STEPS, mesh_of(kind))
+
+
 def main() -> None:
-    models_dir, output_dir, *kinds = sys.argv[1:]
+    models_dir, output_dir, earlier_dir, *kinds = sys.argv[1:]
     torch.set_num_threads(1)
     twinkle.initialize(mode="local", global_device_mesh=mesh_of(kinds[0]))
     for kind in kinds:
         told = train_and_resume(kind, Path(models_dir), Path(output_dir) / kind)
+        if kind in EARLIER:
+            told["went_on"] = go_on(kind, Path(models_dir), Path(earlier_dir))
         if distributed.get_rank() == 0:
             (Path(output_dir) / kind / "told.json").write_text(json.dumps(told))
         distributed.barrier()

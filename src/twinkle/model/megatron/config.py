@@ -24,8 +24,17 @@ BY_MESH = {
     "expert_tensor_parallel_size": "etp_size",
 }
 """Fields of Megatron's that the mesh says, and what it calls them."""
-BY_MODEL = ("perform_initialization", "use_cpu_initialization", "calculate_per_token_loss", "variable_seq_lengths")
+UNEVEN = (
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "pipeline_model_parallel_layout",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
+"""Fields of Megatron's that say how layers lie which do not divide."""
+BY_MODEL = ("perform_initialization", "use_cpu_initialization", "calculate_per_token_loss")
 """Fields that this package's passes need as they are."""
+VARIABLE = "variable_seq_lengths"
 
 
 def transformer_config(
@@ -53,7 +62,7 @@ def transformer_config(
         InvalidInput: A keyword is unknown, or set elsewhere, or Megatron refuses the whole.
         ConfigError: The mesh does not divide the model.
     """
-    _require_division(config, layout)
+    _require_division(config, layout, keywords)
     settings = {
         **family.settings(config),
         **_parallel(layout),
@@ -91,6 +100,8 @@ def _parallel(layout: Layout) -> dict[str, Any]:
 def _checked(
     keywords: Mapping[str, Any], config_class: type[TransformerConfig], own_names: frozenset[str]
 ) -> dict[str, Any]:
+    if not keywords.get(VARIABLE, True):
+        raise InvalidInput(VARIABLE, "is False, but rows go through the stages as long as they are; leave it out")
     fields = {field.name for field in dataclasses.fields(config_class)}
     found: dict[str, Any] = {}
     for name, value in keywords.items():
@@ -102,7 +113,8 @@ def _checked(
             near = difflib.get_close_matches(name, [*fields, *own_names], n=1)
             advice = f"did you mean {near[0]}?" if near else "leave it out"
             raise InvalidInput(name, f"is neither MegatronModel's nor a field of Megatron's config; {advice}")
-        found[name] = _dtype(name, value) if name.endswith("dtype") and isinstance(value, str) else value
+        if name != VARIABLE:
+            found[name] = _dtype(name, value) if name.endswith("dtype") and isinstance(value, str) else value
     return found
 
 
@@ -113,14 +125,14 @@ def _dtype(name: str, text: str) -> torch.dtype:
     return found
 
 
-def _require_division(config: PretrainedConfig, layout: Layout) -> None:
+def _require_division(config: PretrainedConfig, layout: Layout, keywords: Mapping[str, Any]) -> None:
     sizes = config.to_dict()
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if sizes.get(name) and sizes[name] % layout.tp_size:
             raise ConfigError(f"tp_size: {layout.tp_size} does not divide the model's {name}, which is {sizes[name]}")
     stages = layout.pp_size * layout.vpp_size
-    if sizes["num_hidden_layers"] % stages:
+    if sizes["num_hidden_layers"] % stages and not keywords.keys() & set(UNEVEN):
         raise ConfigError(
             f"pp_size: {layout.pp_size} (vpp_size {layout.vpp_size}) does not divide the model's"
-            f" {sizes['num_hidden_layers']} layers"
+            f" {sizes['num_hidden_layers']} layers; say how many the ends get with {UNEVEN[0]} or {UNEVEN[1]}"
         )

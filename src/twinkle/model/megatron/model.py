@@ -113,6 +113,8 @@ class MegatronModel(MegatronPasses):
         stages = build_stages(self.config, self._text_config, family, self.layout)
         mark_partial_gradients(stages)
         self.pipeline = Pipeline([stage.to(device) for stage in stages], self.layout, self._text_config.vocab_size)
+        self.model = torch.nn.ModuleList(self.pipeline.stages)
+        """What patches see: this rank's stages."""
         self._table = WeightTable(family.weights(self._text_config))
         self._weights = named_parameters(stages, self.layout)
         if load_weights:

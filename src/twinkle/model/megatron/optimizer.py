@@ -9,12 +9,15 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.events import event_log
 from twinkle.model.megatron.layout import Layout
 from twinkle.model.optimizers import OptimizerArg, create_optimizer, known_optimizers
 
 MEGATRONS = ("default", "MegatronOptimizer", "Adam")
 """Names of Megatron's optimizer, whose weight decay is apart from the gradient: torch's AdamW."""
 TORCHS = "AdamW"
+
+log = event_log()
 
 
 def megatron_optimizer(
@@ -39,7 +42,10 @@ def megatron_optimizer(
     if optimizer_cls in MEGATRONS:
         optimizer_cls = TORCHS
     group = layout.groups.dp_cp
-    if not is_distributed or group.size() == 1 or (layout.mesh.ep_size or 1) > 1:
+    shares_experts = (layout.mesh.ep_size or 1) > 1
+    if is_distributed and group.size() > 1 and shares_experts:
+        log.info("megatron.optimizer.whole", next="with ep_size every rank keeps its own optimizer's state whole")
+    if not is_distributed or group.size() == 1 or shares_experts:
         return create_optimizer(optimizer_cls, parameters, lr=lr, weight_decay=weight_decay, tables=tables, **settings)
     kind = known_optimizers().get(optimizer_cls) if isinstance(optimizer_cls, str) else optimizer_cls
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or kind is torch.optim.Muon:

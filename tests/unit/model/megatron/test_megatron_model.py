@@ -13,8 +13,11 @@ from harness.training import make_rows
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.infra import DeviceMesh
 from twinkle.infra.process_group import leave_world
+from twinkle.model import TransformersModel
 from twinkle.model.megatron import MegatronModel
 from twinkle.model.megatron.layout import leave_layout
+
+LAYERS = 4
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,6 +47,7 @@ def test_a_keyword_that_is_not_ours_reaches_megatrons_config(families_dir: Path)
         ({"use_cpu_initialization": False}, "is set by MegatronModel itself"),
         ({"params_dtype": "bfloat61"}, "is no dtype of torch's"),
         ({"ddp_config": {"overlap_grad_reduc": True}}, "ddp_config.overlap_grad_reduc: .*did you mean overlap_grad_re"),
+        ({"variable_seq_lengths": False}, "rows go through the stages as long as they are"),
         ({"recompute_granularity": "some"}, "Megatron refuses these settings"),
     ],
 )
@@ -86,6 +90,34 @@ def test_weights_in_bfloat16_are_stepped_through_float32_copies(families_dir: Pa
     # Steps too small for bfloat16's digits add up in the copies.
     stood_still = [name for name in before if torch.equal(before[name], after[name])]
     assert stood_still and len(stood_still) < len(before)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "tied"])
+def test_megatron_goes_on_where_transformers_stopped_within_a_window(
+    family: str, families_dir: Path, tmp_path: Path
+) -> None:
+    alone = TransformersModel(model_id=str(families_dir / family), gradient_checkpointing=False)
+    model = make(families_dir, family)
+    for each in (alone, model):
+        each.set_optimizer("AdamW", lr=1e-2)
+        each.group("").set_accumulation(2)
+    for step in range(3):
+        alone.forward_backward(inputs=make_rows(step))
+        alone.clip_grad_and_step()
+    half = alone.save("half", output_dir=tmp_path, save_optimizer=True)
+    assert half
+
+    progress = model.resume_from_checkpoint(half)
+
+    assert progress["cur_step"] == 3
+    norms = []
+    for each in (alone, model):
+        each.forward_backward(inputs=make_rows(3))
+        norms.append(each.clip_grad_and_step())
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    state = alone.get_state_dict()
+    for name, value in model.get_state_dict().items():
+        torch.testing.assert_close(value, state[name], atol=2e-3, rtol=1e-2)
 
 
 def test_weights_may_be_drawn_anew(families_dir: Path) -> None:
@@ -133,3 +165,11 @@ def test_what_the_passes_do_not_take_is_refused(families_dir: Path) -> None:
         model.forward_only(inputs=rows, disable_lora=True)
     with pytest.raises(InvalidInput, match="have no labels"):
         model.forward_backward(inputs=[{"input_ids": [1, 2, 3]}])
+
+
+def test_a_patch_sees_the_stages_of_this_rank(families_dir: Path) -> None:
+    seen: list[torch.nn.Module] = []
+
+    make(families_dir).apply_patch(seen.append)
+
+    assert [len(stage.decoder.layers) for stages in seen for stage in stages.children()] == [LAYERS]

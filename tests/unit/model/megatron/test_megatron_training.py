@@ -13,30 +13,37 @@ import torch
 import transformers
 
 from harness import megatron_training
-from harness.megatron_training import HALF, KINDS, STEPS, make_model, scored, train
+from harness.megatron_training import EARLIER, HALF, KINDS, STEPS, make_model, scored, train
 
 TESTS = Path(megatron_training.__file__).parents[1]
-ALL = [kind for kinds in KINDS.values() for kind in kinds]
+LONG = "long"
+ALL = [
+    pytest.param(kind, marks=pytest.mark.soak) if start.endswith(LONG) else kind
+    for start, (_, kinds) in KINDS.items()
+    for kind in kinds
+]
 
 
 @pytest.fixture(scope="module")
 def trained(families_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the ranks wrote for a kind; all kinds of one number of ranks run in one start of torchrun."""
-    folders: dict[int, Path] = {}
+    """What the ranks wrote for a kind; all kinds of one start run in one start of torchrun."""
+    folders: dict[str, Path] = {}
 
     def folder(kind: str) -> Path:
-        num_ranks, kinds = next((number, kinds) for number, kinds in KINDS.items() if kind in kinds)
-        if num_ranks not in folders:
-            folders[num_ranks] = tmp_path_factory.mktemp("ranks")
+        start, (num_ranks, kinds) = next((start, each) for start, each in KINDS.items() if kind in each[1])
+        if start not in folders:
+            earlier = folder(EARLIER["qwen2 dp-tp"]).parent if start == "four" else Path(os.devnull)
+            folders[start] = tmp_path_factory.mktemp("ranks")
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+            places = [str(families_dir), str(folders[start]), str(earlier)]
             subprocess.run(
-                [*command, "-m", megatron_training.__name__, str(families_dir), str(folders[num_ranks]), *kinds],
+                [*command, "-m", megatron_training.__name__, *places, *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
                 timeout=280,
             )
-        return folders[num_ranks] / kind
+        return folders[start] / kind
 
     return folder
 
@@ -81,6 +88,14 @@ def test_transformers_goes_on_where_megatron_stopped(
     [step] = train(kind, alone, HALF, STEPS, None)
 
     expected = json.loads((output / "told.json").read_text())["told"][-1]
+    assert step["norm"] == pytest.approx(expected["norm"], rel=2e-4)
+
+
+@pytest.mark.parametrize("kind", EARLIER)
+def test_a_layout_goes_on_where_another_stopped(kind: str, trained: Callable[[str], Path]) -> None:
+    [step] = json.loads((trained(kind) / "told.json").read_text())["went_on"]
+
+    expected = json.loads((trained(EARLIER[kind]) / "told.json").read_text())["told"][-1]
     assert step["norm"] == pytest.approx(expected["norm"], rel=2e-4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,9 @@ COPIED = ("generation_config.json",)
 def save_published(folder: Path, state: Mapping[str, torch.Tensor], config: PretrainedConfig, source: Path) -> None:
     """Write weights by their published names, with the model's config, and read them back."""
     save_torch_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, folder)
-    config.save_pretrained(folder)
+    stored = copy.deepcopy(config)
+    stored.dtype = next(iter(state.values())).dtype
+    stored.save_pretrained(folder)
     for name in COPIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
