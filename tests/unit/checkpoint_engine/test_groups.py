@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from harness.local_ray import RayProcesses
 from harness.models import make_text_model
 from twinkle.checkpoint_engine import CheckpointEngineManager, ProcessGroupCheckpointEngine
-from twinkle.core.errors import InvalidInput, StaleWeights
+from twinkle.core.errors import InvalidInput, RankLost, StaleWeights
 from twinkle.infra import DeviceGroup, DeviceMesh, runtime
 from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
@@ -111,6 +113,30 @@ def test_weights_that_do_not_fit_are_refused_by_their_name_and_nothing_is_sample
     # The training and the other sampler go on.
     train(world.model)
     assert CheckpointEngineManager(model=world.model, sampler=world.sampler).sync_weights() > 1
+
+
+class Deadly(ProcessGroupCheckpointEngine):
+    """Ends the process of a sampler while it takes over."""
+
+    def receive_weights(self):
+        for number, item in enumerate(super().receive_weights()):
+            if number == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield item
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_a_sampler_that_dies_while_weights_arrive_is_an_error_and_the_training_goes_on(world, shares_memory):
+    doomed = TorchSampler(world.model_id, slots=2, remote_group="sampler", instance_id=f"doomed {shares_memory}")
+    engine = Deadly(bucket_bytes=20_000, shares_memory=shares_memory)
+
+    with pytest.raises(RankLost, match="receive_checkpoint"):
+        CheckpointEngineManager(model=world.model, sampler=doomed, engine=engine).sync_weights()
+
+    train(world.model)
+    version = CheckpointEngineManager(model=world.model, sampler=world.sampler).sync_weights()
+    assert world.sampler.sample([PROMPT], GREEDY)[0].weights_version == version
 
 
 def test_a_sampler_in_the_processes_of_the_model_is_refused_with_what_to_do(world):
