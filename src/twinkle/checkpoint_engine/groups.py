@@ -84,12 +84,17 @@ class GroupSync:
 
     def _part(self, *, is_broken: bool = False) -> None:
         for end in (self._model, self._sampler):
-            try:
+            if not is_broken:
                 end.finalize_checkpoint_engine()
-            except Exception as error:
-                if not is_broken:
-                    raise
-                log.warning("sync.end_is_gone", error=str(error))
+                continue
+            # What broke the sync is raised by the next call as well, and has been told.
+            for is_last in (False, True):
+                try:
+                    end.finalize_checkpoint_engine()
+                    break
+                except Exception as error:  # noqa: BLE001 - an end that is gone needs no end
+                    if is_last:
+                        log.warning("sync.end_is_gone", error=str(error))
 
 
 def _both(sent: Waiting, received: Waiting) -> None:

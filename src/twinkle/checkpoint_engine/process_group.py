@@ -155,6 +155,9 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             carrier.send(buckets_of(weights, min(self._bucket_bytes, carrier.largest_bucket)), announced.tell)
         except BaseException as error:
             announced.tell(f"{type(error).__name__}: {error}")
+            # Ranks beside this one put every weight together still, and need it for that.
+            for _ in weights:
+                pass
             raise
         announced.tell(None)
 

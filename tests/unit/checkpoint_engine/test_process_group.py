@@ -114,6 +114,24 @@ def test_ranks_that_train_but_do_not_send_help_to_put_every_weight_together(make
     assert seen == [list(WEIGHTS)] * 2
 
 
+def test_a_sender_whose_sampler_is_gone_puts_the_rest_together_with_the_others_all_the_same(make_world):
+    world = make_world(2, 1)
+    seen: list[list[str]] = [[], []]
+
+    def weights(rank):
+        for name, tensor in WEIGHTS.items():
+            seen[rank].append(name)
+            yield name, tensor
+
+    world.samplers[0].finalize()
+    sent = [world.pool.submit(end.send_weights, weights(rank)) for rank, end in enumerate(world.trainers)]
+
+    sent[1].result(60)
+    with pytest.raises(SyncFailed, match="gone"):
+        sent[0].result(60)
+    assert seen == [list(WEIGHTS)] * 2
+
+
 def test_ranks_meet_again_after_a_sync(make_world):
     world = make_world(1, 1)
     for factor in (1, 2):
