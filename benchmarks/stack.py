@@ -128,16 +128,27 @@ class TwinkleService(ChildServer):
     def environment(self) -> Mapping[str, str]:
         return {"TWINKLE_LOG_LEVEL": "WARNING", **self._settings}
 
-    def create_key(self) -> str:
+    def create_key(self, tenant: str = "bench") -> str:
         """A fresh API key."""
         answer = subprocess.run(
-            (sys.executable, "-m", "twinkle.cli", "keys", "create", "--tenant", "bench", "--home", str(self.home)),
+            (sys.executable, "-m", "twinkle.cli", "keys", "create", "--tenant", tenant, "--home", str(self.home)),
             capture_output=True,
             text=True,
             check=True,
             timeout=60,
         )
         return answer.stdout.split()[-1]
+
+    def rss_bytes(self) -> dict[str, int]:
+        """Resident memory per process of the stack, what they started included."""
+        used: defaultdict[str, int] = defaultdict(int)
+        for child in psutil.Process(self.pid).children():
+            for member in (child, *child.children(recursive=True)):
+                try:
+                    used[_role_of(child)] += member.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+        return dict(used)
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds per process of the stack, what they started included."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,6 +53,8 @@ class Victim:
     home: str
     key: str
     ids: dict[str, str]
+    new_key: Callable[[], str]
+    """Makes the key of a tenant of its own."""
 
     @property
     def base_url(self) -> str:
@@ -85,7 +87,7 @@ def attacked(api: Api, *, resting: bool = True) -> Iterator[Victim]:
     with httpx.Client(base_url=api.url, headers={"X-API-Key": key}, timeout=ANSWER_S) as client:
         ids = _own_everything(client)
         with api.worker.paused() if resting else nullcontext():
-            yield Victim(client, str(api.settings.home), key, ids)
+            yield Victim(client, str(api.settings.home), key, ids, api.new_key)
 
 
 def _own_everything(client: httpx.Client) -> dict[str, str]:

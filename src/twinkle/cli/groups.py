@@ -254,6 +254,12 @@ def tenants_set(
     max_jobs: LimitFlag = None,
     max_running_jobs: LimitFlag = None,
     tokens_per_minute: LimitFlag = None,
+    max_sessions: LimitFlag = None,
+    max_runs: LimitFlag = None,
+    max_queued: LimitFlag = None,
+    max_queued_bytes: LimitFlag = None,
+    max_checkpoints: LimitFlag = None,
+    max_checkpoint_bytes: LimitFlag = None,
     home: HomeFlag = None,
 ) -> None:
     """Change a tenant's weight or limits; what is not given stays.
@@ -271,6 +277,12 @@ def tenants_set(
         "max_jobs": max_jobs,
         "max_running_jobs": max_running_jobs,
         "tokens_per_minute": tokens_per_minute,
+        "max_sessions": max_sessions,
+        "max_runs": max_runs,
+        "max_queued": max_queued,
+        "max_queued_bytes": max_queued_bytes,
+        "max_checkpoints": max_checkpoints,
+        "max_checkpoint_bytes": max_checkpoint_bytes,
     }
     set_tenant(settings_of(home=home), tenant, weight=weight, limits=limits)
 

@@ -65,10 +65,22 @@ def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
         if account is None:
             raise NotFound(f"no tenant {name!r}; `twinkle tenants list` shows who there is")
         jobs = stores.jobs.num_by_state(account.id)
+        held = stores.holdings.of(account.id)
+        file_bytes = stores.accounting.file_bytes_by_tenant().get(account.id, 0)
     if as_json:
-        say(json.dumps({**asdict(account), "jobs": jobs}))
+        say(json.dumps({**asdict(account), "jobs": jobs, "held": {**asdict(held), "file_bytes": file_bytes}}))
         return
-    used = {"max_jobs": sum(jobs.values()), "max_running_jobs": jobs.get(JobState.RUNNING.value, 0)}
+    used = {
+        "max_jobs": sum(jobs.values()),
+        "max_running_jobs": jobs.get(JobState.RUNNING.value, 0),
+        "max_files_bytes": file_bytes,
+        "max_sessions": held.num_sessions,
+        "max_runs": held.num_runs,
+        "max_queued": held.num_open,
+        "max_queued_bytes": held.open_bytes,
+        "max_checkpoints": held.num_checkpoints,
+        "max_checkpoint_bytes": held.checkpoint_bytes,
+    }
     rows = [
         (
             limit,

@@ -20,6 +20,7 @@ TwinkleError                        code, retryable, context as attributes
 ├── TransientError                  retried with back-off
 │   ├── OutOfMemory                 retried with smaller micro-batches
 │   ├── StorageUnavailable          the database or the object store did not answer
+│   ├── DiskFull                    too little room on the server's disk for anything new
 │   ├── MeshUnavailable             no mesh has said yet what it serves
 │   ├── SyncFailed                  weights did not get from the ranks that train to those that sample
 │   └── Overloaded                  too much waits already; ask again in ``retry_after_s``
@@ -171,6 +172,12 @@ class StorageUnavailable(TransientError):
     """The database or the object store did not answer."""
 
     code = "storage_unavailable"
+
+
+class DiskFull(TransientError):
+    """The server's disk has too little room for what would begin."""
+
+    code = "disk_full"
 
 
 class MeshUnavailable(TransientError):

@@ -25,6 +25,7 @@ from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
+from twinkle.server.holding import HoldingLimits
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
@@ -34,6 +35,7 @@ from twinkle.server.openai import router as openai_router
 from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.quota import Quotas
+from twinkle.server.room import DiskRoom, folders_of
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
@@ -124,6 +126,12 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     common = CommonParts(
         settings=settings,
         clock=clock,
+        room=DiskRoom(
+            folders_of(settings),
+            clock,
+            low_bytes=settings.disk_low_bytes,
+            critical_bytes=settings.disk_critical_bytes,
+        ),
         sql=sql,
         listings=Listings(_threads("listings", _LISTING_THREADS, stack)),
         object_io=object_io,
@@ -136,12 +144,13 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     )
     signer = Signer(await sql.run(secret_of, settings))
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
-    queue = _queue(common, stores, blobs, stack)
+    accounts = _accounts(common, stores, signer)
+    queue = _queue(common, stores, blobs, accounts.holdings, stack)
     jobs = _jobs(common, stores, signer, stack)
     _start_listener(settings, stack, queue.futures.notify, queue.lane_polls.notify, jobs.polls.notify)
     return ServerState(
         common=common,
-        accounts=_accounts(common, stores, signer),
+        accounts=accounts,
         queue=queue,
         jobs=jobs,
         artifacts=ArtifactParts(
@@ -171,6 +180,15 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
 def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountParts:
     settings, clock, sql = common.settings, common.clock, common.sql
     tokens = Tokens(signer, clock, lifetime_s=settings.jwt_ttl_s)
+    quotas = Quotas(
+        stores.journal,
+        stores.tenants,
+        clock,
+        sql,
+        max_body_bytes=settings.max_body_bytes,
+        all_body_bytes=settings.max_body_bytes_in_flight,
+        session_timeout_s=settings.session_timeout_s,
+    )
     return AccountParts(
         tenants=stores.tenants,
         sessions=stores.sessions,
@@ -178,19 +196,14 @@ def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountPar
         keys=Keys(stores.tenants, clock, sql, tokens, takes_any=settings.any_key),
         tokens=tokens,
         cursors=Cursors(signer),
-        quotas=Quotas(
-            stores.journal,
-            stores.tenants,
-            clock,
-            sql,
-            max_body_bytes=settings.max_body_bytes,
-            all_body_bytes=settings.max_body_bytes_in_flight,
-            session_timeout_s=settings.session_timeout_s,
-        ),
+        quotas=quotas,
+        holdings=HoldingLimits(stores.holdings, quotas, clock, sql),
     )
 
 
-def _queue(common: CommonParts, stores: Stores, blobs: BlobStore, stack: AsyncExitStack) -> QueueParts:
+def _queue(
+    common: CommonParts, stores: Stores, blobs: BlobStore, holdings: HoldingLimits, stack: AsyncExitStack
+) -> QueueParts:
     settings, clock, sql = common.settings, common.clock, common.sql
     futures = Futures(stores.journal)
     futures.start()
@@ -205,6 +218,7 @@ def _queue(common: CommonParts, stores: Stores, blobs: BlobStore, stack: AsyncEx
         max_pending=settings.max_pending_submissions,
         timeout_s=settings.submit_timeout_s,
         clock=clock,
+        admit=holdings.admit,
     )
     submitter.start()
     stack.push_async_callback(submitter.stop)

@@ -27,6 +27,7 @@ class Need:
 
 
 _READ_ALL = Need(_ANY)
+_KEEPS_ALIVE = re.compile(r"/(session_heartbeat|telemetry)\Z")
 
 _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
     (frozenset(methods.split()), re.compile(pattern + r"\Z"), need)
@@ -83,6 +84,18 @@ def need_of(method: str, path: str) -> Need | None:
     return next((need for methods, pattern, need in _TABLE if method in methods and pattern.match(path)), None)
 
 
+def may_go_on(method: str, path: str) -> bool:
+    """Whether a request begins nothing: it reads, collects, keeps alive or ends."""
+    need = need_of(method, path)
+    return need is not None and (need.ends or Scope.READ in need.scopes)
+
+
+def only_ends_or_reads(method: str, path: str) -> bool:
+    """Whether a request deletes something, or only reads: of those that begin nothing, not what keeps alive."""
+    need = need_of(method, path)
+    return need is not None and (need.ends or (Scope.READ in need.scopes and _KEEPS_ALIVE.search(path) is None))
+
+
 def refuse_beyond_scopes(scopes: frozenset[Scope], method: str, path: str) -> None:
     """Raise ``Forbidden`` where a key may not do what is asked."""
     if scopes == ALL_SCOPES:
@@ -95,8 +108,7 @@ def refuse_beyond_scopes(scopes: frozenset[Scope], method: str, path: str) -> No
 
 def refuse_suspended(reason: str, method: str, path: str) -> None:
     """Raise ``Forbidden`` where a suspended tenant would begin something."""
-    need = need_of(method, path)
-    if need is None or not (need.ends or Scope.READ in need.scopes):
+    if not may_go_on(method, path):
         raise Forbidden(
             f"the operator has suspended this tenant: {reason}. What was accepted goes on, and everything can be read"
             " and deleted; nothing new is begun"

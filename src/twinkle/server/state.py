@@ -19,11 +19,13 @@ from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies, charge_to
 from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
+from twinkle.server.holding import HoldingLimits
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
+from twinkle.server.room import DiskRoom
 from twinkle.server.scopes import refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors
@@ -65,6 +67,7 @@ class CommonParts:
     settings: Settings
     clock: Clock
     bodies: Bodies
+    room: DiskRoom
     sql: Threads
     listings: Listings
     object_io: Threads
@@ -81,6 +84,7 @@ class AccountParts:
     tokens: Tokens
     cursors: Cursors
     quotas: Quotas
+    holdings: HoldingLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +195,7 @@ async def _permitted(request: Request, key: ValidKey) -> ValidKey:
     account = await quotas.account(key.tenant)
     if account.suspension is not None:
         refuse_suspended(account.suspension, request.method, request.url.path)
+    state_of(request.app).common.room.check(request.method, request.url.path)
     charge_to(await quotas.bodies_of(key.tenant), request)
     return key
 
@@ -209,6 +214,7 @@ async def _caller(request: Request) -> str:
 
 
 async def _acted_for(request: Request, acting: Acting) -> str:
+    state_of(request.app).common.room.check(request.method, request.url.path)
     charge_to(await state_of(request.app).accounts.quotas.bodies_of(acting.tenant), request)
     return acting.tenant
 

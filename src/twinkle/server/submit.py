@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import structlog
 
@@ -34,7 +34,14 @@ _LAST_RETRY_S = 2.0
 T = TypeVar("T")
 SubmissionT = TypeVar("SubmissionT", bound=Submission | Unnumbered)
 
+Admit: TypeAlias = Callable[[Submission | Unnumbered], Awaitable[None]]
+"""Refuses what its tenant has no room for."""
+
 _log = structlog.get_logger()
+
+
+async def _admit_all(_: Submission | Unnumbered) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Submitter:
         max_pending: int,
         timeout_s: float,
         clock: Clock,
+        admit: Admit = _admit_all,
     ) -> None:
         self._journal = journal
         self._blobs = blobs
@@ -68,6 +76,7 @@ class Submitter:
         self._clock = clock
         self._inline_bytes = inline_bytes
         self._max_pending = max_pending
+        self._admit = admit
         self._timeout_s = timeout_s
         self._writer = Threads("append", 1)
         self._waiting: deque[_Waiting] = deque()
@@ -99,6 +108,7 @@ class Submitter:
             Overloaded: Too many submissions wait already.
             StorageUnavailable: The journal or the object store did not answer in time; nothing was accepted.
         """
+        await self._admit(submission)
         with _Place(self):
             stored = await self._store_payload(submission)
             loop = asyncio.get_running_loop()

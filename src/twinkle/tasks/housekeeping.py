@@ -105,6 +105,7 @@ class Housekeeping:
         self._stores.upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         self._stores.upkeep.expire_checkpoints()
         self._stores.upkeep.expire_access_tokens()
+        self._stores.sessions.forget(older_than_s=self._settings.session_retention_s)
         self._stores.files.expire()
         self._stores.uploads.expire()
         self._stores.processors.expire(idle_s=self._settings.processor_idle_s)

@@ -34,3 +34,17 @@ class KeepingSettings(SettingsGroup):
     stall_s: float = Field(
         default=600.0, gt=0, description="how long nothing may move on a mesh that has work before livez answers 503"
     )
+    session_retention_s: float = Field(
+        default=30 * 24 * 3600.0,
+        gt=0,
+        description="how long a session stays that has ended, or is silent, and of which nothing else is kept",
+    )
+    disk_low_bytes: int = Field(
+        default=2**30,
+        ge=0,
+        description="free bytes of the journal's and the objects' disks below which nothing new is begun, and 503"
+        " answered; 0: never mind",
+    )
+    disk_critical_bytes: int = Field(
+        default=256 * 2**20, ge=0, description="free bytes below which only reading and deleting go on"
+    )

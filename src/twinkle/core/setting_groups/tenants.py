@@ -47,6 +47,33 @@ class TenantSettings(SettingsGroup):
         description="data sets and loaders of live sessions, per tenant; 0: no limit; more is an error",
     )
 
+    tenant_max_sessions: int = Field(
+        default=20_000, ge=0, description="sessions kept, ended ones too, per tenant; 0: no limit; more is an error"
+    )
+    tenant_max_runs: int = Field(
+        default=20_000,
+        ge=0,
+        description="training runs, and copies of checkpoints, per tenant; 0: no limit; more is an error",
+    )
+    tenant_max_queued: int = Field(
+        default=20_000,
+        ge=0,
+        description="operations that wait or run, per tenant; 0: no limit; more is answered 429",
+    )
+    tenant_max_queued_bytes: int = Field(
+        default=16 * 2**30,
+        ge=0,
+        description="what such operations were sent with, per tenant; 0: no limit; more is answered 429",
+    )
+    tenant_max_checkpoints: int = Field(
+        default=20_000, ge=0, description="checkpoints that have not expired, per tenant; 0: no limit; more is an error"
+    )
+    tenant_max_checkpoint_bytes: int = Field(
+        default=2**40,
+        ge=0,
+        description="bytes of such checkpoints, per tenant; 0: no limit; beyond it no more are saved",
+    )
+
     @property
     def tenant_limits(self) -> TenantLimits:
         """The limits of tenants that have none of their own."""
@@ -59,4 +86,10 @@ class TenantSettings(SettingsGroup):
             max_jobs=self.tenant_max_jobs,
             max_running_jobs=self.tenant_max_running_jobs,
             tokens_per_minute=self.tenant_tokens_per_minute,
+            max_sessions=self.tenant_max_sessions,
+            max_runs=self.tenant_max_runs,
+            max_queued=self.tenant_max_queued,
+            max_queued_bytes=self.tenant_max_queued_bytes,
+            max_checkpoints=self.tenant_max_checkpoints,
+            max_checkpoint_bytes=self.tenant_max_checkpoint_bytes,
         )

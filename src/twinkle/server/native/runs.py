@@ -108,6 +108,7 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
         session_id = await _open_session(server.common, server.accounts, tenant, run_id, idempotency_key(request))
     else:
         session_id = (await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)).id
+    await server.accounts.holdings.take_run(tenant)
     adapter = replace(
         fork_of(
             source,
@@ -147,6 +148,7 @@ async def _open_session(common: Common, accounts: Accounts, tenant: str, run_id:
         display_name=f"fork of {run_id}",
         idempotency_key=f"{_KEY_PREFIX}{key}" if key else None,
     )
+    await accounts.holdings.take_session(tenant)
     return await common.sql.run(accounts.sessions.open, tenant, new)
 
 

@@ -48,6 +48,7 @@ async def copy_weights(
         expires_at=None if body.ttl_seconds is None else common.clock.now() + body.ttl_seconds,
         grant=grant,
     )
+    await accounts.holdings.take_run(tenant)
     path = await common.sql.run(artifacts.checkpoints.copy, new)
     granted_by = {} if grant is None else {"token_id": grant.token}
     await common.sql.run(
@@ -88,6 +89,7 @@ async def _find_session(
         display_name=f"copy of {body.source_path}",
         idempotency_key=key,
     )
+    await accounts.holdings.take_session(tenant)
     session_id = await common.sql.run(accounts.sessions.open, tenant, new)
     await common.sql.run(accounts.sessions.finish, tenant, session_id, reason="success", detail=None)
     return session_id

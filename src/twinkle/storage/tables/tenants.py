@@ -25,6 +25,12 @@ class TenantRow(SQLModel, table=True):
     max_jobs: int | None = None
     max_running_jobs: int | None = None
     tokens_per_minute: int | None = Field(default=None, sa_type=BigInteger)
+    max_sessions: int | None = None
+    max_runs: int | None = None
+    max_queued: int | None = None
+    max_queued_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    max_checkpoints: int | None = None
+    max_checkpoint_bytes: int | None = Field(default=None, sa_type=BigInteger)
     paid_until: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
     suspended_at: float | None = Field(default=None, sa_type=Float)
     suspension: str | None = None

@@ -24,6 +24,15 @@ _FOUND_COLUMNS = (
 )
 
 
+_OWNING = ("adapter", "named_adapter", "sampler_template", "sampling_session", "ephemeral_weights", "processor")
+_UNUSED = (
+    *(f"NOT EXISTS (SELECT 1 FROM {table} x WHERE x.session = s.id)" for table in _OWNING),
+    # The lane of its custom losses, which a replay may name as long as there is a journal.
+    "NOT EXISTS (SELECT 1 FROM lane x WHERE x.id = s.id || ':loss')",
+)
+"""What a session is that nothing else refers to."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewSession:
     """What ``create_session`` says; the service itself, which opens some for what has no client, says less."""
@@ -191,6 +200,17 @@ class Sessions:
                 row.finished_at, row.finish_reason, row.finish_detail = self._clock.now(), reason, detail
                 session.add(row)
                 session.commit()
+
+    def forget(self, *, older_than_s: float) -> int:
+        """Delete sessions that ended or fell silent so long ago, and of which nothing else is kept; how many."""
+        before = self._clock.now() - older_than_s
+        with self._database.transaction() as transaction:
+            return transaction.execute(
+                "DELETE FROM session WHERE id IN (SELECT s.id FROM session s WHERE s.heartbeat_at <= ?"
+                " AND s.created_at <= ? AND s.job IS NULL"
+                f" AND {' AND '.join(_UNUSED)} ORDER BY s.heartbeat_at LIMIT ?)",
+                (before, before, _BATCH),
+            ).rowcount
 
     def search(
         self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: Place | None

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field
 from twinkle.core.names import plain_name
 from twinkle.wire.bodies.base import Identifier, Metadata, Name, RequestBody, ResponseBody, Text
 
+MAX_TAGS_CHARS = 16 * 1024
+
 
 class ClientConfigRequest(RequestBody):
     """``POST client/config`` and ``client/dynamic_config``."""
@@ -50,10 +52,17 @@ class ClientDynamicConfigResponse(ResponseBody):
     sample_cancel_max_batch_size: int | None = None
 
 
+def _few_characters(tags: list[str]) -> list[str]:
+    num_chars = sum(map(len, tags))
+    if num_chars > MAX_TAGS_CHARS:
+        raise ValueError(f"must have at most {MAX_TAGS_CHARS} characters together, not {num_chars}")
+    return tags
+
+
 class CreateSessionRequest(RequestBody):
     """``POST create_session``."""
 
-    tags: list[Text] = Field(default=[], max_length=1024)
+    tags: Annotated[list[Text], AfterValidator(_few_characters)] = Field(default=[], max_length=1024)
     user_metadata: Metadata | None = None
     sdk_version: Text = ""
     project_id: Name | None = None

@@ -1,0 +1,268 @@
+"""What attacks cost another tenant: its steps and heartbeats before, during and after each, and the service's memory.
+
+    python benchmarks/attacks.py [--short] [--output FILE]
+
+One `twinkle serve --engine null`; the victim steps and keeps alive throughout, while one other tenant, or nobody in
+particular, attacks from threads of this process. What is attacked is the queue, so no engine computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from machine import load_average, machine_facts
+from queue_overhead import RESULTS
+from stack import TwinkleService, end_in_order_on_sigterm
+from workload import BASE_MODEL
+
+PACKAGES = ("uvicorn", "httptools", "fastapi", "httpx")
+MIB = 2**20
+NUM_THREADS = 8
+NUM_IDLE = 2000
+PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long each part is measured."""
+
+    window_s: float
+
+
+FULL = Plan(window_s=10.0)
+SHORT = Plan(window_s=3.0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is attacked, and as whom."""
+
+    url: str
+    key: str
+    stop: threading.Event
+
+    def client(self) -> httpx.Client:
+        """Of the attacking tenant."""
+        return httpx.Client(base_url=self.url, headers={"X-API-Key": self.key}, timeout=60, trust_env=False)
+
+    def connect(self) -> socket.socket:
+        """Of nobody in particular."""
+        address = urlsplit(self.url)
+        return socket.create_connection((address.hostname, address.port), timeout=60)
+
+
+Attack = Callable[[Target], None]
+
+
+def slow_uploads(target: Target) -> None:
+    """Bodies of 60 MiB that stop before their end."""
+    address = urlsplit(target.url)
+    while not target.stop.is_set():
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+        with suppress(OSError, http.client.HTTPException):
+            connection.putrequest("POST", "/v1/chat/completions")
+            connection.putheader("Content-Length", str(60 * MIB))
+            connection.putheader("Authorization", f"Bearer {target.key}")
+            connection.endheaders()
+            for _ in range(59):
+                connection.send(bytes(MIB))
+            target.stop.wait(2.0)
+        connection.close()
+
+
+def endless_heads(target: Target) -> None:
+    """Headers that do not end."""
+    while not target.stop.is_set():
+        with suppress(OSError), target.connect() as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\na: ")
+            while not target.stop.is_set():
+                connection.sendall(bytes(65536).replace(b"\0", b"a"))
+
+
+def long_urls(target: Target) -> None:
+    """Paths of 8 MiB."""
+    url = b"GET /" + b"a" * (8 * MIB) + b" HTTP/1.1\r\n\r\n"
+    while not target.stop.is_set():
+        with suppress(OSError), target.connect() as connection:
+            connection.sendall(url)
+            connection.recv(1024)
+
+
+def idle_connections(target: Target) -> None:
+    """Connections that say nothing."""
+    held: list[socket.socket] = []
+    with suppress(OSError):
+        held.extend(target.connect() for _ in range(NUM_IDLE))
+    target.stop.wait()
+    for connection in held:
+        connection.close()
+
+
+def lists(target: Target) -> None:
+    """Whole pages of runs, and searches that find nothing."""
+    with target.client() as client:
+        while not target.stop.is_set():
+            client.get("/api/v1/training_runs", params={"limit": 1000})
+            client.post("/api/v1/sessions/search", json={"user_metadata": {"no": "such"}, "limit": 5})
+
+
+def sessions(target: Target) -> None:
+    """Sessions with all the tags they may have."""
+    with target.client() as client:
+        while not target.stop.is_set():
+            client.post("/api/v1/create_session", json={"tags": ["a" * 4000] * 4})
+
+
+def questions(target: Target) -> None:
+    """What needs no key, again and again."""
+    with httpx.Client(base_url=target.url, timeout=60, trust_env=False) as client:
+        while not target.stop.is_set():
+            client.get("/api/v1/livez")
+            client.get("/openapi.json")
+
+
+ATTACKS: dict[str, Attack] = {
+    "slow uploads": slow_uploads,
+    "endless heads": endless_heads,
+    "long URLs": long_urls,
+    "idle connections": idle_connections,
+    "lists and searches": lists,
+    "sessions with tags": sessions,
+    "questions without a key": questions,
+}
+
+
+class Victim:
+    """A tenant that steps one operation after the other, and sends heartbeats in between."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._client = httpx.Client(base_url=f"{url}/api/v1", headers={"X-API-Key": key}, timeout=120, trust_env=False)
+        self._session = self._client.post("/create_session", json={}).json()["session_id"]
+        body = {"session_id": self._session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+        ticket = self._client.post("/create_model", json=body).json()
+        self._run, self._seq = ticket["model_id"], 0
+        self._collect(ticket["request_id"])
+
+    def measure(self, seconds: float) -> dict[str, float]:
+        """Milliseconds of steps and heartbeats."""
+        steps, beats = [], []
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            began = time.monotonic()
+            self._seq += 1
+            step = {"model_id": self._run, "seq_id": self._seq, "adam_params": {"learning_rate": 1e-4}}
+            self._collect(self._accepted("/optim_step", step)["request_id"])
+            steps.append(1000 * (time.monotonic() - began))
+            began = time.monotonic()
+            self._accepted("/session_heartbeat", {"session_id": self._session})
+            beats.append(1000 * (time.monotonic() - began))
+            time.sleep(PAUSE_S)
+        return {
+            "num_steps": len(steps),
+            "step_p50_ms": round(statistics.median(steps), 1),
+            "step_max_ms": round(max(steps), 1),
+            "heartbeat_p50_ms": round(statistics.median(beats), 1),
+            "heartbeat_max_ms": round(max(beats), 1),
+        }
+
+    def _accepted(self, path: str, body: dict[str, object]) -> dict[str, str]:
+        while True:
+            answer = self._client.post(path, json=body)
+            if answer.status_code == httpx.codes.OK:
+                told: dict[str, str] = answer.json()
+                return told
+            if answer.status_code not in (429, 503):
+                raise RuntimeError(f"{path}: {answer.status_code} {answer.text}")
+            time.sleep(0.2)
+
+    def _collect(self, request_id: str) -> None:
+        while True:
+            answer = self._client.post("/retrieve_future", json={"request_id": request_id})
+            if answer.status_code == httpx.codes.OK:
+                return
+            if answer.status_code != httpx.codes.REQUEST_TIMEOUT:
+                raise RuntimeError(f"{request_id}: {answer.status_code} {answer.text}")
+
+
+@contextmanager
+def under(attack: Attack, url: str, key: str) -> Iterator[None]:
+    """The attack, from several threads, for the length of the block."""
+    target = Target(url, key, threading.Event())
+    threads = [threading.Thread(target=attack, args=(target,), daemon=True) for _ in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        target.stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+
+
+def measure(plan: Plan) -> dict[str, object]:
+    """Runs the whole plan; returns the result file's content."""
+    machine, load_before = machine_facts(PACKAGES), load_average()
+    cells = []
+    with (
+        tempfile.TemporaryDirectory(prefix="twinkle-bench-") as home,
+        TwinkleService(Path(home) / "twinkle", model=BASE_MODEL, engine="null") as service,
+    ):
+        victim = Victim(service.url, service.create_key("victim"))
+        attacker = service.create_key("attacker")
+        victim.measure(plan.window_s)
+        for name, attack in ATTACKS.items():
+            before, memory_before = victim.measure(plan.window_s), service.rss_bytes()
+            with under(attack, service.url, attacker):
+                during, memory_during = victim.measure(plan.window_s), service.rss_bytes()
+            after, memory_after = victim.measure(plan.window_s), service.rss_bytes()
+            cells.append(
+                {
+                    "attack": name,
+                    "before": before,
+                    "during": during,
+                    "after": after,
+                    "mib": {
+                        role: [round(seen.get(role, 0) / MIB) for seen in (memory_before, memory_during, memory_after)]
+                        for role in memory_before
+                    },
+                }
+            )
+            print(json.dumps(cells[-1]), flush=True)
+    return {
+        "benchmark": "attacks",
+        "machine": machine,
+        "load_average": {"before": load_before, "after": load_average()},
+        "workload": {"threads": NUM_THREADS, "idle_connections": NUM_THREADS * NUM_IDLE, "window_s": plan.window_s},
+        "cells": cells,
+    }
+
+
+def main() -> None:
+    """Measures, and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="shorter windows")
+    parser.add_argument("--output", type=Path, default=RESULTS / "attacks.json")
+    arguments = parser.parse_args()
+    end_in_order_on_sigterm()
+    result = measure(SHORT if arguments.short else FULL)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

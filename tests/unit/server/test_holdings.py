@@ -1,0 +1,191 @@
+"""Attacks by keeping: sessions, runs, waiting operations and checkpoints without end are refused, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from harness.calls import optim_step, retrieve
+from harness.fake_worker import BASE_MODEL
+from twinkle.core.clock import SystemClock
+from twinkle.core.errors import DiskFull
+from twinkle.server.room import DiskRoom
+from twinkle.storage.tenants.sessions import NewSession
+
+if TYPE_CHECKING:
+    from conftest import Api, ServeApi
+
+LIMITS = {
+    "tenant_max_sessions": 3,
+    "tenant_max_runs": 2,
+    "tenant_max_queued": 4,
+    "tenant_max_checkpoints": 2,
+}
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def tight(
+    request: pytest.FixtureRequest, serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> Iterator[Api]:
+    """A served app in which a tenant may keep little."""
+    with serve_api(make_database_url(request.param), **LIMITS) as served:
+        served.worker.start()
+        yield served
+        served.worker.stop()
+
+
+@pytest.fixture
+def client(tight: Api) -> Iterator[httpx.Client]:
+    """A client of a tenant that has nothing yet."""
+    with tight.http(tight.new_key()) as one:
+        yield one
+
+
+def _session(client: httpx.Client) -> httpx.Response:
+    return client.post("/create_session", json={"tags": ["a"]})
+
+
+def _run(client: httpx.Client, session: str, number: int) -> httpx.Response:
+    body = {"session_id": session, "model_seq_id": number, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+    answer = client.post("/create_model", json=body)
+    if answer.status_code == 200:
+        retrieve(client, answer.json()["request_id"])
+    return answer
+
+
+def test_sessions_have_an_end(client: httpx.Client) -> None:
+    answers = [_session(client) for _ in range(4)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400]
+    assert answers[-1].json()["code"] == "limit_reached"
+    assert "3 may be" in answers[-1].json()["detail"] and "max_sessions" in answers[-1].json()["detail"]
+
+
+def test_so_have_the_tags_of_one(client: httpx.Client) -> None:
+    refused = client.post("/create_session", json={"tags": ["a" * 4000] * 5})
+
+    assert refused.status_code == 400 and "tags: must have at most 16384 characters" in refused.json()["detail"]
+
+
+def test_runs_have_an_end(client: httpx.Client) -> None:
+    session = _session(client).json()["session_id"]
+    answers = [_run(client, session, number) for number in range(3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 400]
+    assert "2 may be" in answers[-1].json()["detail"] and "max_runs" in answers[-1].json()["detail"]
+
+
+def test_what_waits_has_an_end_and_there_is_room_again_when_it_has_run(tight: Api, client: httpx.Client) -> None:
+    run = _run(client, _session(client).json()["session_id"], 0).json()["model_id"]
+    with tight.worker.paused():
+        answers = [client.post("/optim_step", json=optim_step(run, seq)) for seq in range(1, 7)]
+    accepted = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    for answer in accepted:
+        retrieve(client, answer.json()["request_id"])
+
+    assert len(accepted) + len(refused) == 6
+    assert 3 <= len(accepted) <= 4
+    assert "operations wait or run already, and 4 may" in refused[0].json()["detail"]
+    assert refused[0].headers["retry-after"] == "1"
+
+
+def test_checkpoints_have_an_end_and_deleting_one_makes_room(tight: Api, client: httpx.Client) -> None:
+    run = _run(client, _session(client).json()["session_id"], 0).json()["model_id"]
+    answers = []
+    for seq in range(1, 4):
+        answers.append(client.post("/save_weights", json={"model_id": run, "seq_id": seq, "path": f"a{seq}"}))
+        if answers[-1].status_code == 200:
+            retrieve(client, answers[-1].json()["request_id"])
+            # What was counted some seconds ago is an under-estimate until then.
+            tight.state().accounts.holdings.forget()
+
+    assert [answer.status_code for answer in answers] == [200, 200, 400]
+    assert "delete some" in answers[-1].json()["detail"]
+    assert client.delete(f"/training_runs/{run}/checkpoints/weights/a1").status_code == 204
+    tight.state().accounts.holdings.forget()
+    again = client.post("/save_weights", json={"model_id": run, "seq_id": 3, "path": "a3"})
+    assert again.status_code == 200, again.text
+
+
+def test_sessions_of_which_nothing_is_kept_go_and_others_stay(tight: Api, client: httpx.Client) -> None:
+    empty, used = (_session(client).json()["session_id"] for _ in range(2))
+    _run(client, used, 0)
+
+    assert tight.stores.sessions.forget(older_than_s=3600) == 0
+    while tight.stores.sessions.forget(older_than_s=-1):
+        pass
+
+    assert client.get(f"/sessions/{empty}").status_code == 404
+    assert client.get(f"/sessions/{used}").status_code == 200
+
+
+class Disk:
+    """A disk whose free bytes the test says."""
+
+    def __init__(self) -> None:
+        self.free_bytes = 1000
+
+    def free(self, _: Path) -> int:
+        return self.free_bytes
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "method", "path", "goes_on"),
+    [
+        (1000, "POST", "/api/v1/asample", True),
+        (99, "POST", "/api/v1/asample", False),
+        (99, "POST", "/api/v1/forward_backward", False),
+        (99, "POST", "/api/v1/create_session", False),
+        (99, "POST", "/api/v1/session_heartbeat", True),
+        (99, "POST", "/api/v1/retrieve_future", True),
+        (99, "DELETE", "/v1/files/file-1", True),
+        (9, "POST", "/api/v1/session_heartbeat", False),
+        (9, "POST", "/api/v1/retrieve_future", True),
+        (9, "GET", "/api/v1/training_runs", True),
+        (9, "DELETE", "/api/v1/training_runs/a/checkpoints/weights/b", True),
+        (9, "POST", "/api/v1/cancel_future", True),
+    ],
+)
+def test_with_little_room_nothing_is_begun_and_with_none_only_reading_and_deleting_go_on(
+    disk: Disk, tmp_path: Path, free_bytes: int, method: str, path: str, goes_on: bool
+) -> None:
+    room = DiskRoom([tmp_path], SystemClock(), low_bytes=100, critical_bytes=10, free=disk.free)
+    disk.free_bytes = free_bytes
+
+    if goes_on:
+        room.check(method, path)
+    else:
+        with pytest.raises(DiskFull):
+            room.check(method, path)
+
+
+def test_a_served_app_without_room_refuses_in_the_one_form(
+    serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> None:
+    marks = {"disk_low_bytes": 2**62, "disk_critical_bytes": 0}
+    with serve_api(make_database_url("sqlite"), **marks) as api, api.http(api.new_key()) as client:
+        refused = client.post("/create_session", json={})
+        listed = client.get("/training_runs")
+
+    assert (refused.status_code, refused.json()["code"]) == (503, "disk_full")
+    assert listed.status_code == 200
+
+
+def test_what_a_tenant_holds_is_counted(tight: Api) -> None:
+    tenant = tight.stores.tenants.key(tight.new_key())
+    assert tenant is not None
+    tight.stores.sessions.open(tenant.tenant, NewSession())
+    held = tight.stores.holdings.of(tenant.tenant)
+
+    assert (held.num_sessions, held.num_runs, held.num_open, held.num_checkpoints) == (1, 0, 0, 0)
+    assert (held.open_bytes, held.checkpoint_bytes) == (0, 0)
