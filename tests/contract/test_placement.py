@@ -9,9 +9,11 @@ import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench, done, identity, new_adapter, submission
+from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.placement import choose_mesh
+from twinkle.storage.journal.meshes import MeshStatus
 
 _CAPABILITIES = MeshCapabilities(
     base_model="base",
@@ -49,6 +51,34 @@ def bench(bench: Bench, clock: HandClock) -> Bench:
             " '', '', 0, CASE WHEN i > 100 THEN 1 END FROM n"
         )
     return bench
+
+
+def test_who_only_samples_goes_to_a_mesh_that_does_nothing_else_and_no_run_does(bench: Bench) -> None:
+    lease = bench.meshes.acquire("mesh2", identity("b"), lease_s=1e6)
+    assert lease is not None
+    bench.meshes.publish(lease, _CAPABILITIES.model_copy(update={"serves": "samples"}))
+
+    trains, samples = (choose_mesh(bench.meshes.all(), "base", to_sample=sampling).name for sampling in (False, True))
+    bench.meshes.release(lease)
+    without = choose_mesh(bench.meshes.all(), "base", to_sample=True).name
+
+    assert (trains, samples) == ("mesh1", "mesh2") or (trains, samples) == ("mesh0", "mesh2")
+    assert without == trains
+    assert _CAPABILITIES.why_not_on(_CAPABILITIES.model_copy(update={"serves": "samples"})) is not None
+
+
+def test_a_model_that_is_only_sampled_from_is_not_trained() -> None:
+    only = MeshStatus(
+        name="m",
+        capabilities=_CAPABILITIES.model_copy(update={"serves": "samples"}),
+        epoch=1,
+        alive=True,
+        num_adapters=0,
+    )
+
+    with pytest.raises(InvalidInput, match="not to train"):
+        choose_mesh([only], "base")
+    assert choose_mesh([only], "base", to_sample=True).name == "m"
 
 
 def _place(bench: Bench, adapter: str) -> str:

@@ -82,6 +82,7 @@ def print_config(config: ConfigFlag = None, any_key: AnyKeyFlag = False) -> None
 
 
 def _launcher(config: Path | None, any_key: bool) -> ServerLauncher:
+    from twinkle.server.launch.cluster import running_cluster
     from twinkle.server.launch.launcher import ServerLauncher, config_from
 
-    return ServerLauncher(config_from(None, config), any_key=any_key)
+    return ServerLauncher(config_from(None, config), any_key=any_key, cluster=running_cluster())

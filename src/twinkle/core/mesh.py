@@ -35,6 +35,8 @@ class MeshCapabilities(BaseModel, frozen=True):
     """What was measured at the first start with a model, on a kind of CPU, and is kept to."""
     adapter_slots: int = 0
     """Adapters that lie ready on its devices at once; those beyond are parked. 0: it has not said."""
+    serves: str = "everything"
+    """``everything``, or ``samples`` alone: no run is trained on it."""
     adapter_sizes: AdapterSizes | None = None
     """How large adapters on its model are; none: its engine has no adapters to speak of."""
 
@@ -44,6 +46,8 @@ class MeshCapabilities(BaseModel, frozen=True):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 return f"its {name} is {theirs}, not {ours}"
+        if other.serves != self.serves:
+            return f"it serves {other.serves}, not {self.serves}"
         if other.max_rank < self.max_rank:
             return f"it takes adapters up to rank {other.max_rank}, not {self.max_rank}"
         if self.pictures is not None and self.pictures != other.pictures:

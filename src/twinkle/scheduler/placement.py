@@ -10,8 +10,10 @@ from twinkle.core.model_names import plain_model_name
 from twinkle.storage.journal.meshes import MeshStatus
 
 
-def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
+def choose_mesh(meshes: Sequence[MeshStatus], base_model: str, *, to_sample: bool = False) -> MeshStatus:
     """The mesh that serves ``base_model``: one with a live worker if there is any, then the one with the least load.
+
+    Who only samples goes to a mesh that does nothing else, if one is alive; runs are never trained there.
 
     The load of a mesh is the tokens it was served lately, and for each live adapter that brought none as many as those
     that did came to on average: a client that has just come, or pauses, will bring some too. Adapters whose clients
@@ -34,6 +36,9 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
     fitting = [mesh for mesh in fitting if not mesh.is_draining]
     if not fitting:
         raise MeshUnavailable(f"every mesh that serves {base_model!r} is being drained; try again in a moment")
+    fitting = _by_what_they_serve(fitting, to_sample=to_sample)
+    if not fitting:
+        raise InvalidInput("base_model", f"{base_model!r} is served here to sample from, not to train")
     num_served = sum(mesh.num_served for mesh in fitting)
     mean_tokens = sum(mesh.recent_tokens for mesh in fitting) / max(num_served, 1)
     return min(
@@ -45,6 +50,13 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str) -> MeshStatus:
             mesh.name,
         ),
     )
+
+
+def _by_what_they_serve(meshes: Sequence[MeshStatus], *, to_sample: bool) -> list[MeshStatus]:
+    samplers = [mesh for mesh in meshes if mesh.capabilities is not None and mesh.capabilities.serves == "samples"]
+    if not to_sample:
+        return [mesh for mesh in meshes if mesh not in samplers]
+    return [mesh for mesh in samplers if mesh.alive] or list(meshes)
 
 
 def spread(lanes: Sequence[str], source: MeshStatus, meshes: Sequence[MeshStatus]) -> dict[str, list[str]]:

@@ -67,7 +67,7 @@ class MeshProcess:
             clock=clock,
             identity=ProcessIdentity.current(),
             capabilities=thread_record.written_into(engine.capabilities).model_copy(
-                update={"adapter_slots": settings.max_resident_adapters}
+                update={"adapter_slots": settings.max_resident_adapters, "serves": settings.serves}
             ),
             publisher=CompletionPublisher(redis_url),
             token_publisher=self._tokens,

@@ -190,6 +190,18 @@ def test_the_ranks_of_an_owner_that_has_ended_end_too(owner: Owner) -> None:
     wait_until(lambda: not owner.ranks[0].is_running(), what="the other rank's end", deadline_s=ENDS_S)
 
 
+def test_launch_server_finds_the_cluster_that_runs(cluster: RayCluster) -> None:
+    script = (
+        "import sys; from twinkle.server.launch.cluster import running_cluster;"
+        " found = running_cluster({'RAY_ADDRESS': sys.argv[1]});"
+        " print(found.address, found.num_gpus, found.num_cpus)"
+    )
+
+    told = subprocess.run([sys.executable, "-c", script, cluster.address], capture_output=True, text=True, check=True)
+
+    assert told.stdout.split()[-3:] == [cluster.address, "0", "4.0"]
+
+
 def test_no_cluster_is_refused_with_what_to_start() -> None:
     with pytest.raises(ConfigError, match="ray start"):
         RayWorld(Settings(model="m", ranks="ray:2", ray_address="127.0.0.9:1"))

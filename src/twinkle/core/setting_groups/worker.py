@@ -21,6 +21,11 @@ class WorkerSettings(SettingsGroup):
     sampler: Literal["torch", "vllm"] = Field(
         default="torch", description="torch: on the weights that train; vllm: a copy in vLLM, in the same process"
     )
+    serves: Literal["everything", "samples"] = Field(
+        default="everything",
+        description="what the mesh takes; `samples`: sessions that sample from its model or from checkpoints that other"
+        " meshes wrote, and no runs",
+    )
     sampler_memory: float = Field(
         default=0.4, gt=0, lt=1, description="share of a GPU's memory for vLLM: its copy of the weights and its cache"
     )

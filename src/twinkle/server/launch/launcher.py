@@ -13,7 +13,9 @@ from typing import Any
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.foreign_settings import FOREIGN_SETTINGS
-from twinkle.server.launch.mapping import Plan, plan_of
+from twinkle.server.launch.cluster import Cluster, running_cluster
+from twinkle.server.launch.mapping import plan_of
+from twinkle.server.launch.plan import Plan
 from twinkle.server.launch.schema import ServerConfig, parse_config, read_config
 
 CONFIG_VARIABLE = "TWINKLE_SERVER_CONFIG"
@@ -23,17 +25,20 @@ _SHOWN = ("changed", "meaningless")
 class ServerLauncher:
     """Starts ``twinkle serve`` as a file says."""
 
-    def __init__(self, config: ServerConfig | Mapping[str, Any], *, any_key: bool = False) -> None:
+    def __init__(
+        self, config: ServerConfig | Mapping[str, Any], *, any_key: bool = False, cluster: Cluster | None = None
+    ) -> None:
         """Read what is to be started; nothing is.
 
         Args:
             config: What a file holds.
+            cluster: The Ray cluster whose nodes are to have the devices; none: this machine.
             any_key: Take any key, each for a tenant of its own: to try things, on this machine only.
 
         Raises:
             ConfigError: The file holds what it may not.
         """
-        self.plan = plan_of(config if isinstance(config, ServerConfig) else parse_config(config))
+        self.plan = plan_of(config if isinstance(config, ServerConfig) else parse_config(config), cluster=cluster)
         self._any_key = any_key
 
     @property
@@ -69,6 +74,8 @@ def launch_server(
 ) -> None:
     """Serve what a ``server_config.yaml`` describes, until SIGTERM or Ctrl-C. Blocks.
 
+    Where a Ray cluster runs (``RAY_ADDRESS``, or `ray start` on this machine), the ranks of all meshes are its actors.
+
     Args:
         config: What the file would hold.
         config_path: The file; by default the one that ``TWINKLE_SERVER_CONFIG`` names.
@@ -78,7 +85,9 @@ def launch_server(
         ConfigError: There is neither or both, or the file holds what it may not.
         SystemExit: The service ended with an error; with its code.
     """
-    code = ServerLauncher(config_from(config, config_path), any_key=any_key).launch()
+    code = ServerLauncher(
+        config_from(config, config_path), any_key=any_key, cluster=running_cluster(os.environ)
+    ).launch()
     if code:
         raise SystemExit(code)
 

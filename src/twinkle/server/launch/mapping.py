@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pydantic import BaseModel
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.model_names import plain_model_name
+from twinkle.server.launch.cluster import Cluster
+from twinkle.server.launch.plan import Fate, Plan
 from twinkle.server.launch.schema import (
     DeviceGroup,
     DeviceMesh,
@@ -26,9 +27,6 @@ from twinkle.server.launch.schema import (
     SamplerArgs,
     ServerConfig,
 )
-
-Fate: TypeAlias = Literal["used", "mapped", "changed", "meaningless"]
-"""What becomes of a key: taken as it is, as a setting of ours, otherwise than it says, or not at all."""
 
 LOOPBACK = {"localhost": "127.0.0.1"}
 _SECONDS_A_MINUTE = 60
@@ -53,9 +51,9 @@ _MEANINGLESS: Mapping[str, str] = {
     "max_input_tokens": "large requests are cut into passes",
     "max_length": "a sequence may be as long as the model's context",
     "max_ongoing_requests": "requests wait for nothing in the API",
-    "target_ongoing_requests": "meshes do not follow load yet",
-    "max_replicas": "meshes do not follow load yet; as many start as min_replicas says",
-    "ray_actor_options": "no Ray is needed to serve",
+    "target_ongoing_requests": "meshes do not follow load; `twinkle meshes add` brings one more",
+    "max_replicas": "meshes do not follow load; as many start as min_replicas says, `twinkle meshes add` brings more",
+    "ray_actor_options": "a rank is an actor of its own, with one device",
     "num_cpus": "no Ray is needed to serve",
     "name": "it is the name of a part that is none here",
 }
@@ -64,54 +62,24 @@ _MEANINGLESS: Mapping[str, str] = {
 _NO_DEVICE = "data sets and loaders are served by the jobs worker, without a device"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One key, and what became of it."""
-
-    key: str
-    value: Any
-    fate: Fate
-    note: str
-
-
-@dataclass
-class Plan:
-    """What to start: settings by their variables, ``--mesh`` flags, and how each key of the file was taken."""
-
-    settings: dict[str, str] = field(default_factory=dict)
-    meshes: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    def note(self, key: str, value: object, fate: Fate, note: str) -> None:
-        """Say what became of a key."""
-        self.findings.append(Finding(key=key, value=value, fate=fate, note=note))
-
-    def map(self, key: str, value: object, variable: str, text: str, *, note: str = "", fate: Fate = "mapped") -> None:
-        """Set a variable. Where two keys set one, the larger number holds for both."""
-        before = self.settings.get(variable)
-        if before is not None and before != text and _number(before) >= _number(text):
-            text = before
-        self.settings[variable] = text
-        self.note(key, value, fate, f"{variable}={text}" + (f"; {note}" if note else ""))
-
-
 def has_cuda() -> bool:
     """Whether the driver shows an NVIDIA GPU; nothing heavy is loaded to find out."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def plan_of(config: ServerConfig, *, cuda: bool | None = None) -> Plan:
+def plan_of(config: ServerConfig, *, cuda: bool | None = None, cluster: Cluster | None = None) -> Plan:
     """Map a file.
 
     Args:
         config: What it holds.
         cuda: Whether there is a GPU; looked for by default.
+        cluster: The Ray cluster on whose nodes the ranks of all meshes are to be.
 
     Raises:
         ConfigError: It serves no model, or two of one name.
     """
-    plan = Plan()
-    cuda = has_cuda() if cuda is None else cuda
+    plan = Plan(on_cluster=cluster is not None)
+    cuda = _has_gpus(cluster) if cuda is None else cuda
     _listen(plan, config)
     _keep(plan, config)
     for key in ("ray_namespace", "proxy_location", "task_queue"):
@@ -133,6 +101,7 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None) -> Plan:
         else:
             is_trained = plain_model_name(model.args.model_id) in trained
             _sample(plan, place, model, cuda=cuda, is_trained=is_trained)
+    _join(plan, cluster)
     for index, application in enumerate(config.applications):
         place = f"applications.{index}"
         if isinstance(application, GatewayApplication):
@@ -144,6 +113,23 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None) -> Plan:
         for number, deployment in enumerate(application.deployments):
             _deployment(plan, f"{place}.deployments.{number}", deployment)
     return plan
+
+
+def _has_gpus(cluster: Cluster | None) -> bool:
+    return has_cuda() if cluster is None else cluster.num_gpus > 0
+
+
+def _join(plan: Plan, cluster: Cluster | None) -> None:
+    """Let the ranks of every mesh be actors of the cluster, as many as are planned; one where none are."""
+    if cluster is None:
+        return
+    numbers = dict.fromkeys(plan.meshes, int(plan.settings.pop("TWINKLE_RANKS", "1")))
+    plan.meshes = [flag.replace(",", f",ranks=ray:{number},", 1) for flag, number in numbers.items()]
+    plan.settings["TWINKLE_RAY_ADDRESS"] = cluster.address
+    plan.settings["TWINKLE_RANK_CPUS"] = f"{cluster.cpus_of_a_rank(sum(numbers.values())):g}"
+    has = f"{cluster.num_gpus} GPUs and {cluster.num_cpus:g} CPUs"
+    note = f"TWINKLE_RAY_ADDRESS={cluster.address}; its nodes have {has}; --mesh {' and --mesh '.join(plan.meshes)}"
+    plan.note("(the Ray cluster that runs)", cluster.address, "mapped", note)
 
 
 def _listen(plan: Plan, config: ServerConfig) -> None:
@@ -219,7 +205,7 @@ def _sample(plan: Plan, place: str, application: SamplerApplication, *, cuda: bo
         _mesh(plan, where, args.model_id, device, copies=_copies(application))
     _ranks(plan, where, args, device)
     if args.sampler_type is not None:
-        on_gpu = device.startswith("cuda")
+        on_gpu = device.startswith("cuda") and not plan.on_cluster
         chosen = "vllm" if args.sampler_type == "vllm" and on_gpu else "torch"
         fate: Fate = "used" if chosen == args.sampler_type else "changed"
         note = "" if fate == "used" else "our own sampler serves it here"
@@ -311,11 +297,13 @@ def _device(plan: Plan, where: str, group: DeviceGroup | None, mesh: DeviceMesh 
 
 
 def _ranks(plan: Plan, where: str, args: ModelArgs | SamplerArgs, device: str) -> None:
-    ranks = args.nproc_per_node
+    key, ranks = f"{where}.nproc_per_node", args.nproc_per_node
+    if ranks is None and plan.on_cluster and args.device_group is not None and args.device_group.ranks is not None:
+        named = args.device_group.ranks
+        key, ranks = f"{where}.device_group.ranks", len(named) if isinstance(named, list) else named
     if ranks is None:
         return
-    key = f"{where}.nproc_per_node"
-    if device == "cpu" or ranks == 1:
+    if (device == "cpu" and not plan.on_cluster) or ranks == 1:
         fate: Fate = "used" if ranks == 1 else "changed"
         plan.note(key, ranks, fate, "one process; on a CPU more would share its cores" if ranks > 1 else "one process")
     else:
@@ -385,13 +373,6 @@ def _without_meaning(plan: Plan, key: str, value: object) -> None:
 
 def _shown(value: object) -> object:
     return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("-inf")
 
 
 def _text(seconds: float) -> str:

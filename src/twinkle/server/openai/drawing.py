@@ -95,7 +95,7 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
             raise InvalidInput("model", f"{name} is an export to take away; sample from a sampler checkpoint")
         base_model, checkpoint = found.config.base_model, found
     try:
-        mesh = choose_mesh(await queue.meshes.all(), base_model)
+        mesh = choose_mesh(await queue.meshes.all(), base_model, to_sample=True)
     except InvalidInput as error:
         raise NotFound(f"the model {base_model!r} is not served here; GET /v1/models lists what is") from error
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"

@@ -61,7 +61,7 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     body = parse_body(CreateSamplingSessionRequest, await server.common.bodies.read(request))
     owner = await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)
     base_model, checkpoint = await _find(server.common, server.artifacts, tenant, body)
-    mesh = choose_mesh(await server.queue.meshes.all(), base_model)
+    mesh = choose_mesh(await server.queue.meshes.all(), base_model, to_sample=True)
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
     session = NewSamplingSession(
         id=str(SamplingSessionId(body.session_id, body.sampling_session_seq_id)),

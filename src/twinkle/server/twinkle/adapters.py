@@ -36,7 +36,7 @@ async def created_answer(server: ServerState, adapter: str) -> Response:
     )
 
 
-async def mesh_of_model(server: ServerState, base_model: str) -> MeshStatus:
+async def mesh_of_model(server: ServerState, base_model: str, *, to_sample: bool = False) -> MeshStatus:
     """Where an adapter on this model goes.
 
     Raises:
@@ -45,7 +45,7 @@ async def mesh_of_model(server: ServerState, base_model: str) -> MeshStatus:
     """
     name = _meant(server, base_model)
     try:
-        return choose_mesh(await server.queue.meshes.all(fresh=True), name)
+        return choose_mesh(await server.queue.meshes.all(fresh=True), name, to_sample=to_sample)
     except InvalidInput as error:
         raise NotFound(error.message.partition(": ")[2]) from None
 

@@ -57,7 +57,7 @@ async def served_base(server: ServerState, base_model: str) -> ServedModel:
         NotFound: It is not served here; the words name those that are.
         MeshUnavailable: None is, yet.
     """
-    mesh = await mesh_of_model(server, base_model)
+    mesh = await mesh_of_model(server, base_model, to_sample=True)
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
     name = mesh.capabilities.base_model
     return ServedModel(name=name, base_model=name, checkpoint=None, mesh=mesh.name, capabilities=mesh.capabilities)

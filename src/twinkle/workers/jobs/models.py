@@ -32,7 +32,7 @@ def capabilities_of(meshes: Meshes, model: str) -> MeshCapabilities:
     Raises:
         InvalidInput: It is not.
     """
-    mesh = choose_mesh(meshes.all(), model)
+    mesh = choose_mesh(meshes.all(), model, to_sample=True)
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
     return mesh.capabilities
 

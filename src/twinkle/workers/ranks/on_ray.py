@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from twinkle.core.answering import is_answered
 from twinkle.core.errors import ConfigError, MeshUnavailable
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
@@ -31,6 +32,7 @@ PLACEMENT_S = 300.0
 """How long a mesh waits for room on the cluster before its worker begins anew."""
 
 _SAY_EVERY_S = 15.0
+_ANSWERS_S = 10.0
 _INLINE_BYTES = 100_000
 """Larger orders are put on each node once, not sent to each rank."""
 _RESOURCES = {"cpu": None, "cuda": "GPU", "npu": "NPU", "xpu": "GPU"}
@@ -59,6 +61,7 @@ class RayWorld:
         join_cluster(settings)
         try:
             self._room = _take_room(settings)
+            _log.info("ranks.placed", ranks=settings.ranks)
             self._ranks = [self._start(settings, rank) for rank in range(settings.ranks)]
             self._presences = [rank.presence.options(concurrency_group=_PRESENCE).remote() for rank in self._ranks]
             self._places = self._ask([rank.place.remote() for rank in self._ranks])
@@ -171,19 +174,24 @@ def join_cluster(settings: Settings) -> None:
         ConfigError: There is none.
     """
     address = settings.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    if address != "auto" and not is_answered(address, timeout_s=_ANSWERS_S):
+        raise _no_cluster(address, "nobody answers")  # Ray itself would try for minutes
     # Ray's own would end the process in the middle of a batch.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         ray.init(address=address, log_to_driver=True, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"TWINKLE_RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, or join"
-            " this machine to one with `ray start --address=HOST:PORT`"
-        ) from error
+        raise _no_cluster(address, str(error).strip().partition("\n")[0]) from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _no_cluster(address: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"TWINKLE_RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, or join"
+        " this machine to one with `ray start --address=HOST:PORT`"
+    )
 
 
 def _take_room(settings: Settings) -> PlacementGroup:

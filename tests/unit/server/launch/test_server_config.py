@@ -16,6 +16,7 @@ from twinkle.cli.stack import parse_meshes
 from twinkle.cli.twinkle_server import app
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import load_settings
+from twinkle.server.launch.cluster import Cluster, running_cluster
 from twinkle.server.launch.launcher import ServerLauncher, config_from
 from twinkle.server.launch.mapping import plan_of
 from twinkle.server.launch.schema import parse_config
@@ -100,6 +101,34 @@ def test_every_key_of_the_documents_file_is_accounted_for_and_what_comes_of_it_i
     assert (settings.tenant_tokens_per_minute, settings.session_timeout_s) == (60_000, 30.0)
     assert settings.sampler == ("vllm" if cuda else "torch")
     assert settings.ranks == (2 if cuda else 1)
+
+
+@pytest.mark.parametrize(("num_gpus", "device", "cpus"), [(4, "cuda", 1.0), (0, "cpu", 0.75)])
+def test_on_a_ray_cluster_every_mesh_has_its_ranks_there(
+    num_gpus: int, device: str, cpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(address="10.0.0.1:6379", num_gpus=num_gpus, num_cpus=8 if num_gpus else 3)
+
+    plan = plan_of(parse_config(held()), cluster=cluster)
+
+    for name, value in plan.settings.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert [(mesh.device, mesh.ranks) for mesh in parse_meshes(plan.meshes, settings)] == [(device, "ray:2")] * 2
+    assert (settings.ray_address, settings.rank_cpus, settings.sampler) == ("10.0.0.1:6379", cpus, "torch")
+    assert settings.ranks_on == "machine"
+
+
+def test_a_cluster_that_is_named_and_is_not_there_is_refused_and_one_that_was_stopped_is_not_joined(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "ray_current_cluster"
+    note.write_text("127.0.0.1:1")
+
+    assert running_cluster({}, note=note) is None
+    assert running_cluster({}, note=tmp_path / "none") is None
+    with pytest.raises(ConfigError, match="RAY_ADDRESS"):
+        running_cluster({"RAY_ADDRESS": "127.0.0.9:1"}, note=note)
 
 
 def test_on_a_cpu_it_says_what_runs_otherwise() -> None:

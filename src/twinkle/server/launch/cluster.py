@@ -1,0 +1,62 @@
+"""The Ray cluster that is there when a ``server_config.yaml`` is launched, as the documents start one before it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from twinkle.core.answering import is_answered
+from twinkle.core.errors import ConfigError
+
+_NOTE_OF_RAY = Path("/tmp/ray/ray_current_cluster")
+"""Where `ray start` notes the cluster that it has started or joined on this machine."""
+
+_ANSWERS_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A running cluster, and what its nodes have."""
+
+    address: str
+    num_gpus: int
+    num_cpus: float
+
+    def cpus_of_a_rank(self, num_ranks: int) -> float:
+        """The CPUs that each of so many ranks takes: less than one each where there are more ranks than CPUs."""
+        return 1.0 if num_ranks <= self.num_cpus else int(100 * self.num_cpus / num_ranks) / 100
+
+
+def running_cluster(environment: Mapping[str, str] = os.environ, *, note: Path = _NOTE_OF_RAY) -> Cluster | None:
+    """The cluster that the environment names, else the one that this machine is a node of, if it answers.
+
+    Raises:
+        ConfigError: One is named, and Ray is not installed, or there is none at that address.
+    """
+    named = environment.get("TWINKLE_RAY_ADDRESS") or environment.get("RAY_ADDRESS")
+    address = named or (note.read_text().strip() if note.is_file() else "")
+    if not address or (address != "auto" and not is_answered(address, timeout_s=_ANSWERS_S)):
+        if named:
+            # Ray itself would try for minutes.
+            raise ConfigError(f"RAY_ADDRESS: nobody answers at {named!r}; start a cluster with `ray start --head`")
+        return None
+    if find_spec("ray") is None:
+        if named:
+            raise ConfigError("RAY_ADDRESS: joining a Ray cluster needs Ray; install twinkle-queue[ray]")
+        return None
+    import ray  # noqa: PLC0415 - an extra, and slow to import
+
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"RAY_ADDRESS: no Ray cluster at {address!r} ({reason})") from error
+    try:
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        found = str(ray.get_runtime_context().gcs_address)
+    finally:
+        ray.shutdown()
+    return Cluster(address=found, num_gpus=int(resources.get("GPU", 0)), num_cpus=resources.get("CPU", 0.0))
