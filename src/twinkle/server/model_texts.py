@@ -78,6 +78,10 @@ class TextModel:
             text = self._template.render(values)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
+        return self.encode_written(text, context=context)
+
+    def encode_written(self, text: str, *, context: int) -> list[int]:
+        """The tokens of a conversation that was written as the model reads it, raises as :meth:`encode` does."""
         return self._tokens(text, context=context, field="messages", with_special=False)
 
     def _tokens(self, text: str, *, context: int, field: str, with_special: bool) -> list[int]:

@@ -19,6 +19,8 @@ from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
 from twinkle.core.operation import OperationKind
 from twinkle.data_format.continuation import Texts, continued_row
+from twinkle.data_format.deepseek import DeepseekWriter
+from twinkle.data_format.messages import read_messages
 from twinkle.server.twinkle.prompts import PromptTemplate
 from twinkle.storage.sampling.templates import SamplerTemplates, TemplatePlace
 from twinkle.wire.sample_result import WireSequence
@@ -188,8 +190,9 @@ def test_templates_are_kept_with_the_session_and_not_in_a_process(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"template_cls": "DeepseekV4Template"}, "is not offered by the server's sampler"),
-        ({"template_cls": "os.system"}, "is not offered"),
+        ({"template_cls": "os.system"}, "is not offered by the server's sampler"),
+        ({"template_cls": "DeepseekV4Template", "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"template_cls": "DeepseekV4Template", "color": "red"}, "is no setting of DeepseekV4Template"),
         ({"template_cls": "Template", "model_id": "other/model"}, "take its own template"),
         ({"template_cls": "Template", "max_length": 0}, "max_length"),
         ({"template_cls": "Template", "truncation_strategy": "split"}, "truncation_strategy"),
@@ -201,6 +204,25 @@ def test_a_template_that_cannot_be_is_refused(stage: Stage, body: dict[str, Any]
 
     assert refused.status_code == 400
     assert words in refused.json()["detail"]
+
+
+def test_a_conversation_is_written_in_deepseeks_own_protocol_where_its_template_is_set(stage: Stage) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    said = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
+    row = {"messages": [*USER, said, {"role": "tool", "content": "3"}], "tools": [tool]}
+    stage.call("set_template", template_cls="DeepseekV4Template", reasoning_effort="max", default_system="be brief")
+    (one,) = stage.sample(row, sampling_params={"max_tokens": 1})
+    pictured = {"messages": [{"role": "user", "content": [{"type": "image", "image": "data:,"}]}]}
+    refused = stage.call("sample", inputs=[pictured])
+    stage.call("set_template", template_cls="Template")
+    stage.sample({"messages": USER}, sampling_params={"max_tokens": 1})
+
+    ours = DeepseekWriter(is_thinking=True, reasoning_effort="max")
+    turns = read_messages({"messages": [{"role": "system", "content": "be brief"}, *row["messages"]]})
+    text = ours.render(turns, [tool], add_generation_prompt=True)
+    assert one["prompt_token_ids"] == stage.tokenizer.encode(text, add_special_tokens=False).ids
+    assert refused.status_code == 400 and "takes text alone" in refused.json()["detail"]
+    assert stage.prompt() == "<s>user:hi<e><s>assistant:"
 
 
 def test_a_long_conversation_is_cut_or_refused_as_the_template_says(stage: Stage) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from harness.chat_templates import TEXTS
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.deepseek import BEGIN, DSML, END
 from twinkle.hub.tiny import train_tokenizer
 from twinkle.template import DeepseekV4Template, RowError
-from twinkle.template.deepseek import BEGIN, DSML, END
 
 USER = {"role": "user", "content": "What's the weather in Beijing?"}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]

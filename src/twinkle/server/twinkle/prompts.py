@@ -12,6 +12,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.pictures import PictureLimits
 from twinkle.data_format.continuation import Texts, continued_row
+from twinkle.data_format.deepseek import DeepseekWriter
 from twinkle.data_format.media import with_pictures
 from twinkle.data_format.messages import read_messages, read_tools, with_reasoning, with_system
 from twinkle.data_format.row_error import RowError
@@ -21,7 +22,9 @@ from twinkle.server.openai.pictures import place_pictures, read_pictures
 from twinkle.server.pictures import picture_rules
 
 Truncation = Literal["raise", "left", "right", "delete"]
-TEMPLATES = ("Template", "Qwen3_5Template", "Qwen2_5VLTemplate", "Gemma4Template")
+OWN_WORDING = "DeepseekV4Template"
+"""Whose conversations are written by its own protocol, where others take the served model's chat template."""
+TEMPLATES = ("Template", "Qwen3_5Template", "Qwen2_5VLTemplate", "Gemma4Template", OWN_WORDING)
 _MAX_TOKEN = 2**31 - 1
 _PICTURE_FIELDS = ("pixel_values", "image_grid_thw")
 # Of what a client may send in the place of lists and texts.
@@ -31,13 +34,16 @@ _WITHOUT_EFFECT = ("revision", "token", "trust_remote_code")
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTemplate:
-    """How conversations become prompts. The tokenizer and the chat template are always those of the served model."""
+    """How conversations become prompts. The tokenizer is always that of the served model, and so is the chat template
+    unless conversations are in DeepSeek-V4's protocol, which has none.
+    """
 
     max_length: int | None = 8192
     truncation_strategy: Truncation = "raise"
     default_system: str | None = None
     enable_thinking: bool = True
     use_chat_template: bool = True
+    is_deepseek_v4: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
     """What else the chat template is told."""
 
@@ -71,9 +77,22 @@ class PromptTemplate:
             )
         if self.default_system is not None and not isinstance(self.default_system, str):
             raise InvalidInput("default_system", "must be a text")
-        for name in ("enable_thinking", "use_chat_template"):
+        for name in ("enable_thinking", "use_chat_template", "is_deepseek_v4"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, "must be true or false")
+        if self.is_deepseek_v4:
+            self.writer()
+
+    def writer(self) -> DeepseekWriter:
+        """What writes conversations where the model's chat template does not.
+
+        Raises:
+            InvalidInput: It is told something that its protocol has not.
+        """
+        unknown = sorted(self.variables.keys() - {"reasoning_effort"})
+        if unknown:
+            raise InvalidInput(unknown[0], f"is no setting of {OWN_WORDING}, which takes reasoning_effort")
+        return DeepseekWriter(is_thinking=self.enable_thinking, **self.variables)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +172,13 @@ def _encode(
         messages = messages[:-1]
     if not messages:
         raise RowError("messages", "hold no question")
-    turns = with_reasoning(with_system(messages, template.default_system), is_read=text_model.reads_reasoning)
+    messages = with_system(messages, template.default_system)
+    context = capabilities.max_context_length
+    if template.is_deepseek_v4:
+        turns = with_reasoning(messages, is_read=True)
+        text = template.writer().render(turns, read_tools(row), add_generation_prompt=True)
+        return text_model.encode_written(text, context=context), []
+    turns = with_reasoning(messages, is_read=text_model.reads_reasoning)
     options = {**template.variables, "enable_thinking": template.enable_thinking}
     tools = read_tools(row)
     if tools is not None:
@@ -162,7 +187,6 @@ def _encode(
     if sources:
         urls = [(f"images[{i}]", _url(i, source)) for i, source in enumerate(sources)]
         chunks = read_pictures(urls, picture_rules(capabilities, "messages"), limits)
-    context = capabilities.max_context_length
     tokens = text_model.encode_chat([_plain_turn(turn) for turn in turns], options, context=context)
     return place_pictures(tokens, chunks, capabilities)
 

@@ -19,7 +19,7 @@ from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.asking import ask, bare_name, served_base
 from twinkle.server.twinkle.calls import PREFER
 from twinkle.server.twinkle.model import ModelName, model_healthz
-from twinkle.server.twinkle.prompts import TEMPLATES, PromptTemplate
+from twinkle.server.twinkle.prompts import OWN_WORDING, TEMPLATES, PromptTemplate
 from twinkle.server.twinkle.sample_answers import answer_asked
 from twinkle.server.twinkle.sessions import session_of
 from twinkle.storage.sampling.templates import TemplatePlace
@@ -86,7 +86,7 @@ async def set_sampler_template(base_model: ModelName, request: Request, server: 
         base_model=model.base_model,
         adapter_name=bare_name(body.adapter_name),
     )
-    template = PromptTemplate.of(settings)
+    template = PromptTemplate.of({**settings, "is_deepseek_v4": body.template_cls == OWN_WORDING})
     await server.common.sql.run(server.artifacts.sampler_templates.set, place, template.settings())
     return answer(SamplerAnswer())
 
