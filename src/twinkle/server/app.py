@@ -47,6 +47,7 @@ from twinkle.server.token_feeds import TokenFeeds
 from twinkle.server.twinkle.routes import openai as twinkle_openai_router
 from twinkle.server.twinkle.routes import router as twinkle_router
 from twinkle.storage import schema
+from twinkle.storage.ballast import keep_room, make_way
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.stores import Stores
@@ -306,6 +307,9 @@ def prepare_database(settings: Settings) -> Engine:
     """
     if not settings.database_url:
         settings.home.mkdir(parents=True, exist_ok=True)
+        make_way(settings.home)
     engine = sql_engine(settings.resolved_database_url)
     schema.upgrade(engine)
+    if not settings.database_url:
+        keep_room(settings.home, low_bytes=settings.disk_low_bytes)
     return engine
