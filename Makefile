@@ -74,6 +74,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/ranks.py --short --output build/bench/ranks.json
 	$(BIN)/python benchmarks/mesh_move.py --short --output build/bench/mesh_move.json
 	$(BIN)/python benchmarks/weight_sync.py --short --output build/bench/weight_sync.json
+	$(BIN)/python benchmarks/ray_calls.py --short --output build/bench/ray_calls.json
 	$(BIN)/python benchmarks/data.py --short --output build/bench/data.json
 	$(BIN)/python benchmarks/library.py --short --output build/bench/library.json
 	$(BIN)/python benchmarks/data_check.py --short --output build/bench/data_check.json
