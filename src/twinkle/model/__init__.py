@@ -8,6 +8,7 @@ from twinkle.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from twinkle.model.megatron.model import MegatronModel
+    from twinkle.model.megatron.multi_lora import MultiLoraMegatronModel
     from twinkle.model.multi_lora import MultiLoraTransformersModel
     from twinkle.model.transformers_model import TransformersModel
     from twinkle.model.twinkle_model import TwinkleModel
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MegatronModel",
+    "MultiLoraMegatronModel",
     "MultiLoraTransformersModel",
     "TransformersModel",
     "TransformersValueModel",
@@ -25,6 +27,7 @@ __getattr__ = lazy_attributes(
     __name__,
     {
         "MegatronModel": "twinkle.model.megatron.model",
+        "MultiLoraMegatronModel": "twinkle.model.megatron.multi_lora",
         "MultiLoraTransformersModel": "twinkle.model.multi_lora",
         "TransformersModel": "twinkle.model.transformers_model",
         "TransformersValueModel": "twinkle.model.value_model",

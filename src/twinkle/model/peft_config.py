@@ -27,15 +27,18 @@ REPEATED_GROUP = re.compile(r"\)[*+{?]")
 log = event_log()
 
 
-def lora_config_of(config: Any, targets: Sequence[Target], default_modules: str | Sequence[str]) -> LoraConfig:
+def lora_config_of(
+    config: Any, targets: Sequence[Target], default_modules: str | Sequence[str], *, applies_dropout: bool = False
+) -> LoraConfig:
     """What a ``peft.LoraConfig`` asks of the engine. The first weights are drawn from torch's own generator.
 
-    ``lora_dropout`` is not applied; everything else that would change what the adapter computes is refused.
+    ``lora_dropout`` is not applied, but where the caller does; everything else that would change what the adapter
+    computes is refused.
     """
     if not isinstance(config, peft.LoraConfig):
         raise InvalidInput("config_or_dir", f"is {config!r}; send a peft.LoraConfig")
     settings = read_settings(json.dumps(_plain(config.to_dict())).encode())
-    if config.lora_dropout:
+    if config.lora_dropout and not applies_dropout:
         log.warning("model.adapter.dropout_ignored", lora_dropout=config.lora_dropout, next="it trains without dropout")
     if config.init_lora_weights is not True:
         raise InvalidInput("init_lora_weights", f"is {config.init_lora_weights!r}, only True is supported")

@@ -121,6 +121,18 @@ def named_parameters(stages: list[Any], layout: Layout) -> dict[str, torch.nn.Pa
     return found
 
 
+def named_buffers(stages: list[Any], layout: Layout) -> dict[str, torch.Tensor]:
+    """What the rank's modules keep in checkpoints beside parameters: the biases of routers that balance experts."""
+    found: dict[str, torch.Tensor] = {}
+    for model in stages:
+        numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
+        stored = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in stored:
+                found[whole_name(name, numbers, layout, model.config)] = buffer
+    return found
+
+
 def whole_name(name: str, numbers: list[int], layout: Layout, settings: TransformerConfig) -> str:
     """A parameter's name in the whole model, from its name in a stage whose layers have these numbers."""
     layer = LAYER_INDEX.fullmatch(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from megatron.core import parallel_state
@@ -15,6 +15,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from twinkle.core.errors import ConfigError
 from twinkle.infra import DeviceMesh
 from twinkle.infra.process_group import leave_world
+from twinkle.model.micro_batches import random_state, set_random_state
+
+RandomStates = tuple[dict[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 ORDER = "tp-cp-ep-dp-pp"
 """Of Megatron's axes, the innermost first: what ``DeviceMesh.from_sizes`` makes."""
@@ -117,6 +120,18 @@ class Layout:
         tracker.add("data-parallel-rng", seed)
         tracker.add("model-parallel-rng", seed + MODEL_PARALLEL_SEED + tp_rank)
         tracker.add("expert-parallel-rng", seed + EXPERT_SEED + 100 * ep_rank + self.groups.expt_tp.rank())
+
+
+def random_states() -> RandomStates:
+    """Torch's random state and those that Megatron keeps beside it."""
+    return random_state(), get_cuda_rng_tracker().get_states()
+
+
+def set_random_states(states: RandomStates) -> None:
+    """Put them back."""
+    own, kept = states
+    set_random_state(own)
+    get_cuda_rng_tracker().set_states(dict(kept))
 
 
 def leave_layout() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from twinkle.core.errors import InvalidInput
 from twinkle.hub.trust import open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of, runtime
-from twinkle.model.megatron.build import build_stages, mark_partial_gradients, named_parameters, tie
+from twinkle.model.loading import stored_paths
+from twinkle.model.megatron.adapted import AdaptedModel
+from twinkle.model.megatron.build import build_stages, mark_partial_gradients, named_buffers, named_parameters, tie
 from twinkle.model.megatron.config import transformer_config
 from twinkle.model.megatron.families import family_of
 from twinkle.model.megatron.gradients import MegatronRanks, spread_of
 from twinkle.model.megatron.layout import Layout, mesh_or_alone
 from twinkle.model.megatron.masters import Masters
 from twinkle.model.megatron.optimizer import megatron_optimizer
-from twinkle.model.megatron.passes import MegatronPasses
 from twinkle.model.megatron.pipeline import Pipeline
 from twinkle.model.megatron.scheduler import OptimizerParamScheduler
 from twinkle.model.megatron.settings import distributes_optimizer
@@ -45,7 +45,7 @@ DEFAULT_SCHEDULE = "default"
 TABLES = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"})
 
 
-class MegatronModel(MegatronPasses):
+class MegatronModel(AdaptedModel):
     """A causal language model with tensor, pipeline, virtual pipeline, context and expert parallelism.
 
     All parameters are trained, in the group ``""``. Every rank makes every call; ranks of the same ``dp`` index bring
@@ -115,10 +115,11 @@ class MegatronModel(MegatronPasses):
         self.pipeline = Pipeline([stage.to(device) for stage in stages], self.layout, self._text_config.vocab_size)
         self.model = torch.nn.ModuleList(self.pipeline.stages)
         """What patches see: this rank's stages."""
-        self._table = WeightTable(family.weights(self._text_config))
+        self._table = WeightTable(family.weights(self._text_config), stored_paths(self.model_id))
         self._weights = named_parameters(stages, self.layout)
+        self._buffers = named_buffers(stages, self.layout)
         if load_weights:
-            fill(self._weights, self._table, PublishedFolder(Path(self.model_id)), self.layout)
+            fill({**self._weights, **self._buffers}, self._table, PublishedFolder(Path(self.model_id)), self.layout)
         else:
             tie(stages, self.layout)
         self._sync = MegatronRanks(self.layout)
@@ -169,23 +170,10 @@ class MegatronModel(MegatronPasses):
     def _embedding_tables(self, group: OptimizerGroup) -> frozenset[str]:
         return TABLES & group.parameters.keys()
 
-    def add_adapter_to_model(
-        self, adapter_name: str, config_or_dir: Any, gradient_accumulation_steps: int = 1, is_trainable: bool = True
-    ) -> None:
-        """Adapters are not offered here yet.
-
-        Raises:
-            InvalidInput: Always.
-        """
-        raise InvalidInput("adapter_name", "MegatronModel trains all parameters; use MultiLoraMegatronModel")
-
     # A step.
 
-    @contextmanager
-    def _activate(self, group: OptimizerGroup, *, with_adapter: bool) -> Iterator[None]:
-        yield
-
     def _collect_gradients(self, group: OptimizerGroup) -> None:
+        """Those of adapters are where they belong."""
         self._masters.collect()
 
     def _clear_gradients(self, group: OptimizerGroup) -> None:
@@ -201,38 +189,41 @@ class MegatronModel(MegatronPasses):
     # Files.
 
     def _write_weights(self, group: OptimizerGroup, folder: Path, *, is_writer: bool) -> None:
+        if group.name:
+            self._write_adapter(group, folder, is_writer=is_writer)
+            return
         state = self.get_state_dict(adapter_name=group.name)
         if is_writer:
             save_published(folder, state, self.hf_config, Path(self.model_id))
 
     def _load_weights(self, group: OptimizerGroup, folder: Path) -> None:
-        fill(self._weights, self._table, PublishedFolder(folder), self.layout)
+        if group.name:
+            self._fill(self._adapters[group.name], folder)
+            return
+        fill({**self._weights, **self._buffers}, self._table, PublishedFolder(folder), self.layout)
         self._masters.refresh()
 
     def _optimizer_files(self, group: OptimizerGroup) -> dict[str, bytes]:
         group.gather_window()
-        files = optimizer_state_files(group.require_optimizer(), group.parameters, self._table, self.layout)
+        files = optimizer_state_files(group.require_optimizer(), group.parameters, self._rules(group), self.layout)
         return files | open_window_files(
-            group.parameters, self._table, self.layout, num_open=group.num_open, num_tokens=group.num_tokens
+            group.parameters, self._rules(group), self.layout, num_open=group.num_open, num_tokens=group.num_tokens
         )
 
     def _load_optimizer(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> None:
-        load_optimizer_state(group.require_optimizer(), group.parameters, self._table, self.layout, files)
+        load_optimizer_state(group.require_optimizer(), group.parameters, self._rules(group), self.layout, files)
 
     def _load_window(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> tuple[int, int]:
-        return load_open_window(group.parameters, self._table, self.layout, files)
+        return load_open_window(group.parameters, self._rules(group), self.layout, files)
 
     def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
-        """All weights by transformers' names, on rank 0; on others none. Every rank must ask."""
-        self.group(adapter_name)
-        return dict(published(self._weights, self._table, self.layout))
+        """The adapter's weights by PEFT's names, or all by transformers', on rank 0; on others none. All must ask."""
+        group = self.group(adapter_name)
+        if group.name:
+            return self._adapter_state(group)
+        return dict(published({**self._weights, **self._buffers}, self._table, self.layout))
 
     def send_weights(self, *, adapter_name: str = "", merge: bool = True) -> NamedWeights:
-        """All weights by transformers' names, on rank 0; every rank must iterate."""
-        self.group(adapter_name)
-        return published(self._weights, self._table, self.layout)
-
-    def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
-        """Empty: all parameters are trained."""
-        self.group(adapter_name)
-        return {}
+        """All weights by transformers' names, the adapter's update in them or left out, on rank 0; all must iterate."""
+        change = self._merging(self.group(adapter_name), merge=merge)
+        return published({**self._weights, **self._buffers}, self._table, self.layout, change)

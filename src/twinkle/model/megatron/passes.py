@@ -20,9 +20,8 @@ from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.forward_pass import CAUSAL, ForwardPass, PassOptions
 from twinkle.model.megatron.batch import Outputs, RowBatch, Sequences
-from twinkle.model.megatron.layout import Layout
+from twinkle.model.megatron.layout import Layout, random_states, set_random_states
 from twinkle.model.megatron.pipeline import Objective, Pipeline, RowOutputs, Wanted
-from twinkle.model.micro_batches import random_state, set_random_state
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.transformers_pass import check_options
 
@@ -155,7 +154,7 @@ class _Run:
         self._batch = batch
         self._sequences = parts
         self._wanted = wanted
-        self._state = random_state()
+        self._state = random_states()
 
     def score(self) -> Outputs:
         """The outputs, without a graph."""
@@ -174,10 +173,10 @@ class _Run:
         leaves = {name: values for name, values in last.outputs.items() if values.requires_grad}
         found = torch.autograd.grad(scale(last.loss), list(leaves.values()), allow_unused=True)
         gradients = {name: each for name, each in zip(leaves, found, strict=True) if each is not None}
-        after = random_state()
-        set_random_state(self._state)
+        after = random_states()
+        set_random_states(self._state)
         self.train(self.objective(gradients))
-        set_random_state(after)
+        set_random_states(after)
 
     def objective(self, gradients: Gradients) -> Objective:
         """Of each micro-batch the sum of its outputs times the gradients by them: the same gradient by the weights."""

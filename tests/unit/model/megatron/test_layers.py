@@ -10,7 +10,7 @@ import pytest
 
 from twinkle.core.requirements import requires
 
-LAYERS = Path(__file__).parents[3] / "harness" / "megatron" / "layers.py"
+LAYERS = Path(__file__).parents[3] / "harness" / "megatron_layers" / "layers.py"
 TOLERANCE = 1e-4
 """Of a value's largest entry: sums over tokens in another order, in float32."""
 MIXING = ("alone", "tp 2", "tp 2, sequence parallel", "cp 2")

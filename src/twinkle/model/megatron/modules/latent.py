@@ -35,6 +35,8 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from twinkle.core.errors import ConfigError
 from twinkle.model.megatron.modules.packed import bounds_of
 
+NORM_EPSILON = 1e-6
+"""Of the norms within a layer, whatever the others have: theirs is not in the published configs."""
 Part: TypeAlias = ModuleSpec | type
 
 
@@ -134,7 +136,7 @@ class LatentAttention(MegatronModule):
         )
 
     def _norm(self, kind: Part, size: int) -> Any:
-        return build_module(kind, hidden_size=size, config=self.config, eps=self.config.layernorm_epsilon)
+        return build_module(kind, hidden_size=size, config=self.config, eps=NORM_EPSILON)
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from twinkle.model.megatron.layout import Layout
 from twinkle.model.megatron.weights.rules import Named, WeightTable
 
 EXPERTS = ".experts."
+ENTRY = re.compile(r"(.+)\[(\d+)\]")
+"""One entry of a tensor that all experts of a layer share."""
 Lookup = Callable[[str], torch.Tensor]
+Change = Callable[[str, torch.Tensor], torch.Tensor]
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -44,9 +48,13 @@ class PublishedFolder:
         Raises:
             InvalidInput: The folder lacks it.
         """
-        if name not in self._files:
-            raise InvalidInput("checkpoint", f"{self._folder} lacks {name}; it was saved from another model")
-        return self._files[name].get_tensor(name)
+        found = ENTRY.fullmatch(name)
+        whole = name if found is None else found[1]
+        if whole not in self._files:
+            raise InvalidInput("checkpoint", f"{self._folder} lacks {whole}; it was saved from another model")
+        file = self._files[whole]
+        tensor: torch.Tensor = file.get_tensor(name) if found is None else file.get_slice(whole)[int(found[2])]
+        return tensor
 
 
 @torch.no_grad()
@@ -59,7 +67,7 @@ def fill(values: Mapping[str, torch.Tensor], table: WeightTable, lookup: Lookup,
     for name, value in values.items():
         named = table.find(name)
         group = tensor_group(name, layout)
-        local = named.rule.local([lookup(each) for each in named.published], group.rank(), group.size())
+        local = named.rule.local([_looked_up(lookup, each) for each in named.published], group.rank(), group.size())
         if local.shape != value.shape:
             raise InvalidInput(
                 "checkpoint",
@@ -68,12 +76,34 @@ def fill(values: Mapping[str, torch.Tensor], table: WeightTable, lookup: Lookup,
         value.copy_(local)
 
 
+def _looked_up(lookup: Lookup, name: str) -> torch.Tensor:
+    found = ENTRY.fullmatch(name)
+    # A folder reads one entry alone.
+    return lookup(name) if found is None or isinstance(lookup, PublishedFolder) else lookup(found[1])[int(found[2])]
+
+
 @torch.no_grad()
-def published(values: Mapping[str, torch.Tensor], table: WeightTable, layout: Layout) -> NamedTensors:
+def published(
+    values: Mapping[str, torch.Tensor], table: WeightTable, layout: Layout, change: Change | None = None
+) -> NamedTensors:
     """The published tensors of what all ranks hold, on the CPU of rank 0; on other ranks none. All ranks must iterate.
 
-    Of what several hold, the first of them sends.
+    Of what several hold, the first of them sends. Tensors that experts share come last, whole. ``change`` makes of a
+    rank's part, by its name, what is published in its place.
     """
+    shared: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in _published(values, table, layout, change or _as_it_is):
+        entry = ENTRY.fullmatch(name)
+        if entry is None:
+            yield name, tensor
+        else:
+            shared.setdefault(entry[1], {})[int(entry[2])] = tensor
+    for name in list(shared):
+        entries = shared.pop(name)
+        yield name, torch.stack([entries[number] for number in sorted(entries)])
+
+
+def _published(values: Mapping[str, torch.Tensor], table: WeightTable, layout: Layout, change: Change) -> NamedTensors:
     rank = distributed.get_rank()
     for name, (owner, shape, dtype) in _owners(values).items():
         named = table.find(name)
@@ -82,7 +112,7 @@ def published(values: Mapping[str, torch.Tensor], table: WeightTable, layout: La
         group = tensor_group(name, layout)
         tensors: tuple[torch.Tensor, ...] = ()
         if owner in distributed.get_process_group_ranks(group):
-            tensors = named.rule.whole(_shards(values[name], named, group))
+            tensors = named.rule.whole(_shards(change(name, values[name]), named, group))
         elif rank == 0:
             shards = [torch.empty(shape, dtype=dtype, device="meta")] * (group.size() if named.rule.is_split else 1)
             tensors = tuple(torch.empty_like(each, device=layout.device) for each in named.rule.whole(shards))
@@ -93,6 +123,10 @@ def published(values: Mapping[str, torch.Tensor], table: WeightTable, layout: La
             for published_name, tensor in zip(named.published, tensors, strict=True):
                 # A copy: parts of one tensor cannot be written as they are, and weights go on changing.
                 yield published_name, tensor.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _as_it_is(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 def tensor_group(name: str, layout: Layout) -> Any:

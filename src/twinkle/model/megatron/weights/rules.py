@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from twinkle.core.errors import ConfigError
+from twinkle.module.adapter import AS_LOADED, StoredPaths
 
 Tensors = Sequence[torch.Tensor]
 PLACES = re.compile(r"\{(layer|expert)\}")
@@ -22,7 +23,8 @@ PLACES = re.compile(r"\{(layer|expert)\}")
 class WeightRule(Protocol):
     """One weight, or one of each layer: ``{layer}`` in its names is the layer's number in the whole model, from 0.
 
-    ``{expert}`` is an expert's number in its layer.
+    ``{expert}`` is an expert's number in its layer; a published name that ends with it in brackets is one entry of a
+    tensor that all experts share.
     """
 
     @property
@@ -155,6 +157,71 @@ class GroupedHeads:
 
 
 @dataclass(frozen=True)
+class GatedHeads:
+    """The same with a gate for each query: published beside it, head by head; here after the queries of a group.
+
+    Args:
+        megatron: The fused weight.
+        published: Queries with gates, keys, values.
+        size: Of a head.
+        rows: How many rows of queries, keys and values belong to one group.
+    """
+
+    megatron: str
+    published: tuple[str, ...]
+    size: int
+    rows: tuple[int, ...]
+    is_split: bool = True
+
+    def local(self, tensors: Tensors, rank: int, size: int) -> torch.Tensor:
+        """The rank's groups."""
+        queries, *others = tensors
+        heads = queries.unflatten(0, (-1, self.rows[0] // self.size, 2, self.size)).chunk(size)[rank]
+        groups = [heads.transpose(1, 2).flatten(1, 3)]
+        groups += [
+            tensor.unflatten(0, (-1, rows)).chunk(size)[rank]
+            for tensor, rows in zip(others, self.rows[1:], strict=True)
+        ]
+        return torch.cat(groups, dim=1).flatten(0, 1)
+
+    def whole(self, shards: Tensors) -> tuple[torch.Tensor, ...]:
+        """The three."""
+        rows = [2 * self.rows[0], *self.rows[1:]]
+        groups = torch.cat([shard.unflatten(0, (-1, sum(rows))) for shard in shards])
+        queries, *others = groups.split(rows, dim=1)
+        heads = queries.unflatten(1, (2, -1, self.size)).transpose(1, 2)
+        return (heads.flatten(0, 3), *(part.flatten(0, 1) for part in others))
+
+
+@dataclass(frozen=True)
+class PartedRows:
+    """Each rank holds some rows of every part of each published tensor.
+
+    Args:
+        megatron: The fused weight.
+        published: What it is made of.
+        parts: How many rows the parts of each have.
+    """
+
+    megatron: str
+    published: tuple[str, ...]
+    parts: tuple[tuple[int, ...], ...]
+    is_split: bool = True
+
+    def local(self, tensors: Tensors, rank: int, size: int) -> torch.Tensor:
+        """The rank's rows of each part."""
+        parts = (part for tensor, sizes in zip(tensors, self.parts, strict=True) for part in tensor.split(list(sizes)))
+        return torch.cat([part.chunk(size)[rank] for part in parts])
+
+    def whole(self, shards: Tensors) -> tuple[torch.Tensor, ...]:
+        """All rows of each."""
+        sizes = [rows // len(shards) for parts in self.parts for rows in parts]
+        pieces = [shard.split(sizes) for shard in shards]
+        parts = iter([torch.cat(each) for each in zip(*pieces, strict=True)])
+        return tuple(torch.cat([next(parts) for _ in sizes_of]) for sizes_of in self.parts)
+
+
+@dataclass(frozen=True)
 class Named:
     """A rule for one weight: its layer and its expert are put in."""
 
@@ -168,10 +235,14 @@ class Named:
 
 
 class WeightTable:
-    """Finds the rule of a weight by Megatron's name of it, with the layer's number in the whole model."""
+    """Finds the rule of a weight by Megatron's name of it, with the layer's number in the whole model.
 
-    def __init__(self, rules: Iterable[WeightRule]) -> None:
+    ``paths`` says what modules are called in files, where more is published than the language model.
+    """
+
+    def __init__(self, rules: Iterable[WeightRule], paths: StoredPaths = AS_LOADED) -> None:
         self.rules = tuple(rules)
+        self._paths = paths
         self._patterns = [(_pattern(rule.megatron), rule) for rule in self.rules]
 
     def find(self, name: str) -> Named:
@@ -183,7 +254,8 @@ class WeightTable:
         for pattern, rule in self._patterns:
             found = pattern.fullmatch(name)
             if found is not None:
-                return Named(rule, tuple(_filled(each, found.groupdict()) for each in rule.published))
+                published = (_filled(each, found.groupdict()) for each in rule.published)
+                return Named(rule, tuple(map(self._paths.stored, published)))
         raise ConfigError(f"model_id: no rule says what {name} is published as; this layer is not converted")
 
 

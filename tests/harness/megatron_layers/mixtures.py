@@ -13,7 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from harness.megatron.ranks import HIDDEN, Found, Layout, Ranks, apart, config_of, drawn, gradient_of
+from harness.megatron_layers.ranks import HIDDEN, Found, Layout, Ranks, apart, config_of, drawn, gradient_of
 from twinkle.model.megatron.modules.experts import ExpertLayer
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}

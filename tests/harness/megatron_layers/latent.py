@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import distributed
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from harness.megatron.ranks import HIDDEN, Found, Layout, Ranks, apart, config_of, drawn, gradient_of
+from harness.megatron_layers.ranks import HIDDEN, Found, Layout, Ranks, apart, config_of, drawn, gradient_of
 from twinkle.model.megatron.modules.attention import PackedCoreAttention
 from twinkle.model.megatron.modules.latent import LatentAttention, LatentSubmodules
 from twinkle.model.megatron.modules.norm import RootMeanSquareNorm

@@ -9,7 +9,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import distributed
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from harness.megatron.ranks import HIDDEN, Found, Layout, Ranks, apart, config_of, drawn, gradient_of
+from harness.megatron_layers.ranks import HIDDEN, Found, Layout, Ranks, apart, config_of, drawn, gradient_of
 from twinkle.model.megatron.modules.attention import PackedCoreAttention
 from twinkle.model.megatron.modules.delta_net import DeltaNetSubmodules, GatedDeltaNet
 

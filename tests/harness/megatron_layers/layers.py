@@ -17,10 +17,10 @@ import twinkle.model.megatron  # noqa: F401  (before Megatron's core, which asks
 # isort: split
 from megatron.core import parallel_state
 
-from harness.megatron.latent import check_latent_attention
-from harness.megatron.mixing import check_attention, check_delta_net
-from harness.megatron.mixtures import check_deepseek_experts, check_qwen2_experts, check_qwen3_experts
-from harness.megatron.ranks import Found, Layout
+from harness.megatron_layers.latent import check_latent_attention
+from harness.megatron_layers.mixing import check_attention, check_delta_net
+from harness.megatron_layers.mixtures import check_deepseek_experts, check_qwen2_experts, check_qwen3_experts
+from harness.megatron_layers.ranks import Found, Layout
 
 LAYOUTS: dict[str, Layout] = {
     "alone": {},

@@ -1,12 +1,9 @@
-"""The families of models that Megatron trains, one row each: what their configs say in Megatron's words, their layers,
-and what their weights are published as.
-"""
+"""What families of models are described by, and what several of them have: settings, layers, rules of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -47,30 +44,12 @@ class Family:
     config_class: type[TransformerConfig] = TransformerConfig
 
 
-def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model.
-
-    Raises:
-        ConfigError: Megatron has none for it here.
-    """
-    found = FAMILIES.get(str(config.model_type))
-    if found is None:
-        known = ", ".join(sorted(FAMILIES))
-        raise ConfigError(
-            f"model_id: its type is {config.model_type}, MegatronModel knows {known}; use TransformersModel for it"
-        )
-    return found
-
-
-# Dense models with grouped queries: Qwen2, Qwen2.5, Qwen3.
-
-
 def dense_settings(config: PretrainedConfig) -> dict[str, Any]:
     """Sizes and forms that all decoders share."""
     return {
         "num_layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
-        "ffn_hidden_size": config.intermediate_size,
+        "ffn_hidden_size": config.to_dict().get("intermediate_size") or config.moe_intermediate_size,
         "num_attention_heads": config.num_attention_heads,
         "num_query_groups": config.num_key_value_heads,
         "kv_channels": head_size(config),
@@ -91,7 +70,7 @@ def head_size(config: PretrainedConfig) -> int:
     return int(size or config.hidden_size // config.num_attention_heads)
 
 
-def attention_layer(*, mlp: ModuleSpec, normalised_heads: bool) -> ModuleSpec:
+def attention_layer(*, mlp: Any, normalised_heads: bool) -> ModuleSpec:
     """A layer of grouped attention and something after it; with ``normalised_heads`` queries and keys have norms."""
     head_norm: Any = RootMeanSquareNorm if normalised_heads else IdentityOp
     attention = ModuleSpec(
@@ -108,7 +87,7 @@ def attention_layer(*, mlp: ModuleSpec, normalised_heads: bool) -> ModuleSpec:
     return decoder_layer(attention, mlp)
 
 
-def decoder_layer(attention: ModuleSpec, mlp: ModuleSpec) -> ModuleSpec:
+def decoder_layer(attention: ModuleSpec, mlp: Any) -> ModuleSpec:
     """A layer with a norm before each of its two halves, each added to the stream."""
     return ModuleSpec(
         module=TransformerLayer,
@@ -170,36 +149,7 @@ def mlp_rules(*, ours: str = "mlp.", theirs: str = "mlp.", prefix: str = "model.
     ]
 
 
-def _dense_rules(config: PretrainedConfig) -> list[WeightRule]:
-    return [*decoder_rules(config), *attention_rules(config), *mlp_rules()]
-
-
-def _require_whole_attention(config: PretrainedConfig) -> None:
+def require_whole_attention(config: PretrainedConfig) -> None:
+    """Raise ``ConfigError`` where tokens do not see all that is before them."""
     if config.to_dict().get("use_sliding_window"):
         raise ConfigError("model_id: its attention has a sliding window (use_sliding_window); use TransformersModel")
-
-
-def _qwen2_settings(config: PretrainedConfig) -> dict[str, Any]:
-    _require_whole_attention(config)
-    return {**dense_settings(config), "add_qkv_bias": True}
-
-
-def _qwen3_settings(config: PretrainedConfig) -> dict[str, Any]:
-    _require_whole_attention(config)
-    return {**dense_settings(config), "add_qkv_bias": bool(config.attention_bias), "qk_layernorm": True}
-
-
-def _qwen2_layer(settings: TransformerConfig, config: PretrainedConfig, index: int) -> ModuleSpec:
-    return attention_layer(mlp=dense_mlp(), normalised_heads=False)
-
-
-def _qwen3_layer(settings: TransformerConfig, config: PretrainedConfig, index: int) -> ModuleSpec:
-    return attention_layer(mlp=dense_mlp(), normalised_heads=True)
-
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "qwen2": Family(settings=_qwen2_settings, layer=_qwen2_layer, weights=_dense_rules),
-        "qwen3": Family(settings=_qwen3_settings, layer=_qwen3_layer, weights=_dense_rules),
-    }
-)
