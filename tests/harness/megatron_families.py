@@ -26,20 +26,23 @@ STEPS = 3
 HALF = 2
 TWO_RANKS = (
     "qwen3 tp lora",
-    "qwen3 pp lora",
-    "qwen2 dp lora",
-    "qwen2_moe tp whole",
     "qwen2_moe pp lora",
     "qwen3_moe ep whole",
     "deepseek_v2 tp whole",
-    "deepseek_v3 ep whole",
+    "deepseek_v3 ep lora",
     "deepseek_v3 cp whole",
+    "qwen3_5_text tp whole",
+    "qwen3_5_moe_text ep whole",
+)
+SOAKED = (
+    "qwen2 dp lora",
+    "qwen2_moe tp whole",
+    "qwen3 pp lora",
+    "deepseek_v3 ep whole",
     "deepseek_v3 pp whole",
     "deepseek_v3 tp lora",
-    "qwen3_5_text tp whole",
     "qwen3_5_text cp whole",
     "qwen3_5_text tp lora",
-    "qwen3_5_moe_text ep whole",
 )
 FOUR_RANKS = (
     "qwen3_moe tp-ep whole",
@@ -47,7 +50,6 @@ FOUR_RANKS = (
     "qwen3_5_text cp-pp whole",
     "qwen2_moe cp-tp lora",
 )
-KINDS = {2: TWO_RANKS, 4: FOUR_RANKS}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"tp_size": 2},
     "pp": {"pp_size": 2},
@@ -66,7 +68,7 @@ LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 TARGETS = {
     "qwen2_moe": ATTENTION + MLP,
     "qwen3_moe": ATTENTION,
-    "deepseek_v3": LATENT + MLP,
+    "deepseek_v3": LATENT,
     "qwen3_5_text": ATTENTION + DELTA_NET + MLP,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -77,6 +79,7 @@ COMPRESSED = {
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
+    "head_dim": 8,
     "v_head_dim": 12,
     "num_key_value_heads": 4,
     "routed_scaling_factor": 1.5,

@@ -115,11 +115,13 @@ class MegatronModel(AdaptedModel):
         self.pipeline = Pipeline([stage.to(device) for stage in stages], self.layout, self._text_config.vocab_size)
         self.model = torch.nn.ModuleList(self.pipeline.stages)
         """What patches see: this rank's stages."""
-        self._table = WeightTable(family.weights(self._text_config), stored_paths(self.model_id))
+        folder = PublishedFolder(Path(self.model_id)) if load_weights else None
+        rules = family.rules(self._text_config, is_fused=folder is not None and folder.fuses_experts)
+        self._table = WeightTable(rules, stored_paths(self.model_id))
         self._weights = named_parameters(stages, self.layout)
         self._buffers = named_buffers(stages, self.layout)
-        if load_weights:
-            fill({**self._weights, **self._buffers}, self._table, PublishedFolder(Path(self.model_id)), self.layout)
+        if folder is not None:
+            fill({**self._weights, **self._buffers}, self._table, folder, self.layout)
         else:
             tie(stages, self.layout)
         self._sync = MegatronRanks(self.layout)
@@ -194,6 +196,8 @@ class MegatronModel(AdaptedModel):
             return
         state = self.get_state_dict(adapter_name=group.name)
         if is_writer:
+            if self.hf_config is not self._text_config:
+                state |= PublishedFolder(Path(self.model_id)).others(state)
             save_published(folder, state, self.hf_config, Path(self.model_id))
 
     def _load_weights(self, group: OptimizerGroup, folder: Path) -> None:

@@ -35,13 +35,20 @@ class Family:
         settings: Fields of Megatron's config from the model's.
         layer: The layer of a number, counted from 0 in the whole model.
         weights: The rules of all weights.
+        fused_weights: The same where all experts of a layer are published as one tensor, if there are such.
         config_class: Of Megatron's configs.
     """
 
     settings: Callable[[PretrainedConfig], dict[str, Any]]
     layer: Callable[[TransformerConfig, PretrainedConfig, int], ModuleSpec]
     weights: Callable[[PretrainedConfig], Sequence[WeightRule]]
+    fused_weights: Callable[[PretrainedConfig], Sequence[WeightRule]] | None = None
     config_class: type[TransformerConfig] = TransformerConfig
+
+    def rules(self, config: PretrainedConfig, *, is_fused: bool) -> Sequence[WeightRule]:
+        """Of all weights, in a checkpoint that has experts one by one or fused."""
+        weights = self.fused_weights if is_fused and self.fused_weights is not None else self.weights
+        return weights(config)
 
 
 def dense_settings(config: PretrainedConfig) -> dict[str, Any]:

@@ -25,7 +25,13 @@ from twinkle.model.megatron.families.blocks import (
     head_size,
     mlp_rules,
 )
-from twinkle.model.megatron.families.qwen_moe import EXPERTS, expert_settings, gated_expert_rules, gated_expert_settings
+from twinkle.model.megatron.families.qwen_moe import (
+    EXPERTS,
+    expert_rules,
+    expert_settings,
+    gated_expert_rules,
+    gated_expert_settings,
+)
 from twinkle.model.megatron.modules.delta_net import DeltaNetSubmodules, GatedDeltaNet
 from twinkle.model.megatron.modules.experts import ExpertLayer
 from twinkle.model.megatron.weights.rules import Columns, GatedHeads, PartedRows, Rows, Same, WeightRule
@@ -100,17 +106,22 @@ def _rules(config: PretrainedConfig) -> list[WeightRule]:
 
 
 def _moe_rules(config: PretrainedConfig) -> list[WeightRule]:
+    return [*decoder_rules(config), *_mixing_rules(config), *gated_expert_rules(), *expert_rules()]
+
+
+def _fused_moe_rules(config: PretrainedConfig) -> list[WeightRule]:
+    """As the model that takes pictures is published."""
     ours, theirs = f"{LAYER}{EXPERTS}", f"{PUBLISHED_LAYER}mlp.experts."
     size = config.moe_intermediate_size
     return [
         *decoder_rules(config),
         *_mixing_rules(config),
+        *gated_expert_rules(),
         PartedRows(f"{ours}linear_fc1.weight", (f"{theirs}gate_up_proj[{{expert}}]",), ((size, size),)),
         Columns(f"{ours}linear_fc2.weight", (f"{theirs}down_proj[{{expert}}]",)),
         Same(f"{LAYER}mlp.router.weight", (f"{PUBLISHED_LAYER}mlp.gate.weight",)),
-        *gated_expert_rules(),
     ]
 
 
 QWEN3_5 = Family(settings=_settings, layer=_layer, weights=_rules)
-QWEN3_5_MOE = Family(settings=_moe_settings, layer=_moe_layer, weights=_moe_rules)
+QWEN3_5_MOE = Family(settings=_moe_settings, layer=_moe_layer, weights=_moe_rules, fused_weights=_fused_moe_rules)

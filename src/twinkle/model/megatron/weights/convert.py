@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from twinkle.model.megatron.layout import Layout
 from twinkle.model.megatron.weights.rules import Named, WeightTable
 
 EXPERTS = ".experts."
+FUSED_EXPERTS = ".experts.gate_up_proj"
 ENTRY = re.compile(r"(.+)\[(\d+)\]")
 """One entry of a tensor that all experts of a layer share."""
 Lookup = Callable[[str], torch.Tensor]
@@ -39,8 +40,14 @@ class PublishedFolder:
         if not self._files:
             raise InvalidInput("checkpoint", f"{folder} holds no model.safetensors")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
+    @property
+    def fuses_experts(self) -> bool:
+        """Whether all experts of a layer are one tensor."""
+        return any(name.endswith(FUSED_EXPERTS) for name in self._files)
+
+    def others(self, names: Container[str]) -> dict[str, torch.Tensor]:
+        """The tensors of all other names: of a tower beside the language model."""
+        return {name: file.get_tensor(name) for name, file in self._files.items() if name not in names}
 
     def __call__(self, name: str) -> torch.Tensor:
         """One tensor.
