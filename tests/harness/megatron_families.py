@@ -28,13 +28,13 @@ TWO_RANKS = (
     "qwen3 tp lora",
     "qwen2_moe pp lora",
     "qwen3_moe ep whole",
-    "deepseek_v2 tp whole",
-    "deepseek_v3 ep lora",
     "deepseek_v3 cp whole",
     "qwen3_5_text tp whole",
-    "qwen3_5_moe_text ep whole",
 )
 SOAKED = (
+    "deepseek_v2 tp whole",
+    "deepseek_v3 ep lora",
+    "qwen3_5_moe_text ep whole",
     "qwen2 dp lora",
     "qwen2_moe tp whole",
     "qwen3 pp lora",
