@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from harness.operations import (
 from harness.worker import BrokenEngine, MakeWorker, WorkerRig
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.core.slices import Slices
-from twinkle.workers.engine import Pass, PassAnswer
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.null_engine import NullState
 
 SLICE_TOKENS = 10
@@ -171,3 +172,58 @@ def test_a_replay_of_a_large_operation_lets_others_go_first_too(
     successor.drain()
 
     assert place(successor, "b:req:1") < place(successor, "a:req:3")
+
+
+class SlowSamples(BrokenEngine):
+    """Samples of many sequences end after a hundred steps, all others at once."""
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.num_steps = 0
+        self.before: dict[int, Callable[[], None]] = {}
+
+    def step_samples(self) -> list[SampleOutput]:
+        self.before.get(self.num_steps, lambda: None)()
+        self.num_steps += 1
+        self._clock.move(SLICE_S)
+        is_over = self.num_steps > 100
+        large = [] if is_over else [one for one in self._samples if one[1].num_samples > 1]
+        self._samples = [one for one in self._samples if one not in large]
+        ended = super().step_samples()
+        self._samples = large
+        return ended
+
+
+def test_a_sample_of_another_tenant_joins_one_that_takes_all_the_room(
+    bench: Bench, make_worker: MakeWorker, clock: HandClock
+) -> None:
+    engine = SlowSamples(clock)
+    worker = make_worker(engine=engine, sample_slots=4)
+    for lane, tenant in (("s", "t0"), ("u", "t1")):
+        bench.journal.open_lane(new_sampler(lane, tenant=tenant))
+
+    def submit_sample(lane: str, tenant: str, num_sequences: int) -> None:
+        body = {**json.loads(sample_body(lane, 1)), "num_samples": num_sequences}
+        payload = Payload(inline=json.dumps(body).encode())
+        bench.append(
+            Submission(
+                tenant=tenant,
+                lane=lane,
+                seq=1,
+                kind=OperationKind.SAMPLE,
+                digest="d",
+                payload=payload,
+                num_sequences=num_sequences,
+            )
+        )
+
+    submit_sample("s", "t0", 32)
+    engine.before[10] = lambda: submit_sample("u", "t1", 1)
+    seen: list[OperationState] = []
+    engine.before[15] = lambda: seen.append(bench.status("u", 1).state)
+
+    worker.drain()
+
+    assert seen == [OperationState.DONE]
+    assert place(worker, "u:req:1") < place(worker, "s:req:1")

@@ -5,6 +5,7 @@ And who may hold how much cache meanwhile, and who gives way when memory is full
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,8 +47,9 @@ class Work:
 class CacheBudget:
     """Caches grow within a budget; when it is full the newest request gives way to older ones.
 
-    The oldest request never gives way and the budget holds any one sequence, so work always moves on. What was given up
-    is computed again later, with the same result.
+    Where several groups share it, first that of a group which has more than its even part, down to its last sequence.
+    Else the oldest request never gives way, and the budget holds any one sequence, so work always moves on. What was
+    given up is computed again later, with the same result.
     """
 
     def __init__(self, *, num_tokens: int, max_length: int) -> None:
@@ -72,11 +74,39 @@ class CacheBudget:
         """
         missing = blocks_for(num_tokens) - cache.blocks
         while missing > 0 and _held(active) + missing > self._blocks:
-            newest = next(progress for progress in reversed(active) if progress.holds_cache)
-            if newest.drop_last_cache() is cache:
+            if self._next_to_give_way(active).drop_last_cache() is cache:
                 return False
         cache.reserve(num_tokens)
         return True
+
+    def make_room(self, num_tokens: int, active: list[RequestProgress], *, group: str) -> bool:
+        """Whether a new cache of a group fits into its even part, now that others with more than theirs gave way."""
+        groups = {progress.group for progress in active if progress.holds_cache} | {group}
+        own = sum(progress.num_blocks for progress in active if progress.group == group)
+        if len(groups) == 1 or own + blocks_for(num_tokens) > self._blocks // len(groups):
+            return False
+        while not self.fits(num_tokens, active):
+            over = [one for one in self._over_their_part(active, len(groups)) if one.group != group]
+            if not over:
+                return False
+            over[-1].drop_last_cache()
+        return True
+
+    def _next_to_give_way(self, active: list[RequestProgress]) -> RequestProgress:
+        """The newest of a group that has more than its even part, and something left without it; else the newest."""
+        holders = [progress for progress in active if progress.holds_cache]
+        num_groups = len({progress.group for progress in holders})
+        return (self._over_their_part(active, num_groups) or holders)[-1]
+
+    def _over_their_part(self, active: list[RequestProgress], num_groups: int) -> list[RequestProgress]:
+        holders = [progress for progress in active if progress.holds_cache]
+        blocks: Counter[str] = Counter()
+        caches: Counter[str] = Counter()
+        for progress in holders:
+            blocks[progress.group] += progress.num_blocks
+            caches[progress.group] += len(progress.running) + (progress.prompt_cache is not None)
+        part = self._blocks // num_groups
+        return [one for one in holders if blocks[one.group] > part and caches[one.group] > 1]
 
 
 def plan_pass(

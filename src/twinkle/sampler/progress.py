@@ -63,6 +63,8 @@ class RequestProgress:
             pictures=request.pictures,
         )
         self.num_chunks_done = 0
+        self.num_steps_held_back = 0
+        """How often there was no place or memory for its prompt."""
         self._num_chunks_seen = 0
         self._num_cached_tokens = 0
         self.prompt_cache: SequenceCache | None = None
@@ -74,6 +76,11 @@ class RequestProgress:
         adapter = self.request.adapter
         assert not isinstance(adapter, AdapterFiles), "refused when the request was added"
         return adapter
+
+    @property
+    def group(self) -> str:
+        """With whom it shares slots and memory evenly."""
+        return self.request.cache_group
 
     def next_draw(self, continuation: Continuation) -> Draw:
         """Returns what decides the continuation's next token."""

@@ -39,6 +39,11 @@ DEFAULT_TOKENS_PER_SLOT = 1024
 DEFAULT_CHUNK_TOKENS = 256
 DEFAULT_KEPT_BYTES = 512 * 2**20
 DEFAULT_STATE_BYTES = 4 * 2**30
+GUEST_PART = 4
+"""Of so many slots one more is there that no group of requests takes alone."""
+GROUP_PART = (4, 5)
+"""What one group may have of the places that others leave."""
+LONGEST_HELD_BACK_STEPS = 256
 STATES_PER_SLOT = 2
 """A continuation's own, and its prompt's while others are to go on from it."""
 
@@ -50,7 +55,8 @@ class SteppedTorchSampler(SteppedSampler):
 
     Args:
         model: Base model and adapters.
-        slots: Sequences (running continuations and prompts under way) served at once; further ones wait in order.
+        slots: Sequences (running continuations and prompts under way) of one group served at once; further ones wait in
+            order. A quarter more is there for others, so that no group waits until another's sequences end.
         max_length: Prompt and output together; the model's context if omitted.
         kv_tokens: Tokens that the caches of all sequences may hold together.
         prefill_tokens_per_step: About how many prompt tokens a step computes, so that decoding never stalls for long.
@@ -77,7 +83,8 @@ class SteppedTorchSampler(SteppedSampler):
         self._decode_text = decode_text
         context = model.info.max_context_length
         self._model = model
-        self._slots = _slots_within(state_bytes, slots, model)
+        self._places = _slots_within(state_bytes, slots + max(slots // GUEST_PART, 1), model)
+        self._slots = min(slots, self._places)
         self._max_length = context if max_length is None else min(max_length, context)
         if kv_tokens is None:
             kv_tokens = max(self._slots * DEFAULT_TOKENS_PER_SLOT, self._max_length + DEFAULT_TOKENS_PER_SLOT)
@@ -199,22 +206,37 @@ class SteppedTorchSampler(SteppedSampler):
         return self._collect(failures)
 
     def _start_prompts(self) -> None:
-        """Gives prompts a slot and memory, the oldest first; the first that does not fit holds back those behind it."""
-        for progress in self._active:
-            if progress.waiting and progress.prompt_cache is None and not self._start_prompt(progress):
+        """Gives prompts a slot and memory, the oldest first; the first that does not fit holds back those behind it.
+
+        Those of its own group, that is; the others only when it has waited for long.
+        """
+        held_back: set[str] = set()
+        idle = [progress for progress in self._active if progress.waiting and progress.prompt_cache is None]
+        for progress in (*idle, *self._waiting):
+            if progress.group in held_back or self._start_prompt(progress):
+                continue
+            held_back.add(progress.group)
+            progress.num_steps_held_back += 1
+            if progress.num_steps_held_back > LONGEST_HELD_BACK_STEPS:
                 return
-        while self._waiting and self._start_prompt(self._waiting[0]):
-            self._active.append(self._waiting.popleft())
 
     def _start_prompt(self, progress: RequestProgress) -> bool:
         num_tokens = len(progress.request.prompt)
         # A spare block for each running sequence: what starts now should not have to give way at once.
         spare = sum(len(other.running) for other in self._active)
-        if self._free_slots <= 0 or not self._budget.fits(num_tokens, self._active, spare_blocks=spare):
+        if self._free_slots(progress.group) <= 0:
+            return False
+        fits = self._budget.fits(num_tokens, self._active, spare_blocks=spare)
+        if not fits and not self._budget.make_room(num_tokens, self._active, group=progress.group):
             return False
         cache = SequenceCache()
         cache.reserve(num_tokens)
         progress.start_prompt(cache)
+        progress.num_steps_held_back = 0
+        if progress in self._waiting:
+            # Its slot and its memory count from now on.
+            self._waiting.remove(progress)
+            self._active.append(progress)
         return True
 
     def _take_known(self, progress: RequestProgress) -> None:
@@ -239,9 +261,12 @@ class SteppedTorchSampler(SteppedSampler):
         if is_last:
             self._prefixes.touch(progress.chunks)
 
-    @property
-    def _free_slots(self) -> int:
-        return self._slots - sum(progress.num_slots for progress in self._active)
+    def _free_slots(self, group: str) -> int:
+        """How many more sequences a group may have: a part of what others leave is always left to somebody else."""
+        own = sum(progress.num_slots for progress in self._active if progress.group == group)
+        left = self._places - sum(progress.num_slots for progress in self._active if progress.group != group)
+        most = min(self._slots, max(left * GROUP_PART[0] // GROUP_PART[1], 1), left)
+        return most - own
 
     def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> None:
         device = self._model.device
@@ -306,7 +331,7 @@ class SteppedTorchSampler(SteppedSampler):
         for progress in self._active:
             if progress.next_logits_V is not None and progress.max_tokens == 0:
                 progress.finish_without_tokens()
-            while progress.next_logits_V is not None and self._free_slots > 0:
+            while progress.next_logits_V is not None and self._free_slots(progress.group) > 0:
                 logits_V = progress.next_logits_V
                 fits = self._budget.fits(len(progress.request.prompt), self._active)
                 keep_prompt = len(progress.waiting) > 1 and fits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.fairness import fair_part, in_service_order
@@ -10,6 +10,7 @@ from twinkle.storage.journal.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _LARGE_AT_ONCE = 2
+_MOST_GUESTS = 8
 _REPLAYING = {OperationKind.FORK, OperationKind.REWIND}
 
 
@@ -92,11 +93,14 @@ def beside(heads: list[Head], passing: Sequence[Claim], *, large_tokens: int, su
     ]
 
 
-def choose_samples(heads: list[Head], *, room: int, is_idle: bool, suspect_from: int = 2) -> list[Head]:
+def choose_samples(
+    heads: list[Head], *, room: int, is_idle: bool, suspect_from: int = 2, drawing: Collection[str] | None = None
+) -> list[Head]:
     """Pick the samples to begin with, as many as have room with all their sequences.
 
     One with more sequences than there is room for waits until there is, and the others behind it; an idle holder begins
-    with it whatever its size.
+    with it whatever its size. Where it is told whose samples are ``drawing``, tenants that have none there need no
+    room, a few at a time: the sampler has places that no one tenant can take, and shares them out one by one.
 
     A suspect is taken alone, and only by an idle holder: were it the cause, its companions would be blamed with it.
     Until it has run, nothing else begins.
@@ -105,9 +109,19 @@ def choose_samples(heads: list[Head], *, room: int, is_idle: bool, suspect_from:
     if suspects:
         return suspects[:1] if is_idle else []
     chosen: list[Head] = []
+    present = None if drawing is None else set(drawing)
+    num_guests, is_full = 0, False
     for operation in in_service_order(heads):
-        room -= operation.head.num_sequences
-        if room < 0 and (chosen or not is_idle):
-            break
-        chosen.append(operation.head)
+        head = operation.head
+        fits = not is_full and (head.num_sequences <= room or (is_idle and not chosen))
+        is_guest = not fits and present is not None and head.turn.tenant not in present and num_guests < _MOST_GUESTS
+        if not fits:
+            is_full = True
+            if not is_guest:
+                continue
+            num_guests += 1
+        room -= head.num_sequences
+        chosen.append(head)
+        if present is not None:
+            present.add(head.turn.tenant)
     return chosen

@@ -12,7 +12,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
-from twinkle.core.operation import Claim, OperationKind
+from twinkle.core.operation import OperationKind
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import alone_from, beside, choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
@@ -32,6 +32,7 @@ from twinkle.workers.steps import Job, Transfers
 
 _STORAGE_RETRY_S = 0.5
 _HEADS_OFFERED = 256
+_SAMPLES_OFFERED = 16
 _LONGEST_WAIT_S = 1.0
 _FINISH_S = 10.0
 _LIGHT = frozenset(OperationKind) - {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
@@ -254,12 +255,12 @@ class MeshWorker(Generic[State]):
 
     def _sample_once(self, lease: Lease) -> bool:
         self._drop_ended(lease)
-        claims: list[Claim] = []
-        if self._samples.room > 0:
-            claims = self._journal.claim_samples(
-                lease, with_virtual_time(self._choose_samples), self._samples.room, under_way=self._samples.under_way
-            )
-            self._reporter.started(claims)
+        # Without room there still is some for tenants that have nothing there.
+        offered = max(self._samples.room, _SAMPLES_OFFERED)
+        claims = self._journal.claim_samples(
+            lease, with_virtual_time(self._choose_samples), offered, under_way=self._samples.under_way
+        )
+        self._reporter.started(claims)
         if claims:
             crash_point("sampler.claimed")
         execution = Execution()
@@ -272,7 +273,11 @@ class MeshWorker(Generic[State]):
 
     def _choose_samples(self, heads: list[Head]) -> list[Head]:
         return choose_samples(
-            heads, room=self._samples.room, is_idle=self._samples.is_idle, suspect_from=self._suspect_from
+            heads,
+            room=self._samples.room,
+            is_idle=self._samples.is_idle,
+            suspect_from=self._suspect_from,
+            drawing=self._samples.tenants,
         )
 
     def _drop_ended(self, lease: Lease) -> None:

@@ -106,6 +106,12 @@ class SampleDesk(Generic[State]):
         return max(self._slots - sum(one.claim.num_sequences for one in under_way), 0)
 
     @property
+    def tenants(self) -> set[str]:
+        """Whose samples are drawn, or are about to be."""
+        under_way = [*self._drawing.values(), *(entering for entering, _ in self._entering.values())]
+        return {one.claim.tenant for one in under_way}
+
+    @property
     def under_way(self) -> list[str]:
         """The futures it works on."""
         return [*self._entering, *self._drawing, *self._leaving]

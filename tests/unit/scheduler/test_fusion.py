@@ -190,3 +190,13 @@ def test_samples_under_way_count_for_their_tenant_and_towards_its_limit() -> Non
     chosen = choose_samples(heads, room=7, is_idle=False)
 
     assert sorted(chosen, key=lambda head: (head.lane, head.seq)) == [heads[0], heads[5], *heads[10:15]]
+
+
+def test_a_full_sampler_has_room_for_tenants_that_have_nothing_there() -> None:
+    numbers = {"a": 3, "b": 4, "c": 1}
+    heads = [head(lane, OperationKind.SAMPLE, of=turn(lane), num_sequences=numbers[lane]) for lane in numbers]
+
+    assert choose_samples(heads, room=0, is_idle=False, drawing={"a"}) == heads[1:]
+    assert choose_samples(heads, room=0, is_idle=False, drawing={"a", "b", "c"}) == []
+    twice = [head(f"{lane}{n}", OperationKind.SAMPLE, of=turn(lane)) for lane in ("a", "b") for n in (1, 2)]
+    assert choose_samples(twice, room=0, is_idle=False, drawing={"a"}) == twice[2:3], "one of each is enough"
