@@ -11,9 +11,9 @@ from twinkle.core.errors import Expired, NotFound, StorageUnavailable
 from twinkle.core.operation import FutureStatus
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
+from twinkle.server.results import result_response
 from twinkle.server.state import Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
-from twinkle.storage.payloads import read_payload
 from twinkle.storage.sampling.sampling_sessions import EndedSample
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import (
@@ -141,11 +141,8 @@ async def _outcome(
     if status.failure is not None:
         return answer(FailedResponse(error=status.failure.message, category=status.failure.category.value))
     assert status.result is not None, "a final future has a result or a failure"
-    if status.result.inline is not None:
-        data = status.result.inline
-    elif allow_metadata_only and status.result.size_bytes:
+    if allow_metadata_only and status.result.inline is None and status.result.size_bytes:
         # Large: the client makes room for so many bytes, then asks for them.
         return answer(MetadataResponse(response_payload_size=status.result.size_bytes))
-    else:
-        data = await common.object_io.run(read_payload, artifacts.blobs, status.result)
-    return Response(data, media_type=PROTOBUF if status.kind.answers_protobuf else JSON)
+    media_type = PROTOBUF if status.kind.answers_protobuf else JSON
+    return await result_response(common.object_io, artifacts.blobs, status.result, media_type=media_type)
