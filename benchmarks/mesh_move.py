@@ -75,7 +75,7 @@ def measure(home: Path, model: Path, ranks: tuple[int, ...], *, rounds: int) -> 
 
 def row_of(stores: Stores, client: tinker.ServiceClient, model: str, rank: int, *, rounds: int) -> dict[str, object]:
     """One size of adapter: steps where it was, and steps that it has to move for."""
-    run = client.create_lora_training_client(base_model=model, rank=rank, seed=0)
+    run = client.create_lora_training_client(base_model=model, rank=rank, seed=0).result()
     step(run)
     stays, handed_over, moves = [], [], []
     for _ in range(rounds):
