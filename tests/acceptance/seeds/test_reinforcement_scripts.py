@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from harness.hub_world import HubWorld
 from harness.opened_checkpoint import assert_same_in_peft
 from harness.script_run import Run, run_script
+from harness.seeds import Script
 
 pytest.importorskip("ray", reason="the extra twinkle-queue[ray] is not installed")
 
@@ -29,6 +31,18 @@ class OddRows:
 
 twinkle.reward.GSM8KAccuracyReward = OddRows
 '''
+DOCUMENTS = {"000:159": "qwen3_5", "002:218": "qwen3"}
+"""Both GRPO scripts, and the class of the model that each names."""
+SIZES = {
+    "MODEL_GPUS": "1",
+    "SAMPLER_GPUS": "1",
+    "NUM_GENERATIONS": "4",
+    "MAX_NEW_TOKENS": "8",
+    "LR": "1e-2",
+    "MAX_STEPS": "4",
+    "BATCH_SIZE": "2",
+    "MINI_BATCH_SIZE": "4",
+}
 RunScript = Callable[..., Run]
 
 
@@ -109,6 +123,22 @@ def test_whole_conversations_are_learnt_from(run_cookbook: RunScript, world: Hub
     assert [told.metrics["weights"] for told in run.progress] == [1, 2]
     assert all(1 <= told.metrics["turns"] <= 2 for told in run.progress)
     assert (run.folder / "output" / "multi_turn_grpo" / "last-checkpoint").is_dir()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.timeout(TIME_LIMIT_S)
+def test_the_documents_script_samples_rewards_learns_and_saves(
+    scripts: list[Script], world: HubWorld, tmp_path: Path, name: str
+) -> None:
+    text = next(script.text for script in scripts if script.name == name)
+
+    run = run_script(REWARDED + text, tmp_path, {**world.environment, **RAY, **SIZES}, time_limit_s=TIME_LIMIT_S)
+
+    steps = re.findall(r"^\[Step (\d)/4\] (\{.*\})$", run.output, re.MULTILINE)
+    assert [step for step, _ in steps] == ["1", "2", "3"]
+    assert "Training completed. optim_steps=4" in run.output
+    assert_same_in_peft(world.model(DOCUMENTS[name]), run.folder / "output" / "grpo-gsm8k-checkpoint")
 
 
 def assert_it_learned(run: Run, base: Path, name: str) -> None:
