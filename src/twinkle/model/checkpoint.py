@@ -27,6 +27,7 @@ from twinkle.core.file_names import SCHEDULER_FILE
 from twinkle.data_format.answers import SavedCheckpoint
 from twinkle.hub.tokenizer_files import tokenizer_files
 from twinkle.infra.progress import track
+from twinkle.infra.remote import remote_function
 from twinkle.metric.loss_picture import PICTURE_FILE, draw_loss
 from twinkle.metric.records import METRICS_FILE
 from twinkle.model.optimizer_group import OptimizerGroup
@@ -183,6 +184,7 @@ class TrainingCheckpoints(ABC):
     def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
         """The weights, by the names they have in a checkpoint."""
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     @abstractmethod
     def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
         """The adapter's config as PEFT has it; empty where all parameters are trained."""

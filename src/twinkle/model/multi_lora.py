@@ -15,6 +15,7 @@ from twinkle.core.errors import InvalidInput, NoRoom
 from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
+from twinkle.infra.remote import remote_function
 from twinkle.infra.runtime import mesh_of
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
@@ -138,6 +139,7 @@ class MultiLoraTransformersModel(FusedComponent):
             gradient_accumulation_steps=gradient_accumulation_steps,
         )
 
+    @remote_function(dispatch="all", collect="first")
     def remove_adapter(self, adapter_name: str) -> None:
         """Forget an adapter and everything set for it; its slot is free again."""
         group = self.group(adapter_name)

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.core.errors import InvalidInput
 from twinkle.infra.device_mesh import current_rank
+from twinkle.infra.remote import remote_function
 from twinkle.loss import LOSSES, Loss
 from twinkle.loss.base import PlainLoss
 from twinkle.metric import METRICS, Metric
@@ -144,6 +145,7 @@ class ScriptSettings(ABC):
             metric = construct_class("metric_cls", metric_cls, Metric, METRICS, **{**own, **settings})  # type: ignore[type-abstract]
             board.add(metric, kind)
 
+    @remote_function(dispatch="all", collect="first")
     def report_to(self, *forwarders: str | Forwarder, adapter_name: str = "", **settings: Any) -> None:
         """Send each step's loss, rate and norm, and each report of metrics, to where people watch them.
 

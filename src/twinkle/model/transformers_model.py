@@ -19,6 +19,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.hub.caches import published_id
 from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
+from twinkle.infra.remote import remote_function
 from twinkle.infra.runtime import mesh_of
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
 from twinkle.model.optimizer_group import OptimizerGroup
@@ -172,6 +173,7 @@ class TransformersModel(PlainPasses):
             load_adapter(folder, adapter_parameters(self.model, adapter_name, self._paths), self._paths)
         self.model.to(self.device)
 
+    @remote_function(dispatch="all", collect="first")
     def remove_adapter(self, adapter_name: str) -> None:
         """Forget an adapter and everything set for it."""
         group = self.group(adapter_name)
@@ -220,6 +222,7 @@ class TransformersModel(PlainPasses):
             name for name, weight in group.parameters.items() if id(weight) in found or "lora_embedding_" in name
         )
 
+    @remote_function(dispatch="all", collect="first")
     def set_grad_scaler(self, *, adapter_name: str = "", **settings: Any) -> None:
         """Scale losses by torch's GradScaler, built with these settings over ``grad_scaler_config``."""
         self.group(adapter_name).scaler = make_scaler(self.device, {**self._scaler_settings, **settings})
@@ -240,6 +243,7 @@ class TransformersModel(PlainPasses):
         if group.name in self._hooks:
             self._hooks.pop(group.name).remove()
 
+    @remote_function(dispatch="all", collect="first")
     def reload_initial_weights(self) -> None:
         """Make all parameters what they were at the start; the optimizer, its schedule and the window are forgotten.
 

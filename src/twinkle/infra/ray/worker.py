@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +204,8 @@ class Worker:
         leave_world()
 
     def _as_it_travels(self, result: Any) -> Any:
+        if isinstance(result, Future):
+            return result.result()
         if isinstance(result, Iterator) and not isinstance(result, io.IOBase):
             self._num_kept += 1
             self._iterators[self._num_kept] = result

@@ -16,6 +16,8 @@ from twinkle.data_format.answers import ModelOutput
 from twinkle.dataloader import DataLoader
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.infra import DeviceMesh
+from twinkle.infra.remote import marks_of
+from twinkle.model import MultiLoraTransformersModel, TransformersModel
 from twinkle.model.remote_outputs import joined_outputs
 
 TEXTS = ["the quick brown fox jumps over the lazy dog. " * 4]
@@ -62,6 +64,29 @@ def test_a_loader_of_the_script_itself_hands_out_whole_batches_too() -> None:
     loader = DataLoader(make_rows, batch_size=4, device_mesh=DeviceMesh.from_sizes(dp_size=2))
 
     assert [len(batch) for batch in loader] == [4, 3]
+
+
+@pytest.mark.parametrize("kind", [TransformersModel, MultiLoraTransformersModel])
+def test_every_call_of_a_script_on_a_model_has_a_mark(kind: type) -> None:
+    calls = {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
+
+    unmarked = calls - set(marks_of(kind))
+
+    # Of the engine itself, or of what must be on the same process.
+    assert unmarked <= {
+        "begin_sync",
+        "engine_of_sync",
+        "init_checkpoint_process_group",
+        "core",
+        "embed",
+        "end_sync",
+        "fused_forward_backward",
+        "group",
+        "open",
+        "register_mm_forward_hook",
+        "send_weights",
+        "unregister_mm_forward_hook",
+    }
 
 
 def test_outputs_of_data_ranks_are_those_of_one_pass() -> None:
