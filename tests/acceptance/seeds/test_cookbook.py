@@ -110,6 +110,26 @@ def test_two_ranks_train_one_model_however_it_is_shared_out(
     assert (shared.folder / "output" / name / "last-checkpoint").is_dir()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "model", "settings"),
+    [
+        ("tp", "qwen3_5", {}),
+        ("tp", "qwen3_5", {"TP_SIZE": "1", "CP_SIZE": "2", "PP_SIZE": "1"}),
+        ("tp_moe", "qwen3_moe", {"TP_SIZE": "1", "PP_SIZE": "1"}),
+    ],
+)
+def test_megatron_trains_on_two_ranks_what_peft_opens(
+    run_cookbook: RunCookbook, world: HubWorld, name: str, model: str, settings: dict[str, str]
+) -> None:
+    alone = run_cookbook(f"megatron/{name}.py", folder="alone")
+    shared = run_cookbook(f"megatron/{name}.py", ranks=2, folder="shared", **settings)
+
+    assert shared.progress[-1].loss < shared.progress[0].loss
+    assert shared.progress[0].loss == pytest.approx(alone.progress[0].loss, rel=1e-3)
+    assert_same_in_peft(world.model(model), shared.folder / "output" / f"megatron_{name}" / "last-checkpoint")
+
+
 def loss_at_the_end(run: Run) -> float:
     found = re.search(r"Loss at the end: ([\d.]+)", run.output)
     assert found, run.output[-2000:]
