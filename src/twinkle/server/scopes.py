@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from twinkle.core.errors import Forbidden
 from twinkle.core.scopes import ALL_SCOPES, Scope
 
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANY = frozenset({Scope.READ})
 _SAMPLE = frozenset({Scope.SAMPLE, Scope.TRAIN})
 _TRAIN = frozenset({Scope.TRAIN})
@@ -79,7 +79,7 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
 
 def need_of(method: str, path: str) -> Need | None:
     """What a request needs; ``None`` where no line of the table says, which is refused to all but full keys."""
-    if method in _READING:
+    if method in READING:
         return _READ_ALL
     return next((need for methods, pattern, need in _TABLE if method in methods and pattern.match(path)), None)
 

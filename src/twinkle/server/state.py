@@ -26,7 +26,7 @@ from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
 from twinkle.server.room import DiskRoom
-from twinkle.server.scopes import refuse_beyond_scopes, refuse_suspended
+from twinkle.server.scopes import READING, refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors
 from twinkle.server.submit import Submitter
@@ -215,7 +215,9 @@ async def _caller(request: Request) -> str:
 
 async def _acted_for(request: Request, acting: Acting) -> str:
     state_of(request.app).common.room.check(request.method, request.url.path)
-    charge_to(await state_of(request.app).accounts.quotas.bodies_of(acting.tenant), request)
+    # What only reads has no body, and need not wait for the account.
+    if request.method not in READING:
+        charge_to(await state_of(request.app).accounts.quotas.bodies_of(acting.tenant), request)
     return acting.tenant
 
 
