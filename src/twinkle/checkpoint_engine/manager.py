@@ -81,12 +81,11 @@ class CheckpointEngineManager:
             SyncFailed: The weights did not arrive.
         """
         config = self._config()
-        versions, takes_whole = self._state_of_samplers()
-        version = max(versions) + 1
+        version = max(self._versions()) + 1
         parts: list[Part] = ["merged"]
         if config and not merge_and_sync:
             # One that takes adapters only has a base model of its own; that it is the same is the script's word.
-            parts = ["adapter"] if self._is_base_there or not takes_whole else ["base", "adapter"]
+            parts = ["adapter"] if self._is_base_there or not self._take_whole_weights() else ["base", "adapter"]
         # What a merged model left there is no base of an adapter, and neither is half of one.
         self._is_base_there = self._is_base_there and parts == ["adapter"]
         self._begin(version)
@@ -109,13 +108,15 @@ class CheckpointEngineManager:
         config: dict[str, Any] = answers[0]
         return config
 
-    def _state_of_samplers(self) -> tuple[list[int], bool]:
+    def _versions(self) -> list[int]:
         if self._groups is not None:
-            states = self._groups.states()
-        else:
-            version = self.version if self._receiver is None else self._receiver.checkpoint_versions()[0]
-            states = _gathered((version, self._sampler is None or self._sampler.takes_whole_weights))
-        return [version for version, _ in states], all(takes_whole for _, takes_whole in states)
+            return [version for version, _ in self._groups.states()]
+        return _gathered(self.version if self._receiver is None else self._receiver.checkpoint_versions()[0])
+
+    def _take_whole_weights(self) -> bool:
+        if self._groups is not None:
+            return all(takes_whole for _, takes_whole in self._groups.states())
+        return all(_gathered(self._sampler is None or self._sampler.takes_whole_weights))
 
     def _begin(self, version: int) -> None:
         if self._groups is not None:
