@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import AutoConfig
 
 from twinkle.core.errors import InvalidInput
-from twinkle.hub.trust import open_model
+from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of, runtime
 from twinkle.model.loading import stored_paths
@@ -91,7 +91,7 @@ class MegatronModel(AdaptedModel):
         dtype = weights_dtype(mixed_precision, device)
         self.model_id, keywords = open_model(model_id, megatron_settings)
         keywords.pop("trust_remote_code", None)
-        self.hf_config: Any = AutoConfig.from_pretrained(self.model_id) if config is None else config
+        self.hf_config: Any = _read_config(self.model_id) if config is None else config
         self._text_config = self.hf_config.get_text_config()
         family = family_of(self._text_config)
         self.layout = Layout(mesh_or_alone(device_mesh, device), device, seed=runtime().seed)
@@ -231,3 +231,9 @@ class MegatronModel(AdaptedModel):
         """All weights by transformers' names, the adapter's update in them or left out, on rank 0; all must iterate."""
         change = self._merging(self.group(adapter_name), merge=merge)
         return published({**self._weights, **self._buffers}, self._table, self.layout, change)
+
+
+def _read_config(folder: str) -> Any:
+    # Layers are Megatron's, whoever trusts a model's own code.
+    with naming_code(folder):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -174,7 +174,7 @@ def _start_vllm(model: str, arguments: dict[str, Any], device: torch.device, tok
 
 
 def _places_of_pictures(model: str) -> tuple[int, ...]:
-    config = transformers.AutoConfig.from_pretrained(model)
+    config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
     processor = load_image_processor(model) if config.model_type in WITH_PICTURES else None
     return () if processor is None else picture_rules(config, processor).all_tokens
 

@@ -88,9 +88,14 @@ def test_the_death_of_a_worker_is_raised_with_its_place_and_leaves_nobody_waitin
 
 def started(text: str, folder: Path) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(text)
-    return subprocess.Popen(
-        [sys.executable, "train.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    # Whoever runs the tests in the background has them, and all that they start, ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "train.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_script_that_is_interrupted_leaves_no_worker(tmp_path: Path) -> None:
