@@ -22,10 +22,10 @@ SFT = JobKind.SUPERVISED
 
 
 class SteppingClock(HandClock):
-    """Ten minutes pass whenever somebody looks."""
+    """A minute passes whenever somebody looks."""
 
     def now(self) -> float:
-        self.move(600.0)
+        self.move(60.0)
         return super().now()
 
 
