@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.crashes import Crashes
@@ -157,11 +159,21 @@ def test_a_kill_of(tuned: Tuned, part: str, kind: str) -> None:
     calm = tuned.calm(kind)
 
     def kill() -> None:
-        under_way = _TEACHING if kind == "off_policy" else _UNDER_WAY
-        wait_for(lambda: tuned.served.query(under_way), what="a fine-tuning under way")
+        wait_for(lambda: tuned.served.query(_UNDER_WAY), what="a fine-tuning under way")
         tuned.served.part(part).kill()
 
-    assert tuned.train(kind, kill) == calm
+    def kill_while_asking() -> None:
+        # The teacher answers in a moment: it stands still until it was asked.
+        device = psutil.Process(tuned.served.engine_pid())
+        device.suspend()
+        try:
+            wait_for(lambda: tuned.served.query(_TEACHING), what="a teacher being asked")
+            tuned.served.part(part).kill()
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                device.resume()
+
+    assert tuned.train(kind, kill_while_asking if kind == "off_policy" else kill) == calm
 
 
 _UNDER_WAY = "SELECT 1 FROM job WHERE state = 'running' AND phase = 'training'"

@@ -55,6 +55,7 @@ async def _taught(context: JobContext[DistillSpec], base_model: str) -> str:
     # The student's template looks at every row, so that what is wrong is told before anything is sampled.
     data = await open_prompts(context, base_model, seed=seed)
     num_rows, num_cut, lines = len(data.train_numbers), 0, []
+    await context.save(phase="asking the teacher", taught_prompts=0, prompts=num_rows)
     for start in range(0, num_rows, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, num_rows))
         examples = await data.examples(places)
