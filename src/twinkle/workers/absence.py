@@ -12,7 +12,7 @@ from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.workers.engine import State
 from twinkle.workers.residents import Residents
-from twinkle.workers.steps import Job, Steps
+from twinkle.workers.steps import Job, LaneJobs, Steps
 
 _LOOK_EVERY_S = 5.0
 _MAX_AT_ONCE = 4
@@ -20,7 +20,7 @@ _MAX_AT_ONCE = 4
 _log = structlog.get_logger()
 
 
-class Absences(Generic[State]):
+class Absences(LaneJobs, Generic[State]):
     """Parks the adapters of sessions that have ended or fallen silent, a few at a time.
 
     One that is not in memory any more (its worker died) is restored first where its last operations are covered by no
@@ -30,6 +30,7 @@ class Absences(Generic[State]):
     def __init__(
         self, *, mesh: str, adapters: Adapters, residents: Residents[State], clock: Clock, silent_s: float
     ) -> None:
+        super().__init__()
         self._mesh = mesh
         self._adapters = adapters
         self._residents = residents
@@ -37,21 +38,6 @@ class Absences(Generic[State]):
         self._silent_s = silent_s
         self._next_look_at = 0.0
         self._hopeless: set[str] = set()
-        self._leaving: dict[str, Job[None]] = {}
-
-    @property
-    def adapters(self) -> set[str]:
-        """Those that are about to leave: what comes for them waits until they have."""
-        return set(self._leaving)
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether there is something to do now."""
-        return any(job.can_go_on for job in self._leaving.values())
-
-    def forget_all(self) -> None:
-        """The mesh is somebody else's now."""
-        self._leaving.clear()
 
     def park(self, *, besides: Collection[str]) -> None:
         """Look every few seconds, and park, a step at a time.
@@ -59,9 +45,9 @@ class Absences(Generic[State]):
         Args:
             besides: Adapters that something is under way with.
         """
-        self._go_on()
+        self._park_on()
         now = self._clock.now()
-        if self._leaving:
+        if self._jobs:
             return
         if now < self._next_look_at:
             return
@@ -74,19 +60,12 @@ class Absences(Generic[State]):
         except StorageUnavailable as error:
             _log.warning("adapter.parking_failed", error=error.message, next="tried again soon")
             return
-        self._leaving = {adapter: Job(self._park(adapter, last_seq)) for adapter, last_seq in abandoned}
-        self._go_on()
+        self._jobs = {adapter: Job(self._park(adapter, last_seq)) for adapter, last_seq in abandoned}
+        self._park_on()
 
-    def _go_on(self) -> None:
-        for adapter, job in list(self._leaving.items()):
-            if job.can_go_on:
-                job.go_on()
-            if job.has_ended:
-                del self._leaving[adapter]
-            if isinstance(job.error, StorageUnavailable):
-                _log.warning("adapter.parking_failed", error=job.error.message, next="tried again soon")
-            elif job.error is not None:
-                raise job.error
+    def _park_on(self) -> None:
+        for _, error in self._go_on():
+            _log.warning("adapter.parking_failed", error=error.message, next="tried again soon")
 
     def _park(self, adapter: str, last_seq: int) -> Steps[None]:
         try:

@@ -13,7 +13,7 @@ from twinkle.core.errors import StorageUnavailable, TwinkleError
 from twinkle.storage.journal.moves import Leaving, Moves
 from twinkle.workers.engine import State
 from twinkle.workers.residents import Residents
-from twinkle.workers.steps import Job, Steps
+from twinkle.workers.steps import Job, LaneJobs, Steps
 
 _LOOK_EVERY_S = 1.0
 _MAX_AT_ONCE = 16
@@ -21,30 +21,16 @@ _MAX_AT_ONCE = 16
 _log = structlog.get_logger()
 
 
-class Departures(Generic[State]):
+class Departures(LaneJobs, Generic[State]):
     """Lets lanes go that are sent to another mesh, a few at a time. Nothing of them is claimed meanwhile."""
 
     def __init__(self, *, mesh: str, moves: Moves, residents: Residents[State], clock: Clock) -> None:
+        super().__init__()
         self._mesh = mesh
         self._moves = moves
         self._residents = residents
         self._clock = clock
         self._next_look_at = 0.0
-        self._leaving: dict[str, Job[None]] = {}
-
-    @property
-    def lanes(self) -> set[str]:
-        """Those that are about to leave."""
-        return set(self._leaving)
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether there is something to do now."""
-        return any(job.can_go_on for job in self._leaving.values())
-
-    def forget_all(self) -> None:
-        """The mesh is somebody else's now."""
-        self._leaving.clear()
 
     def depart(self, *, besides: Collection[str]) -> None:
         """Look every now and then, and let go, a step at a time.
@@ -52,9 +38,9 @@ class Departures(Generic[State]):
         Args:
             besides: Lanes that something is under way with.
         """
-        self._go_on()
+        self._depart_on()
         now = self._clock.now()
-        if self._leaving or now < self._next_look_at:
+        if self._jobs or now < self._next_look_at:
             return
         try:
             leaving = self._moves.leaving(self._mesh, besides=besides, limit=_MAX_AT_ONCE)
@@ -63,19 +49,12 @@ class Departures(Generic[State]):
             leaving = []
         # As long as there are more, one look follows the other.
         self._next_look_at = now if len(leaving) == _MAX_AT_ONCE else now + _LOOK_EVERY_S
-        self._leaving = {one.lane: Job(self._depart(one)) for one in leaving}
-        self._go_on()
+        self._jobs = {one.lane: Job(self._depart(one)) for one in leaving}
+        self._depart_on()
 
-    def _go_on(self) -> None:
-        for lane, job in list(self._leaving.items()):
-            if job.can_go_on:
-                job.go_on()
-            if job.has_ended:
-                del self._leaving[lane]
-            if isinstance(job.error, StorageUnavailable):
-                _log.warning("move.failed", lane=lane, error=job.error.message, next="tried again soon")
-            elif job.error is not None:
-                raise job.error
+    def _depart_on(self) -> None:
+        for lane, error in self._go_on():
+            _log.warning("move.failed", lane=lane, error=error.message, next="tried again soon")
 
     def _depart(self, leaving: Leaving) -> Steps[None]:
         if leaving.last_seq >= 0:

@@ -145,7 +145,7 @@ class MeshWorker(Generic[State]):
     @property
     def _leaving(self) -> set[str]:
         """Adapters that are on their way to the object store, or to another mesh."""
-        return self._absences.adapters | self._departures.lanes
+        return self._absences.lanes | self._departures.lanes
 
     def _finish(self, lease: Lease) -> None:
         """Begin nothing new; a little while is given to what waits for the object store.
@@ -193,7 +193,7 @@ class MeshWorker(Generic[State]):
         held = self._residents.held | self._leaving
         self._residents.tend()
         self._absences.park(besides=self._executor.lanes | self._departures.lanes)
-        self._departures.depart(besides=self._executor.lanes | self._absences.adapters)
+        self._departures.depart(besides=self._executor.lanes | self._absences.lanes)
         self._sampler_weights.tend()
         is_released = not held <= self._residents.held | self._leaving
         can_leave = self._absences.can_go_on or self._departures.can_go_on

@@ -7,7 +7,7 @@ What an operation does to the device it does on the step loop's thread; what it 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
@@ -15,6 +15,7 @@ from typing import Generic, TypeAlias, TypeVar
 import structlog
 
 from twinkle.core.clock import Clock
+from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
 from twinkle.core.slices import Slices
 from twinkle.storage.blobs import BlobStore
@@ -195,3 +196,36 @@ class Job(Generic[Result]):
                 self.has_ended, self.error = True, error
             if self._wait is turn or not self._wait():
                 return
+
+
+class LaneJobs:
+    """What is under way with lanes, a job each. Lives on the step loop's thread."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job[None]] = {}
+
+    @property
+    def lanes(self) -> set[str]:
+        """Those with which something is under way."""
+        return set(self._jobs)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is something to do now."""
+        return any(job.can_go_on for job in self._jobs.values())
+
+    def forget_all(self) -> None:
+        """The mesh is somebody else's now."""
+        self._jobs.clear()
+
+    def _go_on(self) -> Iterator[tuple[str, StorageUnavailable]]:
+        """Go on with each; the lanes whose jobs ended for want of storage. Any other error of a job is raised."""
+        for lane, job in list(self._jobs.items()):
+            if job.can_go_on:
+                job.go_on()
+            if job.has_ended:
+                del self._jobs[lane]
+            if isinstance(job.error, StorageUnavailable):
+                yield lane, job.error
+            elif job.error is not None:
+                raise job.error
