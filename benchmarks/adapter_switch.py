@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fusion import make_model
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
@@ -68,9 +68,7 @@ def main() -> None:
         },
         "rows": rows,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(path: Path, folder: Path, rank: int, rounds: int, device: str = "cpu") -> dict[str, object]:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from queue_overhead import RESULTS
 from stack import TwinkleService, end_in_order_on_sigterm
 from workload import BASE_MODEL
@@ -259,9 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     end_in_order_on_sigterm()
     result = measure(SHORT if arguments.short else FULL)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 import tinker
 import torch
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 from stack import TwinkleService, end_in_order_on_sigterm
 from twinkle.hub.tiny import make_tiny_model
@@ -63,9 +63,7 @@ def main() -> None:
         "workload": {"datums": NUM_DATUMS, "tokens_per_datum": TOKENS_PER_DATUM, "rank": RANK},
         "cells": cells,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def clipped_policy(

@@ -23,7 +23,7 @@ from typing import Any
 
 import tinker
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 from stack import TwinkleService, end_in_order_on_sigterm
 from twinkle.hub.tiny import make_tiny_model
@@ -67,9 +67,7 @@ def main() -> None:
         "workload": {"datums": NUM_DATUMS, "tokens_per_datum": TOKENS_PER_DATUM, "rank": RANK},
         "cells": cells,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(engine: str, *, num_steps: int, upstream: str, upstream_model: str) -> dict[str, object]:

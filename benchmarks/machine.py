@@ -1,11 +1,12 @@
-"""What a number was measured on: without that it is no number."""
+"""What a number was measured on, without which it is no number, and the file that keeps both."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def machine_facts(packages: Iterable[str]) -> dict[str, object]:
 def load_average() -> float:
     """Returns the load average of the last minute: how busy others kept the machine, and we ourselves."""
     return round(os.getloadavg()[0], 2)
+
+
+def write_result(path: Path, result: Mapping[str, object]) -> None:
+    """Keep what a benchmark found, and say where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {path}")
 
 
 def _cpu_model() -> str:

@@ -8,12 +8,11 @@ Both load the same `twinkle serve --engine null` in turns, from client processes
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from queue_overhead import MAX_CLIENT_PROCESSES, RESULTS, SERIAL, WARM_UP_S, Contender, Plan, measure_cells
 from sdk_load import LoadPool
 from sides import native_side, sdk_side
@@ -34,9 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     end_in_order_on_sigterm()
     result = measure(SHORT if arguments.short else FULL)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(plan: Plan) -> dict[str, object]:

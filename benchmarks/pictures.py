@@ -28,7 +28,7 @@ import transformers
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
@@ -84,9 +84,7 @@ def main() -> None:
         },
         "cells": cells,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def make_model(folder: Path, *, short: bool) -> None:

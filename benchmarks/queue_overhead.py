@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ import pyqwest
 import tinker
 from pyqwest.httpx import AsyncPyqwestTransport
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import latency_summary, median_of, rounded
 from sdk_load import LoadPool, Observed
 from stack import ChildServer, NothingServer, TwinkleService, end_in_order_on_sigterm
@@ -81,9 +80,7 @@ def main() -> None:
     arguments = parser.parse_args()
     end_in_order_on_sigterm()
     result = measure(SHORT if arguments.short else FULL)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(plan: Plan) -> dict[str, object]:

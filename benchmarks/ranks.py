@@ -24,7 +24,7 @@ import psutil
 
 from fusion import make_model
 from fusion_sides import Ask, Load, SideFacts, SideProcess, Way, make_tokens
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 
 RESULTS = Path(__file__).parent / "results"
@@ -124,9 +124,7 @@ def main() -> None:
         },
         "cells": cells,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(model: Path, loads: tuple[Load, ...], *, rounds: int) -> list[dict[str, object]]:

@@ -10,7 +10,6 @@ is measured is the way: an empty call, one after the other and without waiting; 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 import twinkle
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import latency_summary, rounded
 from twinkle import DeviceGroup
 from twinkle.infra import runtime
@@ -79,9 +78,7 @@ def main() -> None:
         "duration_s": round(time.monotonic() - started),
         "cells": cells,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(mode: str, workers: int, nothing: Nothing, calls: int) -> dict[str, object]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import tinker
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 from peft_loop import PeftLoop, PlainBatch, Step
 from stack import TwinkleService, end_in_order_on_sigterm
@@ -80,9 +80,7 @@ def main() -> None:
         },
         "cells": cells,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure_size(size: Size, *, threads: int) -> dict[str, object]:

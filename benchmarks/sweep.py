@@ -10,13 +10,12 @@ compared is only whether their steps share passes, and whether what a job waits 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
 from pathlib import Path
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 from stack import TwinkleService, end_in_order_on_sigterm
 from twinkle.client import Client
@@ -46,9 +45,7 @@ def main() -> None:
         **measure(steps, turns),
         "load_average": {"before": load_before, "after": load_average()},
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(steps: int, turns: int) -> dict[str, object]:

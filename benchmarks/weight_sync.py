@@ -10,7 +10,6 @@ safetensors file that each of the others reads and copies. An adapter is measure
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import tempfile
@@ -21,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from machine import load_average, machine_facts
+from machine import load_average, machine_facts, write_result
 from measures import rounded
 
 RESULTS = Path(__file__).parent / "results"
@@ -176,9 +175,7 @@ def main() -> None:
         "duration_s": round(time.monotonic() - started),
         "cells": cells,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {arguments.output}")
+    write_result(arguments.output, result)
 
 
 def measure(samplers: int, loads: tuple[Load, ...], *, rounds: int) -> list[dict[str, object]]:
