@@ -90,6 +90,7 @@ class FakeWorker:
         """What samples come out as; token 0, 1, 2 and so on if nothing is said."""
         self._lease: Lease | None = None
         self._may_run = threading.Event()
+        self._pass = threading.Lock()
         self._may_run.set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fake-worker", daemon=True)
@@ -114,8 +115,11 @@ class FakeWorker:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        """While this lasts nothing is claimed; begins when what is under way has ended."""
         self._may_run.clear()
         try:
+            with self._pass:
+                pass
             yield
         finally:
             self._may_run.set()
@@ -129,16 +133,19 @@ class FakeWorker:
     def _run(self) -> None:
         assert self._lease is not None
         while not self._stopping.wait(_POLL_S):
-            if not self._may_run.is_set():
-                continue
-            claims = self._patiently(self._claim_operations) + self._patiently(self._claim_samples)
-            if claims:
-                records = {claim.request_id: Records() for claim in claims}
-                outcomes = [self._answer(claim, records[claim.request_id]) for claim in claims]
-                # Before the commit: whoever sees an outcome may look here the next moment.
-                self.executed += claims
-                self._patiently(partial(self.journal.commit, self._lease, outcomes, records))
-                self._publisher.publish([outcome.request_id for outcome in outcomes])
+            with self._pass:
+                if self._may_run.is_set():
+                    self._run_what_waits(self._lease)
+
+    def _run_what_waits(self, lease: Lease) -> None:
+        claims = self._patiently(self._claim_operations) + self._patiently(self._claim_samples)
+        if claims:
+            records = {claim.request_id: Records() for claim in claims}
+            outcomes = [self._answer(claim, records[claim.request_id]) for claim in claims]
+            # Before the commit: whoever sees an outcome may look here the next moment.
+            self.executed += claims
+            self._patiently(partial(self.journal.commit, lease, outcomes, records))
+            self._publisher.publish([outcome.request_id for outcome in outcomes])
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask until it is answered: PostgreSQL cuts the transaction of whoever the machine lets wait for long."""

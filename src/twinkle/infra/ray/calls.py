@@ -74,8 +74,8 @@ class PendingCall:
 
     @property
     def is_over(self) -> bool:
-        """Whether every rank has been seen to end."""
-        return not self._waiting
+        """Whether every rank has been seen to end, or one to fail: then the script has been told."""
+        return not self._waiting or self._failure is not None
 
     def look(self) -> None:
         """Take notice of the ranks that have ended by now, without waiting.
@@ -83,7 +83,7 @@ class PendingCall:
         Raises:
             Exception: What one of them has raised.
         """
-        while self._waiting and self._take(timeout_s=0):
+        while not self.is_over and self._take(timeout_s=0):
             pass
 
     def wait(self) -> None:
@@ -151,7 +151,9 @@ class Backlog:
         """One more; the oldest is waited for where there are many."""
         self._calls.append(call)
         if len(self._calls) > MAX_UNCOLLECTED:
-            self._calls.popleft().wait()
+            oldest = self._calls.popleft()
+            if not oldest.is_over:
+                oldest.wait()
 
     def look(self) -> None:
         """Raise what one of them has raised by now; those that are over are forgotten."""
@@ -169,10 +171,8 @@ class Backlog:
         while self._calls:
             first = self._calls[0]
             try:
-                if waits:
-                    first.wait()
-                else:
-                    first.look()
+                if not first.is_over:
+                    first.wait() if waits else first.look()
             except TimeoutError:
                 raise
             except Exception:
