@@ -21,6 +21,7 @@ import tinker
 from harness.leftovers import close_sdk_clients, sdk_client
 from harness.polling import wait_for
 from twinkle.core.lease import ProcessIdentity
+from twinkle.core.parent_death import dies_with
 
 TWINKLE = (sys.executable, "-m", "twinkle.cli")
 PARTS = {
@@ -75,10 +76,20 @@ class Served:
         self.home.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                # A run of the tests that is cut off leaves no service behind.
+                preexec_fn=dies_with(os.getpid()),
             )
-        self.url = wait_for(self._printed_url, what="the URL", deadline_s=READY_S)
-        wait_for(self._is_ready, what="readiness", deadline_s=READY_S)
+        try:
+            self.url = wait_for(self._printed_url, what="the URL", deadline_s=READY_S)
+            wait_for(self._is_ready, what="readiness", deadline_s=READY_S)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """SIGTERM, and time to drain."""
@@ -106,7 +117,9 @@ class Served:
         broker = (self.home / "broker-url").read_text().strip()
         environment = {**self._environment, "TWINKLE_REDIS_URL": broker}
         with (self.home.parent / f"{self.home.name}-{arguments[0]}.log").open("ab") as log:
-            process = subprocess.Popen([*TWINKLE, *arguments], stdout=log, stderr=log, env=environment)
+            process = subprocess.Popen(
+                [*TWINKLE, *arguments], stdout=log, stderr=log, env=environment, preexec_fn=dies_with(os.getpid())
+            )
         try:
             yield process
         finally:
