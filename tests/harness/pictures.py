@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from harness import families as hybrid
 from harness.picture_files import picture_file
+from twinkle.hub.image_processor import PROCESSOR_FILE
+from twinkle.hub.kimi_image_processor import KimiImageProcessor
 from twinkle.model.pictures import Picture
 
 VOCAB_SIZE = 307
@@ -92,6 +97,21 @@ PICTURE_FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         vision_config=TOWER | {"window_size": 16, "fullatt_block_indexes": [1]},
         **TOKENS,
     ),
+    # A tower that takes patches as pictures, positions as of text; what stands for films is beyond the vocabulary.
+    "kimi-k2.5": lambda: transformers.Kimi_K25Config(
+        text_config={**hybrid.FAMILIES["deepseek-v3"]().to_dict(), "tie_word_embeddings": False},
+        vision_config={
+            **{name: TOWER[name] for name in ("hidden_size", "intermediate_size", "patch_size", "initializer_range")},
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "pos_emb_height": 4,
+            "pos_emb_width": 4,
+            "merge_kernel_size": [MERGE_SIZE, MERGE_SIZE],
+        },
+        projection_hidden_size=TOWER["hidden_size"],
+        tie_word_embeddings=False,
+        **{**TOKENS, "video_token_id": VOCAB_SIZE},
+    ),
 }
 
 
@@ -101,11 +121,14 @@ PICTURE_MODELS = {
     "qwen3.5": ("Qwen3.5 to 3.8", "gated delta nets"),
     "qwen3.5-moe": ("Qwen3.5 and 3.6 with experts", "gated delta nets, experts, one of them shared"),
     "qwen2.5-vl": ("Qwen2.5-VL", "windows in the tower"),
+    "kimi-k2.5": ("Kimi-K2.5 to K2.6", "compressed keys and values, experts by sigmoid, pictures filled up"),
 }
 """By family the models that it is, and what is peculiar about them."""
 
 
-def image_processor() -> Qwen2VLImageProcessorPil:
+def image_processor(family: str = "qwen3-vl") -> Any:
+    if family == "kimi-k2.5":
+        return KimiImageProcessor(patch_size=PATCH_SIZE, merge_size=MERGE_SIZE, max_patches=60, max_side_patches=12)
     return Qwen2VLImageProcessorPil(
         patch_size=PATCH_SIZE,
         merge_size=MERGE_SIZE,
@@ -119,26 +142,47 @@ def image_processor() -> Qwen2VLImageProcessorPil:
 def save_picture_model(folder: Path, family: str = "qwen3-vl", *, seed: int = 7) -> Path:
     """Weights, config and image processor, as a released checkpoint has them."""
     torch.manual_seed(seed)
-    config = PICTURE_FAMILIES[family]()
-    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
-    image_processor().save_pretrained(folder)
+    model = transformers.AutoModelForImageTextToText.from_config(PICTURE_FAMILIES[family]())
+    if family == "kimi-k2.5":
+        # Made as zeros, these would let one router take any expert and a tower forget where a patch lies.
+        hybrid.stir(model)
+    model.save_pretrained(folder)
+    processor = image_processor(family)
+    if isinstance(processor, KimiImageProcessor):
+        published = {
+            "patch_size": processor.patch_size,
+            "merge_kernel_size": processor.merge_size,
+            "in_patch_limit": processor.max_patches,
+            "patch_limit_on_one_side": processor.max_side_patches,
+            "fixed_output_tokens": None,
+        }
+        (folder / PROCESSOR_FILE).write_text(json.dumps({"media_proc_cfg": published}))
+    else:
+        processor.save_pretrained(folder)
     return folder
 
 
-def num_tokens(width: int, height: int) -> int:
+def num_tokens(width: int, height: int, family: str = "qwen3-vl") -> int:
     """As the image processor itself counts them."""
-    return image_processor().get_number_of_image_patches(height, width) // MERGE_SIZE**2
+    made = image_processor(family)(images=[Image.new("RGB", (width, height))], return_tensors="np")
+    return int(made["image_grid_thw"].prod()) // MERGE_SIZE**2
 
 
 def picture_prompt(
-    seed: int, *, before: int = 5, after: int = 9, sizes: tuple[tuple[int, int], ...] = ((24, 16),), group: str = ""
+    seed: int,
+    *,
+    before: int = 5,
+    after: int = 9,
+    sizes: tuple[tuple[int, int], ...] = ((24, 16),),
+    group: str = "",
+    family: str = "qwen3-vl",
 ) -> tuple[np.ndarray, tuple[Picture, ...]]:
     """Text, a picture of each size with some text after it."""
     rng = np.random.default_rng(seed)
     tokens = [*rng.integers(3, TEXT_TOKENS, before).tolist()]
     pictures = []
     for number, (width, height) in enumerate(sizes):
-        length = num_tokens(width, height)
+        length = num_tokens(width, height, family)
         content = picture_file(100 * seed + number, width=width, height=height)
         tokens.append(VISION_START)
         pictures.append(Picture(len(tokens), length, content, group))

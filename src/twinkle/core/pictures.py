@@ -27,6 +27,11 @@ class PictureRules:
     merge_size: int
     min_pixels: int
     max_pixels: int
+    max_side_patches: int | None = None
+    """Of a picture that is only ever made smaller, and filled up to whole tokens at its right and its bottom (Kimi);
+    without it one is stretched to whole tokens (Qwen)."""
+    one_axis: bool = False
+    """Its tokens have positions like those of a text; else these spread over rows and columns."""
 
     @property
     def all_tokens(self) -> tuple[int, ...]:
@@ -40,6 +45,11 @@ class PictureRules:
         be, between ``min_pixels`` and ``max_pixels``. Python's ``round``, which rounds halves to even, is part of it.
         """
         side = self.patch_size * self.merge_size
+        if self.max_side_patches is not None:
+            max_patches = self.max_pixels // self.patch_size**2
+            filled = shrunk(width, height, self.patch_size, max_patches, self.max_side_patches)
+            columns, rows = (math.ceil(length / side) * self.merge_size for length in filled)
+            return rows, columns
         rows, columns = round(height / side) * side, round(width / side) * side
         if rows * columns > self.max_pixels:
             beta = math.sqrt((height * width) / self.max_pixels)
@@ -50,6 +60,15 @@ class PictureRules:
             rows = math.ceil(height * beta / side) * side
             columns = math.ceil(width * beta / side) * side
         return rows // self.patch_size, columns // self.patch_size
+
+    def could_make(self, rows: int, columns: int) -> bool:
+        """Whether a picture may be of so many patches; with some room where it is filled up."""
+        if self.max_side_patches is None:
+            return rows * columns * self.patch_size**2 <= self.max_pixels
+        # What is made smaller has up to a token more to each side, and was measured in whole patches, rounded down.
+        inner = (rows - self.merge_size) * (columns - self.merge_size)
+        is_short = max(rows, columns) < self.max_side_patches + self.merge_size
+        return is_short and inner <= 2 * self.max_pixels // self.patch_size**2
 
     def num_tokens(self, width: int, height: int) -> int:
         """How many tokens a picture of this size is."""
@@ -82,6 +101,17 @@ class PictureLimits:
                 field,
                 f"is a picture of {width} x {height} pixels: one side is more than {MAX_ASPECT_RATIO} times the other",
             )
+
+
+def shrunk(width: int, height: int, patch_size: int, max_patches: int, max_side_patches: int) -> tuple[int, int]:
+    """The width and height that a picture has within so many patches in all and along a side; it is never enlarged.
+
+    As ``navit_resize`` of transformers' Kimi-K2.5, before it fills up (NaViT, arXiv 2307.06304).
+    """
+    longest = max_side_patches * patch_size
+    num_patches = max(1, width // patch_size) * max(1, height // patch_size)
+    scale = min(1.0, math.sqrt(max_patches / num_patches), longest / width, longest / height)
+    return min(max(1, int(width * scale)), longest), min(max(1, int(height * scale)), longest)
 
 
 def expand_places(tokens: Sequence[int], token_id: int, lengths: Sequence[int]) -> tuple[list[int], list[int]]:

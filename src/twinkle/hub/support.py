@@ -54,8 +54,9 @@ CHATGLM_VOCABULARY = 65024
 OWN_SCALES = ("lm_head_multiplier",)
 DEQUANTISED = frozenset({"fp8", "mxfp4"})
 """Kinds of quantised weights that are read into plain ones."""
-WITH_PICTURES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
-"""Types whose pictures are taken: a vision tower of Qwen's kind, before a language model that is served as well."""
+WITH_PICTURES = frozenset({"kimi_k25", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+"""Types whose pictures are taken: a vision tower that takes patches and their grids, before a language model that is
+served as well."""
 WRITES_ON = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 STATEFUL = """
     bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax

@@ -9,6 +9,7 @@ Shapes: T packed tokens, N tokens of a sequence, P tokens of pictures, H hidden 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.pictures import PictureRules
+from twinkle.hub.image_processor import patch_shape
 from twinkle.module.mrope import NUM_AXES, PictureSpan, Positions, mrope_positions
 
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """A picture as an image processor leaves it: ``pixel_values`` [patches, values] and its grid of patches."""
+    """A picture as an image processor leaves it: ``pixel_values`` [patches, ...] and its grid of patches."""
 
     pixel_values: np.ndarray
     grid_thw: tuple[int, int, int]
@@ -113,9 +115,20 @@ class PackedPictures:
 
 
 class PictureLayout:
-    """Where the pictures of one sequence lie, and at which positions its tokens are, also beyond its end."""
+    """Where the pictures of one sequence lie, and at which positions its tokens are, also beyond its end.
 
-    def __init__(self, num_tokens: int, pictures: Sequence[Picture], features: Sequence[PictureFeatures]) -> None:
+    With ``one_axis`` these are the same as without pictures.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        pictures: Sequence[Picture],
+        features: Sequence[PictureFeatures],
+        *,
+        one_axis: bool = False,
+    ) -> None:
+        self.one_axis = one_axis
         self._num_tokens = num_tokens
         self._placed = list(zip(pictures, features, strict=True))
         spans = [PictureSpan(picture.start, made.rows, made.columns) for picture, made in self._placed]
@@ -149,26 +162,17 @@ class TokenRange:
 
 def pack(ranges: Sequence[TokenRange], device: torch.device) -> tuple[torch.Tensor, PackedPictures | None]:
     """The positions of a packed row, [T] or with pictures [3, T], and the pictures in it."""
-    if all(span.layout is None for span in ranges):
-        positions_T = np.concatenate([np.arange(span.start, span.end) for span in ranges])
-        return torch.from_numpy(positions_T).to(device), None
-    positions: list[Positions] = []
+    positions = torch.from_numpy(_packed_positions(ranges)).to(device)
     is_picture_T = np.zeros(sum(span.end - span.start for span in ranges), dtype=bool)
     pieces: list[tuple[PictureFeatures, int, int]] = []
     row = 0
     for span in ranges:
-        num_tokens = span.end - span.start
-        if span.layout is None:
-            positions.append(np.broadcast_to(np.arange(span.start, span.end), (NUM_AXES, num_tokens)))
-        else:
-            positions.append(span.layout.positions(span.start, span.end))
-            for at, features, first, last in span.layout.pieces(span.start, span.end):
-                is_picture_T[row + at : row + at + last - first] = True
-                pieces.append((features, first, last))
-        row += num_tokens
-    positions_3T = torch.from_numpy(np.concatenate(positions, axis=1)).to(device)
+        for at, features, first, last in () if span.layout is None else span.layout.pieces(span.start, span.end):
+            is_picture_T[row + at : row + at + last - first] = True
+            pieces.append((features, first, last))
+        row += span.end - span.start
     if not pieces:
-        return positions_3T, None
+        return positions, None
     num_deepstack = len(pieces[0][0].deepstack)
     packed = PackedPictures(
         torch.from_numpy(is_picture_T).to(device),
@@ -178,7 +182,20 @@ def pack(ranges: Sequence[TokenRange], device: torch.device) -> tuple[torch.Tens
             for index in range(num_deepstack)
         ),
     )
-    return positions_3T, packed
+    return positions, packed
+
+
+def _packed_positions(ranges: Sequence[TokenRange]) -> Positions:
+    plain = [np.arange(span.start, span.end) for span in ranges]
+    if all(span.layout is None or span.layout.one_axis for span in ranges):
+        return np.concatenate(plain)
+    spread = [
+        np.broadcast_to(of_text, (NUM_AXES, len(of_text)))
+        if span.layout is None
+        else span.layout.positions(span.start, span.end)
+        for span, of_text in zip(ranges, plain, strict=True)
+    ]
+    return np.concatenate(spread, axis=1)
 
 
 class PictureEncoder:
@@ -195,6 +212,8 @@ class PictureEncoder:
 
     def __init__(self, model: Any, processor: Any, rules: PictureRules, *, max_bytes: int) -> None:
         self._model = model.base_model
+        self._tower = self._model.get_encoder(modality="image")
+        self._patch_shape = patch_shape(model.config, processor)
         self._processor = processor
         self.rules = rules
         self._max_bytes = max_bytes
@@ -210,7 +229,8 @@ class PictureEncoder:
         """
         if not pictures:
             return None
-        return PictureLayout(num_tokens, pictures, [self.features(picture) for picture in pictures])
+        features = [self.features(picture) for picture in pictures]
+        return PictureLayout(num_tokens, pictures, features, one_axis=self.rules.one_axis)
 
     def features(self, picture: Picture) -> PictureFeatures:
         """What the tower makes of a picture; raises as :meth:`layout` does."""
@@ -234,12 +254,9 @@ class PictureEncoder:
 
     def _patches(self, content: bytes | Patches) -> Patches:
         if isinstance(content, Patches):
-            num_values = 3 * self._processor.temporal_patch_size * self.rules.patch_size**2
-            if content.pixel_values.shape[1:] != (num_values,):
-                raise InvalidInput(
-                    "pixel_values",
-                    f"has {content.pixel_values.shape[1:]} values for a patch, this model's has {num_values}",
-                )
+            given, taken = content.pixel_values.shape[1:], math.prod(self._patch_shape)
+            if math.prod(given) != taken:
+                raise InvalidInput("pixel_values", f"has {given} values for a patch, this model's has {taken}")
             return content
         # It imports Pillow, which nobody needs who serves text alone.
         from twinkle.model.picture_files import decoded  # noqa: PLC0415
@@ -251,9 +268,10 @@ class PictureEncoder:
 
     @torch.no_grad()
     def _compute(self, patches: Patches) -> PictureFeatures:
-        device = next(self._model.visual.parameters()).device
+        weight = next(self._tower.parameters())
+        device = weight.device
         made = self._model.get_image_features(
-            torch.as_tensor(patches.pixel_values).to(device),
+            torch.as_tensor(patches.pixel_values).reshape(-1, *self._patch_shape).to(device, weight.dtype),
             torch.tensor([patches.grid_thw], device=device),
             return_dict=True,
         )

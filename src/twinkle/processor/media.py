@@ -31,7 +31,7 @@ PIXELS = ("pixel_values", "pixel_values_videos")
 
 @dataclass(frozen=True, eq=False)
 class RowPictures:
-    """The pictures of a row: patches [P, values] and each one's grid [B, 3]."""
+    """The pictures of a row: patches [P, ...] and each one's grid [B, 3]."""
 
     pixel_values: torch.Tensor
     image_grid_thw: torch.Tensor
@@ -69,7 +69,7 @@ def read_pictures(field: str, media: Mapping[str, torch.Tensor]) -> RowPictures 
         raise InvalidInput(f"{field}.image_grid_thw", "is missing; send it with pixel_values")
     if grids.dim() != 2 or grids.shape[1] != 3 or grids.is_floating_point():
         raise InvalidInput(f"{field}.image_grid_thw", f"has shape {tuple(grids.shape)}; send (pictures, 3) integers")
-    if pixel_values.dim() != 2 or len(pixel_values) != int(grids.prod(1).sum()):
+    if pixel_values.dim() < 2 or len(pixel_values) != int(grids.prod(1).sum()):
         raise InvalidInput(
             f"{field}.pixel_values",
             f"has shape {tuple(pixel_values.shape)}; send a row for each of {int(grids.prod(1).sum())} patches",

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from twinkle.core.errors import InvalidInput
 from twinkle.core.pictures import expand_places
 from twinkle.data_format.row_error import RowError
-from twinkle.hub.image_processor import load_image_processor
+from twinkle.hub.image_processor import KIMI, load_image_processor
 from twinkle.hub.trust import naming_code
 from twinkle.model.picture_files import decoded
 from twinkle.module.mrope import PictureSpan, mrope_positions
@@ -52,14 +52,15 @@ class PicturePreparer(Protocol):
         ...
 
 
-class QwenPictures:
-    """As Qwen2-VL and all its kin want them: patches one after the other, a grid for each picture."""
+class GridPictures:
+    """As Qwen2-VL and all its kin and Kimi want them: patches one after the other, a grid for each picture."""
 
     borders: tuple[int, ...] = ()
 
     def __init__(self, config: Any, processor: Any) -> None:
         self.token_id: int = config.image_token_id
         self._processor = processor
+        self._one_axis = config.model_type == KIMI
 
     def prepare(self, images: Sequence[PIL.Image.Image]) -> PreparedPictures:
         """See :class:`PicturePreparer`."""
@@ -69,7 +70,7 @@ class QwenPictures:
         return PreparedPictures(
             media={"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]},
             lengths=[rows * columns for rows, columns in sizes],
-            sizes=sizes,
+            sizes=() if self._one_axis else sizes,
         )
 
 
@@ -105,12 +106,12 @@ def picture_preparer(model_path: str) -> PicturePreparer | None:
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil  # noqa: PLC0415
 
         return GemmaPictures(config, Gemma4ImageProcessorPil.from_pretrained(model_path))
-    if not config.model_type.startswith("qwen"):
+    if not config.model_type.startswith("qwen") and config.model_type != KIMI:
         raise InvalidInput("model_id", f"is a {config.model_type}, whose pictures are not known; send text alone")
     processor = load_image_processor(model_path)
     if processor is None:
         raise InvalidInput("model_id", f"{model_path} has no preprocessor_config.json, so only text can be encoded")
-    return QwenPictures(config, processor)
+    return GridPictures(config, processor)
 
 
 def put_in_place(

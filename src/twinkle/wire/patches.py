@@ -64,7 +64,7 @@ def read_grids(
                 f" {rules.merge_size}",
             )
         width, height = columns * rules.patch_size, rows * rules.patch_size
-        if width * height > rules.max_pixels:
+        if not rules.could_make(rows, columns):
             raise InvalidInput(
                 at, f"is of {width} x {height} pixels, but this model's processor makes at most {rules.max_pixels}"
             )

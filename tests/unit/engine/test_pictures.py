@@ -22,6 +22,7 @@ from harness.pictures import (
 )
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.core.errors import InvalidInput, UserError
+from twinkle.hub.image_processor import picture_rules
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.rows import job_of, open_pass
 from twinkle.model.fused.training import Datum, TrainJob
@@ -49,13 +50,13 @@ def load(folder):
 
 @pytest.fixture(scope="module", params=PICTURE_FAMILIES)
 def family(request, tmp_path_factory):
-    """The folder and the model of each kind."""
+    """The name, the folder and the model of each kind."""
     folder = save_picture_model(tmp_path_factory.mktemp(request.param), request.param)
-    return folder, load(folder)
+    return request.param, folder, load(folder)
 
 
-def datum_of(seed, *, sizes=((24, 16),), group=""):
-    tokens, pictures = picture_prompt(seed, sizes=sizes, group=group)
+def datum_of(seed, *, sizes=((24, 16),), **prompt):
+    tokens, pictures = picture_prompt(seed, sizes=sizes, **prompt)
     return with_losses(tokens, pictures, seed)
 
 
@@ -72,7 +73,7 @@ def with_losses(tokens, pictures, seed):
     return Datum(tokens, inputs, pictures)
 
 
-def plain_logits(plain, datum):
+def plain_logits(plain, datum, family):
     tokens = torch.tensor(datum.tokens)[None]
     if not datum.pictures:
         return plain(input_ids=tokens).logits[0]
@@ -80,8 +81,12 @@ def plain_logits(plain, datum):
     return plain(
         input_ids=tokens,
         mm_token_type_ids=(tokens == IMAGE_TOKEN).int(),
-        **image_processor()(images, return_tensors="pt"),
+        **tensors_of(image_processor(family)(images=images, return_tensors="np")),
     ).logits[0]
+
+
+def tensors_of(made):
+    return {name: torch.as_tensor(values) for name, values in made.items()}
 
 
 def adapter_of(model, seed, **settings):
@@ -97,37 +102,37 @@ def outcome_and_gradient(model, adapter, data):
 
 
 def test_logprobs_and_gradients_are_those_of_transformers_and_peft(family, tmp_path):
-    folder, model = family
-    data = (*(datum_of(seed, sizes=sizes) for seed, sizes in enumerate(SIZES)), text_datum(9))
+    name, folder, model = family
+    data = (*(datum_of(seed, sizes=sizes, family=name) for seed, sizes in enumerate(SIZES)), text_datum(9))
     adapter = adapter_of(model, 1)
     outcome, _ = outcome_and_gradient(model, adapter, data)
-    for name, content in export_adapter(adapter, str(folder)).items():
-        (tmp_path / name).write_bytes(content)
+    for file, content in export_adapter(adapter, str(folder)).items():
+        (tmp_path / file).write_bytes(content)
     base = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     twin = peft.PeftModel.from_pretrained(base, tmp_path, is_trainable=True)
 
     loss = torch.zeros(())
     for datum, logprobs in zip(data, outcome.logprobs, strict=True):
         targets = torch.tensor(datum.inputs["target_tokens"])
-        expected = torch.log_softmax(plain_logits(twin, datum), -1).gather(1, targets[:, None])[:, 0]
+        expected = torch.log_softmax(plain_logits(twin, datum, name), -1).gather(1, targets[:, None])[:, 0]
         np.testing.assert_allclose(logprobs, expected.detach().numpy(), atol=5e-5)
         loss = loss - (expected * torch.tensor(datum.inputs["weights"])).sum()
     loss.backward()
 
-    assert not any("visual" in target.path for target in model.pool.targets)
+    assert not any("visual" in target.path or "vision" in target.path for target in model.pool.targets)
     for path, theirs in peft_gradients(twin, adapter).items():
         for ours, expected in zip(adapter.grad_views[path], theirs, strict=True):
             torch.testing.assert_close(ours, expected, atol=2e-4 * expected.abs().max().item(), rtol=1e-3)
 
 
 def test_a_job_has_the_same_bits_alone_among_others_and_again_after_its_features_were_forgotten(family):
-    _, model = family
-    mine = (datum_of(1, sizes=SIZES[1], group="mine"), text_datum(2))
+    name, _, model = family
+    mine = (datum_of(1, sizes=SIZES[1], group="mine", family=name), text_datum(2))
     adapter, other = adapter_of(model, 1), adapter_of(model, 2)
     alone, gradient = outcome_and_gradient(model, adapter, mine)
     adapter.clear_gradients()
 
-    beside = TrainJob(other, (text_datum(3), datum_of(4, sizes=SIZES[2], group="theirs")), "cross_entropy")
+    beside = TrainJob(other, (text_datum(3), datum_of(4, sizes=SIZES[2], group="theirs", family=name)), "cross_entropy")
     _, fused = model.forward_backward([beside, TrainJob(adapter, mine, "cross_entropy")])
     fused_gradient = adapter.grad.clone()
     model.pictures.clear()
@@ -207,10 +212,13 @@ def test_a_picture_that_cannot_be_decoded_ends_its_own_job_alone(model):
     assert np.array_equal(outcome.logprobs[0], expected.logprobs[0])
 
 
-@pytest.mark.parametrize("side", [8, 9, 12, 16, 33, 63, 64, 65, 100, 199])
-def test_tokens_are_counted_as_the_image_processor_counts_them(model, side):
-    for other in (1, 4, 20, 28, 77, 150):
-        assert model.picture_rules.num_tokens(side, other) == num_tokens(side, other)
+@pytest.mark.parametrize("family", ["qwen3-vl", "kimi-k2.5"])
+def test_tokens_are_counted_as_the_image_processor_counts_them(family):
+    rules = picture_rules(PICTURE_FAMILIES[family](), image_processor(family))
+    for side in (8, 9, 12, 16, 33, 63, 64, 65, 100, 199):
+        for other in (1, 4, 20, 28, 77, 150):
+            assert rules.num_tokens(side, other) == num_tokens(side, other, family)
+            assert rules.could_make(*rules.grid(side, other))
 
 
 def test_a_config_without_an_end_of_text_makes_a_model_without_one(tmp_path):

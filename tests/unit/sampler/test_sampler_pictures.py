@@ -1,5 +1,6 @@
 """Pictures in prompts: greedy tokens of transformers' generate, bits alone as in company, prefixes by content."""
 
+import functools
 import io
 from dataclasses import replace
 
@@ -24,9 +25,14 @@ NEW_TOKENS = 12
 SIZES = ((40, 40), (9, 33))
 
 
-@pytest.fixture(scope="module", params=["qwen3-vl", "qwen3.5"])
-def folder(request, tmp_path_factory):
-    return save_picture_model(tmp_path_factory.mktemp(request.param), request.param)
+@pytest.fixture(scope="module", params=["qwen3-vl", "qwen3.5", "kimi-k2.5"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family, tmp_path_factory):
+    return save_picture_model(tmp_path_factory.mktemp(family), family)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +48,13 @@ def adapter(model):
     return made
 
 
-def asked(number, adapter=None, *, sizes=SIZES, **settings):
-    tokens, pictures = picture_prompt(number, sizes=sizes)
+@pytest.fixture(scope="module")
+def asked(family):
+    return functools.partial(request_of, family)
+
+
+def request_of(family, number, adapter=None, *, sizes=SIZES, **settings):
+    tokens, pictures = picture_prompt(number, sizes=sizes, family=family)
     return SampleRequest(
         **{
             "key": str(number),
@@ -71,19 +82,20 @@ def run(model, requests, **options):
     return run_to_end(sampler)
 
 
-def test_greedy_tokens_are_those_that_transformers_generates(model, folder):
+def test_greedy_tokens_are_those_that_transformers_generates(model, folder, family, asked):
     plain = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     request = asked(1)
     ended = run(model, [request])
 
     tokens = torch.tensor([request.prompt])
     images = [Image.open(io.BytesIO(picture.content)) for picture in request.pictures]
+    made = image_processor(family)(images=images, return_tensors="np")
     with torch.no_grad():
         theirs = plain.generate(
             input_ids=tokens,
             attention_mask=torch.ones_like(tokens),
-            mm_token_type_ids=(tokens == IMAGE_TOKEN).int(),
-            **image_processor()(images, return_tensors="pt"),
+            **({} if family == "kimi-k2.5" else {"mm_token_type_ids": (tokens == IMAGE_TOKEN).int()}),
+            **{name: torch.as_tensor(values) for name, values in made.items()},
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
             eos_token_id=None,
@@ -92,7 +104,7 @@ def test_greedy_tokens_are_those_that_transformers_generates(model, folder):
     assert ended["1"].sequences[0].tokens.tolist() == theirs[0, tokens.shape[1] :].tolist()
 
 
-def test_tokens_and_scores_have_the_same_bits_alone_and_among_others(model, adapter):
+def test_tokens_and_scores_have_the_same_bits_alone_and_among_others(model, adapter, asked):
     mine = asked(1, adapter, temperature=1.0, num_samples=2, prompt_logprobs=True)
     text = asked(2, sizes=(), max_tokens=30)
     others = [text, asked(3, adapter, temperature=1.0, sizes=((64, 8),)), asked(4, None)]
@@ -106,7 +118,7 @@ def test_tokens_and_scores_have_the_same_bits_alone_and_among_others(model, adap
         assert np.array_equal(found.logprobs, expected.logprobs)
 
 
-def test_what_is_sampled_after_pictures_has_the_logprobs_that_training_gives_it(model, adapter):
+def test_what_is_sampled_after_pictures_has_the_logprobs_that_training_gives_it(model, adapter, asked):
     request = asked(5, adapter, temperature=1.0)
     (sequence,) = run(model, [request])["5"].sequences
 
@@ -121,7 +133,7 @@ def test_what_is_sampled_after_pictures_has_the_logprobs_that_training_gives_it(
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 3.0}, {"temperature": 1.0, "top_k": 3}], ids=str)
-def test_the_places_of_pictures_and_films_are_never_drawn_however_likely_they_are(model, settings, monkeypatch):
+def test_the_places_of_pictures_and_films_are_never_drawn_however_likely_they_are(model, settings, monkeypatch, asked):
     request = asked(9, sizes=(), num_samples=4, prompt_alt_tokens_k=2, **settings)
     plain = run(model, [request])["9"]
     likely = {int(token) for sequence in plain.sequences for token in sequence.tokens} - set(request.prompt)
@@ -137,7 +149,7 @@ def test_the_places_of_pictures_and_films_are_never_drawn_however_likely_they_ar
     assert not set(barred.prompt_alt_tokens.token_ids.ravel().tolist()) & set(rules.all_tokens)
 
 
-def test_a_prompt_is_shared_with_the_same_picture_and_not_with_another_of_its_size(model):
+def test_a_prompt_is_shared_with_the_same_picture_and_not_with_another_of_its_size(model, asked):
     first = asked(6)
     again = replace(first, key="again")
     pictures = (replace(first.pictures[0], content=picture_file(999, width=40, height=40)), first.pictures[1])
@@ -156,7 +168,7 @@ def test_a_prompt_is_shared_with_the_same_picture_and_not_with_another_of_its_si
     assert ended["other"].sequences[0].logprobs.tolist() != ended["again"].sequences[0].logprobs.tolist()
 
 
-def test_prompts_that_cannot_be_are_refused_when_they_are_added(model):
+def test_prompts_that_cannot_be_are_refused_when_they_are_added(model, asked):
     request = asked(7)
     broken = replace(request.pictures[0], content=request.pictures[0].content[:60])
     for wrong, reason in (

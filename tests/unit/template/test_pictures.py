@@ -18,8 +18,10 @@ from PIL import Image
 from harness.chat_templates import save_tokenizer
 from harness.hub_models import save_hub_model
 from harness.picture_files import picture_file
+from harness.pictures import save_picture_model
 from twinkle.model import TransformersModel
 from twinkle.template import Qwen3_5Template, RowError, Template
+from twinkle.template.pictures import picture_preparer, put_in_place
 
 PNG = picture_file(1, width=24, height=16)
 ANSWER = {"role": "assistant", "content": "a cat"}
@@ -198,3 +200,18 @@ def test_a_template_loads_neither_data_sets_nor_hubs_nor_image_processors(tmp_pa
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
 
     assert found.stdout.splitlines()[-1] == "[]"
+
+
+def test_pictures_of_kimi_have_positions_like_text(tmp_path: Path) -> None:
+    preparer = picture_preparer(str(save_picture_model(tmp_path, "kimi-k2.5")))
+    assert preparer is not None
+    made = preparer.prepare([Image.open(io.BytesIO(PNG))])
+    tokens = np.array([5, preparer.token_id, 6])
+
+    filled, trains, media, positions = put_in_place(tokens, np.array([False, False, True]), preparer, made)
+
+    assert positions is None
+    assert filled.tolist() == [5, *[preparer.token_id] * 6, 6]
+    assert trains.tolist() == [False] * 7 + [True]
+    assert media["pixel_values"].shape == (24, 3, 4, 4)
+    assert media["image_grid_thw"].tolist() == [[1, 4, 6]]
