@@ -21,6 +21,13 @@ class WrittenCalls:
     """Names and arguments."""
 
 
+_GEMMA_CALL = re.compile(r"<\|tool_call>\s*call:\s*([^\s{]+)\s*\{")
+_GEMMA_END = "<tool_call|>"
+_GEMMA_PIECE = re.compile(
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<name>[^\s{}\[\],:<"]+)\s*:|(?P<sign>[{}\[\],])|-?\d[\d.eE+-]*|true|false|null|\s+',
+    re.DOTALL,
+)
+
 Parser = Callable[[str], Iterator[WrittenCalls]]
 
 _HERMES = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|\Z)", re.DOTALL)
@@ -124,7 +131,41 @@ def _react(text: str) -> Iterator[WrittenCalls]:
         yield WrittenCalls(block.start(), block.end(), ((block.group(1), named),))
 
 
-PARSERS: tuple[Parser, ...] = (_dsml, _qwen, _hermes, _vcp, _cline, _react)
+def _gemma(text: str) -> Iterator[WrittenCalls]:
+    for call in _GEMMA_CALL.finditer(text):
+        arguments, end = _gemma_value(text, call.end() - 1)
+        if isinstance(arguments, dict):
+            end += len(_GEMMA_END) if text.startswith(_GEMMA_END, end) else 0
+            yield WrittenCalls(call.start(), end, ((call.group(1), arguments),))
+
+
+def _gemma_value(text: str, at: int) -> tuple[Any, int]:
+    """A value as Gemma 4 writes it, texts between ``<|"|>`` and names without quotes, and where it ends.
+
+    Brackets are counted instead of followed: what nests deep costs no stack.
+    """
+    written: list[str] = []
+    depth, end = 0, at
+    for piece in _GEMMA_PIECE.finditer(text, at):
+        if piece.start() != end:
+            break
+        end = piece.end()
+        quoted, name, sign = piece.group("text"), piece.group("name"), piece.group("sign")
+        if quoted is not None or name is not None:
+            written.append(json.dumps(quoted if quoted is not None else name, ensure_ascii=False))
+            written.append("" if name is None else ":")
+        else:
+            written.append(piece.group())
+        depth += 1 if sign in ("{", "[") else -1 if sign in ("}", "]") else 0
+        if depth <= 0:
+            break
+    try:
+        return _json("".join(written)), end
+    except RecursionError:
+        return None, end
+
+
+PARSERS: tuple[Parser, ...] = (_dsml, _gemma, _qwen, _hermes, _vcp, _cline, _react)
 
 
 def _json(text: str) -> Any:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from twinkle.core.events import event_log
-from twinkle.infra.platform import Platform
+from twinkle.kernel.choice import LIGER, liger_is_there
 from twinkle.kernel.replacing import Bundle
 
-LIGER = "liger_kernel"
 NO_KERNELS: Mapping[Any, Any] = {}
 
 _log = event_log()
@@ -24,12 +22,8 @@ def liger_builtin(model: torch.nn.Module) -> Bundle | Mapping[Any, Any]:
 
     The loss and the logits stay the model's own: losses here want each token's log-probability.
     """
-    device_type = Platform.current().device_type
-    if device_type == "cpu":
-        return _none("Liger's kernels need a GPU")
-    if find_spec(LIGER) is None:
-        return _none("liger-kernel is not installed (pip install liger-kernel)")
-    return Bundle(LIGER, _apply_liger)
+    is_there, reason = liger_is_there()
+    return Bundle(LIGER, _apply_liger) if is_there else _none(str(reason))
 
 
 def npu_builtin(model: torch.nn.Module) -> Bundle | Mapping[Any, Any]:

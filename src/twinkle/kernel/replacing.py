@@ -14,6 +14,7 @@ from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.events import event_log
 from twinkle.core.hub_settings import HubSettings
 from twinkle.hub.trust import require_trust
+from twinkle.kernel.choice import Installer, KernelChoice, Target, chosen_form, op_of
 
 INSTALL = "pip install 'kernels>=0.17'"
 
@@ -39,7 +40,7 @@ class Bundle:
     apply: Callable[[torch.nn.Module], object]
 
 
-KernelMapping = Mapping[type[torch.nn.Module] | str, Any]
+KernelMapping = Mapping[Target, Any]
 
 
 def hub(ref: str, *, revision: str | None = None, version: int | None = None, backend: str | None = None) -> HubRef:
@@ -73,15 +74,36 @@ def replace_all(model: torch.nn.Module, mapping: KernelMapping, device_type: str
         chosen = value.get(device_type) if isinstance(value, Mapping) else value
         if chosen is None:
             continue
+        if isinstance(chosen, KernelChoice):
+            _install_choice(model, key, chosen)
+            continue
         made = _layer(chosen) if isinstance(chosen, HubRef) else chosen
-        if isinstance(key, str):
-            _replace_attribute(key, made)
-            count = 1
-        elif isinstance(key, type) and issubclass(key, torch.nn.Module):
-            count = _replace_class(model, key, made)
-        else:
-            raise InvalidInput("mapping", f"has the key {key!r}; send a class of modules, or package.module.name")
+        count = _install(model, key, made)
         _log.info("kernel.replaced", what=str(key), by=str(made), modules=count)
+
+
+def _install_choice(model: torch.nn.Module, key: Target, choice: KernelChoice) -> None:
+    made, backend, reason = chosen_form(choice, key)
+    if made is None:
+        _log.info("kernel.kept", what=str(key), op=choice.op, reason=reason, next="the model computes with its own")
+        return
+    installer: Installer = choice.installer or op_of(choice).installer or _install
+    installer(model, key, made)
+    _log.info("kernel.replaced", what=str(key), op=choice.op, by=backend)
+
+
+def _install(model: torch.nn.Module, key: Target, made: Any) -> int:
+    """Put one thing in place; the number of modules that changed, 1 for what is no class of modules."""
+    if isinstance(key, type) and issubclass(key, torch.nn.Module):
+        return _replace_class(model, key, made)
+    if not isinstance(key, str):
+        raise InvalidInput("mapping", f"has the key {key!r}; send a class of modules, or package.module.name")
+    owner, name = _owner_of(key)
+    known = vars(owner)[name]
+    if _is_module_class(known) and _is_module_class(made):
+        return _replace_class(model, known, made)
+    setattr(owner, name, made)
+    return 1
 
 
 def _replace_class(model: torch.nn.Module, target: type[torch.nn.Module], made: type[torch.nn.Module]) -> int:
@@ -93,8 +115,11 @@ def _replace_class(model: torch.nn.Module, target: type[torch.nn.Module], made: 
     return len(modules)
 
 
-def _replace_attribute(path: str, value: Any) -> None:
-    """``package.module.name``, or a class's ``package.module.Class.name``, for the whole process."""
+def _owner_of(path: str) -> tuple[Any, str]:
+    """What holds the attribute of ``package.module.name``, or of a class's ``package.module.Class.name``, and its name.
+
+    Replacing it holds for the whole process, unless it is a class of modules.
+    """
     *parts, name = path.split(".")
     for length in range(len(parts), 0, -1):
         if _is_module(".".join(parts[:length])):
@@ -103,9 +128,12 @@ def _replace_attribute(path: str, value: Any) -> None:
                 owner = vars(owner).get(part)
             if owner is None or name not in vars(owner):
                 break
-            setattr(owner, name, value)
-            return
+            return owner, name
     raise InvalidInput("mapping", f"has the key {path!r}, and there is no such name to replace")
+
+
+def _is_module_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.nn.Module)
 
 
 def _is_module(name: str) -> bool:

@@ -11,7 +11,8 @@ from torch import distributed
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-Results = dict[str, str | float | int]
+Results = dict[str, Any]
+"""Numbers and texts by name; a name that begins with ``_`` is for the caller alone and is not recorded."""
 Part = TypeVar("Part")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,12 +25,28 @@ MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
+class MovedToken:
+    """A token on which policy and sampler differ much: the row and place it stands in, and by how much."""
+
+    rank: int
+    gsi: int
+    """The number of its row among those that its rank has seen since the last report."""
+    pos: int
+    token_id: int
+    kl: float
+    ratio: float
+    logp_new: float
+    logp_old: float
+
+
+@dataclass(frozen=True)
 class PolicyTotals:
-    """Sums over one batch, and its largest values."""
+    """Sums over one batch, its largest values, and the tokens that have them."""
 
     sums: Mapping[str, float]
     token_kl_max: float = 0.0
     token_ratio_max: float = 0.0
+    moved: tuple[MovedToken, ...] = ()
 
 
 class GRPOMetric(Metric):
@@ -42,6 +58,8 @@ class GRPOMetric(Metric):
     - With ``advantages`` too: ``clip_ratio_low`` and ``_high``, the shares of tokens whose gradient the clip takes away
       (r below ``1 - epsilon`` where the advantage is negative, above ``1 + epsilon_high`` where it is positive), and
       ``clip_ratio``, both.
+    - With ``top_k_kl`` too: ``_high_kl_records``, the so many tokens of all ranks with the largest ``kl``, largest
+      first, as :class:`MovedToken` has them; for a script to look at, not recorded.
 
     Logprobs are taken as they come, so ``temperature`` is that of the pass; it is an argument for upstream's sake.
     """
@@ -56,8 +74,9 @@ class GRPOMetric(Metric):
         epsilon_high: float | None = None,
         top_k_kl: int = 0,
     ) -> None:
-        if top_k_kl:
-            raise InvalidInput("top_k_kl", "lists single tokens, which is not supported; leave it at 0")
+        if top_k_kl < 0:
+            raise InvalidInput("top_k_kl", f"is {top_k_kl}; send 0 (off) or how many tokens to list")
+        self.top_k_kl = top_k_kl
         super().__init__(device_mesh, process_group)
         self.ignore_index = ignore_index
         self.temperature = temperature
@@ -67,6 +86,7 @@ class GRPOMetric(Metric):
     def reset(self) -> None:
         """Forget what was accumulated."""
         self._parts: list[PolicyTotals] = []
+        self._num_rows = 0
 
     def accumulate(
         self,
@@ -81,6 +101,7 @@ class GRPOMetric(Metric):
         inputs, outputs = padded(inputs, outputs, ignore_index=self.ignore_index)
         logps_BT, mask_BT = target_logps(inputs, outputs, self.ignore_index)
         logps_BT = logps_BT.detach()
+        first_row, self._num_rows = self._num_rows, self._num_rows + len(mask_BT)
         if not mask_BT.any():
             return
         sums = {"tokens": float(mask_BT.sum()), "new": float(logps_BT.sum())}
@@ -102,8 +123,29 @@ class GRPOMetric(Metric):
         if advantages is not None:
             advantages_BT = align("advantages", advantages, mask_BT, like=logps_BT)
             sums |= self._clipped(difference_BT, advantages_BT, mask_BT)
+        moved = self._moved(kl_BT, inputs["labels"].view(mask_BT.shape), logps_BT, old_BT, first_row)
         ratio_max = float(ratio_BT[mask_BT].max())
-        self._parts.append(PolicyTotals(sums, token_kl_max=float(kl_BT.max()), token_ratio_max=ratio_max))
+        self._parts.append(PolicyTotals(sums, float(kl_BT.max()), ratio_max, moved))
+
+    def _moved(
+        self,
+        kl_BT: torch.Tensor,
+        labels_BT: torch.Tensor,
+        logps_BT: torch.Tensor,
+        old_BT: torch.Tensor,
+        first_row: int,
+    ) -> tuple[MovedToken, ...]:
+        number = min(self.top_k_kl, int((kl_BT > 0).sum()))
+        rank = 0 if self.process_group is None else distributed.get_rank(self.process_group)
+        moved = []
+        for place in kl_BT.flatten().topk(number).indices.tolist():
+            at = divmod(place, kl_BT.shape[1])
+            new, old = float(logps_BT[at]), float(old_BT[at])
+            ratio = math.exp(max(-MAX_LOG_RATIO, min(MAX_LOG_RATIO, new - old)))
+            moved.append(
+                MovedToken(rank, first_row + at[0], at[1], int(labels_BT[at]), float(kl_BT[at]), ratio, new, old)
+            )
+        return tuple(moved)
 
     def _clipped(
         self, difference_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor
@@ -129,6 +171,9 @@ class GRPOMetric(Metric):
                 results[f"train/{name}"] = sums[key] / count
             results["train/token_kl_max"] = max(part.token_kl_max for part in parts)
             results["train/token_ratio_max"] = max(part.token_ratio_max for part in parts)
+            if self.top_k_kl:
+                moved = sorted((token for part in parts for token in part.moved), key=lambda token: -token.kl)
+                results["_high_kl_records"] = [asdict(token) for token in moved[: self.top_k_kl]]
         if "entropy" in sums:
             results["train/entropy"] = sums["entropy"] / sums["tokens"]
         if count := sums["clippable"]:

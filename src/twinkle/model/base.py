@@ -211,8 +211,9 @@ class ComponentModel(ScriptSettings, TrainingCheckpoints, HubCalls, CheckpointSe
         group = self.group(adapter_name)
         group.show_metrics()
         results = MetricResults(group.metrics.calculate(is_training))
-        if results:
-            group.record(TRAIN if is_training else EVAL, results)
+        recorded = {name: value for name, value in results.items() if not name.startswith("_")}
+        if recorded:
+            group.record(TRAIN if is_training else EVAL, recorded)
         return results
 
     def get_train_configs(self, *, adapter_name: str = "") -> str:

@@ -26,7 +26,7 @@ from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.parallel.gradient_sync import sync_of
 from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
-from twinkle.model.placement import MixedPrecision, device_of, model_class, weights_dtype
+from twinkle.model.placement import MixedPrecision, ModelArguments, device_of, model_class, weights_dtype
 from twinkle.module.lora import LoraConfig
 
 
@@ -34,7 +34,8 @@ class MultiLoraTransformersModel(FusedComponent):
     """A frozen base model with room for ``max_loras`` adapters of rank up to ``max_r``.
 
     Args:
-        model_id: A folder, ``ms://org/name``, ``hf://org/name`` or ``org/name``, each with ``@revision``.
+        model_id: A folder, ``ms://org/name``, ``hf://org/name`` or ``org/name``, each with ``@revision``. By position
+            ``model_cls`` may come before it.
         model_cls: The transformers class to load it with, or its name; the causal language model of its config if
             omitted.
         strategy, ddp_config, fsdp_config, memory_efficient_init: As for ``TransformersModel``; here none has something
@@ -54,7 +55,7 @@ class MultiLoraTransformersModel(FusedComponent):
 
     def __init__(
         self,
-        model_id: str | None = None,
+        model_id: Any = None,
         config: Any = None,
         device_mesh: DeviceMesh | None = None,
         mixed_precision: MixedPrecision | None = None,
@@ -71,26 +72,25 @@ class MultiLoraTransformersModel(FusedComponent):
         tokens_per_pass: int | None = None,
         **from_pretrained_kwargs: Any,
     ) -> None:
-        if model_id is None:
-            raise InvalidInput("model_id", "is missing; send a folder or an id of a hub")
+        given = ModelArguments.of(model_cls, model_id, config, device_mesh, mixed_precision)
         check_strategy(strategy)
         check_ddp(ddp_config)
         FsdpSettings.of(fsdp_config)
         prepare_environment()
-        device_mesh = mesh_of(device_mesh)
+        device_mesh = mesh_of(given.device_mesh)
         device = device_of(device_mesh)
-        folder, settings = open_model(model_id, from_pretrained_kwargs)
+        folder, settings = open_model(given.model_id, from_pretrained_kwargs)
         self.max_loras, self.max_r = max_loras, max_r
         self.target_modules = target_modules
-        dtype = weights_dtype(mixed_precision, device)
+        dtype = weights_dtype(given.mixed_precision, device)
         image_processor = load_image_processor(folder) if takes_pictures(folder) else None
         model: Any
-        if model_cls is None and config is None and settings == {"trust_remote_code": False}:
+        if given.model_cls is None and given.config is None and settings == {"trust_remote_code": False}:
             model = load_base_model(folder, name=folder, dtype=dtype, with_tower=image_processor is not None)
         else:
-            loader = model_class(model_cls)
-            own_config = {} if config is None else {"config": config}
-            with naming_code(model_id):
+            loader = model_class(given.model_cls)
+            own_config = {} if given.config is None else {"config": given.config}
+            with naming_code(given.model_id):
                 model = loader.from_pretrained(folder, **own_config, **{"dtype": dtype, **settings})
         core = FusedLoraModel(
             model.to(device),

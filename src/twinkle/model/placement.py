@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -34,6 +36,33 @@ def model_class(model_cls: Any) -> Any:
     if model_cls not in dir(transformers):
         raise InvalidInput("model_cls", f"transformers has no class {model_cls!r}; send its name or the class")
     return getattr(transformers, model_cls)
+
+
+@dataclass(frozen=True)
+class ModelArguments:
+    """The arguments by which a model is loaded, whichever order they came in."""
+
+    model_cls: Any
+    model_id: str
+    config: Any
+    device_mesh: DeviceMesh | None
+    mixed_precision: MixedPrecision | None
+
+    @classmethod
+    def of(cls, model_cls: Any, model_id: Any, config: Any, device_mesh: Any, mixed_precision: Any) -> ModelArguments:
+        """The arguments in their places; by position the class may stand before the model's id.
+
+        Raises:
+            InvalidInput: There is no model's id, or ``model_cls`` came twice.
+        """
+        if isinstance(config, (str, PathLike)) or isinstance(model_id, type):
+            if model_cls is not None:
+                raise InvalidInput("model_cls", "came twice, by position and by name; send it once")
+            model_cls, model_id, config, device_mesh = model_id, config, device_mesh, mixed_precision
+            mixed_precision = None
+        if model_id is None:
+            raise InvalidInput("model_id", "is missing; send a folder or an id of a hub")
+        return cls(model_cls, model_id, config, device_mesh, mixed_precision)
 
 
 def device_of(mesh: DeviceMesh | None) -> torch.device:

@@ -28,7 +28,15 @@ from twinkle.model.outgoing import NamedWeights, outgoing_weights
 from twinkle.model.parallel.experts import share_experts, step_one_by_one
 from twinkle.model.parallel.sequence import sequence_parallel
 from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strategy
-from twinkle.model.placement import MixedPrecision, compute_dtype, device_of, model_class, shard, training_sync
+from twinkle.model.placement import (
+    MixedPrecision,
+    ModelArguments,
+    compute_dtype,
+    device_of,
+    model_class,
+    shard,
+    training_sync,
+)
 from twinkle.model.plain_passes import PlainPasses
 from twinkle.model.transformers.moe.router_replay import RouterReplay
 from twinkle.model.weight_files import (
@@ -49,7 +57,8 @@ class TransformersModel(PlainPasses):
     takes that group's place.
 
     Args:
-        model_id: A folder, ``ms://org/name``, ``hf://org/name`` or ``org/name``, each with ``@revision``.
+        model_id: A folder, ``ms://org/name``, ``hf://org/name`` or ``org/name``, each with ``@revision``. By position
+            ``model_cls`` may come before it.
         config: A transformers config in place of the model's own.
         device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows, the ranks
             of ``ulysses_size`` the same ones; those of ``ep_size`` share experts. That of ``initialize`` if omitted.
@@ -69,7 +78,7 @@ class TransformersModel(PlainPasses):
 
     def __init__(
         self,
-        model_id: str | None = None,
+        model_id: Any = None,
         config: Any = None,
         device_mesh: DeviceMesh | None = None,
         mixed_precision: MixedPrecision | None = None,
@@ -85,13 +94,12 @@ class TransformersModel(PlainPasses):
         **from_pretrained_kwargs: Any,
     ) -> None:
         super().__init__()
-        if model_id is None:
-            raise InvalidInput("model_id", "is missing; send a folder or an id of a hub")
+        given = ModelArguments.of(model_cls, model_id, config, device_mesh, mixed_precision)
         check_strategy(strategy)
-        device_mesh = mesh_of(device_mesh)
+        device_mesh = mesh_of(given.device_mesh)
         self.device = device_of(device_mesh)
         self._mesh = device_mesh
-        self._compute_dtype = compute_dtype(mixed_precision, self.device)
+        self._compute_dtype = compute_dtype(given.mixed_precision, self.device)
         self._scaler_settings = dict(grad_scaler_config or {})
         self._hooks: dict[str, RemovableHandle] = {}
         self._may_replay = enable_router_replay
@@ -101,12 +109,12 @@ class TransformersModel(PlainPasses):
         self._sync = training_sync(device_mesh, self.device)
         self._is_sharded = False
         self._frozen: set[str] = set()
-        self.model_id, settings = open_model(model_id, from_pretrained_kwargs)
-        loader = model_class(model_cls)
-        with naming_code(model_id):
+        self.model_id, settings = open_model(given.model_id, from_pretrained_kwargs)
+        loader = model_class(given.model_cls)
+        with naming_code(given.model_id):
             loaded = loader.from_pretrained(
                 self.model_id,
-                **({} if config is None else {"config": config}),
+                **({} if given.config is None else {"config": given.config}),
                 **{"dtype": torch.float32, **settings},
             )
         self.model: Any = loaded.to(self.device)

@@ -24,7 +24,7 @@ class TransformersValueModel(TransformersModel):
     ``PPOValueLoss`` unless another loss is set. The arguments are those of ``TransformersModel``.
     """
 
-    def __init__(self, model_id: str | None = None, *args: Any, **settings: Any) -> None:
+    def __init__(self, model_id: Any = None, *args: Any, **settings: Any) -> None:
         # A checkpoint of a critic has one row where the config promises a vocabulary.
         super().__init__(model_id, *args, **{"ignore_mismatched_sizes": True, **settings})
         unembedding = self.model.get_output_embeddings()

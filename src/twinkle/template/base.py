@@ -283,7 +283,9 @@ class Template:
         turns, pictures = self._turns(trajectory, add_generation_prompt)
         tools = read_tools(trajectory)
         text = self.renderer.render(turns, tools, add_generation_prompt=add_generation_prompt)
-        spans = [] if add_generation_prompt else self._training_spans(trajectory, turns, tools, text)
+        spans: list[Span] = []
+        if not add_generation_prompt:
+            text, spans = self._training_spans(trajectory, turns, tools, text)
         tokens, is_trained = tokenize(self.tokenizer, text, spans)
         media: dict[str, Any] = {}
         positions = None
@@ -295,21 +297,25 @@ class Template:
 
     def _training_spans(
         self, trajectory: Trajectory, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, text: str
-    ) -> list[Span]:
-        """Which characters train."""
+    ) -> tuple[str, list[Span]]:
+        """Which characters train, and the text with the last turn's end, which some templates do not write."""
         rounds = key_rounds(trajectory, turns)
         marked = self.renderer.generated_spans(turns, tools)
         if marked is not None and rounds is None:
-            return marked
+            return text, marked
 
         def write(some: Sequence[Any], add_generation_prompt: bool) -> str:
             return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
 
-        found = TurnFinder(write, self._turn_marks(bool(tools))).spans(turns, text)
+        marks = self._turn_marks(bool(tools))
+        found = TurnFinder(write, marks).spans(turns, text)
         chosen = [span for number, span in found.items() if rounds is None or number in rounds]
+        if marked is None and chosen and chosen[-1][1] == len(text) and turns[-1]["role"] == "assistant":
+            end = marks.unwritten_end(write, turns, text)
+            return text + end, [*chosen[:-1], (chosen[-1][0], len(text + end))]
         if marked is None:
-            return chosen
-        return [span for span in marked if any(start < span[1] and span[0] < end for start, end in chosen)]
+            return text, chosen
+        return text, [span for span in marked if any(start < span[1] and span[0] < end for start, end in chosen)]
 
     def _turn_marks(self, has_tools: bool) -> TurnMarks:
         """By what turns are told apart; a tokenizer may have another chat template for conversations with tools."""

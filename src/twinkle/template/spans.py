@@ -41,6 +41,8 @@ class TurnMarks:
     """What ends a turn after which others follow, as far as the model writes it."""
     last_end: str
     """What ends the last one."""
+    special: re.Pattern[str]
+    """Texts that are tokens of their own."""
 
     @classmethod
     def found(cls, write: Write, special_tokens: Collection[str]) -> TurnMarks:
@@ -58,7 +60,8 @@ class TurnMarks:
         before = _common(_added(base, head), _added(base, middle_head))
         last_end = end.rstrip()
         longest_first = sorted(special_tokens, key=len, reverse=True)
-        special = re.search("|".join(map(re.escape, longest_first)) or "(?!)", middle_end)
+        specials = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        special = specials.search(middle_end)
         is_like_the_last = last_end and middle_end.startswith(last_end)
         return cls(
             prompt=prompt,
@@ -66,7 +69,30 @@ class TurnMarks:
             lead="" if prompt else before,
             turn_end=middle_end[: special.end()] if special and not is_like_the_last else _common(last_end, middle_end),
             last_end=last_end,
+            special=specials,
         )
+
+    def unwritten_end(self, write: Write, turns: Sequence[Turn], text: str) -> str:
+        """What the model says to end the last turn where the template leaves it to the next one to write it.
+
+        GLM has no end of turn: it stops by beginning the next one, ``<|user|>`` or ``<|observation|>``. Empty where a
+        turn's end is written, or is no token of its own.
+
+        Args:
+            write: Writes a conversation.
+            turns: The conversation, which ends with the assistant.
+            text: What ``write`` makes of it.
+        """
+        if self.last_end:
+            return ""
+        calls = turns[-1].get("tool_calls")
+        answer = {"role": "tool", "content": "?", "name": "?", "tool_call_id": "?"} if calls else _PROBE
+        longer = write([*turns, answer], False)
+        # Thinking may be left out of all but the last turn: then only what ends any other is known.
+        rest = longer[len(text) :] if longer.startswith(text) else "" if calls else self.turn_end
+        spaces = rest[: len(rest) - len(rest.lstrip())]
+        found = self.special.match(rest, len(spaces))
+        return spaces + found.group() if found else ""
 
 
 class TurnFinder:

@@ -9,7 +9,20 @@ import torch
 from structlog.testing import capture_logs
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle.kernel import Bundle, bundles, hub, kernelize, liger_builtin, npu_builtin
+from twinkle.kernel import (
+    DEFAULT_KERNEL_CONFIG,
+    Bundle,
+    KernelChoice,
+    KernelImpl,
+    bundles,
+    choice,
+    hub,
+    kernelize,
+    liger_builtin,
+    npu_builtin,
+    register_op,
+    replacing,
+)
 
 
 class Doubling(torch.nn.Linear):
@@ -105,3 +118,58 @@ def test_where_nothing_is_installed_the_model_stays_and_the_log_says_so_once(
 def test_a_bundle_changes_the_whole_model(model: torch.nn.Sequential) -> None:
     kernelize(model, Bundle("zeros", lambda whole: [torch.nn.init.zeros_(weight) for weight in whole.parameters()]))
     assert value(model) == 0
+
+
+@pytest.fixture
+def doubling(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An operation that two libraries have, of which this machine can use the second."""
+    monkeypatch.setattr(choice, "_OPS", dict(choice._OPS))
+    absent = KernelImpl(lambda target: pytest.fail("it was loaded"), lambda: (False, "its device is not here"))
+    register_op("doubling", implementations={"absent": absent, "plain": KernelImpl(lambda target: Doubling)})
+    return "doubling"
+
+
+def test_a_choice_takes_the_first_form_that_this_machine_can_use(model: torch.nn.Sequential, doubling: str) -> None:
+    with capture_logs() as said:
+        kernelize(model, {"torch.nn.Linear": KernelChoice(op=doubling, backends=("unknown", "absent", "plain"))})
+    assert isinstance(model[0], Doubling) and type(model[1]) is OwnLinear
+    assert torch.nn.Linear is not Doubling
+    assert [line["by"] for line in said if line["event"] == "kernel.replaced"] == ["plain"]
+
+
+def test_a_choice_that_nothing_here_fulfils_leaves_the_model_and_says_why(
+    model: torch.nn.Sequential, doubling: str
+) -> None:
+    before = value(model)
+    with capture_logs() as said:
+        kernelize(model, {torch.nn.Linear: KernelChoice(doubling, ("absent", "unknown"))})
+    (line,) = (line for line in said if line["event"] == "kernel.kept")
+    assert line["reason"] == "absent: its device is not here; unknown has no doubling"
+    assert value(model) == before
+
+
+def test_an_installer_of_ones_own_puts_a_form_in_place(model: torch.nn.Sequential, doubling: str) -> None:
+    seen: list[object] = []
+    own = KernelChoice(doubling, ("plain",), installer=lambda whole, target, made: seen.extend((whole, target, made)))
+    kernelize(model, {"anything": own})
+    assert seen == [model, "anything", Doubling]
+
+
+def test_an_operation_that_nobody_registered_is_refused_with_the_nearest(
+    model: torch.nn.Sequential, doubling: str
+) -> None:
+    with pytest.raises(InvalidInput, match="did you mean 'doubling'"):
+        kernelize(model, {torch.nn.Linear: KernelChoice("dubling", ("plain",))})
+    with pytest.raises(InvalidInput, match="already"):
+        register_op(doubling, implementations={"plain": KernelImpl(lambda target: Doubling)})
+
+
+def test_every_target_of_the_default_names_something_that_transformers_has() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has a device, and Liger may be installed")
+    for target in DEFAULT_KERNEL_CONFIG:
+        replacing._owner_of(str(target))
+    model = torch.nn.Sequential()
+    with capture_logs() as said:
+        assert kernelize(model, DEFAULT_KERNEL_CONFIG) is model
+    assert {line["event"] for line in said} == {"kernel.kept"}

@@ -63,7 +63,20 @@ def test_without_a_sampler_the_policy_tells_of_itself_alone():
     metric.accumulate(INPUTS, {**OUTPUTS, "entropies": torch.full((2, 3), 0.7)})
     assert set(metric.calculate()) == {"train/policy_confidence", "train/mean_new_logp", "train/entropy"}
     with pytest.raises(InvalidInput, match="top_k_kl"):
-        GRPOMetric(top_k_kl=3)
+        GRPOMetric(top_k_kl=-1)
+
+
+def test_the_tokens_that_moved_furthest_are_named_with_their_rows():
+    metric = GRPOMetric(top_k_kl=2)
+    metric.accumulate({"labels": LABELS[1:]}, {"logps": LOGPS[1:]}, old_logps=OLD[1:])
+    metric.accumulate(INPUTS, OUTPUTS, old_logps=OLD)
+    first, second = metric.calculate()["_high_kl_records"]
+    assert (first["gsi"], first["pos"], first["token_id"]) == (1, 2, 2)
+    assert (second["gsi"], second["pos"], second["token_id"]) == (1, 1, 1)
+    assert first["kl"] == pytest.approx(math.exp(-1.0)) and first["ratio"] == pytest.approx(math.exp(-1.0))
+    assert (first["logp_new"], first["logp_old"]) == pytest.approx((-2.0, -1.0))
+    metric.accumulate(INPUTS, OUTPUTS)
+    assert "_high_kl_records" not in metric.calculate()
 
 
 def test_a_critic_is_judged_by_what_it_foresaw():

@@ -32,6 +32,17 @@ def test_the_arguments_of_upstream_are_taken_by_keyword(model_dir: Path, model_c
     assert type(plain.model) is type(fused.model)
 
 
+def test_the_class_may_come_before_the_id_as_it_does_upstream(model_dir: Path) -> None:
+    for kind in (TransformersModel, MultiLoraTransformersModel):
+        by_name = kind("AutoModelForCausalLM", str(model_dir))
+        by_class = kind(transformers.AutoModelForCausalLM, str(model_dir), None, None)
+        assert type(by_name.model) is type(by_class.model)
+    with pytest.raises(InvalidInput, match="model_cls: came twice"):
+        TransformersModel("AutoModelForCausalLM", str(model_dir), model_cls="AutoModel")
+    with pytest.raises(InvalidInput, match="model_id: is missing"):
+        TransformersModel(transformers.AutoModelForCausalLM)
+
+
 def test_settings_that_nobody_knows_are_refused_with_what_was_meant(model_dir: Path) -> None:
     for wrong, message in (
         ({"fsdp_config": {"reshard_after_forwards": True}}, "did you mean reshard_after_forward"),

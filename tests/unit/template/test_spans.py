@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.chat_templates import CHAT_TEMPLATES, chat_template, save_tokenizer
+from harness.chat_templates import CHAT_TEMPLATES, chat_template, load_tokenizer, save_tokenizer
 from twinkle.template import RowError, Template
 from twinkle.template.tokenizing import tokenize, tokenize_in_pieces
 
@@ -130,3 +130,37 @@ def test_a_tokenizer_that_cannot_tell_places_gives_the_same_row(pairs: dict[str,
 
     whole, is_trained_whole = tokenize(template.tokenizer, text, [(start, start + len("Still warm.<|im_end|>"))])
     assert tokens.tolist() == whole.tolist() and is_trained.tolist() == is_trained_whole.tolist()
+
+
+GLM = """\
+{{- '[gMASK]' }}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}{{- '<|observation|>\\n' + message.content }}
+{%- else %}{{- '<|' + message.role + '|>\\n' + message.content }}{%- endif %}
+{%- for call in message.tool_calls or [] %}{{- '<tool_call>' + call.function.name + '</tool_call>' }}{%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("messages", "trained"),
+    [
+        ([USER, answer("Warm.")], "\nWarm.<|user|>"),
+        ([USER, answer("Warm."), USER, answer("Hm.")], "\nWarm.<|user|>\nHm.<|user|>"),
+        ([USER, answer("", tool_calls=[call()])], "\n<tool_call>weather</tool_call><|observation|>"),
+        ([USER, answer("Warm."), USER], "\nWarm.<|user|>"),
+    ],
+)
+def test_a_model_that_stops_by_beginning_the_next_turn_learns_to_stop(
+    tmp_path: Path, messages: list[dict[str, Any]], trained: str
+) -> None:
+    tokenizer = load_tokenizer(save_tokenizer(tmp_path))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|observation|>"]})
+    tokenizer.chat_template = GLM
+    tokenizer.save_pretrained(tmp_path)
+    template = Template(str(tmp_path))
+
+    row = template.encode({"messages": messages})
+
+    assert template.decode([token for token in row["labels"] if token >= 0]) == trained
+    assert row["labels"][-1] == -100 and row["length"] == len(row["input_ids"])

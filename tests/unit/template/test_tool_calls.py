@@ -31,6 +31,12 @@ WRITTEN: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
         '<｜DSML｜invoke name="g">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
         [("f", {"a": "1", "b": [2]}), ("g", {})],
     ),
+    "gemma 4": (
+        'Let me see.<|tool_call>call:f{a:1,b:<|"|>x, {y}: "z"<|"|>,c:{d:[true,null,<|"|>e<|"|>],f:-2.5}}<tool_call|>'
+        "<|tool_call>call:g{}<tool_call|>",
+        [("f", {"a": 1, "b": 'x, {y}: "z"', "c": {"d": [True, None, "e"], "f": -2.5}}), ("g", {})],
+    ),
+    "gemma 4, its end cut off": ('Let me see.<|tool_call>call:f{a:<|"|>1<|"|>}', [("f", {"a": "1"})]),
     "cline": (
         "Let me see.\n<read_file>\n<path>src/main.py</path>\n<lines>3</lines>\n</read_file>",
         [("read_file", {"path": "src/main.py", "lines": 3})],
@@ -64,6 +70,9 @@ def test_calls_are_found_with_their_arguments_and_cut_out_of_the_text(kind: str)
     [
         "Nothing is called.",
         "<tool_call>\n{not json}\n</tool_call>",
+        "<|tool_call>call:f{a:",
+        '<|tool_call>call:f{a:<|"|>x}<tool_call|>',
+        "<|tool_call>call:f" + "{a:" * 20_000,
         '<tool_call>["f"]</tool_call>',
         "<think><b>no</b></think><answer><b>7</b></answer>",
         "<ul>\n<li>one</li>\n</ul>",
