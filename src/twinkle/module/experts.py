@@ -1,9 +1,9 @@
 """A layer of fused experts, each token in a few of them, each tenant with adapters of its own on every expert.
 
 The tokens of a pass are sorted by expert. Products with an expert's frozen weight run over all its tokens at once,
-their rows being independent (``row_product``); each (segment, expert) does its own small products, and within an expert
-segments stay in the order they are packed in. What a token gets is summed over its experts in the order the router
-names them, so no sum depends on the company.
+their rows being independent (``row_product``); each (segment, expert) has its own small products, and within an expert
+segments stay in the order they are packed in (``expert_rows``). What a token gets is summed over its experts in the
+order the router names them, so no sum depends on the company.
 
 Shapes: T packed tokens, K experts a token, A = T * K assignments of tokens to experts (sorted by expert, then by
 token), E experts, H hidden size, I inputs, O outputs, M intermediate size.
@@ -11,65 +11,14 @@ token), E experts, H hidden size, I inputs, O outputs, M intermediate size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from twinkle.module.expert_forms import ExpertForm
-from twinkle.module.packed_products import ExpertRows, PackedProducts, SegmentPair
-from twinkle.module.segmented import Route
-
-
-class Assignments:
-    """Which token goes to which expert in one pass, and where it stands once they are sorted.
-
-    ``order_A`` says which entry of the flattened choice stands at each sorted place, ``places_TK`` the reverse;
-    ``experts_A`` and ``tokens_A`` are the expert and the token of each sorted place.
-    """
-
-    def __init__(self, experts_TK: torch.Tensor, num_experts: int) -> None:
-        self.num_tokens, self.num_choices = experts_TK.shape
-        experts_A = experts_TK.reshape(-1).cpu().numpy()
-        order_A = np.argsort(experts_A, kind="stable")
-        places_A = np.empty_like(order_A)
-        places_A[order_A] = np.arange(order_A.size)
-        device = experts_TK.device
-        self.order_A = torch.from_numpy(order_A).to(device)
-        self.places_TK = torch.from_numpy(places_A).to(device).view(self.num_tokens, self.num_choices)
-        self.tokens_A = self.order_A // self.num_choices
-        self.experts_A = torch.from_numpy(experts_A[order_A]).to(device)
-        self._first_E = np.searchsorted(experts_A[order_A], np.arange(num_experts + 1))
-        # Sorted like the assignments, so that the rows of any (expert, segment) lie between two searches.
-        self._sorted_A = experts_A[order_A] * self.num_tokens + order_A // self.num_choices
-
-    def experts(self) -> list[ExpertRows]:
-        """The experts that have any token, with their rows."""
-        first_E = self._first_E
-        return [
-            ExpertRows(expert, int(first_E[expert]), int(first_E[expert + 1]))
-            for expert in np.flatnonzero(np.diff(first_E)).tolist()
-        ]
-
-    def split(self, pairs: Sequence[SegmentPair]) -> list[SegmentPair]:
-        """For each (expert, segment) that has any token the pair of its rows, ordered by expert, then by segment."""
-        rows = self.experts()
-        offsets = np.array([row.expert * self.num_tokens for row in rows])[:, None]
-        starts = np.searchsorted(self._sorted_A, offsets + [pair.start for pair in pairs]).tolist()
-        ends = np.searchsorted(self._sorted_A, offsets + [pair.end for pair in pairs]).tolist()
-        return [
-            SegmentPair(
-                start,
-                end,
-                pair.scale,
-                pair.weight.expert(row.expert),
-                None if pair.gradient is None else pair.gradient.expert(row.expert),
-            )
-            for row, row_starts, row_ends in zip(rows, starts, ends, strict=True)
-            for pair, start, end in zip(pairs, row_starts, row_ends, strict=True)
-            if start < end
-        ]
+from twinkle.module.expert_rows import Assignments
+from twinkle.module.packed_products import LayerUpdates
+from twinkle.module.segmented import Routing
 
 
 class _Dispatch(torch.autograd.Function):
@@ -114,49 +63,43 @@ class _Combine(torch.autograd.Function):
         return dy_AH, dweights_A[assignments.places_TK].to(weights_TK.dtype), None
 
 
-class _GroupedLinear(torch.autograd.Function):
-    """``y = x W_e^T`` for the rows of each expert ``e``, plus the low-rank update of each (expert, segment)."""
+class _ExpertLinear(torch.autograd.Function):
+    """``y = x W_e^T`` for the rows of each expert ``e``, plus the low-rank update of each (expert, owner)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x_AI: torch.Tensor,
-        weight_EOI: torch.Tensor,
-        products: PackedProducts,
-        rows: Sequence[ExpertRows],
-        pairs: Sequence[SegmentPair],
+        ctx: Any, x_AI: torch.Tensor, weight_EOI: torch.Tensor, assignments: Assignments, updates: LayerUpdates
     ) -> torch.Tensor:
-        y_AO = products.by_expert(x_AI, weight_EOI, rows)
-        saved = products.add_updates(y_AO, x_AI, pairs)
-        ctx.products, ctx.rows, ctx.pairs = products, rows, pairs
+        y_AO = assignments.by_expert(x_AI, weight_EOI)
+        saved = updates.add(y_AO, x_AI)
+        ctx.assignments, ctx.updates = assignments, updates
         ctx.save_for_backward(x_AI, weight_EOI, *saved)
         return y_AO
 
     @staticmethod
-    def backward(ctx: Any, dy_AO: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, dy_AO: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         x_AI, weight_EOI, *saved = ctx.saved_tensors
-        dx_AI = ctx.products.by_expert(dy_AO, weight_EOI.transpose(1, 2), ctx.rows)
-        ctx.products.add_update_gradients(dy_TO=dy_AO, dx_TI=dx_AI, x_TI=x_AI, saved=saved, pairs=ctx.pairs)
-        return dx_AI, None, None, None, None
+        dx_AI = ctx.assignments.by_expert(dy_AO, weight_EOI.transpose(1, 2))
+        ctx.updates.add_gradients(dy_TO=dy_AO, dx_TI=dx_AI, x_TI=x_AI, saved=saved)
+        return dx_AI, None, None, None
 
 
 class LoraExperts(torch.nn.Module):
     """Stands in for a frozen module of fused experts and applies the routed adapters."""
 
-    def __init__(self, base: Any, path: str, form: ExpertForm, route: Route, products: PackedProducts) -> None:
+    def __init__(self, base: Any, path: str, form: ExpertForm, routing: Routing) -> None:
         super().__init__()
         self.base = base
         self.path = path
         self.form = form
-        self._route = route
-        self._products = products
+        self._routing = routing
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """Send tokens [.., H] to the experts [T, K] chosen for them and add up what these return, weighted [T, K]."""
         first, last = self.form.names
-        assignments = Assignments(top_k_index, self.base.get_parameter(first).shape[0])
+        assignments = self._routing.now.assign(top_k_index, self.base.get_parameter(first).shape[0])
         x_TH = hidden_states.reshape(-1, hidden_states.shape[-1])
         x_AH = _Dispatch.apply(x_TH, assignments)
         if self.form.scales_input:
@@ -168,8 +111,8 @@ class LoraExperts(torch.nn.Module):
         return y_TH.view(hidden_states.shape)
 
     def _project(self, x_AI: torch.Tensor, name: str, assignments: Assignments) -> torch.Tensor:
-        pairs = assignments.split(tuple(self._route.pairs(f"{self.path}.{name}")))
         weight_EOI = self.form.weight(self.base, name)
-        y_AO: torch.Tensor = _GroupedLinear.apply(x_AI, weight_EOI, self._products, assignments.experts(), pairs)
+        updates = assignments.updates(f"{self.path}.{name}")
+        y_AO: torch.Tensor = _ExpertLinear.apply(x_AI, weight_EOI, assignments, updates)
         bias_EO = self.form.bias(self.base, name)
         return y_AO if bias_EO is None else y_AO + bias_EO.index_select(0, assignments.experts_A)

@@ -1,6 +1,7 @@
 """The LoRA pool: every trainable layer of the base model is replaced once, adapters come and go as data.
 
-How rows of many adapters share a layer: ``segmented`` for a Linear, ``experts`` for a mixture of experts.
+How rows of many adapters share a layer: ``segmented`` for a Linear, ``experts`` for a mixture of experts, ``stacked``
+for both where a device has grouped products.
 
 Shapes: T packed tokens, I inputs, O outputs.
 """
@@ -26,11 +27,16 @@ from twinkle.module.adapter import (
     TrainedModule,
 )
 from twinkle.module.experts import LoraExperts
-from twinkle.module.grouped_products import GroupedProducts, supports_grouped_products
-from twinkle.module.packed_products import LoopedProducts, PackedProducts
+from twinkle.module.grouped_products import supports_grouped_products
+from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
-from twinkle.module.segmented import Route, Segment, SegmentedLinear
+from twinkle.module.segmented import Route, RoutedPass, Routing, Segment, SegmentedLinear
+from twinkle.module.stacked import StackedRoute
+from twinkle.module.stacks import AdapterStacks, StackShape
 from twinkle.module.targets import Target, TargetKind, beside_experts
+
+STACK_BYTES = 4 << 30
+"""Of the device's memory, for adapters' matrices side by side; more are stacked anew in each layer."""
 
 __all__ = ["LoraAdapter", "LoraConfig", "LoraLinear", "LoraPool", "Segment"]
 
@@ -38,26 +44,25 @@ __all__ = ["LoraAdapter", "LoraConfig", "LoraLinear", "LoraPool", "Segment"]
 class LoraLinear(torch.nn.Module):
     """Stands in for one frozen Linear and applies the routed adapters."""
 
-    def __init__(self, base: torch.nn.Linear, path: str, route: Route, products: PackedProducts) -> None:
+    def __init__(self, base: torch.nn.Linear, path: str, routing: Routing) -> None:
         super().__init__()
         self.weight = base.weight
         self.bias = base.bias
         self.in_features = base.in_features
         self.out_features = base.out_features
         self.path = path
-        self._route = route
-        self._products = products
+        self._routing = routing
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the frozen weight and the update of each routed segment."""
-        pairs = tuple(self._route.pairs(self.path))
+        updates = self._routing.now.updates(self.path)
         x_TI = x.reshape(-1, self.in_features)
         y_TO: torch.Tensor
         if torch.is_grad_enabled():
-            y_TO = SegmentedLinear.apply(x_TI, self.weight, self.bias, self._products, pairs)
+            y_TO = SegmentedLinear.apply(x_TI, self.weight, self.bias, self._routing.rows, updates)
         else:  # what ``apply`` adds is a tenth of a step that samples one token
-            y_TO = self._products.rows(x_TI, self.weight, self.bias)
-            self._products.add_updates(y_TO, x_TI, pairs)
+            y_TO = self._routing.rows(x_TI, self.weight, self.bias)
+            updates.add(y_TO, x_TI)
         return y_TO.view(*x.shape[:-1], self.out_features)
 
 
@@ -76,17 +81,26 @@ class LoraPool:
         product: RowProduct,
         max_rank: int,
         paths: StoredPaths = AS_LOADED,
+        stack_bytes: int = STACK_BYTES,
     ) -> None:
         self.max_rank = max_rank
         self.product = product
         self.paths = paths
         """What modules are called in files."""
-        self._route = Route()
         self._targets = tuple(targets)
         self._device = targets[0].weight.device
         self._compute_dtype = targets[0].weight.dtype
-        is_grouped = supports_grouped_products(self._device, self._compute_dtype)
-        self._products: PackedProducts = GroupedProducts(product) if is_grouped else LoopedProducts(product)
+        self._looped = LoopedProducts(product)
+        self._routing = Routing(product, Route((), self._looped))
+        self.stacks: AdapterStacks | None = None
+        """What grouped products keep of adapters, where the device has these."""
+        if supports_grouped_products(self._device, self._compute_dtype):
+            self.stacks = AdapterStacks(
+                {target.path: _stack_shape(target) for target in targets if target.kind != "unembed"},
+                device=self._device,
+                dtype=self._compute_dtype,
+                limit_bytes=stack_bytes,
+            )
         for target in targets:
             if target.kind != "unembed" and target.module is model.get_submodule(target.module_path):
                 parent, _, name = target.module_path.rpartition(".")
@@ -94,9 +108,9 @@ class LoraPool:
 
     def _layer(self, target: Target) -> torch.nn.Module:
         if isinstance(target.module, torch.nn.Linear):
-            return LoraLinear(target.module, target.path, self._route, self._products)
+            return LoraLinear(target.module, target.path, self._routing)
         assert target.form is not None
-        return LoraExperts(target.module, target.module_path, target.form, self._route, self._products)
+        return LoraExperts(target.module, target.module_path, target.form, self._routing)
 
     @property
     def unembed_path(self) -> str:
@@ -154,16 +168,29 @@ class LoraPool:
             trainable=trainable,
         )
 
+    def route(self, segments: Sequence[Segment], num_rows: int) -> RoutedPass:
+        """Tell the layers of a pass over so many packed tokens which of them goes through which adapter."""
+        if self.stacks is None:
+            return Route(segments, self._looped)
+        return StackedRoute(segments, num_rows, self.stacks, self._device)
+
     @contextmanager
-    def routed(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Within this context the packed tokens of a forward pass go through the adapters of ``segments``."""
-        if self._route.segments:
+    def routed(self, route: RoutedPass) -> Iterator[None]:
+        """Within this context a forward pass goes that way.
+
+        Activations that are computed anew for a backward pass go the same way again, within the same context.
+        """
+        if self._routing.now is not self._routing.idle:
             raise RuntimeError("a pass is already routed; the pool runs one pass at a time")
-        self._route.segments = tuple(segments)
+        self._routing.now = route
         try:
             yield
         finally:
-            self._route.segments = ()
+            self._routing.now = self._routing.idle
+
+
+def _stack_shape(target: Target) -> StackShape:
+    return StackShape(target.in_features, target.out_features, target.num_experts)
 
 
 def shapes_of(targets: Sequence[Target], config: LoraConfig) -> Iterator[LoraShape]:

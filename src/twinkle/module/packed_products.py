@@ -3,7 +3,7 @@
 ``LoopedProducts`` does the low-rank products segment by segment. No arithmetic is shared between tenants beyond the
 product with the frozen weight, whose rows are independent (see ``row_product``): that is what makes fused results equal
 those alone, and what keeps a tenant's NaN in its own rows. A mask would not, since ``0 * NaN`` is NaN. It is the
-reference for ``grouped_products``, which does the same with few kernels where launching one costs more than running it.
+reference for ``stacked``, which does the same with few kernels where launching one costs more than running it.
 
 Shapes: T packed tokens, A assignments of tokens to experts, E experts, I inputs, O outputs, R rank.
 """
@@ -39,35 +39,31 @@ class ExpertRows:
     end: int
 
 
-class PackedProducts(Protocol):
-    """How the layers of a model multiply."""
+class LayerUpdates(Protocol):
+    """What the adapters of a pass add to one layer."""
 
-    @property
-    def rows(self) -> RowProduct:
-        """The product with one matrix for all rows."""
+    def add(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Add ``scale * x A^T B^T`` of each row's owner to ``y`` in place; return what ``add_gradients`` needs."""
         ...
 
-    def by_expert(self, x_AI: torch.Tensor, weight_EOI: torch.Tensor, rows: Sequence[ExpertRows]) -> torch.Tensor:
-        """``x W_e^T`` [A, O] for the rows of each expert; ``rows`` cover all of ``x``, in order."""
-        ...
-
-    def add_updates(
-        self, y_TO: torch.Tensor, x_TI: torch.Tensor, pairs: Sequence[SegmentPair]
-    ) -> tuple[torch.Tensor, ...]:
-        """Add ``scale * x A^T B^T`` of each segment to ``y`` in place; return what ``add_update_gradients`` needs."""
-        ...
-
-    def add_update_gradients(
-        self,
-        *,
-        dy_TO: torch.Tensor,
-        dx_TI: torch.Tensor,
-        x_TI: torch.Tensor,
-        saved: Sequence[torch.Tensor],
-        pairs: Sequence[SegmentPair],
+    def add_gradients(
+        self, *, dy_TO: torch.Tensor, dx_TI: torch.Tensor, x_TI: torch.Tensor, saved: Sequence[torch.Tensor]
     ) -> None:
-        """Add each segment's share to ``dx`` and to the gradient of its pair, in place."""
+        """Add each row's share to ``dx`` and to the gradient of its owner's pair, in place."""
         ...
+
+
+class NoUpdates:
+    """Of a layer that no adapter of the pass trains."""
+
+    def add(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See :class:`LayerUpdates`."""
+        return ()
+
+    def add_gradients(
+        self, *, dy_TO: torch.Tensor, dx_TI: torch.Tensor, x_TI: torch.Tensor, saved: Sequence[torch.Tensor]
+    ) -> None:
+        """See :class:`LayerUpdates`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class LoopedProducts:
     rows: RowProduct
 
     def by_expert(self, x_AI: torch.Tensor, weight_EOI: torch.Tensor, rows: Sequence[ExpertRows]) -> torch.Tensor:
-        """See :class:`PackedProducts`."""
+        """``x W_e^T`` [A, O] for the rows of each expert; ``rows`` cover all of ``x``, in order."""
         y_AO = x_AI.new_empty(x_AI.shape[0], weight_EOI.shape[1])
         for row in rows:
             y_AO[row.start : row.end] = self.rows(x_AI[row.start : row.end], weight_EOI[row.expert])
@@ -90,7 +86,7 @@ class LoopedProducts:
     def add_updates(
         self, y_TO: torch.Tensor, x_TI: torch.Tensor, pairs: Sequence[SegmentPair]
     ) -> tuple[torch.Tensor, ...]:
-        """See :class:`PackedProducts`."""
+        """Add each segment's update to ``y`` in place; return what its gradient needs."""
         return tuple(
             _add_lora(self.rows, y_TO[run[0].start : run[-1].end], x_TI[run[0].start : run[-1].end], run[0])
             for run in runs_of(pairs)
@@ -105,12 +101,30 @@ class LoopedProducts:
         saved: Sequence[torch.Tensor],
         pairs: Sequence[SegmentPair],
     ) -> None:
-        """See :class:`PackedProducts`."""
+        """Add each segment's share to ``dx`` and to the gradient of its pair, in place."""
         for run, inner_TR in zip(runs_of(pairs), saved, strict=True):
             rows = slice(run[0].start, run[-1].end)
             _add_lora_gradients(
                 self.rows, dy_TO=dy_TO[rows], dx_TI=dx_TI[rows], x_TI=x_TI[rows], inner_TR=inner_TR, run=run
             )
+
+
+@dataclass(frozen=True)
+class LoopedUpdates:
+    """The updates of one layer, segment by segment."""
+
+    products: LoopedProducts
+    pairs: Sequence[SegmentPair]
+
+    def add(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See :class:`LayerUpdates`."""
+        return self.products.add_updates(y_TO, x_TI, self.pairs)
+
+    def add_gradients(
+        self, *, dy_TO: torch.Tensor, dx_TI: torch.Tensor, x_TI: torch.Tensor, saved: Sequence[torch.Tensor]
+    ) -> None:
+        """See :class:`LayerUpdates`."""
+        self.products.add_update_gradients(dy_TO=dy_TO, dx_TI=dx_TI, x_TI=x_TI, saved=saved, pairs=self.pairs)
 
 
 def runs_of(pairs: Sequence[SegmentPair]) -> list[list[SegmentPair]]:

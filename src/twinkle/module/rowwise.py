@@ -21,7 +21,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
-from twinkle.module.packed_products import LoopedProducts
+from twinkle.module.packed_products import NoUpdates
 from twinkle.module.recurrence import LayerFunctions
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import SegmentedLinear
@@ -112,11 +112,9 @@ def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
 
 
 def _frozen_linear(product: RowProduct) -> TorchFunction:
-    products = LoopedProducts(product)
-
     def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         x_TI = x.reshape(-1, weight_OI.shape[1])
-        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, weight_OI, bias_O, products, ())
+        y_TO: torch.Tensor = SegmentedLinear.apply(x_TI, weight_OI, bias_O, product, NoUpdates())
         return y_TO.view(*x.shape[:-1], weight_OI.shape[0])
 
     return linear

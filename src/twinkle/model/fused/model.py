@@ -395,7 +395,7 @@ class FusedLoraModel:
                 "visual_pos_masks": pictures.is_picture[None],
                 "deepstack_visual_embeds": list(pictures.deepstack),
             }
-        with self.pool.routed(segments):
+        with self.pool.routed(self.pool.route(segments, embeddings_TH.shape[0])):
             output = self._decoder(
                 **self._inputs.arguments(embeddings_TH),
                 # Of text [1, T]; of pictures [3, 1, T].
