@@ -176,7 +176,7 @@ def test_the_owner_reads_who_used_it_and_nowhere_is_the_token_itself(
     tokens.revoke(issued.token.id, tenant="t0")
     _opens(tokens, issued.secret)
 
-    entries = bench.stores.accounting.entries("t0", start=0, end=clock.now() + 1)
+    entries = bench.stores.audit.entries("t0", start=0, end=clock.now() + 1)
 
     assert [entry.event for entry in entries] == [
         "checkpoint_token_create",
@@ -259,7 +259,7 @@ def test_an_accepted_load_outlives_its_token_also_when_its_worker_dies(
                 for failure in failures[1:] if failure is not None]  # fmt: skip
     assert len(messages) == 3 and len(set(messages)) == 1, "not granted is like not there"
     assert third.state_before("mine", 5).steps == 1
-    audit = bench.stores.accounting.entries("t1", start=0, end=clock.now() + 1)
+    audit = bench.stores.audit.entries("t1", start=0, end=clock.now() + 1)
     assert [entry.details.get("token_id") for entry in audit] == [issued.token.id]
 
 

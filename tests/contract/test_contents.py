@@ -253,7 +253,7 @@ def test_overwriting_what_is_public_makes_a_new_content_that_is_private_and_note
     assert before.content != after.content
     with pytest.raises(NotFound):
         bench.checkpoints.find(PATH, tenant="t1")
-    entries = bench.stores.accounting.entries("t0", start=0, end=clock.now() + 1)
+    entries = bench.stores.audit.entries("t0", start=0, end=clock.now() + 1)
     assert [entry.details for entry in entries if entry.event == "checkpoint_unpublish"] == [
         {"tinker_path": PATH, "training_run": "a", "reason": "overwritten"}
     ]

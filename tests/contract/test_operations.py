@@ -87,7 +87,7 @@ def test_cancelling_twice_is_cancelling_once_and_is_written_down(bench: Bench, l
     for _ in range(2):
         bench.stores.operations.cancel(waiting, reason="asked to")
 
-    entries = bench.stores.accounting.entries("t0", start=0, end=bench.clock.now() + 1)
+    entries = bench.stores.audit.entries("t0", start=0, end=bench.clock.now() + 1)
 
     assert [entry.event for entry in entries].count("operation_cancel") == 1
 

@@ -312,6 +312,27 @@ def orphans(
 
 
 @app.command()
+def audit(
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant only.  [default: of all]")] = None,
+    event: Annotated[
+        str | None, typer.Option(metavar="WORD", help="What begins so: apikey, checkpoint_delete, tenant_suspend, ...")
+    ] = None,
+    actor: Annotated[str | None, typer.Option(metavar="TEXT", help="Who: a key's id, a job's, an operator.")] = None,
+    days: Annotated[float, typer.Option(min=0.001, help="How far back.")] = 7.0,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the latest.")] = 100,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show who made, revoked, published, deleted, suspended what, and when. Nobody can change what stands here.
+
+    twinkle audit --tenant alice --event apikey --days 30
+    """
+    from twinkle.cli.audit import show_audit
+
+    show_audit(settings_of(home=home), tenant=tenant, event=event, actor=actor, days=days, limit=limit, as_json=as_json)
+
+
+@app.command()
 def version() -> None:
     """Show the version.
 

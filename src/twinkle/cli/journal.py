@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy.exc import OperationalError
 
 from twinkle.cli.home import keep_private, make_home
+from twinkle.core.actor import acting_as, operator_actor
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.settings import Settings
@@ -39,8 +42,17 @@ def opened_journal(settings: Settings, *, creates: bool = False) -> Iterator[Sto
     stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
     try:
         upgrade(stores.engine)
-        yield stores
+        with acting_as(operator_actor(_user())):
+            yield stores
     except OperationalError as error:
         raise StorageUnavailable(f"the journal's database did not answer: {error.orig}") from error
     finally:
         stores.close()
+
+
+def _user() -> str:
+    """Who gives the command, as the system calls them; in a container there may be a number only."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -41,6 +41,7 @@ def add_mesh(settings: Settings, mesh: str, *, device: str, ranks: str | None) -
     [plan] = parse_meshes([flag], settings)
     with opened_journal(settings) as stores:
         stores.moves.ask_for(mesh, flag_of(plan))
+        stores.audit.note(None, "mesh_add", mesh=mesh, device=device)
     say(f"mesh {mesh} is asked for; `twinkle serve` starts its worker, other stacks one of their own with this name")
 
 
@@ -49,9 +50,11 @@ def drain_mesh(settings: Settings, mesh: str, *, to: str | None, undo: bool) -> 
     with opened_journal(settings) as stores:
         if undo:
             stores.moves.restore(mesh)
+            stores.audit.note(None, "mesh_restore", mesh=mesh)
             say(f"mesh {mesh} stays")
             return
         stores.moves.drain(mesh, to_mesh=to)
+        stores.audit.note(None, "mesh_drain", mesh=mesh)
         others = [other for other in stores.meshes.all() if _may_take(other, stores.meshes.all(), mesh)]
     say(f"mesh {mesh} takes nothing new, and what is on it leaves; `twinkle meshes list` shows how much is left")
     if not others:
@@ -79,6 +82,7 @@ def remove_mesh(settings: Settings, mesh: str, *, timeout_s: float) -> None:
 
         if not _within(timeout_s, is_removed):
             raise refusal[0]
+        stores.audit.note(None, "mesh_remove", mesh=mesh)
     say(f"mesh {mesh} is gone")
 
 

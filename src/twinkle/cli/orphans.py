@@ -26,6 +26,8 @@ def show_orphans(settings: Settings, *, older_than_days: int, delete: bool, as_j
                 sizes[kind] += blob.size_bytes
             if delete:
                 stores.waste.give_up(page)
+        if delete and counts:
+            stores.audit.note(None, "orphans_delete", blobs=str(counts.total()), bytes=str(sizes.total()))
     if as_json:
         say(json.dumps([{"kind": kind, "blobs": counts[kind], "bytes": sizes[kind]} for kind in sorted(counts)]))
     elif counts:

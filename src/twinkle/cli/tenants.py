@@ -122,6 +122,8 @@ def suspend_tenant(settings: Settings, name: str, *, reason: str, cancels_sample
     with opened_journal(settings) as stores:
         tenant = stores.tenants.suspend(name, reason.strip())
         num_cancelled = len(stores.sampling_sessions.cancel_all_of(tenant)) if cancels_samples else 0
+        if num_cancelled:
+            stores.audit.note(tenant, "samples_cancel", number=str(num_cancelled))
     cancelled = f", {num_cancelled} samples were cancelled" if cancels_samples else ""
     say(f"{name} begins nothing new from within a second on{cancelled}; `twinkle tenants resume {name}` ends that")
 

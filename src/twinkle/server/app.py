@@ -194,6 +194,7 @@ def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountPar
         tenants=stores.tenants,
         sessions=stores.sessions,
         accounting=stores.accounting,
+        audit=stores.audit,
         keys=Keys(stores.tenants, clock, sql, tokens, takes_any=settings.any_key),
         tokens=tokens,
         cursors=Cursors(signer),

@@ -8,6 +8,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, FastAPI, Request
 
+from twinkle.core.actor import act_as, job_actor, key_actor
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Unauthenticated
 from twinkle.core.settings import Settings
@@ -50,6 +51,7 @@ from twinkle.storage.processors.processors import Processors
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.sampling.templates import SamplerTemplates
 from twinkle.storage.tenants.accounting import Accounting
+from twinkle.storage.tenants.audit import Audit
 from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants, ValidKey
 from twinkle.tasks.jobs import JobBell
@@ -80,6 +82,7 @@ class AccountParts:
     tenants: Tenants
     sessions: Sessions
     accounting: Accounting
+    audit: Audit
     keys: Keys
     tokens: Tokens
     cursors: Cursors
@@ -190,6 +193,7 @@ async def _key(request: Request) -> ValidKey:
 
 async def _permitted(request: Request, key: ValidKey) -> ValidKey:
     """The key, if it may be used for this request and its tenant may; a job that acts stops by itself."""
+    act_as(key_actor(key.id))
     refuse_beyond_scopes(key.scopes, request.method, request.url.path)
     quotas = state_of(request.app).accounts.quotas
     account = await quotas.account(key.tenant)
@@ -214,6 +218,7 @@ async def _caller(request: Request) -> str:
 
 
 async def _acted_for(request: Request, acting: Acting) -> str:
+    act_as(job_actor(acting.job))
     state_of(request.app).common.room.check(request.method, request.url.path)
     # What only reads has no body, and need not wait for the account.
     if request.method not in READING:

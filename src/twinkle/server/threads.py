@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -34,8 +35,11 @@ class Threads:
         self._pool = ThreadPoolExecutor(size, thread_name_prefix=name)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function and await its answer."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(function, *args, **kwargs))
+        """Call a blocking function, on behalf of whoever acts here, and await its answer."""
+        context = copy_context()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, partial(context.run, function, *args, **kwargs)
+        )
 
     def stop(self) -> None:
         """Wait for what runs; start nothing more. Blocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -43,6 +44,7 @@ COMMANDS = [
     "keys",
     "tenants",
     "ops",
+    "audit",
     "data",
     "submit",
     "jobs",
@@ -188,6 +190,24 @@ def test_a_tenant_is_suspended_with_a_reason_and_resumed(twinkle: Twinkle, tmp_p
     assert "no tenant 'bob'" in twinkle("tenants", "suspend", "bob", "--reason", "x", *home).stderr
 
 
+def test_what_the_operator_did_is_told_with_who_and_when_and_by_what_was_asked(
+    twinkle: Twinkle, tmp_path: Path
+) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    twinkle("tenants", "set", "alice", "--max-jobs", "7", "--max-runs", "default", *home)
+    twinkle("tenants", "suspend", "alice", "--reason", "unpaid", *home)
+    told = json.loads(twinkle("audit", "--json", *home).stdout)
+    table = twinkle("audit", "--tenant", "alice", "--event", "tenant_s", *home).stdout
+
+    assert [one["event"] for one in told] == ["apikey_create", "tenant_limits_set", "tenant_suspend"]
+    assert {one["actor"] for one in told} == {f"operator {getpass.getuser()}"}
+    assert told[1]["details"] == {"max_jobs": "7", "max_runs": "default"}
+    assert "reason=unpaid" in table and "apikey_create" not in table
+    assert json.loads(twinkle("audit", "--json", "--actor", "key", *home).stdout) == []
+    assert "no tenant 'bob'" in twinkle("audit", "--tenant", "bob", *home).stderr
+
+
 def test_an_operation_is_listed_explained_and_cancelled(twinkle: Twinkle, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path))
     twinkle("keys", "create", "--tenant", "alice", *home)
@@ -210,7 +230,23 @@ def test_an_operation_is_listed_explained_and_cancelled(twinkle: Twinkle, tmp_pa
 
 @pytest.mark.parametrize(
     "command",
-    [("status",), ("top", "--once"), ("keys", "list"), ("tenants", "list"), ("runs", "list"), ("tokens", "list")],
+    [
+        ("status",),
+        ("top", "--once"),
+        ("keys", "list"),
+        ("keys", "show", "x"),
+        ("tenants", "list"),
+        ("tenants", "show", "x"),
+        ("runs", "list"),
+        ("runs", "show", "x"),
+        ("tokens", "list"),
+        ("ops", "list"),
+        ("ops", "show", "x"),
+        ("ops", "why", "x"),
+        ("meshes", "list"),
+        ("orphans",),
+        ("audit",),
+    ],
     ids=" ".join,
 )
 def test_looking_at_a_service_that_is_not_there_says_so_and_leaves_no_trace(

@@ -12,6 +12,7 @@ import tinker
 
 from harness.fake_worker import BASE_MODEL
 from harness.polling import wait_for
+from twinkle.core.actor import key_actor
 from twinkle.core.scopes import Scope
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
@@ -115,6 +116,8 @@ def test_a_suspended_tenant_begins_nothing_ends_and_reads_what_it_has_and_goes_o
         wait_for(lambda: not is_refused(), what="the resumption")
 
     assert "unpaid since May" in refusal and collected and (reads, deleted) == (200, 204)
+    by_whom = {one.event: one.actor for one in served.stores.audit.entries(start=0, end=2e10)}
+    assert by_whom["checkpoint_delete"] == key_actor(served.stores.keyring.find(key).id)
     run.forward_backward([DATUM], "cross_entropy").result()
 
 
@@ -129,7 +132,7 @@ def test_what_the_operator_does_to_keys_and_tenants_is_written_down_for_the_tena
 
     account = served.stores.tenants.key(key)
     assert account is not None
-    events = [entry.event for entry in served.stores.accounting.entries(account.tenant, start=0, end=2e10)]
+    events = [entry.event for entry in served.stores.audit.entries(account.tenant, start=0, end=2e10)]
 
     assert events == [
         *("apikey_create", "apikey_create", "apikey_create", "apikey_rotate", "apikey_delete"),

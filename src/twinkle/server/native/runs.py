@@ -90,7 +90,7 @@ async def rewind(run_id: str, request: Request, server: Server, tenant: Tenant) 
         partial(server.queue.branches.rewind, run_id, tenant, at=operation, request_key=key)
     )
     await server.common.sql.run(
-        server.accounts.accounting.note, tenant, "run_rewind", training_run=run_id, operation=str(operation)
+        server.accounts.audit.note, tenant, "run_rewind", training_run=run_id, operation=str(operation)
     )
     return answer(BranchTicket(request_id=accepted.request_id, run_id=run_id, source=run_id, operation=operation))
 
@@ -124,7 +124,7 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
         partial(server.queue.branches.fork, adapter, source=run_id, at=operation)
     )
     await server.common.sql.run(
-        server.accounts.accounting.note,
+        server.accounts.audit.note,
         tenant,
         "run_fork",
         training_run=adapter.id,

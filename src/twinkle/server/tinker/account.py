@@ -14,7 +14,7 @@ from twinkle.server.signing import Part
 from twinkle.server.state import Accounts, Common, Key, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.storage.adapters.adapters import NO_PROJECT
-from twinkle.storage.tenants.accounting import AuditRecord
+from twinkle.storage.tenants.audit import AuditRecord
 from twinkle.storage.tenants.sessions import FoundSession, Place
 from twinkle.wire.bodies.account import (
     ActiveStatus,
@@ -81,7 +81,7 @@ async def audit(
     of_day = day or moment(common.clock.now()).date()
     start = datetime(of_day.year, of_day.month, of_day.day, tzinfo=UTC).timestamp()
     end = start + _DAY.total_seconds()
-    records = await common.listings.run(tenant, accounts.accounting.entries, tenant, start=start, end=end)
+    records = await common.listings.run(tenant, accounts.audit.entries, tenant, start=start, end=end)
     prefix = "" if event_type == "all" else f"{event_type.removesuffix('s')}_"
     return answer(AuditResponse(entries=[_entry(record) for record in records if record.event.startswith(prefix)]))
 

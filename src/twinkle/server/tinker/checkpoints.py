@@ -118,7 +118,6 @@ async def _set_public(
     common: Common, accounts: Accounts, artifacts: Artifacts, tenant: str, path: str, *, public: bool
 ) -> Response:
     await common.sql.run(artifacts.checkpoints.set_public, tenant, path, public=public)
-    await _note(common, accounts, tenant, "checkpoint_publish" if public else "checkpoint_unpublish", path)
     return Response(status_code=NO_CONTENT)
 
 
@@ -138,7 +137,6 @@ async def set_ttl(
     expires_at = None if body.ttl_seconds is None else common.clock.now() + body.ttl_seconds
     path = _path(run_id, segment, name)
     await common.sql.run(artifacts.checkpoints.set_expiry, tenant, path, expires_at)
-    await _note(common, accounts, tenant, "checkpoint_ttl_set", path, ttl_seconds=str(body.ttl_seconds))
     return Response(status_code=NO_CONTENT)
 
 
@@ -193,12 +191,11 @@ async def delete(common: Common, accounts: Accounts, artifacts: Artifacts, tenan
         NotFound: There is none of this path, or it is another tenant's.
     """
     keys = await common.sql.run(artifacts.checkpoints.delete, tenant, path)
-    await _note(common, accounts, tenant, "checkpoint_delete", path)
     await _remove_files(common, artifacts, path, keys)
 
 
 async def _note(common: Common, accounts: Accounts, tenant: str, event: str, path: str, **details: str) -> None:
-    await common.sql.run(accounts.accounting.note, tenant, event, tinker_path=path, **details)
+    await common.sql.run(accounts.audit.note, tenant, event, tinker_path=path, **details)
 
 
 async def _remove_files(common: Common, artifacts: Artifacts, path: str, keys: list[str]) -> None:

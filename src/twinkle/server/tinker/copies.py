@@ -50,10 +50,6 @@ async def copy_weights(
     )
     await accounts.holdings.take_run(tenant)
     path = await common.sql.run(artifacts.checkpoints.copy, new)
-    granted_by = {} if grant is None else {"token_id": grant.token}
-    await common.sql.run(
-        accounts.accounting.note, tenant, "checkpoint_copy", tinker_path=path, source=source, **granted_by
-    )
     return answer(CopyWeightsResponse(tinker_path=path))
 
 

@@ -13,7 +13,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import LimitReached, NotFound
 from twinkle.core.ids import new_access_token, new_id
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.tenants.accounting import insert_entry
+from twinkle.storage.tenants.audit import insert_entry
 
 MAX_TOKENS = 1000
 """How many of a tenant's may be good at a time."""

@@ -17,9 +17,8 @@ from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.journal.records import insert_lane
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
-from twinkle.storage.tables import (
-    CheckpointRow,
-)
+from twinkle.storage.tables import CheckpointRow
+from twinkle.storage.tenants.audit import insert_entry
 
 _COPIED = "kind, name, seq, config, files, size_bytes, user_metadata"
 
@@ -146,11 +145,8 @@ class Checkpoints:
         Raises:
             NotFound: It does not exist, has expired, or is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = self._own(session, tenant, path)
-            row.expires_at = expires_at
-            session.add(row)
-            session.commit()
+        ttl = "None" if expires_at is None else f"{expires_at - self._clock.now():.0f}"
+        self._change(tenant, path, "expires_at = ?", expires_at, event="checkpoint_ttl_set", ttl_seconds=ttl)
 
     def set_public(self, tenant: str, path: str, *, public: bool) -> None:
         """Let every tenant read what a path means now, or no longer. Doing it twice is harmless.
@@ -160,13 +156,10 @@ class Checkpoints:
         Raises:
             NotFound: It does not exist, has expired, or is another tenant's.
         """
-        with Session(self._engine) as session:
-            row = self._own(session, tenant, path)
-            row.public = public
-            if not public:
-                row.generation += 1
-            session.add(row)
-            session.commit()
+        if public:
+            self._change(tenant, path, "public = ?", True, event="checkpoint_publish")
+        else:
+            self._change(tenant, path, "public = ?, generation = generation + 1", False, event="checkpoint_unpublish")
 
     def delete(self, tenant: str, path: str) -> list[str]:
         """Unlist a checkpoint for ever; the answer is the keys of its files, which nothing refers to any more.
@@ -178,8 +171,9 @@ class Checkpoints:
             removed, keys = remove_checkpoints(
                 transaction, "path = ? AND tenant = ?", (path, tenant), now=self._clock.now()
             )
-        if not removed:
-            raise NotFound(f"no checkpoint {path!r}")
+            if not removed:
+                raise NotFound(f"no checkpoint {path!r}")
+            insert_entry(transaction, tenant, "checkpoint_delete", {"tinker_path": path}, now=self._clock.now())
         return keys
 
     def copy(self, new: NewCopy) -> str:
@@ -218,13 +212,23 @@ class Checkpoints:
                 " WHERE path = ?",
                 (path, new.tenant, new.adapter, now, new.expires_at, new_id(), new.source),
             )
+            details = {"tinker_path": path, "source": new.source}
+            details |= {} if new.grant is None else {"token_id": new.grant.token}
+            insert_entry(transaction, new.tenant, "checkpoint_copy", details, now=now)
         return path
 
-    def _own(self, session: Session, tenant: str, path: str) -> CheckpointRow:
-        row = session.get(CheckpointRow, path)
-        if row is None or row.tenant != tenant or self._is_over(row):
-            raise NotFound(f"no checkpoint {path!r}")
-        return row
+    def _change(self, tenant: str, path: str, assignment: str, value: object, *, event: str, **details: str) -> None:
+        """Change a tenant's own checkpoint, and have it in the audit log."""
+        now = self._clock.now()
+        with self._database.transaction() as transaction:
+            changed = transaction.execute(
+                f"UPDATE checkpoint SET {assignment} WHERE path = ? AND tenant = ?"
+                " AND (expires_at IS NULL OR expires_at > ?)",
+                (value, path, tenant, now),
+            ).rowcount
+            if changed != 1:
+                raise NotFound(f"no checkpoint {path!r}")
+            insert_entry(transaction, tenant, event, {"tinker_path": path, **details}, now=now)
 
     def _is_over(self, row: CheckpointRow) -> bool:
         return row.expires_at is not None and row.expires_at <= self._clock.now()

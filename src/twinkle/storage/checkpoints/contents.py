@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from twinkle.core.adapter import Checkpoint
 from twinkle.storage.database import Row, Transaction, placeholders
-from twinkle.storage.tenants.accounting import insert_entry
+from twinkle.storage.tenants.audit import insert_entry
 from twinkle.storage.upkeep.waste import doom
 
 

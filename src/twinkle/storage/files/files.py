@@ -29,6 +29,7 @@ from twinkle.storage.files.contents import (
     remove_files,
 )
 from twinkle.storage.files.records import ContentFacts, FilePiece, NewFile, StoredFile
+from twinkle.storage.tenants.audit import insert_entry
 
 _BATCH = 500
 
@@ -165,6 +166,7 @@ class Files:
             if find_file(transaction, file_id, tenant) is None:
                 raise NotFound(f"no file {file_id!r}")
             remove_files(transaction, [file_id], now=self._clock.now())
+            insert_entry(transaction, tenant, "file_delete", {"file": file_id}, now=self._clock.now())
 
     def expire(self) -> int:
         """End files whose time has come; how many."""

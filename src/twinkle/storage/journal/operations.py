@@ -10,7 +10,7 @@ from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.operation import CANCELLED_BY_OPERATOR, OperationKind, OperationState
 from twinkle.storage.database import Database, Row, placeholders
 from twinkle.storage.journal.lanes import lock_lanes
-from twinkle.storage.tenants.accounting import insert_entry
+from twinkle.storage.tenants.audit import insert_entry
 
 _COLUMNS = (
     "o.request_id, o.tenant, t.name AS tenant_name, o.lane, o.mesh, o.seq, o.kind, o.state, o.attempts, o.suspicions,"

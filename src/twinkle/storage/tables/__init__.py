@@ -28,12 +28,13 @@ from twinkle.storage.tables.files import (
 from twinkle.storage.tables.jobs import JobAttemptRow, JobDependencyRow, JobEventRow, JobRow
 from twinkle.storage.tables.processors import ProcessorRow
 from twinkle.storage.tables.queue import BranchRow, LaneRow, MeshRow, OperationRow, ShareRow
-from twinkle.storage.tables.tenants import ApiKeyRow, AuditRow, SessionRow, TenantRow
+from twinkle.storage.tables.tenants import ApiKeyRow, AuditFloorRow, AuditRow, SessionRow, TenantRow
 
 __all__ = [
     "AccessTokenRow",
     "AdapterRow",
     "ApiKeyRow",
+    "AuditFloorRow",
     "AuditRow",
     "BranchRow",
     "CheckpointRow",

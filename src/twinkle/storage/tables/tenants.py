@@ -80,12 +80,25 @@ class SessionRow(SQLModel, table=True):
 
 
 class AuditRow(SQLModel, table=True):
-    """Something a tenant did that others may have to answer for. Details are JSON, never data nor keys."""
+    """Something that somebody may have to answer for. Details are JSON, never data nor keys.
+
+    Triggers keep it from being changed, and from being deleted at or above the floor. ``tenant`` is whose it is, and
+    none where it is the service's; ``actor`` is who did it (:mod:`twinkle.core.actor`).
+    """
 
     __tablename__ = "audit"
-    __table_args__ = (Index("audit_of_tenant", "tenant", "at"),)
+    __table_args__ = (Index("audit_of_tenant", "tenant", "at"), Index("audit_by_time", "at"))
     id: int | None = Field(default=None, primary_key=True)
-    tenant: str = Field(foreign_key="tenant.id")
+    tenant: str | None = Field(default=None, foreign_key="tenant.id")
     at: float = Field(sa_type=Float)
+    actor: str = Field(default="tenant", sa_column_kwargs={"server_default": text("'tenant'")})
     event: str
     details: str = Field(sa_type=Text)
+
+
+class AuditFloorRow(SQLModel, table=True):
+    """The one row that says since when the audit log is kept. It only rises."""
+
+    __tablename__ = "audit_floor"
+    id: int | None = Field(default=None, primary_key=True)
+    at: float = Field(sa_type=Float)

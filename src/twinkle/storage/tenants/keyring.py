@@ -10,7 +10,7 @@ from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.ids import new_api_key, new_id
 from twinkle.core.scopes import ALL_SCOPES, Scope, read_scopes
 from twinkle.storage.database import Database, Row, Transaction
-from twinkle.storage.tenants.accounting import insert_entry
+from twinkle.storage.tenants.audit import insert_entry
 
 _COLUMNS = (
     "k.id, k.tenant, t.name AS tenant_name, k.name, k.scopes, k.digest, k.created_at, k.expires_at, k.revoked_at,"

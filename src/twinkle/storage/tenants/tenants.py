@@ -16,7 +16,7 @@ from twinkle.core.scopes import ALL_SCOPES, Scope, read_scopes
 from twinkle.storage.database import Database
 from twinkle.storage.journal.turns import RATE_BURST_S
 from twinkle.storage.tables import ApiKeyRow, TenantRow
-from twinkle.storage.tenants.accounting import insert_entry
+from twinkle.storage.tenants.audit import insert_entry
 from twinkle.storage.tenants.keyring import NewKey, digest_of_key, insert_key, revoke
 
 _USE_NOTED_S = 60.0
@@ -90,11 +90,13 @@ class Tenants:
             columns["weight"] = weight
         assignments = ", ".join(f"{column} = ?" for column in columns) or "weight = weight"
         with self._database.transaction() as transaction:
-            changed = transaction.execute(
-                f"UPDATE tenant SET {assignments} WHERE name = ?", (*columns.values(), name)
-            ).rowcount
-        if changed != 1:
-            raise NotFound(f"no tenant {name!r}; `twinkle tenants list` shows who there is")
+            row = transaction.execute(
+                f"UPDATE tenant SET {assignments} WHERE name = ? RETURNING id", (*columns.values(), name)
+            ).fetchone()
+            if row is None:
+                raise NotFound(f"no tenant {name!r}; `twinkle tenants list` shows who there is")
+            given = {column: "default" if value is None else str(value) for column, value in columns.items()}
+            insert_entry(transaction, row.id, "tenant_limits_set", given, now=self._clock.now())
 
     def create_key(
         self,
