@@ -7,7 +7,7 @@ import pytest
 from harness.job_bench import JobBench
 from harness.journal import Bench
 from twinkle.core.job import Dependency, JobFailure, JobState
-from twinkle.storage.jobs.standing import JobOutlook, JobWaitReason
+from twinkle.storage.jobs.standing import JobOutlook, JobOutlooks, JobWait, JobWaitReason
 
 
 @pytest.fixture
@@ -63,6 +63,23 @@ def test_the_position_counts_own_jobs_and_the_turns_of_others(jobs: JobBench) ->
     assert (waits.reason, waits.num_own_before, waits.num_before) == (JobWaitReason.POSITION, 3, 3 + 4)
     order = jobs.ready(limit=100)
     assert order.index(own[3].id) <= waits.num_before
+
+
+def test_no_more_places_are_counted_than_so_many_of_ones_own_and_of_others(jobs: JobBench) -> None:
+    own = jobs.submit(*(jobs.new() for _ in range(6)))
+    jobs.submit(*(jobs.new(tenant="t1") for _ in range(4)))
+    near = JobOutlooks(jobs.bench.database, jobs.bench.clock, far=5)
+
+    def place(number: int) -> tuple[int | None, int | None, bool]:
+        wait = near.of(own[number].id, "t0").wait
+        assert wait is not None and wait.reason is JobWaitReason.POSITION
+        return wait.num_before, wait.num_own_before, wait.is_exact
+
+    assert [place(0), place(1)] == [(1, 0, True), (3, 1, True)]
+    assert place(2) == (5, 2, False), "of the other one's three turns the last is one more than is counted"
+    assert place(5) == (5, 5, False)
+    whole = JobWait(reason=JobWaitReason.POSITION, num_before=5 + 4, num_own_before=5)
+    assert outlook(jobs, own[5].id).wait == whole
 
 
 def test_the_end_is_reckoned_from_what_jobs_of_the_kind_took(jobs: JobBench) -> None:

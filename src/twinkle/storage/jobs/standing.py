@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 
 from twinkle.core.clock import Clock
 from twinkle.core.job import GROUPS, JobState
 from twinkle.core.limits import NO_LIMITS, TenantLimits
-from twinkle.storage.database import Database, Row
+from twinkle.storage.database import Database, Row, placeholders
 
+FAR = 1000
+"""Places are counted up to here: one look costs the same however many jobs wait."""
 _MAX_RECENT = 200
+_TENANTS_AT_ONCE = 50
 _READY = "state IN ('queued', 'retrying')"
 _RECENT = (
     "SELECT r.started_at, r.finished_at FROM (SELECT kind, state, started_at, finished_at FROM job"
@@ -19,17 +24,21 @@ _RECENT = (
     " WHERE r.kind = ? AND r.state = 'succeeded' AND r.started_at IS NOT NULL"
 )
 _RUNNING = "SELECT tenant, parent FROM job WHERE state = 'running'"
+# In the order of the index, so that the first ones found are those before it and nothing behind is looked at.
 _OWN_BEFORE = (
-    f"SELECT COUNT(*) AS num FROM job WHERE tenant = ? AND {_READY} AND (nice < ? OR (nice = ? AND"
-    " (created_at < ? OR (created_at = ? AND id < ?))))"
+    f"SELECT COUNT(*) AS num FROM (SELECT 1 FROM job WHERE tenant = ? AND {_READY}"
+    " AND (nice, created_at, id) < (?, ?, ?) ORDER BY nice, created_at LIMIT ?) AS few"
 )
 # One look at the index for each tenant, as those that choose take it.
 _OTHERS = (
     f"WITH RECURSIVE ready (tenant) AS (SELECT MIN(tenant) FROM job WHERE {_READY} UNION ALL"
     f" SELECT (SELECT MIN(j.tenant) FROM job j WHERE j.{_READY} AND j.tenant > ready.tenant) FROM ready"
     " WHERE ready.tenant IS NOT NULL)"
-    f" SELECT t.id, t.weight, (SELECT COUNT(*) FROM job q WHERE q.tenant = t.id AND q.{_READY}) AS num"
-    " FROM ready JOIN tenant t ON t.id = ready.tenant WHERE t.id <> ?"
+    " SELECT t.id, t.weight FROM ready JOIN tenant t ON t.id = ready.tenant WHERE t.id <> ? ORDER BY t.id"
+)
+_READY_OF = (
+    "SELECT t.id, (SELECT COUNT(*) FROM (SELECT 1 FROM job q WHERE q.tenant = t.id"
+    f" AND q.{_READY} LIMIT ?) AS few) AS num FROM tenant t WHERE t.id IN ({{tenants}})"
 )
 
 
@@ -53,7 +62,8 @@ class JobWaitReason(StrEnum):
 class JobWait:
     """Why a job waits. Positions are those of now, were nothing to arrive any more.
 
-    ``waits_for`` is the first job that it needs, ``until`` when it is ready again.
+    ``waits_for`` is the first job that it needs, ``until`` when it is ready again. Where places are not exact, at least
+    so many are before it, and its end is not told.
     """
 
     reason: JobWaitReason
@@ -61,6 +71,7 @@ class JobWait:
     until: float | None = None
     num_before: int | None = None
     num_own_before: int | None = None
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +85,19 @@ class JobOutlook:
 class JobOutlooks:
     """Looks at where jobs stand; changes nothing."""
 
-    def __init__(self, database: Database, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
-        """Take the stores; ``limits`` are those of tenants that have none of their own."""
+    def __init__(self, database: Database, clock: Clock, *, limits: TenantLimits = NO_LIMITS, far: int = FAR) -> None:
+        """Take the stores.
+
+        Args:
+            database: Where jobs are.
+            clock: What time it is.
+            limits: Those of tenants that have none of their own.
+            far: How many jobs before one are counted.
+        """
         self._database = database
         self._clock = clock
         self._limits = limits
+        self._far = far
 
     def of(self, job_id: str, tenant: str) -> JobOutlook:
         """One of the tenant's jobs; nothing is told of one that is not there, or has ended."""
@@ -95,7 +114,7 @@ class JobOutlooks:
             return JobOutlook(wait=None, ends_at=self._end(job, in_line_s=0.0))
         running = self._database.read(_RUNNING)
         wait = self._wait(job, tenant, running)
-        if wait.num_before is None:
+        if wait.num_before is None or not wait.is_exact:
             return JobOutlook(wait=wait, ends_at=None)
         usual_s = self._usual_s(job)
         in_line_s = None if usual_s is None else usual_s * wait.num_before / max(len(running), 1)
@@ -110,13 +129,17 @@ class JobOutlooks:
             return JobWait(reason=JobWaitReason.RETRY_BACKOFF, until=job.not_before)
         own = [row for row in running if row.tenant == tenant]
         own_before = self._num_own_before(job, tenant)
+        told = JobWait(reason=JobWaitReason.POSITION, num_own_before=own_before, is_exact=own_before < self._far)
         if job.at_once is not None and sum(row.parent == job.parent for row in running) >= job.at_once:
-            return JobWait(reason=JobWaitReason.AT_ONCE, num_own_before=own_before)
+            return replace(told, reason=JobWaitReason.AT_ONCE)
         most = self._limits.max_running_jobs if job.max_running_jobs is None else job.max_running_jobs
         if most and len(own) >= most:
-            return JobWait(reason=JobWaitReason.MAX_RUNNING_JOBS, num_own_before=own_before)
-        others = self._num_others_before(job, tenant, running, due=(len(own) + own_before + 1) / job.weight)
-        return JobWait(reason=JobWaitReason.POSITION, num_before=own_before + others, num_own_before=own_before)
+            return replace(told, reason=JobWaitReason.MAX_RUNNING_JOBS)
+        left = self._far - own_before
+        others = self._num_others_before(
+            tenant, Counter(row.tenant for row in running), due=(len(own) + own_before + 1) / job.weight, most=left
+        )
+        return replace(told, num_before=own_before + others, is_exact=others < left)
 
     def _first_need(self, job_id: str) -> str | None:
         rows = self._database.read(
@@ -125,16 +148,25 @@ class JobOutlooks:
         return rows[0].needs if rows else None
 
     def _num_own_before(self, job: Row, tenant: str) -> int:
-        at = (tenant, job.nice, job.nice, job.created_at, job.created_at, job.id)
+        at = (tenant, job.nice, job.created_at, job.id, self._far)
         return int(self._database.read(_OWN_BEFORE, at)[0].num)
 
-    def _num_others_before(self, job: Row, tenant: str, running: list[Row], *, due: float) -> int:
-        """How many of the others' turns are due before this job's; see :mod:`twinkle.storage.jobs.turns`."""
+    def _num_others_before(self, tenant: str, running: Counter[str], *, due: float, most: int) -> int:
+        """How many of the others' turns are due before this job's, at most so many; see ``storage/jobs/turns.py``."""
+        if most <= 0:
+            return 0
+        turns = {
+            other.id: math.floor(due * other.weight) - running[other.id]
+            for other in self._database.read(_OTHERS, (tenant,))
+        }
+        left = iter([other for other, due_turns in turns.items() if due_turns > 0])
         num = 0
-        for other in self._database.read(_OTHERS, (tenant,)):
-            under_way = sum(row.tenant == other.id for row in running)
-            num += min(max(math.floor(due * other.weight) - under_way, 0), other.num)
-        return num
+        while num < most and (some := list(islice(left, _TENANTS_AT_ONCE))):
+            sql = _READY_OF.format(tenants=placeholders(some))
+            longest = min(most, max(turns[other] for other in some))
+            for row in self._database.read(sql, (longest, *some)):
+                num += min(turns[row.id], row.num)
+        return min(num, most)
 
     def _end(self, job: Row, *, in_line_s: float) -> float | None:
         """As long as jobs of its kind took lately; a plan that knows better says so in its progress."""

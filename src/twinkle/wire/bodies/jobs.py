@@ -150,6 +150,8 @@ class JobWaitInfo(ResponseBody):
     """How many jobs begin before it, of a ``position``."""
     num_own_before: int | None = None
     """How many of them are its tenant's."""
+    is_exact: bool = True
+    """False: so many are before it at least; no more are counted, and its end is not told."""
 
 
 class JobResponse(JobStanding):
