@@ -114,7 +114,7 @@ class Description(BaseModel):
 
     def _refused(self) -> frozenset[int]:
         unopened = {Access.NONE: set[int](), Access.ADMINISTRATOR: {404}}.get(self.access, {401})
-        return self.refusals | {400, 503} | unopened | (set() if self.body is None else {413, 429})
+        return self.refusals | {400, 408, 414, 431, 503} | unopened | (set() if self.body is None else {413, 429})
 
 
 def described(
@@ -137,8 +137,8 @@ def described(
         body_required: Whether it must be there.
         status: Of the answer when all is well; 200, or 204 without one.
         others: Answers under other statuses that are no refusals.
-        refusals: Statuses of refusals beside those that follow from the rest: 400 and 503 anywhere, 401 where a key is
-            needed, 413 and 429 where a body is taken, 422 where a query is.
+        refusals: Statuses of refusals beside those that follow from the rest: 400, 408, 414, 431 and 503 anywhere, 401
+            where a key is needed, 413 and 429 where a body is taken, 422 where a query is.
         headers: Names of optional headers that change the answer.
         access: What opens it.
     """
