@@ -51,6 +51,7 @@ def test_a_file_becomes_a_model_that_is_sampled_by_its_name(served: Served) -> N
     assert [int(row["step"]) for row in rows] == list(range(13))
     assert float(rows[-1]["loss"]) < 0.8 * float(rows[1]["loss"])
     assert float(rows[-1]["eval_loss"]) < 0.8 * float(rows[0]["eval_loss"])
+    assert 0.0 <= float(rows[0]["eval_accuracy"]) < float(rows[-1]["eval_accuracy"]) <= 1.0
     assert done.fine_tuned_model is not None
     question = json.loads(lines[0])["messages"][:1]
     answer = client.chat.completions.create(model=done.fine_tuned_model, messages=question, max_tokens=8, temperature=0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.adapter_sizes import AdapterSizes
+from twinkle.core.batch_loss import CORRECT_TOKENS
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
@@ -213,9 +214,10 @@ class FakeWorker:
         if claim.kind in {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}:
             body = decode_data(payload, picture_rules=self._capabilities.pictures)
             logprobs = [np.full(len(datum.tokens), -1.0, dtype=np.float32) for datum in body.data]
-            return encode_forward_backward_output(
-                ForwardBackwardResult(tuple(logprobs), {"loss:sum": float(claim.seq)})
-            )
+            metrics = {"loss:sum": float(claim.seq)}
+            if body.loss_fn_config.get("count_correct"):
+                metrics[CORRECT_TOKENS] = 1.0
+            return encode_forward_backward_output(ForwardBackwardResult(tuple(logprobs), metrics))
         if claim.kind is OperationKind.SAMPLE:
             return self._sample(payload)
         if claim.kind is OperationKind.UNLOAD_MODEL:

@@ -73,13 +73,14 @@ def waiting_words(job: JobResponse) -> list[str]:
     """Why a job does not run yet, and when it may have ended."""
     waits, words = job.waits, []
     if waits is not None:
-        bound = "" if waits.is_exact else "at least "
+        own = f"{'' if waits.is_exact else 'at least '}{waits.num_own_before}"
+        before = f"{'' if waits.is_exact else 'at least '}{waits.num_before}"
         facts = {
             "dependency": f"for {waits.waits_for}" if waits.waits_for else "",
             "at_once": "as many members of its sweep run as may",
-            "max_running_jobs": f"as many of your jobs run as may; {bound}{waits.num_own_before} of yours are before it",
+            "max_running_jobs": f"as many of your jobs run as may; {own} of yours are before it",
             "retry_backoff": "" if waits.until is None else f"until {minute_of(waits.until)}",
-            "position": f"behind {bound}{waits.num_before} jobs, {waits.num_own_before} of them yours",
+            "position": f"behind {before} jobs, {own} of them yours",
         }
         words.append(f"waits: {waits.reason} {facts.get(waits.reason, '')}".rstrip())
     if job.ends_at is not None:

@@ -23,6 +23,9 @@ TARGETS = "target_tokens"
 WEIGHTS = "weights"
 """1 for the tokens that are trained, 0 for the others; all are without it."""
 
+CORRECT_TOKENS = "correct_tokens:sum"
+"""The metric of ``cross_entropy`` with ``count_correct``: how many trained tokens have the likeliest one as target."""
+
 GROUP_LABELS = "labels"
 """Of losses that compare embeddings: 1 for a query, which begins a group, 0 for the documents after it."""
 

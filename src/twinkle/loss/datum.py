@@ -66,6 +66,10 @@ class DatumLoss(ABC):
             (gradient,) = torch.autograd.grad(value, leaf)
         return Evaluation(loss=value.detach(), d_logprobs=gradient)
 
+    def counted(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Of which tokens (N,) it is to be told how often the model finds the target likeliest; None: of none."""
+        return None
+
     def tensors(self, inputs: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
         """Those of a datum's inputs that the loss reads, where and as it wants them; they share no memory."""
         known = (*self.required_inputs, *self.optional_inputs)

@@ -20,16 +20,23 @@ class CrossEntropy(DatumLoss):
     """``-sum(w * lp)``, over K target columns too when there are several.
 
     Weights may be negative or zero: a custom loss of the client comes back as this one with ``w = -dC/dlp``.
-    Source: the Tinker documentation of losses. No config.
+    Source: the Tinker documentation of losses. Config: ``count_correct``, ours, unless it is 0: the metric
+    ``correct_tokens:sum`` tells how many tokens with a weight have the likeliest one as their (first) target.
     """
 
     name: ClassVar[str] = "cross_entropy"
     required_inputs: ClassVar[tuple[str, ...]] = ("weights",)
     top_k_targets: ClassVar[bool] = True
+    count_correct: float = 0.0
 
     def __call__(self, logprobs: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The weighted sum."""
         return -(inputs["weights"] * logprobs).sum()
+
+    def counted(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Those that have a weight, if they are to be counted."""
+        weights = inputs["weights"]
+        return None if self.count_correct == 0.0 else (weights if weights.dim() == 1 else weights[:, 0]) != 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import numpy as np
 
 from twinkle.core.adapter import AdapterConfig
-from twinkle.core.batch_loss import BATCH_LOSSES
+from twinkle.core.batch_loss import BATCH_LOSSES, CORRECT_TOKENS
 from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.slices import Slices
@@ -174,6 +174,8 @@ def _run(state: NullState, body: ForwardBackwardBody) -> ForwardBackwardResult |
         state.pending = chain(state.pending, *(datum.tokens.tobytes().hex() for datum in body.data))
     num_tokens = float(sum(len(datum.tokens) for datum in body.data))
     metrics = {"loss:sum": 0.0, "num_tokens:sum": num_tokens}
+    if body.loss_fn_config.get("count_correct"):
+        metrics[CORRECT_TOKENS] = 0.0
     return ForwardBackwardResult(tuple(logprobs), metrics, embeddings=embeddings)
 
 

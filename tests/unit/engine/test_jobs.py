@@ -264,3 +264,29 @@ def test_an_adapter_for_sampling_is_not_trained(model, rng, make_datum):
     assert isinstance(outcome, InvalidInput)
     with pytest.raises(InvalidInput):
         model.optim_step(adapter, AdamParams())
+
+
+def test_of_cross_entropy_it_is_told_how_many_tokens_were_found_the_likeliest(model, rng, make_datum):
+    adapter = model.create_adapter(CONFIG)
+    data = [make_datum(rng, 40), make_datum(rng, 7)]
+    lengths = [len(datum.tokens) for datum in data]
+    every = [np.tile(np.arange(307), (length, 1)) for length in lengths]
+    whole = [
+        changed(datum, target_tokens=all_tokens, weights=np.zeros(all_tokens.shape))
+        for datum, all_tokens in zip(data, every, strict=True)
+    ]
+    (seen,) = model.forward_backward([TrainJob(adapter, tuple(whole), "cross_entropy", backward=False)])
+    best = [logprobs.argmax(-1) for logprobs in seen.logprobs]
+    numbers = [np.arange(length) for length in lengths]
+    half = tuple(
+        changed(datum, target_tokens=np.where(number % 3 == 0, row, (row + 1) % 307), weights=number % 2)
+        for datum, row, number in zip(data, best, numbers, strict=True)
+    )
+
+    plain = TrainJob(adapter, half, "cross_entropy", backward=False)
+    counting = TrainJob(adapter, half, "cross_entropy", {"count_correct": 1}, backward=False)
+    without, told = model.forward_backward([plain, counting])
+
+    expected = sum(((number % 3 == 0) & (number % 2 == 1)).sum() for number in numbers)
+    assert told.metrics["correct_tokens:sum"] == expected > 0
+    assert without.metrics == {name: value for name, value in told.metrics.items() if name != "correct_tokens:sum"}

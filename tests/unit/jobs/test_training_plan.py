@@ -82,7 +82,11 @@ def test_numbers_go_on_without_a_gap_whatever_is_looked_at_and_saved(
     assert [claim.seq for claim in worker.executed_of(run_of(job))] == list(
         range(1 + max(claim.seq for claim in worker.executed_of(run_of(job))))
     )
-    assert [one["step"] for one in metrics_of(rig, job) if "eval_loss" in one] == [0, 2, 4, 6]
+    looks = [one for one in metrics_of(rig, job) if "eval_loss" in one]
+    assert [one["step"] for one in looks] == [0, 2, 4, 6]
+    # The worker says of each operation that one token was right; two rows have four each that train.
+    assert [one["eval_accuracy"] for one in looks] == [1 / 8] * 4
+    assert job.result is not None and job.result["eval_accuracy"] == 1 / 8
 
 
 def test_of_the_checkpoints_the_last_ones_and_the_best_stay(rig: JobRig, tenant: str) -> None:

@@ -57,6 +57,8 @@ class Course:
     samples: bool
     metrics_every: int
     seed: int
+    count_correct: bool = False
+    """Whether evaluations tell how many tokens were right; those that an older version decided on do not."""
 
     @property
     def reference_operations(self) -> int:
@@ -194,6 +196,7 @@ def decide(
         samples=bool(spec.samples),
         metrics_every=math.ceil(num_steps / _MOST_METRICS),
         seed=seed,
+        count_correct=True,
     )
 
 

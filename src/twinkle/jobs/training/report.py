@@ -23,6 +23,7 @@ COLUMNS = (
     "preferred",
     "margin",
     "eval_loss",
+    "eval_accuracy",
     "eval_preferred",
     "eval_margin",
     "reward",
@@ -65,6 +66,7 @@ def checkpoint_event(kept: Kept) -> JobEvent:
         "sampler_path": kept.sampler_path,
         "loss": kept.tally.train_loss,
         "eval_loss": kept.eval_loss,
+        "eval_accuracy": None if kept.eval_loss is None else kept.tally.eval_accuracy,
     }
     return JobEvent(kind="checkpoint", message=f"saved {kept.name}", data=data)
 

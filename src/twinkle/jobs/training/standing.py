@@ -24,6 +24,8 @@ class Tally:
     num_trained: int = 0
     train_loss: float | None = None
     eval_loss: float | None = None
+    eval_accuracy: float | None = None
+    """The share of the evaluation's trained tokens that the model found the likeliest, where it was told."""
     evaluated_step: int = -1
     best_step: int | None = None
     best_loss: float | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from twinkle.client.errors import OperationFailed
-from twinkle.core.batch_loss import BATCH_LOSSES
+from twinkle.core.batch_loss import BATCH_LOSSES, CORRECT_TOKENS
 from twinkle.core.job import JobFailed
 from twinkle.jobs.run import JobRun, Ticket
 from twinkle.jobs.training.course import Course, cut
@@ -87,6 +87,7 @@ class Outcome:
         )
         if self.eval_figures is None:
             return told
+        told = replace(told, eval_accuracy=self.eval_figures.get("eval_accuracy"))
         return told.evaluated(self.step, self.eval_figures["eval_loss"], min_delta=min_delta)
 
 
@@ -171,7 +172,9 @@ class Steps:
                 datums = batch_datums(examples, self.reference)
                 ticket = await self.run.forward(next(numbers), datums, self.spec.loss, self._loss_config)
             else:
-                ticket = await self.run.forward(next(numbers), weighted_datums(examples, divide_by=1.0))
+                config = {"count_correct": 1.0} if self.course.count_correct else None
+                data = weighted_datums(examples, divide_by=1.0)
+                ticket = await self.run.forward(next(numbers), data, CROSS_ENTROPY, config)
             looks.append(Passed(examples, ticket))
         return looks
 
@@ -180,6 +183,9 @@ class Steps:
         sizes = [self._size(one.examples) for one in looks]
         total = sum(size * result.metrics[LOSS] for size, result in zip(sizes, results, strict=True))
         figures = {"eval_loss": total / (sum(self._weight(one.examples) for one in looks) or 1.0)}
+        if all(CORRECT_TOKENS in result.metrics for result in results):
+            num_trained = sum(Amount.of(one.examples).num_trained for one in looks)
+            figures["eval_accuracy"] = sum(result.metrics[CORRECT_TOKENS] for result in results) / (num_trained or 1)
         told = self._preferences([one.examples for one in looks], results, step=step)
         return figures | {f"eval_{name}": value for name, value in told.items()}
 

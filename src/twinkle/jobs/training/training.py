@@ -223,7 +223,7 @@ class Training:
         standing.ran_s, self._began_at = self._ran_s(), self._context.now()
         await self._look_at_times()
         tally = standing.tally
-        figures = {"loss": tally.train_loss, "eval_loss": tally.eval_loss}
+        figures = {"loss": tally.train_loss, "eval_loss": tally.eval_loss, "eval_accuracy": tally.eval_accuracy}
         await self._context.save(
             standing.to_json(),
             phase="training",
@@ -279,6 +279,7 @@ class Training:
             "stopped_by": standing.stopped_by(kept.step, self._spec.patience),
             "loss": tally.train_loss,
             "eval_loss": tally.eval_loss,
+            "eval_accuracy": tally.eval_accuracy,
             "best_step": tally.best_step,
             "best_eval_loss": tally.best_loss,
             "tokens": tally.num_tokens,

@@ -45,6 +45,8 @@ class HeadItem:
     logprobs: list[torch.Tensor] = field(default_factory=list)
     entropies: list[torch.Tensor] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)
+    correct: list[torch.Tensor] = field(default_factory=list)
+    """Of how many counted tokens the target was the likeliest one, piece by piece, where the loss counts them."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     failure: UserError | None = None
     """Why a loss of the client's own could not be computed; the datum then has no gradient."""
@@ -173,6 +175,11 @@ class LossHead:
             if piece.item.wants_entropies:
                 piece.item.entropies.append(entropy.entropies(logits_nV[span]))
         logprobs_nV = torch.log_softmax(logits_nV, dim=-1)
+        for piece, span in zip(group, spans, strict=True):
+            counted_n = piece.item.loss.counted(piece.inputs)
+            if counted_n is not None:
+                is_best_n = logprobs_nV[span].argmax(dim=-1) == piece.targets_nK[:, 0]
+                piece.item.correct.append((is_best_n & counted_n).sum())
         d_logprobs = [self._lose(logprobs_nV[span], piece) for piece, span in zip(group, spans, strict=True)]
         if d_hidden_TH is None:
             return

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from twinkle.core.batch_loss import CORRECT_TOKENS
 from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.core.events import event_log
 from twinkle.core.slices import Slices
@@ -258,7 +259,10 @@ class FusedStep:
             logprobs = torch.cat(item.logprobs).cpu().numpy()
             entropies = torch.cat(item.entropies).cpu().numpy() if item.entropies else None
             loss = float(sum(loss.item() for loss in item.losses))
-            run.record(logprobs, loss, item.metrics, entropies, work=item.spent)
+            metrics = item.metrics
+            if item.correct:
+                metrics = {**metrics, CORRECT_TOKENS: float(sum(correct.item() for correct in item.correct))}
+            run.record(logprobs, loss, metrics, entropies, work=item.spent)
         for run in dict.fromkeys(run for run, _ in places):
             run.judge_work()
 

@@ -29,6 +29,7 @@ METHOD_OF: dict[JobKind, str] = {
     JobKind.PREFERENCE: "dpo",
     JobKind.REINFORCEMENT: "reinforcement",
 }
+_TOLD_OF_CHECKPOINTS = ("step", "loss", "eval_loss", "eval_accuracy")
 _CODES = {"data": "invalid_training_file", "eval_data": "invalid_validation_file"}
 
 
@@ -169,7 +170,7 @@ def show_checkpoint(job: Job, event: JobEvent) -> FineTuningCheckpoint:
         fine_tuned_model_checkpoint=str(known_name(job, step=data["step"])),
         fine_tuning_job_id=job.id,
         step_number=data["step"],
-        metrics=_metrics({name: data[name] for name in ("step", "loss", "eval_loss") if data.get(name) is not None}),
+        metrics=_metrics({name: data[name] for name in _TOLD_OF_CHECKPOINTS if data.get(name) is not None}),
     )
 
 
@@ -204,7 +205,7 @@ def _grader(job: Job) -> JsonObject:
 
 def _metrics(data: JsonObject) -> dict[str, Any]:
     """A step's metrics, those that OpenAI has a name for under that."""
-    names = {"loss": "train_loss", "eval_loss": "valid_loss"}
+    names = {"loss": "train_loss", "eval_loss": "valid_loss", "eval_accuracy": "valid_mean_token_accuracy"}
     return {names.get(name, name): value for name, value in data.items()}
 
 
