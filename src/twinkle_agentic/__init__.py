@@ -4,6 +4,8 @@ rollout       conversations of several turns with a sampler, token by token what
 tools         what a model may call
 envs          what its calls change: environments, pools of them, and how they become tools
 reward        how good a conversation with tools was
-preprocessor  filters of data by quality, from rules alone
+preprocessor  filters of data by quality, from rules, or from what a model makes of it
+protocol      models behind an address
+sampler       a sampler that asks a stronger model where it is not sure
 condenser     long conversations made shorter by a model, and taken apart for it (``chunker``)
 """

@@ -39,6 +39,7 @@ TWO_RANKS = (
     "full fsdp-ep missed",
     "grpo fsdp-ulysses hybrid",
     "micro fsdp",
+    "fp16 fsdp",
 )
 FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses", "full hsdp-ep moe", "lora hsdp-ulysses-ep moe")
 EIGHT_RANKS = ("lora document hybrid", "full document hybrid", "full document-ulysses-ep moe")
@@ -71,7 +72,8 @@ def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> 
     what = kind.split()[0]
     model_dir = str(models_dir / model_of(kind))
     make: Any = MultiLoraTransformersModel if what == "fused" else TransformersModel
-    model: TwinkleModel = make(model_id=model_dir, device_mesh=mesh)
+    half = {"mixed_precision": "fp16", "grad_scaler_config": {"init_scale": 256.0}} if what == "fp16" else {}
+    model: TwinkleModel = make(model_id=model_dir, device_mesh=mesh, **half)
     if what in ("lora", "fused"):
         model.add_adapter_to_model(
             "a", peft.LoraConfig(r=4, target_modules="all-linear"), gradient_accumulation_steps=2

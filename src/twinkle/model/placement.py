@@ -127,7 +127,7 @@ def shard(
     model: Any,
     mesh: DeviceMesh,
     *,
-    in_bf16: bool,
+    dtype: torch.dtype | None,
     settings: FsdpSettings = FsdpSettings(),
     experts: SharedExperts | None = None,
 ) -> None:
@@ -136,10 +136,19 @@ def shard(
     Experts that ranks share are spread over those that have the same.
 
     Gradients come out summed over all ranks, not averaged.
+
+    Args:
+        model: Of transformers.
+        mesh: With the axes.
+        dtype: In which products are made; None: as weights are.
+        settings: FSDP's.
+        experts: That ranks share.
     """
     over = torch_mesh(mesh)
     names = tuple(axis for axis in ("dp", "fsdp") if mesh.size(axis) > 1)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if in_bf16 else None)
+    # Scaled gradients in float16, added up over ranks, would leave its range.
+    summed_in = torch.float32 if dtype == torch.float16 else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=summed_in)
     layers = _decoder_layers(model)
     policies: dict[str, Any] = {
         "mp_policy": policy,

@@ -269,10 +269,10 @@ class TransformersModel(PlainPasses):
     def _shard_once(self) -> None:
         if self._is_sharded or self._mesh is None or self._mesh.size("fsdp") == 1:
             return
-        if self._compute_dtype == torch.float16:
-            raise InvalidInput("mixed_precision", "is 'fp16', which is not for sharded weights; send 'bf16' or 'no'")
-        in_bf16 = self._compute_dtype == torch.bfloat16
-        shard(self.model, self._mesh, in_bf16=in_bf16, settings=self._fsdp_settings, experts=self._experts)
+        if self._compute_dtype == torch.float16 and self._experts is not None:
+            # Whether a gradient is finite is found out by those that share a weight, and others share experts.
+            raise InvalidInput("mixed_precision", "is 'fp16', which is not for shared experts; send 'bf16' or 'no'")
+        shard(self.model, self._mesh, dtype=self._compute_dtype, settings=self._fsdp_settings, experts=self._experts)
         self._is_sharded = True
         for group in self.optimizer_group.values():
             group.parameters = self._parameters(group.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,3 +67,7 @@ class Condenser(ABC):
     @abstractmethod
     def __call__(self, chunks: Chunks, **kwargs: Any) -> Chunks:
         """The conversation, shorter where it could be."""
+
+    def condense_many(self, conversations: Sequence[Chunks], **kwargs: Any) -> list[Chunks]:
+        """Several conversations, each for itself; one that can take them together does so here."""
+        return [self(chunks, **kwargs) for chunks in conversations]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
@@ -19,6 +20,19 @@ USER = "Shorten to at most {budget} characters. The reader asks: {query}\n\n{tex
 NO_QUERY = "(nothing in particular)"
 CHARACTERS_PER_TOKEN = 2
 """At the least, so that the budget of tokens does not cut an answer that keeps within its characters."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A passage to shorten, where it stands."""
+
+    passages: list[Chunk]
+    index: int
+    query: str
+
+    @property
+    def chunk(self) -> Chunk:
+        return self.passages[self.index]
 
 
 class ModelCondenser(Condenser):
@@ -79,20 +93,25 @@ class ModelCondenser(Condenser):
 
     def __call__(self, chunks: Chunks, **kwargs: Any) -> Chunks:
         """The conversation with its passages shortened."""
-        passages = list(chunks)
-        query = None
-        jobs: list[tuple[int, str]] = []
-        for index, chunk in enumerate(passages):
-            query = (self._query_of(chunk) if self._query_of else None) or query
-            if self._is_wanted(chunk):
-                jobs.append((index, query or NO_QUERY))
+        return self.condense_many([chunks], **kwargs)[0]
+
+    def condense_many(self, conversations: Sequence[Chunks], **kwargs: Any) -> list[Chunks]:
+        """The conversations with their passages shortened, in as few calls of the sampler as their number allows."""
+        passages = [list(chunks) for chunks in conversations]
+        jobs: list[_Job] = []
+        for of_one in passages:
+            query = None
+            for index, chunk in enumerate(of_one):
+                query = (self._query_of(chunk) if self._query_of else None) or query
+                if self._is_wanted(chunk):
+                    jobs.append(_Job(of_one, index, query or NO_QUERY))
         size = self._batch_size or max(1, len(jobs))
         for start in range(0, len(jobs), size):
             batch = jobs[start : start + size]
-            for (index, _), text in zip(batch, self._shorten(passages, batch), strict=True):
-                if 0 < len(text) < len(passages[index].content):
-                    passages[index] = passages[index].condensed(text)
-        return chunks.replaced(passages)
+            for job, text in zip(batch, self._shorten(batch), strict=True):
+                if 0 < len(text) < len(job.chunk.content):
+                    job.passages[job.index] = job.chunk.condensed(text)
+        return [chunks.replaced(of_one) for chunks, of_one in zip(conversations, passages, strict=True)]
 
     def _is_wanted(self, chunk: Chunk) -> bool:
         return (
@@ -106,8 +125,8 @@ class ModelCondenser(Condenser):
     def _budget(self, chunk: Chunk) -> int:
         return max(self._min_budget, math.ceil(len(chunk.content) / self._ratio))
 
-    def _shorten(self, passages: Sequence[Chunk], batch: Sequence[tuple[int, str]]) -> list[str]:
-        budgets = [self._budget(passages[index]) for index, _ in batch]
+    def _shorten(self, batch: Sequence[_Job]) -> list[str]:
+        budgets = [self._budget(job.chunk) for job in batch]
         prompts = [
             {
                 "messages": [
@@ -115,12 +134,12 @@ class ModelCondenser(Condenser):
                     {
                         "role": "user",
                         "content": self._user.replace("{budget}", str(budget))
-                        .replace("{query}", query)
-                        .replace("{text}", passages[index].content),
+                        .replace("{query}", job.query)
+                        .replace("{text}", job.chunk.content),
                     },
                 ]
             }
-            for (index, query), budget in zip(batch, budgets, strict=True)
+            for job, budget in zip(batch, budgets, strict=True)
         ]
         params = self._params or {"max_tokens": max(budgets) // CHARACTERS_PER_TOKEN, "temperature": 0.0}
         responses = self._sampler.sample(prompts, params, **self._call)

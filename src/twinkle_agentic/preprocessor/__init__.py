@@ -5,10 +5,11 @@ rules     what a conversation must be, and must not do
 texts     what its texts must be made of, and what is mended in them
 pipeline  all of it in a row
 judges    what a model or a list of words decides
+scores    how hard a turn is for a model, by its own logprobs and answers
 """
 
 from twinkle_agentic.preprocessor.base import QualityFilter
-from twinkle_agentic.preprocessor.judges import IntentClassifier, ModelFilter
+from twinkle_agentic.preprocessor.judges import IntentClassifier, JudgeFilter, ModelFilter
 from twinkle_agentic.preprocessor.pipeline import QualityPreprocessor
 from twinkle_agentic.preprocessor.rules import (
     DeadLoopFilter,
@@ -18,6 +19,7 @@ from twinkle_agentic.preprocessor.rules import (
     RefuseFilter,
     TokenNumFilter,
 )
+from twinkle_agentic.preprocessor.scores import IFDScorer, PassNScorer, ScoreFilter, Scorer
 from twinkle_agentic.preprocessor.texts import (
     FixUnicodeFilter,
     MessageNormalizer,
@@ -31,14 +33,19 @@ __all__ = [
     "DedupFilter",
     "FixUnicodeFilter",
     "HardFilter",
+    "IFDScorer",
     "IntentClassifier",
+    "JudgeFilter",
     "MessageNormalizer",
     "MessageSanityFilter",
     "ModelFilter",
+    "PassNScorer",
     "QualityFilter",
     "QualityPreprocessor",
     "RefuseFilter",
     "RemoveRepeatSentencesFilter",
+    "ScoreFilter",
+    "Scorer",
     "SpecialCharsFilter",
     "TokenNumFilter",
     "TokenSoupFilter",

@@ -20,6 +20,14 @@ INTENTS: Mapping[str, str] = {
     "question": r"\?|\bwhat\b|\bwhy\b|\bwho\b|\bwhen\b|\bwhere\b|\bhow\b|？|什么|为什么|谁|怎么|如何",
 }
 OTHER = "chat"
+GOOD_MODELS = (
+    r"qwen/qwen3",
+    r"deepseek-ai/deepseek-(?:r1|v[34])",
+    r"moonshotai/kimi-k2",
+    r"(?:zai-org|z-ai|zhipuai)/glm-[45]",
+    r"minimax(?:ai)?/minimax-m",
+    r"openai/gpt-oss",
+)
 MAX_CHARACTERS = 20_000
 ASK = (
     "Judge the following conversation. {question}\nAnswer with one number from 0 (not at all) to 1 (entirely) and"
@@ -42,6 +50,28 @@ class IntentClassifier(QualityFilter):
 
 
 class ModelFilter(QualityFilter):
+    """Keeps rows that certain models wrote.
+
+    Args:
+        patterns: Regular expressions, case aside, each of the beginning of a model's id (``qwen/qwen3`` holds for all
+            of that family); ids of open models known to answer well if omitted.
+        field: The column that has the id.
+    """
+
+    def __init__(self, patterns: Sequence[str] | None = None, field: str = "model_id") -> None:
+        super().__init__()
+        chosen = GOOD_MODELS if patterns is None else patterns
+        if isinstance(chosen, str) or not chosen:
+            raise InvalidInput("patterns", "are none, or one text; send a list of regular expressions")
+        self._field = field
+        self._pattern = re.compile("|".join(f"(?:{pattern})" for pattern in chosen), re.IGNORECASE)
+
+    def reason(self, row: Row) -> str | None:
+        """See :class:`QualityFilter`."""
+        return None if self._pattern.match(str(row.get(self._field) or "")) else "model not wanted"
+
+
+class JudgeFilter(QualityFilter):
     """Keeps rows that a model gives enough points.
 
     Args:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from twinkle_agentic.preprocessor.base import QualityFilter, Row
-from twinkle_agentic.preprocessor.judges import IntentClassifier, ModelFilter
+from twinkle_agentic.preprocessor.judges import IntentClassifier
 from twinkle_agentic.preprocessor.rules import (
     DeadLoopFilter,
     DedupFilter,
@@ -43,7 +43,7 @@ class QualityPreprocessor(QualityFilter):
         token_num_min: For it.
         token_num_max: For it.
         dedup: See :class:`DedupFilter`.
-        model_filter: A judge, last of those that drop.
+        model_filter: Further filters that drop, last, such as :class:`ModelFilter` or :class:`JudgeFilter`; or one.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class QualityPreprocessor(QualityFilter):
         token_num_min: int = 10,
         token_num_max: int = 8192,
         dedup: bool = False,
-        model_filter: ModelFilter | None = None,
+        model_filter: QualityFilter | Sequence[QualityFilter] = (),
     ) -> None:
         super().__init__()
         stages: list[tuple[bool, Callable[[], QualityFilter]]] = [
@@ -82,8 +82,7 @@ class QualityPreprocessor(QualityFilter):
             (dedup, DedupFilter),
         ]
         self.stages = [make() for is_wanted, make in stages if is_wanted]
-        if model_filter is not None:
-            self.stages.append(model_filter)
+        self.stages += [model_filter] if isinstance(model_filter, QualityFilter) else list(model_filter)
         self.stages.append(IntentClassifier())
 
     def apply(self, rows: Sequence[Row]) -> list[Row]:

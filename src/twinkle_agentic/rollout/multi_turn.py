@@ -123,10 +123,12 @@ class MultiTurnRollout(Rollout):
         """
         if isinstance(trajectories, Mapping):
             raise InvalidInput("trajectories", "is one trajectory; send a list of them")
-        params = _one_sample(sampling_params if sampling_params is not None else self.sampling_params)
+        params = one_sample(sampling_params if sampling_params is not None else self.sampling_params)
+        if params.logprobs is None:
+            params = replace(params, logprobs=1)
         path = adapter_path or self.adapter_path
         call = {**kwargs, **({"adapter_path": path} if path else {})}
-        managers = self._managers(tool_manager, len(trajectories))
+        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, len(trajectories))
         episodes = [
             Episode(self._first_row(trajectory), tools)
             for trajectory, tools in zip(trajectories, managers, strict=True)
@@ -138,13 +140,6 @@ class MultiTurnRollout(Rollout):
             calls = self._sample(under_way, params, call)
             self._call_tools(under_way, calls, is_last=turn + 1 == self.max_turns)
         return [episode.result() for episode in episodes]
-
-    def _managers(self, given: ToolManager | Sequence[ToolManager] | None, number: int) -> list[ToolManager]:
-        chosen = given if given is not None else self.tool_manager or ToolManager()
-        managers = [chosen] * number if isinstance(chosen, ToolManager) else list(chosen)
-        if len(managers) != number:
-            raise InvalidInput("tool_manager", f"are {len(managers)} for {number} trajectories; send one for each")
-        return managers
 
     def _first_row(self, trajectory: Mapping[str, Any]) -> Row:
         encoded = self.template.encode(trajectory, add_generation_prompt=True)
@@ -193,7 +188,7 @@ class MultiTurnRollout(Rollout):
                 going_on.append((episode, wanted))
         observations = _observe(going_on)
         for (episode, wanted), told in zip(going_on, observations, strict=True):
-            extended = extend_with_bridge(episode.row, _tool_messages(wanted, told), self.template)
+            extended = extend_with_bridge(episode.row, tool_messages(wanted, told), self.template)
             if extended is None or self._is_too_long(extended):
                 episode.is_over = episode.truncated = True
             else:
@@ -237,7 +232,8 @@ def _with_turn(row: Row, tokens: Sequence[int], message: Row) -> Row:
     }
 
 
-def _tool_messages(calls: Sequence[Mapping[str, Any]], observations: Sequence[str]) -> list[Row]:
+def tool_messages(calls: Sequence[Mapping[str, Any]], observations: Sequence[str]) -> list[Row]:
+    """What the model reads of its calls."""
     messages = []
     for tool_call, observation in zip(calls, observations, strict=True):
         function = tool_call.get("function") or {}
@@ -250,11 +246,29 @@ def _tool_messages(calls: Sequence[Mapping[str, Any]], observations: Sequence[st
     return messages
 
 
-def _one_sample(given: Params) -> SamplingParams:
+def managers_of(given: ToolManager | Sequence[ToolManager] | None, number: int) -> list[ToolManager]:
+    """A tool manager for each of so many conversations.
+
+    Raises:
+        InvalidInput: There are several, and not one for each.
+    """
+    chosen = given if given is not None else ToolManager()
+    managers = [chosen] * number if isinstance(chosen, ToolManager) else list(chosen)
+    if len(managers) != number:
+        raise InvalidInput("tool_manager", f"are {len(managers)} for {number} trajectories; send one for each")
+    return managers
+
+
+def one_sample(given: Params) -> SamplingParams:
+    """The params, of one sample a turn.
+
+    Raises:
+        InvalidInput: They ask for several.
+    """
     params = given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
     if params.num_samples != 1:
         raise InvalidInput("num_samples", f"is {params.num_samples}; a conversation goes on with one, so repeat it")
-    return params if params.logprobs is not None else replace(params, logprobs=1)
+    return params
 
 
 def _sequences(responses: Any, number: int) -> list[SampledSequence | Mapping[str, Any]]:

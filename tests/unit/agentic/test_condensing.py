@@ -7,6 +7,7 @@ from twinkle.sampler import TorchSampler
 from twinkle.template import Template
 from twinkle_agentic.chunker.native import NativeChunker
 from twinkle_agentic.condenser import ModelCondenser
+from twinkle_agentic.rollout import MultiTurnCondenseRollout
 from twinkle_agentic.tools import ExtractCondensed, ToolManager
 
 PASSAGE = "The mill stands by the river. It was built in 1804 by two brothers. " * 10
@@ -101,3 +102,64 @@ def test_wrong_settings_are_refused_by_their_name(settings, field):
     with pytest.raises(InvalidInput) as refused:
         ModelCondenser(Brief(""), **settings)
     assert refused.value.field == field
+
+
+class Asking(Template):
+    """Takes the first turn for a call of the tool that tells originals, and no other."""
+
+    def parse_tool_call(self, text):
+        if "ask" not in text:
+            return []
+        return [
+            {"id": "call_0", "type": "function", "function": {"name": "extract_condensed", "arguments": {"block": 0}}}
+        ]
+
+
+class Speaking:
+    """A sampler that asks for an original in its first turn, and then answers."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.rows = tokenizer, []
+
+    def sample(self, rows, params, **call):
+        self.rows.append(rows)
+        tokens = self._tokenizer.encode("ask" if len(self.rows) == 1 else "said", add_special_tokens=False)
+        sequence = {"tokens": tokens, "stop_reason": "stop", "logprobs": [[(token, -0.5)] for token in tokens]}
+        return [{"sequences": [sequence]} for _ in rows]
+
+
+def test_a_rollout_condenses_equal_conversations_once_and_tells_their_originals(model_id):
+    template = Asking(model_id)
+    brief, speaking = Brief("Mill; 1804."), Speaking(template.tokenizer)
+    short = {"messages": [{"role": "user", "content": "ask?"}]}
+    rollout = MultiTurnCondenseRollout(
+        speaking,
+        template,
+        ToolManager(),
+        NativeChunker(400),
+        ModelCondenser(brief, min_budget_chars=50),
+        max_turns=2,
+        post_compress_callback=lambda row, chunks, mark: {**row, "mark": mark, "blocks": len(chunks.originals())},
+    )
+
+    first, second, plain = rollout([ROW, dict(ROW), short], mark=3)
+
+    assert len(brief.calls) == 1 and len(brief.prompts) == first["blocks"] == second["blocks"]
+    assert first["messages"] == second["messages"] and "<block_0>\nMill; 1804." in first["messages"][1]["content"]
+    told = first["messages"][3]
+    assert told["role"] == "tool" and ROW["messages"][1]["content"].startswith(told["content"])
+    assert first["tools"] == [ExtractCondensed([]).tool_info()] and "tools" not in plain
+    assert plain["messages"][2]["content"].startswith("Error: there is no tool") and plain["mark"] == 3
+    assert [token for token in first["labels"] if token >= 0] == [pair[0][0] for pair in first["logprobs"]]
+
+
+def test_a_rollout_that_cannot_condense_is_refused_by_what_is_wrong(model_id):
+    template = Template(model_id)
+    with pytest.raises(InvalidInput, match="condenser: is missing"):
+        MultiTurnCondenseRollout(Brief(""), template, chunker=NativeChunker(9))
+    taken = ToolManager([ExtractCondensed([])])
+    rollout = MultiTurnCondenseRollout(Brief(""), template, taken, NativeChunker(9), ModelCondenser(Brief("")))
+    with pytest.raises(InvalidInput, match="extract_condensed already"):
+        rollout([ROW])
+    with pytest.raises(InvalidInput, match="send a list"):
+        rollout(ROW)

@@ -1,20 +1,28 @@
 """Filters by quality: what leaves, and for which reason."""
 
+import math
+
 import pytest
 
 from twinkle.core.errors import InvalidInput
+from twinkle.sampler import TorchSampler
+from twinkle.template import Template
 from twinkle_agentic.preprocessor import (
     DeadLoopFilter,
     DedupFilter,
     FixUnicodeFilter,
     HardFilter,
+    IFDScorer,
     IntentClassifier,
+    JudgeFilter,
     MessageNormalizer,
     MessageSanityFilter,
     ModelFilter,
+    PassNScorer,
     QualityPreprocessor,
     RefuseFilter,
     RemoveRepeatSentencesFilter,
+    ScoreFilter,
     SpecialCharsFilter,
     TokenNumFilter,
     TokenSoupFilter,
@@ -132,7 +140,7 @@ def test_a_model_judges_all_rows_in_one_call():
             return [{"sequences": [{"decoded": text}]} for text in ("0.9", "0.1 or so", "well", "7")]
 
     judge = Judge()
-    one = ModelFilter(judge, min_score=0.5)
+    one = JudgeFilter(judge, min_score=0.5)
     assert one.apply([GOOD] * 4) == [{**GOOD, "quality_score": 0.9}]
     assert judge.calls == 1 and dict(one.dropped) == {"low score": 1, "no score": 2}
     assert one.apply([]) == []
@@ -150,3 +158,72 @@ def test_the_whole_pipeline_takes_columns_and_reports_what_it_dropped():
     assert pipeline.dropped == {"refusal": 1, "seen before": 1}
     assert QualityPreprocessor().report() == "nothing was dropped"
     assert pipeline({"messages": [], "id": []}) == {"messages": [], "id": []}
+
+
+def test_rows_are_kept_by_the_model_that_wrote_them():
+    rows = [{**GOOD, "model_id": name} for name in ("Qwen/Qwen3-235B-A22B", "nobody/tiny", None)]
+    assert ModelFilter().apply(rows) == rows[:1]
+    own = ModelFilter(["nobody/", "a[bc]"], field="model_id")
+    assert own.apply(rows) == rows[1:2] and own.dropped == {"model not wanted": 2}
+    with pytest.raises(InvalidInput, match="patterns"):
+        ModelFilter("qwen")
+    assert QualityPreprocessor(model_filter=[ModelFilter()]).apply(rows)[0]["model_id"] == rows[0]["model_id"]
+
+
+def test_turns_are_scored_by_how_much_their_question_tells_of_them(model_id):
+    sampler, template = TorchSampler(model_id), Template(model_id)
+    rows = [
+        chat(
+            "Why does a bird fly?", GOOD["messages"][1]["content"], "And then?", "It glides as long as it has height."
+        ),
+        chat("Yes?", "No."),
+    ]
+    kept = ScoreFilter(template, [IFDScorer(sampler, 0.0, 1e9)]).apply(rows)
+    (row,) = kept
+    assert row["user_data"] == [("key_rounds", [1, 3])] and len(row["scores"]["ifd"]) == 2
+
+    answer = template.tokenizer(GOOD["messages"][1]["content"], add_special_tokens=False)["input_ids"]
+    prompt = template.encode({"messages": rows[0]["messages"][:1]}, add_generation_prompt=True)["input_ids"].tolist()
+    params = {"max_tokens": 0, "prompt_logprobs": 0}
+    after, alone = (
+        sampler.sample([{"input_ids": ids}], params)[0].prompt_logprobs[-len(answer) + 1 :]
+        for ids in (prompt + answer, answer)
+    )
+    expected = math.exp((sum(alone) - sum(after)) / (len(answer) - 1))
+    assert row["scores"]["ifd"][0] == pytest.approx(expected, rel=1e-4)
+
+    between = (min(row["scores"]["ifd"]) + max(row["scores"]["ifd"])) / 2
+    strict = IFDScorer(sampler, 0.0, between)
+    assert ScoreFilter(template, [strict]).apply(rows) == []
+    (part,) = ScoreFilter(template, [strict], drop_row_on_any_fail=False, keep_if_no_key_rounds=True).apply(rows[:1])
+    assert len(part["user_data"][0][1]) == 1
+    assert ScoreFilter(template, [strict], intents=["code"]).apply(rows) == rows
+
+
+def test_turns_that_a_model_reaches_always_or_never_can_be_left_out(model_id):
+    class Judge:
+        def sample(self, prompts, params):
+            return [{"sequences": [{"decoded": next(verdicts)}]} for _ in prompts]
+
+    sampler, template = TorchSampler(model_id), Template(model_id)
+    sampler.set_template(template)
+    scorer = PassNScorer(sampler, Judge(), num_samples=2, minimum=0.1, sampling_params={"max_tokens": 2})
+    verdicts = iter(["Yes.", "no", "yes", "yes", "no", "no", "well", "hm"])
+    kept = ScoreFilter(template, [scorer]).apply([GOOD, GOOD, GOOD, GOOD])
+    assert [row["scores"]["pass_n"] for row in kept] == [[0.5], [None]]
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: ScoreFilter(None, []), "scorers"),
+        (lambda: ScoreFilter(None, [None], max_prompt_tokens=0), "max_prompt_tokens"),
+        (lambda: IFDScorer(None, 2.0, 1.0), "minimum"),
+        (lambda: PassNScorer(None, None, num_samples=0), "num_samples"),
+        (lambda: PassNScorer(None, None, minimum=2.0), "minimum"),
+    ],
+)
+def test_wrong_settings_of_scores_are_refused_by_their_name(make, field):
+    with pytest.raises(InvalidInput) as refused:
+        make()
+    assert refused.value.field == field

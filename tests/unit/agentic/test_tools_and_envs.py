@@ -1,12 +1,14 @@
 """Tools, environments and pools of them."""
 
+import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from twinkle.core.errors import ConfigError, InvalidInput
-from twinkle_agentic.envs import Env, EnvPool, EnvTool, OpenEnv, StepResult
+from twinkle_agentic.envs import AgentEnv, Env, EnvPool, EnvTool, OpenEnv, StepResult
 from twinkle_agentic.tools import Tool, ToolManager
 
 from .conftest import VowelEnv
@@ -165,7 +167,82 @@ def test_an_environment_behind_a_server_is_used_through_its_client():
     assert env._backend.left
 
 
-def test_what_is_not_installed_is_named():
+class Box:
+    """A sandbox of E2B's form in a folder of this machine."""
+
+    class Failed(Exception):
+        pass
+
+    def __init__(self, template, folder, **settings):
+        self.template, self.folder, self.settings, self.timeouts, self.is_alive = template, folder, settings, [], True
+        self.sandbox_id = "box"
+        self.commands = SimpleNamespace(run=self._run)
+        self.files = SimpleNamespace(
+            write=lambda path, text: (folder / path).write_text(text), read=lambda path: (folder / path).read_text()
+        )
+
+    def _run(self, command, cwd, timeout):
+        if command == "hang":
+            raise TimeoutError("took too long")
+        ended = subprocess.run(command, shell=True, cwd=cwd or self.folder, capture_output=True, text=True, check=False)
+        result = self.Failed() if ended.returncode else SimpleNamespace()
+        result.stdout, result.stderr, result.exit_code = ended.stdout, ended.stderr, ended.returncode
+        if ended.returncode:
+            raise result
+        return result
+
+    def set_timeout(self, seconds):
+        self.timeouts.append(seconds)
+
+    def kill(self):
+        self.is_alive = False
+        raise OSError("nobody there")
+
+
+def test_a_sandbox_is_made_for_each_episode_and_tools_run_in_it(tmp_path):
+    made = []
+
+    def make(template, **settings):
+        made.append(Box(template, tmp_path, **settings))
+        return made[-1]
+
+    env = AgentEnv("image", "http://127.0.0.1:1", setup_commands=["echo ready"], make_sandbox=make)
+    count = {"type": "function", "function": {"name": "count", "parameters": {}}}
+    env.register_command_tool(count, "wc -c < {path}")
+    assert [tool["function"]["name"] for tool in env.tools()] == ["run_command", "write_file", "read_file", "count"]
+    assert env.step("run_command", {"command": "ls"}).done
+    assert env.reset().observation.strip() == "ready"
+    assert (made[0].template, made[0].settings["api_url"], made[0].settings["api_key"]) == (
+        "image",
+        "http://127.0.0.1:1",
+        "none",
+    )
+
+    def said(name, **arguments):
+        step = env.step(name, arguments)
+        assert not step.done and step.info in ({"sandbox_id": "box"}, {})
+        return step.observation.strip()
+
+    assert said("write_file", path="a b; c", content="four") == "Wrote a b; c"
+    assert said("read_file", path="a b; c") == "four" and said("count", path="a b; c") == "4"
+    assert said("run_command", command="echo out; echo err >&2; exit 3") == "out\n\n[stderr]\nerr\n\n[exit code: 3]"
+    assert said("run_command", command="true") == "(no output)"
+    assert said("run_command", command="hang") == "Error: TimeoutError: took too long"
+    assert said("run_command") == "Error: run_command needs the argument 'command'"
+    assert said("fly").startswith("Error: there is no tool 'fly'")
+    assert len(said("run_command", command="head -c 99999 /dev/zero | tr '\\0' x")) < 33_000
+    assert set(made[0].timeouts) == {300}
+    env.reset()
+    env.close()
+    assert [box.is_alive for box in made] == [False, False] and env.sandbox is None
+    with pytest.raises(InvalidInput, match="template"):
+        AgentEnv("", make_sandbox=make)
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    with pytest.raises(ConfigError, match="twinkle-queue\\[agents\\]"):
+        AgentEnv("image")
     with pytest.raises(ConfigError, match="no_such_env is not installed"):
         OpenEnv(env_name="no_such_env")
     with pytest.raises(ConfigError, match="pip install openenv"):

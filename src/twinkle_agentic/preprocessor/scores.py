@@ -1,0 +1,227 @@
+"""How hard an assistant's turn is for a model: what it knows already teaches nothing, what it never reaches neither."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twinkle.core.errors import InvalidInput
+from twinkle.data_format.conversation import user_data_get
+from twinkle.reward.base import text_of
+from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of
+
+MIN_ANSWER_TOKENS = 6
+"""Of shorter answers, means over tokens say little."""
+KEY_ROUNDS = "key_rounds"
+VERDICT = (
+    "Here is a question, the right answer, and an attempt at it. Say whether the attempt is right; answer with yes or"
+    " no and nothing else.\n\nQuestion:\n{question}\n\nRight answer:\n{truth}\n\nAttempt:\n{attempt}"
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """An assistant's turn and what came before it."""
+
+    context: tuple[Mapping[str, Any], ...]
+    answer: str
+    number: int
+    """Of the message."""
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a scorer says of a round; no value: it could not tell, and the round stays."""
+
+    value: float | None
+    passed: bool = True
+
+
+class Scorer(ABC):
+    """Judges rounds, many in one call. One of one's own brings ``score`` and a ``name``."""
+
+    name = "score"
+
+    @abstractmethod
+    def score(self, rounds: Sequence[Round]) -> list[Score]:
+        """A score for each round."""
+
+
+class IFDScorer(Scorer):
+    """Instruction-following difficulty: the perplexity of the answer after its question over that without it (Li et
+    al., 2024, "From Quantity to Quality"). Near 0 the question gives the answer away, above 1 it misleads.
+
+    Args:
+        sampler: Whose prompt logprobs are read.
+        minimum: Rounds below it do not pass.
+        maximum: Nor do those above it.
+    """
+
+    name = "ifd"
+
+    def __init__(self, sampler: Any, minimum: float = 0.0, maximum: float = 1.0) -> None:
+        if not 0 <= minimum < maximum:
+            raise InvalidInput("minimum", f"is {minimum}, maximum {maximum}; send 0 or more, and a larger maximum")
+        self._sampler = sampler
+        self._bounds = (minimum, maximum)
+
+    def score(self, rounds: Sequence[Round]) -> list[Score]:
+        """See :class:`Scorer`."""
+        whole = self._answer_logprobs([(*one.prompt_ids, *one.answer_ids) for one in rounds], rounds)
+        alone = self._answer_logprobs([one.answer_ids for one in rounds], rounds)
+        low, high = self._bounds
+        ratios = [math.exp(without - after) for after, without in zip(whole, alone, strict=True)]
+        return [Score(ratio, low <= ratio <= high) for ratio in ratios]
+
+    def _answer_logprobs(self, prompts: Sequence[tuple[int, ...]], rounds: Sequence[Round]) -> list[float]:
+        """The mean logprob of each answer but its first token, which nothing precedes where it stands alone."""
+        params = {"max_tokens": 0, "prompt_logprobs": 0}
+        responses = self._sampler.sample([{"input_ids": list(ids)} for ids in prompts], params)
+        means = []
+        for response, one in zip(responses, rounds, strict=True):
+            logprobs = response["prompt_logprobs"][-len(one.answer_ids) + 1 :]
+            means.append(sum(logprobs) / len(logprobs))
+        return means
+
+
+class PassNScorer(Scorer):
+    """The share of a model's own attempts that a judge calls right.
+
+    Args:
+        sampler: Makes the attempts.
+        judge: Says yes or no; a sampler as well.
+        num_samples: Attempts at each round.
+        minimum: Rounds below this share do not pass: the model does not reach them.
+        maximum: Nor do those above it: it knows them already.
+        sampling_params: Of the attempts.
+    """
+
+    name = "pass_n"
+
+    def __init__(
+        self,
+        sampler: Any,
+        judge: Any,
+        num_samples: int = 4,
+        minimum: float = 0.0,
+        maximum: float = 0.99,
+        sampling_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        if num_samples < 1:
+            raise InvalidInput("num_samples", f"is {num_samples}; send 1 or more")
+        if not 0 <= minimum <= maximum <= 1:
+            raise InvalidInput("minimum", f"is {minimum}, maximum {maximum}; send shares of 0 to 1")
+        self._sampler = sampler
+        self._judge = judge
+        self._num_samples = num_samples
+        self._bounds = (minimum, maximum)
+        self._params = {"max_tokens": 512, **(sampling_params or {}), "num_samples": num_samples}
+
+    def score(self, rounds: Sequence[Round]) -> list[Score]:
+        """See :class:`Scorer`."""
+        tried = self._sampler.sample([{"messages": list(one.context)} for one in rounds], self._params)
+        asked = [
+            VERDICT.format(question=_question(one), truth=one.answer, attempt=sequence.get("decoded") or "")
+            for one, response in zip(rounds, tried, strict=True)
+            for sequence in response["sequences"]
+        ]
+        prompts = [{"messages": [{"role": "user", "content": text}]} for text in asked]
+        said = [
+            str(response["sequences"][0].get("decoded") or "").strip().lower()
+            for response in self._judge.sample(prompts, {"max_tokens": 4, "temperature": 0.0})
+        ]
+        low, high = self._bounds
+        scores = []
+        for start in range(0, len(said), self._num_samples):
+            verdicts = [text for text in said[start : start + self._num_samples] if text.startswith(("yes", "no"))]
+            share = sum(text.startswith("yes") for text in verdicts) / len(verdicts) if verdicts else None
+            scores.append(Score(share, share is None or low <= share <= high))
+        return scores
+
+
+class ScoreFilter(QualityFilter):
+    """Keeps the assistant's turns that every scorer lets pass, in ``key_rounds`` of ``user_data``, with their scores.
+
+    Args:
+        template: Of the model that scores.
+        scorers: Asked in their order, each for all rounds in one call.
+        intents: Score only rows with one of these in ``intent``; other rows stay as they are.
+        keep_if_no_key_rounds: Keep rows of whose turns none could be scored.
+        drop_row_on_any_fail: Whether one turn that fails drops its row; else it drops the turn, and the row if none is
+            left.
+        max_prompt_tokens: What comes before a turn is cut to, from its beginning.
+    """
+
+    def __init__(
+        self,
+        template: Any,
+        scorers: Sequence[Scorer],
+        intents: Collection[str] | None = None,
+        keep_if_no_key_rounds: bool = False,
+        drop_row_on_any_fail: bool = True,
+        max_prompt_tokens: int = 1024,
+    ) -> None:
+        super().__init__()
+        if not scorers:
+            raise InvalidInput("scorers", "are none; send one or more")
+        if max_prompt_tokens < 1:
+            raise InvalidInput("max_prompt_tokens", f"is {max_prompt_tokens}; send 1 or more")
+        self._template = template
+        self._scorers = list(scorers)
+        self._intents = None if intents is None else frozenset(intents)
+        self._keeps_unscored = keep_if_no_key_rounds
+        self._drops_rows = drop_row_on_any_fail
+        self._max_prompt_tokens = max_prompt_tokens
+
+    def apply(self, rows: Sequence[Row]) -> list[Row]:
+        """See :class:`QualityFilter`."""
+        wanted = [self._intents is None or row.get("intent") in self._intents for row in rows]
+        rounds = [self._rounds(row) if is_wanted else [] for row, is_wanted in zip(rows, wanted, strict=True)]
+        flat = [one for of_row in rounds for one in of_row]
+        scores = {scorer.name: iter(scorer.score(flat)) for scorer in self._scorers} if flat else {}
+        kept = []
+        for row, is_wanted, of_row in zip(rows, wanted, rounds, strict=True):
+            judged = [(one, {name: next(some) for name, some in scores.items()}) for one in of_row]
+            if not is_wanted or (not judged and self._keeps_unscored):
+                kept.append(row)
+                continue
+            passed = [(one, by_name) for one, by_name in judged if all(score.passed for score in by_name.values())]
+            if not passed or (self._drops_rows and len(passed) < len(judged)):
+                self.dropped[self._reason(judged)] += 1
+            else:
+                kept.append(_with_rounds(row, passed))
+        return kept
+
+    def _reason(self, judged: Sequence[tuple[Round, Mapping[str, Score]]]) -> str:
+        failed = (name for _, by_name in judged for name, score in by_name.items() if not score.passed)
+        return next(failed, "nothing to score")
+
+    def _rounds(self, row: Row) -> list[Round]:
+        messages = messages_of(row)
+        given = user_data_get(row.get("user_data"), KEY_ROUNDS)
+        numbers = given if given else [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        found = [self._round(messages, number) for number in numbers if 0 < number < len(messages)]
+        return [one for one in found if len(one.answer_ids) >= MIN_ANSWER_TOKENS]
+
+    def _round(self, messages: Sequence[Mapping[str, Any]], number: int) -> Round:
+        context, answer = tuple(messages[:number]), text_of(messages[number].get("content"))
+        prompt = self._template.encode({"messages": list(context)}, add_generation_prompt=True)["input_ids"]
+        answer_ids = self._template.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        return Round(context, answer, number, tuple(prompt[-self._max_prompt_tokens :].tolist()), tuple(answer_ids))
+
+
+def _question(one: Round) -> str:
+    return "\n\n".join(f"[{message.get('role')}] {text_of(message.get('content'))}" for message in one.context)
+
+
+def _with_rounds(row: Row, passed: Sequence[tuple[Round, Mapping[str, Score]]]) -> Row:
+    data = row.get("user_data") or []
+    pairs = list(data.items()) if isinstance(data, Mapping) else list(data)
+    others = [item for item in pairs if not (isinstance(item, (list, tuple)) and item and item[0] == KEY_ROUNDS)]
+    scores = {name: [by_name[name].value for _, by_name in passed] for name in passed[0][1]}
+    return {**row, "user_data": [*others, (KEY_ROUNDS, [one.number for one, _ in passed])], "scores": scores}

@@ -1,0 +1,136 @@
+"""Conversations whose long passages are shortened first, and can be asked for as they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from twinkle.core.errors import InvalidInput
+from twinkle_agentic.condenser.chunks import Chunks, Condenser
+from twinkle_agentic.rollout.base import Row
+from twinkle_agentic.rollout.bridge import BridgeTemplate
+from twinkle_agentic.rollout.multi_turn import MAX_TURNS, MultiTurnRollout, Params, SamplerLike, managers_of
+from twinkle_agentic.tools.extract_condensed import ExtractCondensed
+from twinkle_agentic.tools.tool_manager import ToolManager
+
+Chunker = Callable[[Mapping[str, Any]], Chunks]
+AfterCondensing = Callable[..., Mapping[str, Any]]
+
+
+class MultiTurnCondenseRollout(MultiTurnRollout):
+    """Condenses all conversations of a batch together, then goes on as :class:`MultiTurnRollout`.
+
+    Equal conversations, as groups of GRPO are, are condensed once. A conversation that came out shorter gets the tool
+    ``extract_condensed`` beside its own, which tells the original of a numbered block; nobody else's is told to it.
+
+    Args:
+        sampler: What samples.
+        template: Of the same model, in this process.
+        tool_manager: For all conversations; a call may bring others.
+        chunker: Takes a conversation apart, as ``NativeChunker``.
+        condenser: Says its passages in fewer words, as ``ModelCondenser``.
+        sampling_params: See :class:`MultiTurnRollout`.
+        max_turns: See :class:`MultiTurnRollout`.
+        max_trajectory_tokens: See :class:`MultiTurnRollout`.
+        condenser_kwargs: Keywords of every call of the condenser.
+        post_compress_callback: Called with a condensed trajectory, its passages and the call's keywords; gives the
+            trajectory to take.
+        adapter_path: See :class:`MultiTurnRollout`.
+    """
+
+    def __init__(
+        self,
+        sampler: SamplerLike,
+        template: BridgeTemplate,
+        tool_manager: ToolManager | None = None,
+        chunker: Chunker | None = None,
+        condenser: Condenser | None = None,
+        sampling_params: Params = None,
+        max_turns: int = MAX_TURNS,
+        max_trajectory_tokens: int | None = None,
+        condenser_kwargs: Mapping[str, Any] | None = None,
+        post_compress_callback: AfterCondensing | None = None,
+        *,
+        adapter_path: str | None = None,
+    ) -> None:
+        super().__init__(
+            sampler,
+            template,
+            tool_manager,
+            sampling_params,
+            max_turns,
+            max_trajectory_tokens,
+            adapter_path=adapter_path,
+        )
+        if chunker is None or condenser is None:
+            missing = "chunker" if chunker is None else "condenser"
+            raise InvalidInput(missing, "is missing; send one, or take MultiTurnRollout")
+        self.chunker = chunker
+        self.condenser = condenser
+        self.condenser_kwargs = dict(condenser_kwargs or {})
+        self.post_compress_callback = post_compress_callback
+
+    def __call__(
+        self,
+        trajectories: Sequence[Mapping[str, Any]],
+        *,
+        sampling_params: Params = None,
+        tool_manager: ToolManager | Sequence[ToolManager] | None = None,
+        adapter_path: str | None = None,
+        **kwargs: Any,
+    ) -> list[Row]:
+        """See :class:`MultiTurnRollout`; ``messages`` of the rows are the condensed ones.
+
+        Raises:
+            InvalidInput: As there; or a manager has a tool named ``extract_condensed`` already.
+        """
+        if isinstance(trajectories, Mapping):
+            raise InvalidInput("trajectories", "is one trajectory; send a list of them")
+        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, len(trajectories))
+        condensed, tools = [], []
+        for trajectory, chunks, manager in zip(trajectories, self._condensed(trajectories), managers, strict=True):
+            shorter: dict[str, Any] = {**trajectory, **chunks.to_trajectory()}
+            own = _with_originals(manager, chunks)
+            if own is not manager:
+                told: Any = trajectory.get("tools")
+                shorter["tools"] = [
+                    *(manager.tool_infos() if told is None else told),
+                    ExtractCondensed([]).tool_info(),
+                ]
+            if self.post_compress_callback is not None:
+                shorter = dict(self.post_compress_callback(shorter, chunks, **kwargs))
+            condensed.append(shorter)
+            tools.append(own)
+        return super().__call__(
+            condensed, sampling_params=sampling_params, tool_manager=tools, adapter_path=adapter_path, **kwargs
+        )
+
+    def _condensed(self, trajectories: Sequence[Mapping[str, Any]]) -> list[Chunks]:
+        keys = [_key(trajectory) for trajectory in trajectories]
+        first = {key: index for index, key in reversed(list(enumerate(keys)))}
+        order = sorted(first.values())
+        taken_apart = [self.chunker(trajectories[index]) for index in order]
+        shorter = self.condenser.condense_many(taken_apart, **self.condenser_kwargs)
+        by_key = {keys[index]: chunks for index, chunks in zip(order, shorter, strict=True)}
+        return [by_key[key] for key in keys]
+
+
+def _key(trajectory: Mapping[str, Any]) -> str:
+    """Equal for equal conversations; what is no text, a picture say, counts as itself."""
+    return json.dumps(list(trajectory.get("messages") or ()), sort_keys=True, default=lambda value: f"{id(value)}")
+
+
+def _with_originals(manager: ToolManager, chunks: Chunks) -> ToolManager:
+    """The manager, or where there are blocks a copy of it that can tell what they were."""
+    if ExtractCondensed.NAME in manager.names():
+        raise InvalidInput(
+            "tool_manager",
+            f"has a tool {ExtractCondensed.NAME} already; leave it out, each conversation gets its own",
+        )
+    originals = chunks.originals()
+    if not originals:
+        return manager
+    own = manager.copy()
+    own.register(ExtractCondensed(originals))
+    return own
