@@ -7,16 +7,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
 import structlog
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.chat_template import ChatTemplateCode
 from twinkle.data_format.messages import names_reasoning
 
 BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -39,7 +38,7 @@ class TextModel:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        template: Template | None,
+        template: ChatTemplateCode | None,
         named_tokens: Mapping[str, str],
         end_texts: Sequence[str],
         *,
@@ -68,15 +67,15 @@ class TextModel:
         """The tokens of a conversation up to where the assistant's turn begins.
 
         Raises:
-            InvalidInput: The model has no chat template, or its template refuses these messages, or they are longer
-                than a text of ``context`` tokens can be.
+            InvalidInput: The model has no chat template, or its template refuses these messages or would do too much
+                for them, or they are longer than a text of ``context`` tokens can be.
         """
         if self._template is None:
             raise InvalidInput("model", "has no chat template; use /v1/completions")
         values = {**self._named_tokens, **options, "messages": messages, "add_generation_prompt": True}
         try:
             text = self._template.render(values)
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except TemplateError as error:
             raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
         return self.encode_written(text, context=context)
 
@@ -210,7 +209,9 @@ def _read(folder: Path, clock: Clock) -> TextModel:
     end_texts = [text for i in end_ids if (text := tokenizer.id_to_token(i)) is not None]
     end_texts += [named["eos_token"]] if "eos_token" in named else []
     source = _template_source(folder, config)
-    template = None if source is None else _environment(clock).from_string(source)
+    template = None
+    if source is not None:
+        template = ChatTemplateCode(source, lambda: datetime.fromtimestamp(clock.now(), UTC))
     reads_reasoning = source is not None and names_reasoning(source)
     return TextModel(tokenizer, template, named, list(dict.fromkeys(end_texts)), reads_reasoning=reads_reasoning)
 
@@ -244,26 +245,3 @@ def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
         source = named.get("default")
     return source if isinstance(source, str) else None
-
-
-def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
-    """What chat templates are written for; sandboxed, because a template comes with the model's files."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-
-    def strftime_now(form: str) -> str:
-        return datetime.fromtimestamp(clock.now(), UTC).strftime(form)
-
-    environment.globals["strftime_now"] = strftime_now
-    return environment
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)

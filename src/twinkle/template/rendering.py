@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
-import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
+import numpy as np
+from jinja2 import TemplateError
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.chat_template import ChatTemplateCode
 from twinkle.data_format.messages import names_reasoning
 from twinkle.data_format.row_error import RowError
 
@@ -21,6 +23,7 @@ Span = tuple[int, int]
 MARK = "\ue000"
 """A character for private use: no text holds it, and where it is found shows what a template does with a text."""
 
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -40,7 +43,7 @@ class Renderer(Protocol):
 
 
 class ChatTemplate:
-    """Jinja templates are a stranger's code: transformers renders them in a sandbox, from plain data alone.
+    """Jinja templates are a stranger's code: they run in a bounded sandbox, and see plain data alone.
 
     Some want contents as parts, some as one text; some want the arguments of calls as objects, some as JSON text. What
     one wants is found out by trying, and turns are given to it so.
@@ -114,20 +117,47 @@ class ChatTemplate:
         self, turns: Sequence[Turn], tools: Sequence[Turn] | None, *, add_generation_prompt: bool
     ) -> tuple[str, list[Span]]:
         source = self._tokenizer.get_chat_template(tools=list(tools) if tools else None)
+        values = {
+            **self._tokenizer.special_tokens_map,
+            "messages": [_with_all_reasoning(turn) for turn in turns],
+            "tools": [dict(tool) for tool in tools] if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._variables,
+        }
         try:
-            # It is declared to return a text.
-            rendered: Any = render_jinja_template(
-                conversations=[[dict(turn) for turn in turns]],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                chat_template=source,
-                return_assistant_tokens_mask=self._marks_generation,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._tokenizer.special_tokens_map, **self._variables},
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            return _compiled(source).render_with_spans(_plain(values))
+        except TemplateError as error:
             raise RowError("messages", f"the model's chat template refuses them: {error}") from error
-        (text,), spans = rendered
-        return text, [(start, end) for start, end in spans[0]] if spans else []
+
+
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> ChatTemplateCode:
+    # What day it is, where the script runs.
+    return ChatTemplateCode(source, lambda: datetime.now().astimezone())
+
+
+def _with_all_reasoning(turn: Turn) -> dict[str, Any]:
+    """Templates read reasoning by one of several names, of which rows have any."""
+    reasoning = next((turn[name] for name in _REASONING_NAMES if turn.get(name) is not None), None)
+    if reasoning is None:
+        return dict(turn)
+    return {"thinking": reasoning, **turn, "reasoning_content": reasoning}
+
+
+def _plain(value: Any) -> Any:
+    """The same as a template may see it: of pictures, tensors and the like only that they are there."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    for kind in (bool, str, int, float):
+        if isinstance(value, kind):
+            # Of a subclass, which may do more, its plain value.
+            return kind(value)
+    return None if value is None else f"<{type(value).__name__}>"
 
 
 def _with_argument_text(call: Mapping[str, Any]) -> dict[str, Any]:
