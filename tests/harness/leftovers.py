@@ -34,6 +34,7 @@ _POOLS = (
     "jobs-sql_",
     "objects_",
     "listings_",
+    "texts_",
     "traces_",
     "question-answers",
     "push_",

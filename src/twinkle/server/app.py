@@ -25,6 +25,7 @@ from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
+from twinkle.server.held_results import HeldResults
 from twinkle.server.holding import HoldingLimits
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
@@ -59,6 +60,8 @@ _SQL_THREADS = 8
 _OBJECT_THREADS = 8
 # Lists of everything that a tenant has: beside all that is quick.
 _LISTING_THREADS = 4
+# Texts are cut into tokens, and conversations written, with the interpreter's lock held in part.
+_TEXT_THREADS = 2
 # Traces are seldom asked for and may take long: one at a time, beside everything else.
 _TRACE_THREADS = 1
 
@@ -78,7 +81,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            app.state.server = await _open(settings, database, clock or SystemClock(), stack)
+            server = app.state.server = await _open(settings, database, clock or SystemClock(), stack)
+            assert isinstance(app, Api)
+            app.results = server.common.results
             _log.info("api.started", host=settings.host, port=settings.port)
             yield
         _log.info("api.stopped")
@@ -135,6 +140,8 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         ),
         sql=sql,
         listings=Listings(_threads("listings", _LISTING_THREADS, stack)),
+        texts=Listings(_threads("texts", _TEXT_THREADS, stack)),
+        results=HeldResults(settings.max_result_bytes_in_flight),
         object_io=object_io,
         bodies=Bodies(
             max_bytes=settings.max_body_bytes,

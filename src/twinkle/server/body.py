@@ -65,15 +65,19 @@ class ByteBudget:
         """What is held now."""
         return self._held_bytes
 
-    def take(self, num_bytes: int) -> None:
+    def take(self, num_bytes: int, *, is_only: bool = False) -> None:
         """Hold more.
+
+        Args:
+            num_bytes: So many.
+            is_only: What is only held where nothing else is, however much, may be.
 
         Raises:
             Overloaded: That would be too much.
         """
-        if self._held_bytes + num_bytes > self.limit_bytes:
+        if self._held_bytes + num_bytes > self.limit_bytes and not (is_only and self._held_bytes == 0):
             raise Overloaded(
-                f"the server holds {self._held_bytes} bytes of request bodies ({self._of}) right now, and"
+                f"the server holds {self._held_bytes} bytes of request bodies and results ({self._of}) right now, and"
                 f" {self.limit_bytes} may be; send it again in a moment"
             )
         self._held_bytes += num_bytes
@@ -88,9 +92,15 @@ def charge_to(budget: ByteBudget, request: Request) -> None:
     request.scope[_SCOPE_KEY] = budget
 
 
-def _charged(request: Request) -> ByteBudget:
+def charged_of(request: Request) -> ByteBudget | None:
+    """Whose budget :func:`charge_to` named."""
     budget = request.scope.get(_SCOPE_KEY)
-    if not isinstance(budget, ByteBudget):
+    return budget if isinstance(budget, ByteBudget) else None
+
+
+def _charged(request: Request) -> ByteBudget:
+    budget = charged_of(request)
+    if budget is None:
         raise RuntimeError("a route reads a body before it knows whose it is; it must ask for the tenant")
     return budget
 

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from twinkle.server.direct import DirectRoutes
 from twinkle.server.echo import echoing, request_id_to_echo
 from twinkle.server.errors import JSON, OpenAIRefusal, Refusal
+from twinkle.server.held_results import HeldResults
 from twinkle.server.mounting import unmounted
 from twinkle.server.request_metadata import MAX_KEY_LENGTH
 from twinkle.server.state import Common
@@ -164,11 +165,22 @@ class Api(FastAPI):
     public_url: str = ""
     document: bytes | None = None
     """The document as it is sent, once it was asked for."""
+    results: HeldResults | None = None
+    """What answers hold until they have left."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "http":
-            scope = unmounted(scope, self.mounted_at)
+        if scope["type"] != "http" or self.results is None:
+            await self._answer(scope, receive, send)
+            return
+        scope = unmounted(scope, self.mounted_at)
+        holds = self.results.watch(scope)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.results.release(holds)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = None if self.direct is None else self.direct.find(scope)
         if route is None:
             request_id = request_id_to_echo(scope) if scope["type"] == "http" else None

@@ -20,6 +20,7 @@ from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies, charge_to
 from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
+from twinkle.server.held_results import HeldResults
 from twinkle.server.holding import HoldingLimits
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
@@ -63,7 +64,7 @@ _BEARER = "bearer "
 class CommonParts:
     """What a route of any kind may use. What blocks is called through ``sql`` (databases) or ``object_io`` (blobs).
 
-    What reads many rows of a database, or may, goes through ``listings``.
+    What reads many rows of a database, or may, goes through ``listings``; ``texts`` is for what makes prompts of texts.
     """
 
     settings: Settings
@@ -72,6 +73,8 @@ class CommonParts:
     room: DiskRoom
     sql: Threads
     listings: Listings
+    texts: Listings
+    results: HeldResults
     object_io: Threads
 
 

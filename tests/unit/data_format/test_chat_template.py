@@ -58,7 +58,7 @@ TOO_MUCH = {
     "the time": "{{ strftime_now('%10000000000Y') }}",
     "searching": "{% for i in range(9999) %}{% set x = i in range(9999)|list %}{% endfor %}",
     "comparing": "{% for i in range(9999) %}{% set x = [messages, i] == [messages, i] %}{% endfor %}",
-    "a chain of comparisons": "{% for i in range(9999) %}{% set x = [messages] == [messages] == [messages] %}{% endfor %}",
+    "a chain of comparisons": "{% for i in range(9999) %}{% set x = [messages] == [messages] == [1] %}{% endfor %}",
     "copying": "{% for i in range(9999) %}{% set x = (messages * 99)[1:] %}{% endfor %}",
     "finding by what is large": "{% set t = (messages,) * 9 %}{% for i in range(9999) %}{{ {}[t|string] }}{% endfor %}",
     "splitting": "{% for i in range(9999) %}{% set x = ('a ' * 99).split() %}{% endfor %}",

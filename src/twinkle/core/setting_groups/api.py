@@ -42,6 +42,11 @@ class ApiSettings(SettingsGroup):
     max_body_bytes_in_flight: int = Field(
         default=2**30, gt=0, description="request bodies held at once, of everybody; more is answered 429"
     )
+    max_result_bytes_in_flight: int = Field(
+        default=2**30,
+        gt=0,
+        description="results held at once on their way to clients, of everybody; more is answered 429",
+    )
     max_pending_submissions: int = Field(
         default=10_000, gt=0, description="operations waiting to be written to the journal; more is answered 429"
     )

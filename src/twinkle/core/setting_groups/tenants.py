@@ -23,7 +23,7 @@ class TenantSettings(SettingsGroup):
     tenant_max_body_bytes: int = Field(
         default=256 * 2**20,
         ge=0,
-        description="request bodies held at once, per tenant; 0: no limit; more is answered 429",
+        description="request bodies and results held at once, per tenant; 0: no limit; more is answered 429",
     )
     tenant_max_files_bytes: int = Field(
         default=100 * 2**30,

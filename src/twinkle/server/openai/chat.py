@@ -95,7 +95,7 @@ async def plan_turn(server: ServerState, tenant: str, body: ChatRequest) -> tupl
             f"the server has no tokenizer of {model.base_model}; send token ids to /v1/completions",
         )
     limits = server.common.settings.picture_limits
-    return model, text_model, await server.common.object_io.run(_plan, body, model, text_model, limits)
+    return model, text_model, await server.common.texts.run(tenant, _plan, body, model, text_model, limits)
 
 
 def _model_name(body: ChatRequest) -> str:

@@ -78,7 +78,7 @@ async def plan_texts(
     """
     model = await find_model(server.common, server.queue, server.artifacts, tenant, body.model)
     text_model = await server.common.object_io.run(server.artifacts.texts.of, model.capabilities.tokenizer_path)
-    return model, text_model, await server.common.object_io.run(_plans, body, model, text_model)
+    return model, text_model, await server.common.texts.run(tenant, _plans, body, model, text_model)
 
 
 def _plans(body: CompletionRequest, model: ServedModel, text_model: TextModel | None) -> list[Drawing]:

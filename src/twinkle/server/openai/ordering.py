@@ -182,7 +182,7 @@ async def outcome(server: Server, request: Request, tenant: str, request_id: str
         looked_at = loop.time()
         owned = await server.queue.futures.wait(request_id, tenant, _LOOK_S)
         if owned.status.state.is_final:
-            return await sample_result(server, owned.status)
+            return await sample_result(request, server, owned.status)
         if loop.time() - looked_at < _LOOK_S / 2:
             raise TransientError("the server is about to stop; send the request again")
         if await request.is_disconnected():
@@ -290,10 +290,11 @@ async def _submit(
     )
 
 
-async def sample_result(server: Server, status: FutureStatus) -> SampleResult:
-    """What a sample that has ended gave.
+async def sample_result(request: Request, server: Server, status: FutureStatus) -> SampleResult:
+    """What a sample that has ended gave; it counts as held until the request is answered.
 
     Raises:
+        Overloaded: Others of the tenant's hold too much for too long.
         Expired: It was kept for its time.
         TwinkleError: It failed.
     """
@@ -305,6 +306,8 @@ async def sample_result(server: Server, status: FutureStatus) -> SampleResult:
         kind = UserError if status.failure.category is FailureCategory.USER else TwinkleError
         raise kind(status.failure.message)
     assert status.result is not None, "a final future has a result or a failure"
+    patience_s = server.common.settings.long_poll_s
+    await server.common.results.hold_whole(request, status.result.size_bytes, patience_s=patience_s)
     data = status.result.inline
     if data is None:
         data = await server.common.object_io.run(read_payload, server.artifacts.blobs, status.result)

@@ -80,7 +80,7 @@ async def retrieve_future(
         owned = await queue.futures.wait(body.request_id, tenant, common.settings.long_poll_s)
         if not owned.status.state.is_final:
             return answer(await queue.queue_board.pending(body.request_id, tenant), status=_NOT_READY)
-        return await _outcome(common, artifacts, owned.status, allow_metadata_only=body.allow_metadata_only)
+        return await _outcome(request, common, artifacts, owned.status, allow_metadata_only=body.allow_metadata_only)
     except NotFound:
         # The SDK submits a sample again after a 410 and gives up on everything else after a 404.
         if request.headers.get("x-tinker-request-type") == "Sample":
@@ -133,7 +133,7 @@ def _completion(sample: EndedSample) -> FinishedCompletion | FailedCompletion:
 
 
 async def _outcome(
-    common: Common, artifacts: Artifacts, status: FutureStatus, *, allow_metadata_only: bool
+    request: Request, common: Common, artifacts: Artifacts, status: FutureStatus, *, allow_metadata_only: bool
 ) -> Response:
     if status.expired:
         kept_h = common.settings.result_ttl_s / 3600
@@ -144,5 +144,6 @@ async def _outcome(
     if allow_metadata_only and status.result.inline is None and status.result.size_bytes:
         # Large: the client makes room for so many bytes, then asks for them.
         return answer(MetadataResponse(response_payload_size=status.result.size_bytes))
+    common.results.hold_streamed(request, status.result.size_bytes)
     media_type = PROTOBUF if status.kind.answers_protobuf else JSON
     return await result_response(common.object_io, artifacts.blobs, status.result, media_type=media_type)

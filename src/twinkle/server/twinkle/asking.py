@@ -85,7 +85,7 @@ async def ask(request: Request, server: ServerState, tenant: str, base_model: st
     model, adapter = await _model(request, server, tenant, served, body, session=session, repeated_seq=repeated_seq)
     template = await _template(server, session, served.base_model, body.adapter_name)
     text_model = await server.common.object_io.run(server.artifacts.texts.of, served.capabilities.tokenizer_path)
-    prompts = await server.common.object_io.run(_read, server, body, template, text_model, served.capabilities)
+    prompts = await server.common.texts.run(tenant, _read, server, body, template, text_model, served.capabilities)
     # Behind all that could be refused: it is an operation of the adapter's.
     if adapter is not None:
         lane = await lane_of_weights(request, server, tenant, adapter, repeated_seq=repeated_seq)

@@ -17,10 +17,10 @@ from starlette.requests import ClientDisconnect
 from twinkle.core.errors import Expired, NotFound, StorageUnavailable, TransientError
 from twinkle.core.operation import Failure, FailureCategory, FutureStatus, OperationKind, Unnumbered
 from twinkle.server.errors import JSON, refusal
+from twinkle.server.results import result_response
 from twinkle.server.state import ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.adapters import created_answer
-from twinkle.storage.payloads import read_payload
 from twinkle.wire.bodies.twinkle_calls import CallTicket
 
 PREFER = "Prefer"
@@ -61,7 +61,7 @@ async def answer_accepted(request: Request, server: ServerState, tenant: str, re
         return ticket(request_id)
     status = await until_final(request, server, tenant, request_id, timeout_s=patience_s)
     if status is not None:
-        return await outcome_of(server, status)
+        return await outcome_of(request, server, status)
     if patience_s is not None:
         return ticket(request_id)
     raise StillRunning(
@@ -131,7 +131,7 @@ async def final_now(server: ServerState, tenant: str, request_id: str) -> Future
     return owned.status if owned.status.state.is_final else None
 
 
-async def outcome_of(server: ServerState, status: FutureStatus) -> Response:
+async def outcome_of(request: Request, server: ServerState, status: FutureStatus) -> Response:
     """What a call is answered when it has ended.
 
     Raises:
@@ -145,10 +145,8 @@ async def outcome_of(server: ServerState, status: FutureStatus) -> Response:
     if status.kind is OperationKind.CREATE_MODEL:
         return await created_answer(server, status.lane)
     assert status.result is not None, "a final future has a result or a failure"
-    data = status.result.inline
-    if data is None:
-        data = await server.common.object_io.run(read_payload, server.artifacts.blobs, status.result)
-    return Response(data, media_type=JSON)
+    server.common.results.hold_streamed(request, status.result.size_bytes)
+    return await result_response(server.common.object_io, server.artifacts.blobs, status.result, media_type=JSON)
 
 
 def _failed(failure: Failure) -> Response:

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/twinkle")
     openapi_extra=described(
         Raw(JSON, "What the call itself would have answered."),
         others={202: PendingCall},
-        refusals=[404, 410, 500],
+        refusals=[404, 410, 429, 500],
         access=Access.TWINKLE,
     ),
 )
@@ -41,7 +41,7 @@ async def show_future(
         status = await final_now(server, tenant, request_id)
         if status is None and wait_s > 0:
             status = await until_final(request, server, tenant, request_id, timeout_s=longest_s)
-        ended = None if status is None else await outcome_of(server, status)
+        ended = None if status is None else await outcome_of(request, server, status)
     else:
         ended = await later_samples(request, server, tenant, request_id, wait_s=longest_s)
     if ended is not None:

@@ -37,7 +37,7 @@ async def answer_asked(request: Request, server: ServerState, tenant: str, asked
         await submit(server, asked.order)
         first = asked.order.request_ids[0]
         statuses = await _until_all_final(request, server, tenant, asked.order.request_ids, timeout_s=patience_s)
-        return ticket(first) if statuses is None else await _answer(server, statuses, asked.inputs)
+        return ticket(first) if statuses is None else await _answer(request, server, statuses, asked.inputs)
     patience = Patience()
     try:
         await submit(server, asked.order)
@@ -66,7 +66,7 @@ async def later_samples(
     if statuses is None:
         return None
     inputs = [first, *[await _input_of(server, tenant, other) for other in first.others]]
-    return await _answer(server, statuses, inputs)
+    return await _answer(request, server, statuses, inputs)
 
 
 async def _until_all_final(
@@ -102,8 +102,11 @@ async def _input_of(server: ServerState, tenant: str, request_id: str) -> Sample
     return kept
 
 
-async def _answer(server: ServerState, statuses: Sequence[FutureStatus], inputs: Sequence[SampledInput]) -> Response:
-    return await _written(server, [await sample_result(server, status) for status in statuses], inputs)
+async def _answer(
+    request: Request, server: ServerState, statuses: Sequence[FutureStatus], inputs: Sequence[SampledInput]
+) -> Response:
+    results = [await sample_result(request, server, status) for status in statuses]
+    return await _written(server, results, inputs)
 
 
 async def _written(server: ServerState, results: Sequence[SampleResult], inputs: Sequence[SampledInput]) -> Response:
