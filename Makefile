@@ -64,6 +64,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/scale.py --short --output build/bench/scale.json
 	$(BIN)/python benchmarks/saves.py --rounds 2 --output build/bench/saves.json
 	$(BIN)/python benchmarks/native_client.py --short --output build/bench/native_client.json
+	$(BIN)/python benchmarks/dialects.py --short --output build/bench/dialects.json
 	$(BIN)/python benchmarks/attacks.py --short --output build/bench/attacks.json
 	$(BIN)/python benchmarks/step_overhead.py --short --output build/bench/step_overhead.json
 	$(BIN)/python benchmarks/custom_loss.py --short --output build/bench/custom_loss.json

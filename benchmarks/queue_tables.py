@@ -80,6 +80,28 @@ def native_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def dialects_text(result: Result) -> str:
+    """Returns the table of a training step through each dialect."""
+    work = result["workload"]
+    lines = [
+        machine_line(result),
+        "",
+        f"A forward_backward and an optimizer step of {work['datums']} datums of {work['tokens_per_datum']} tokens, rank"
+        f" {work['rank']}; median of {result['cells'][0]['steps']} steps, sides in turns. Ratio: to the step of the"
+        " Tinker SDK of the same turn, with its quartiles.",
+        "",
+        *table(
+            ("engine", "through", "step ms", "ratio", "quartiles"),
+            [
+                (cell["engine"], side, told["step_ms"], told["ratio"], " to ".join(map(str, told["ratio_quartiles"])))
+                for cell in result["cells"]
+                for side, told in cell["sides"].items()
+            ],
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def scale_text(result: Result) -> str:
     """Returns the tables of what an operation costs in journals of several sizes, and of what comes together."""
     work = result["workload"]

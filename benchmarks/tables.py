@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine_tables import custom_loss_text, fusion_text, ranks_text, sampling_text, step_text, sweep_text, switch_text
 from markdown_table import Result
-from queue_tables import native_text, queue_text, scale_text
+from queue_tables import dialects_text, native_text, queue_text, scale_text
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
@@ -21,6 +21,7 @@ README = HERE / "README.md"
 RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "queue_overhead": queue_text,
     "native_client": native_text,
+    "dialects": dialects_text,
     "step_overhead": step_text,
     "custom_loss": custom_loss_text,
     "fusion": fusion_text,

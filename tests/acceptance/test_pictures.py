@@ -15,6 +15,9 @@ import twinkle.client
 from harness.picture_files import picture_file
 from harness.pictures import IMAGE_TOKEN, VISION_END, VISION_START, image_processor, num_tokens, save_picture_model
 from harness.served import Served
+from twinkle.core.errors import UserError
+from twinkle_client import TwinkleClient
+from twinkle_client.sampler import vLLMSampler
 
 WIDTH = HEIGHT = 64
 LENGTH = num_tokens(WIDTH, HEIGHT)
@@ -84,6 +87,31 @@ def test_patches_of_a_clients_processor_are_trained_on_as_the_file_they_were_mad
     assert outputs[0]["logprobs"].data == outputs[1]["logprobs"].data
     with pytest.raises(tinker.RequestFailedError, match=r"pixel_values: has \(95,\) values for a patch"):
         run.forward([wrong], "cross_entropy").result()
+
+
+def test_rows_of_patches_are_sampled_and_trained_on_in_the_other_dialect(served: Served) -> None:
+    picture = picture_file(6, width=WIDTH, height=HEIGHT)
+    made = image_processor()([Image.open(io.BytesIO(picture))], return_tensors="np")
+    row = {
+        "input_ids": [5, 6, VISION_START, *[IMAGE_TOKEN] * LENGTH, VISION_END, 7, 8],
+        **{name: made[name] for name in ("pixel_values", "image_grid_thw")},
+    }
+    narrow = {**row, "pixel_values": made["pixel_values"][:, :-1]}
+    greedy = {"max_tokens": 2, "temperature": 0.0}
+    by_file = (
+        served.client("patches-in-rows")
+        .create_sampling_client(base_model="pictures")
+        .sample(prompt_of(picture), 1, tinker.SamplingParams(**greedy))
+    ).result()
+
+    with TwinkleClient(served.url, served.create_key("patches-in-rows")) as client:
+        sampler = vLLMSampler("pictures", connection=client.connection)
+        (response,) = sampler.sample([row], sampling_params=greedy)
+        with pytest.raises(UserError, match=r"pixel_values: has \(95,\) values for a patch"):
+            sampler.sample([narrow], sampling_params=greedy)
+
+    assert response.sequences[0].tokens == by_file.sequences[0].tokens
+    assert response.sequences[0].new_input_feature["pixel_values"] == made["pixel_values"].tolist()
 
 
 def test_the_native_client_sends_pictures_among_tokens_as_the_sdk_does(served: Served) -> None:

@@ -300,3 +300,18 @@ def test_a_name_whose_time_is_over_is_free_and_private_again(bench: Bench, owned
     _publish(bench, owned, _checkpoint())
 
     assert (still_public, bench.checkpoints.find(PATH).public) == (True, False)
+
+
+def test_the_newest_checkpoint_of_a_run_is_the_newest_of_those_that_are_not_over(
+    bench: Bench, owned: Lease, clock: HandClock
+) -> None:
+    newer = _checkpoint("tinker://a/weights/y", seq=2, expires_at=clock.now() + 10)
+    clock.move(1)
+    _publish(bench, owned, newer)
+
+    def newest() -> list[str]:
+        return [one.path for one in bench.checkpoints.latest(["a"]).values()]
+
+    before = newest()
+    clock.move(10)
+    assert (before, newest()) == ([newer.path], [PATH])

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, fiel
 from twinkle.core.errors import InvalidInput
 from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.wire.bodies.base import MAX_INT32, MAX_INT64, Identifier, RequestBody, SeqId, Text, parse_body
+from twinkle.wire.patches import Grid, WirePatches, check_grid, read_patches
 from twinkle.wire.pictures import SentPicture, WirePicture, read_base64
 from twinkle.wire.tensors import Array, CellBudget, Csr, TensorJson, read_json_tensor
 
@@ -23,7 +24,8 @@ MAX_CHUNKS = 10_000
 MAX_SCORE_CELLS = 1 << 24
 NO_TARGET = -1
 
-TEXT, IMAGE = "encoded_text", "image"
+TEXT, IMAGE, IMAGE_PATCHES = "encoded_text", "image", "image_patches"
+PICTURE_KINDS = (IMAGE, IMAGE_PATCHES)
 _UNKNOWN = "is a chunk of kind {}; this server takes text and pictures"
 _REFUSED = {
     "image_asset_pointer": "points to a picture, but this server reads nobody's files and opens no addresses;"
@@ -53,13 +55,17 @@ def _stop(value: object) -> object:
 
 
 class PromptChunk(RequestBody):
-    """One piece of a prompt: tokens, or a picture's file in base64."""
+    """One piece of a prompt: tokens, a picture's file in base64, or the patches that a client's processor made of one.
+
+    Patches are float32 in base64, row by row, and ``grid_thw`` says how they lie.
+    """
 
     type: Identifier = TEXT
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(default_factory=list)
     data: str | None = Field(default=None, repr=False)
     format: Identifier | None = None
     expected_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    grid_thw: Grid | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -74,10 +80,28 @@ class PromptChunk(RequestBody):
             raise InvalidInput(f"{field}.format", "is missing")
         return SentPicture(read_base64(self.data, field=f"{field}.data"), self.format, self.expected_tokens)
 
+    def counted(self, field: str, rules: PictureRules | None, limits: PictureLimits) -> PromptChunk:
+        """The same picture with the number of its tokens; raises ``InvalidInput`` where it is none that is taken."""
+        if self.type == IMAGE:
+            num_tokens = self.picture(field).num_tokens(field, rules, limits)
+        else:
+            num_tokens = check_grid(self.grid_thw, field=field, rules=rules, limits=limits)
+            read_patches(self.data, self.grid_thw, field=field)
+        return self.model_copy(update={"tokens": [], "expected_tokens": num_tokens})
+
+    def placed(self, start: int, field: str, rules: PictureRules | None) -> WirePicture | WirePatches:
+        """The picture that it is, from the token ``start`` of a prompt on; raises as :meth:`counted` does."""
+        if self.type == IMAGE:
+            sent = self.picture(field)
+            return WirePicture(start, sent.num_tokens(field, rules), sent.data)
+        num_tokens = check_grid(self.grid_thw, field=field, rules=rules)
+        assert self.grid_thw is not None, "a grid was checked"
+        return WirePatches(start, num_tokens, read_patches(self.data, self.grid_thw, field=field), self.grid_thw)
+
     @property
     def length(self) -> int:
         """How many tokens it is; of a picture, once they are counted."""
-        if self.type != IMAGE:
+        if self.type not in PICTURE_KINDS:
             return len(self.tokens)
         assert self.expected_tokens is not None, "a picture's tokens are counted before anybody asks"
         return self.expected_tokens
@@ -148,31 +172,29 @@ class SampleRequest(RequestBody):
     @property
     def has_pictures(self) -> bool:
         """Whether the prompt holds one."""
-        return any(chunk.type == IMAGE for chunk in self.prompt.chunks)
+        return any(chunk.type in PICTURE_KINDS for chunk in self.prompt.chunks)
 
     @property
     def num_prompt_tokens(self) -> int:
         """The prompt's length, pictures included."""
         return sum(chunk.length for chunk in self.prompt.chunks)
 
-    def read_prompt(self, rules: PictureRules | None = None) -> tuple[list[int], list[WirePicture]]:
+    def read_prompt(self, rules: PictureRules | None = None) -> tuple[list[int], list[WirePicture | WirePatches]]:
         """The prompt's tokens, its chunks joined, and its pictures, whose tokens stand among them.
 
         Raises:
             InvalidInput: The model takes no pictures, or makes other numbers of tokens of them.
         """
         tokens: list[int] = []
-        pictures: list[WirePicture] = []
+        pictures: list[WirePicture | WirePatches] = []
         for i, chunk in enumerate(self.prompt.chunks):
-            if chunk.type != IMAGE:
+            if chunk.type not in PICTURE_KINDS:
                 tokens += chunk.tokens
                 continue
-            field = f"prompt.chunks[{i}]"
-            sent = chunk.picture(field)
-            num_tokens = sent.num_tokens(field, rules)
+            picture = chunk.placed(len(tokens), f"prompt.chunks[{i}]", rules)
             assert rules is not None, "a picture was refused without rules"
-            pictures.append(WirePicture(len(tokens), num_tokens, sent.data))
-            tokens += [rules.token_id] * num_tokens
+            pictures.append(picture)
+            tokens += [rules.token_id] * picture.num_tokens
         return tokens, pictures
 
     def targets(self) -> Array | Csr | None:
@@ -202,15 +224,11 @@ def count_prompt(request: SampleRequest, rules: PictureRules | None, limits: Pic
     Raises:
         InvalidInput: A picture is not taken, or the scores asked for do not fit the prompt.
     """
-    limits.check_number("prompt", sum(chunk.type == IMAGE for chunk in request.prompt.chunks))
-    chunks: list[PromptChunk] = []
-    for i, chunk in enumerate(request.prompt.chunks):
-        field = f"prompt.chunks[{i}]"
-        if chunk.type == IMAGE:
-            num_tokens = chunk.picture(field).num_tokens(field, rules, limits)
-            chunks.append(chunk.model_copy(update={"tokens": [], "expected_tokens": num_tokens}))
-        else:
-            chunks.append(chunk)
+    limits.check_number("prompt", sum(chunk.type in PICTURE_KINDS for chunk in request.prompt.chunks))
+    chunks = [
+        chunk.counted(f"prompt.chunks[{i}]", rules, limits) if chunk.type in PICTURE_KINDS else chunk
+        for i, chunk in enumerate(request.prompt.chunks)
+    ]
     counted = request.model_copy(update={"prompt": Prompt(chunks=chunks)})
     check_prompt_and_scores(counted)
     return counted
@@ -219,7 +237,7 @@ def count_prompt(request: SampleRequest, rules: PictureRules | None, limits: Pic
 def check_prompt_and_scores(request: SampleRequest) -> None:
     """Raises ``InvalidInput`` that names what of the prompt, or of the scores asked for it, cannot be."""
     for i, chunk in enumerate(request.prompt.chunks):
-        if chunk.type not in (TEXT, IMAGE):
+        if chunk.type not in (TEXT, *PICTURE_KINDS):
             raise InvalidInput(f"prompt.chunks[{i}]", _REFUSED.get(chunk.type, _UNKNOWN.format(chunk.type)))
     length = request.num_prompt_tokens
     if length == 0:

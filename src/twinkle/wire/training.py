@@ -175,7 +175,7 @@ def _judge_patches(datum: pb.Message, field: str, rules: PictureRules | None, li
         # Sparse ones expand to no more than may be.
         budget = CellBudget(3 * limits.max_pictures)
         grids = densify(read_tensor(datum.loss_fn_inputs[GRIDS], field=place), field=place, budget=budget)
-    read_grids(grids, field=field, rules=rules, limits=limits)
+    read_grids(grids, prefix=f"{field}.", rules=rules, limits=limits)
 
 
 def decode_data(
@@ -346,7 +346,9 @@ def _read_datum(
         raise InvalidInput(
             f"{field}.loss_fn_inputs.{PATCHES}", "comes beside files of pictures; send all as files, or all as patches"
         )
-    patches = place_patches(tokens, inputs, field=field, rules=picture_rules)
+    patches = place_patches(
+        tokens, inputs, prefix=f"{field}.loss_fn_inputs.", tokens_field=f"{field}.model_input", rules=picture_rules
+    )
     return WireDatum(tokens, inputs, pictures, patches)
 
 

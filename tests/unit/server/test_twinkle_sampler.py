@@ -23,6 +23,7 @@ from twinkle.data_format.deepseek import DeepseekWriter
 from twinkle.data_format.messages import read_messages
 from twinkle.server.twinkle.prompts import PromptTemplate
 from twinkle.storage.sampling.templates import SamplerTemplates, TemplatePlace
+from twinkle.wire.patches import WirePatches
 from twinkle.wire.sample_result import WireSequence
 from twinkle.wire.sampling import SampleRequest, parse_sample
 
@@ -254,6 +255,46 @@ def test_more_than_one_logprob_is_of_the_likeliest_and_a_prompt_can_be_scored_al
     (sequence,) = scored["sequences"]
     assert (sequence["tokens"], sequence["logprobs"], sequence["stop_reason"]) == ([], [], "length")
     assert sequence["new_input_feature"]["input_ids"] == ROW["input_ids"]
+
+
+PICTURED = {
+    "input_ids": [5, 300, 300, 6],
+    "pixel_values": [[float(i), 0.5] for i in range(8)],
+    "image_grid_thw": [[1, 4, 2]],
+    "mm_token_type_ids": [0, 1, 1, 0],
+}
+
+
+def test_a_row_whose_pictures_are_patches_is_sampled_with_them(stage: Stage) -> None:
+    (one,) = stage.sample(PICTURED, sampling_params={"max_tokens": 1})
+    tokens, (picture,) = stage.last().read_prompt(CAPABILITIES.pictures)
+
+    assert isinstance(picture, WirePatches)
+    assert (tokens, picture.start, picture.num_tokens, picture.grid_thw) == ([5, 300, 300, 6], 1, 2, (1, 4, 2))
+    assert picture.pixel_values.tolist() == PICTURED["pixel_values"]
+    assert one["sequences"][0]["new_input_feature"]["mm_token_type_ids"] == [0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"image_grid_thw": None}, "inputs[0].image_grid_thw: is missing"),
+        ({"pixel_values": None}, "inputs[0].pixel_values: is missing"),
+        ({"pixel_values": [[1.0]]}, "inputs[0].pixel_values: has shape"),
+        ({"pixel_values": [["a"]]}, "inputs[0].pixel_values: or image_grid_thw is no array"),
+        ({"image_grid_thw": [[1, 3, 2]]}, "multiples of 2"),
+        ({"image_grid_thw": [[1, 64, 64]]}, "at most 4096"),
+        ({"input_ids": [5, 300, 6]}, "inputs[0].input_ids: holds 1 tokens 300"),
+        ({"mm_token_type_ids": [0, 1, 0, 0]}, "inputs[0].mm_token_type_ids"),
+    ],
+)
+def test_patches_that_are_not_of_their_row_are_refused_by_name(
+    stage: Stage, changed: dict[str, Any], words: str
+) -> None:
+    refused = stage.call("sample", inputs=[{**PICTURED, **changed}])
+
+    assert refused.status_code == 400
+    assert words in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(

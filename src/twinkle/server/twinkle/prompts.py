@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import orjson
 
 from twinkle.core.errors import InvalidInput
@@ -20,13 +21,15 @@ from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import PlacedPicture
 from twinkle.server.openai.pictures import place_pictures, read_pictures
 from twinkle.server.pictures import picture_rules
+from twinkle.wire.patches import GRIDS, PATCH_INPUTS, PATCHES, have_patches, place_patches, read_grids, write_patches
+from twinkle.wire.sampling import IMAGE_PATCHES, PromptChunk
 
 Truncation = Literal["raise", "left", "right", "delete"]
 OWN_WORDING = "DeepseekV4Template"
 """Whose conversations are written by its own protocol, where others take the served model's chat template."""
 TEMPLATES = ("Template", "Qwen3_5Template", "Qwen2_5VLTemplate", "Gemma4Template", OWN_WORDING)
 _MAX_TOKEN = 2**31 - 1
-_PICTURE_FIELDS = ("pixel_values", "image_grid_thw")
+_PATCH_KINDS = {PATCHES: np.float32}
 # Of what a client may send in the place of lists and texts.
 _UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _WITHOUT_EFFECT = ("revision", "token", "trust_remote_code")
@@ -119,7 +122,7 @@ def read_row(
     given = {"input_ids": row} if isinstance(row, list) else dict(row)
     _refuse_unwritable(given)
     if given.get("input_ids") is not None:
-        return _read_tokens(given, capabilities)
+        return _read_tokens(given, capabilities, limits)
     if given.get("messages") is None and "text" not in given:
         raise InvalidInput("input_ids", "is missing; send a row with input_ids, or a conversation with messages")
     if text_model is None:
@@ -136,19 +139,42 @@ def read_row(
     return RowPrompt(row={**given, "input_ids": tokens}, tokens=tokens, pictures=tuple(pictures))
 
 
-def _read_tokens(row: dict[str, Any], capabilities: MeshCapabilities) -> RowPrompt:
+def _read_tokens(row: dict[str, Any], capabilities: MeshCapabilities, limits: PictureLimits) -> RowPrompt:
     tokens = row["input_ids"]
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise InvalidInput("input_ids", "must be a list of token ids")
     if not all(0 <= token <= min(_MAX_TOKEN, capabilities.vocab_size - 1) for token in tokens):
         raise InvalidInput("input_ids", f"must be token ids from 0 to {capabilities.vocab_size - 1}")
-    if any(row.get(name) is not None for name in _PICTURE_FIELDS):
-        raise InvalidInput("input_ids", "come with pictures that are prepared already; send them within messages")
     try:
         continued_row(row, [], texts=Texts())
     except _UNREADABLE as error:
         raise InvalidInput("position_ids", f"or another list does not belong to these tokens: {error}") from error
-    return RowPrompt(row=row, tokens=tokens)
+    return RowPrompt(row=row, tokens=tokens, pictures=_patches(row, tokens, capabilities, limits))
+
+
+def _patches(
+    row: Mapping[str, Any], tokens: list[int], capabilities: MeshCapabilities, limits: PictureLimits
+) -> tuple[PlacedPicture, ...]:
+    """The pictures of a row that a template has encoded already."""
+    given = {name: row[name] for name in PATCH_INPUTS if row.get(name) is not None}
+    if not have_patches(given):
+        return ()
+    try:
+        inputs = {name: np.asarray(value, dtype=_PATCH_KINDS.get(name, np.int64)) for name, value in given.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(PATCHES, f"or {GRIDS} is no array of numbers: {error}") from error
+    rules = picture_rules(capabilities, PATCHES)
+    read_grids(inputs.get(GRIDS), prefix="", rules=rules, limits=limits)
+    placed = place_patches(np.asarray(tokens), inputs, prefix="", tokens_field="input_ids", rules=rules)
+    return tuple(
+        PlacedPicture(
+            one.start,
+            PromptChunk(
+                type=IMAGE_PATCHES, data=write_patches(one), grid_thw=one.grid_thw, expected_tokens=one.num_tokens
+            ),
+        )
+        for one in placed
+    )
 
 
 def _refuse_unwritable(row: Mapping[str, Any]) -> None:

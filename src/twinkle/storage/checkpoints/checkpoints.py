@@ -119,7 +119,7 @@ class Checkpoints:
             return [_checkpoint_of(row) for row in session.exec(newest.limit(limit).offset(offset)).all()], total
 
     def latest(self, adapter_ids: Sequence[str]) -> dict[tuple[str, CheckpointKind], Checkpoint]:
-        """The newest listed checkpoint of each kind that each of these adapters has, but for those that have expired.
+        """The newest listed checkpoint of each kind that each of these adapters has, of those that have not expired.
 
         One query, however many they are.
         """
@@ -130,13 +130,17 @@ class Checkpoints:
         with Session(self._engine) as session:
             ranked = (
                 select(col(CheckpointRow.path).label("path"), newest.label("place"))
-                .where(col(CheckpointRow.adapter).in_(adapter_ids), col(CheckpointRow.listed).is_(True))
+                .where(
+                    col(CheckpointRow.adapter).in_(adapter_ids),
+                    col(CheckpointRow.listed).is_(True),
+                    or_(col(CheckpointRow.expires_at).is_(None), col(CheckpointRow.expires_at) > self._clock.now()),
+                )
                 .subquery()
             )
             statement = select(CheckpointRow).join(
                 ranked, (ranked.c.path == col(CheckpointRow.path)) & (ranked.c.place == 1)
             )
-            rows = [row for row in session.exec(statement).all() if not self._is_over(row)]
+            rows = session.exec(statement).all()
             return {(row.adapter, CheckpointKind(row.kind)): _checkpoint_of(row) for row in rows}
 
     def set_expiry(self, tenant: str, path: str, expires_at: float | None) -> None:

@@ -7,6 +7,7 @@ variable.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from datetime import timedelta
@@ -28,6 +29,7 @@ TENANT = "{tenant}"
 """Of an allowed address: whoever the export is for."""
 _FOLDER = "file://"
 _TIMEOUT = "60s"
+_SHORTEST_TOKEN = 8
 _RETRY_TIMEOUT = timedelta(seconds=120)
 
 
@@ -112,13 +114,22 @@ def push_to_hub(url: str, folder: str, *, token: SecretStr, is_private: bool, ca
     try:
         return HubOperation.push_to_hub(url, folder, token=token.get_secret_value(), private=is_private, card=card)
     except Unanswered as error:
-        raise StorageUnavailable(_without(error.message, token)) from None
+        raise StorageUnavailable(without_secret(error.message, token)) from None
     except ConfigError as error:
-        raise InvalidInput("to", _without(error.message, token)) from None
+        raise InvalidInput("to", without_secret(error.message, token)) from None
 
 
-def _without(message: str, secret: SecretStr) -> str:
-    return message.replace(secret.get_secret_value(), "(secret)")
+def without_secret(message: str, secret: SecretStr) -> str:
+    """A message without a secret in it. A short one, which no hub gives, is looked for as a word of its own alone:
+    otherwise what it spells would be cut out of ordinary words, and could be told from the gaps.
+    """
+    text = secret.get_secret_value()
+    if not text:
+        return message
+    pattern = re.escape(text)
+    if len(text) < _SHORTEST_TOKEN:
+        pattern = rf"(?<![\w-]){pattern}(?![\w-])"
+    return re.sub(pattern, "(secret)", message)
 
 
 def _bucket(url: str, credentials: Mapping[str, SecretStr] | None) -> Any:
