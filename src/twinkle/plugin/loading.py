@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from twinkle.core.errors import ConfigError
+from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.hub.reference import SEPARATOR
-from twinkle.hub.trust import locate_trusted
+from twinkle.hub.trust import is_trusted, locate_trusted
 
 Component = TypeVar("Component")
 
@@ -23,6 +23,20 @@ CLASS_MARK = "#"
 def is_plugin_id(text: str) -> bool:
     """Whether a name is an id or a path of a plugin rather than the name of a component."""
     return SEPARATOR in text
+
+
+def require_approved(field: str, name: str) -> None:
+    """Refuse code that a client of the service names, unless the operator has approved it.
+
+    Raises:
+        InvalidInput: It has not; the words name no variable and no path of the server's.
+    """
+    if is_plugin_id(name) and not is_trusted(name.partition(CLASS_MARK)[0]):
+        raise InvalidInput(
+            field,
+            f"{name[:200]!r} is code, and no code of a client's making runs here: take a class of the library, or a"
+            " plugin that the operator of this server has approved by id and revision",
+        )
 
 
 class Plugin:

@@ -34,6 +34,7 @@ from twinkle.model.parallel.gradient_sync import OneRank
 from twinkle.model.peft_config import lora_config_from
 from twinkle.model.script_state import METRIC, Script, Setting
 from twinkle.module.lora import LoraAdapter
+from twinkle.plugin.loading import require_approved
 from twinkle.wire.calls import Call
 
 NAME = "default"
@@ -157,6 +158,7 @@ class Scripts(FusedComponent):
             name = "AdamW"
         if not isinstance(name, str):
             raise InvalidInput(field, f"must be the name of a class of ours, not {type(name).__name__}")
+        require_approved(field, name)
         setting = Setting(method=call.method, arguments={**call.arguments, field: name})
         self._make(setting)
         if call.method == METRIC:

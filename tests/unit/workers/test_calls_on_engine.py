@@ -262,7 +262,7 @@ def test_a_failed_window_is_cleared_whole(engine: TransformersEngine) -> None:
         ("set_loss", {"loss_cls": "GRPOLos"}, "did you mean GRPOLoss?"),
         ("set_loss", {"loss_cls": "Nothing"}, "use one of"),
         ("set_loss", {"loss_cls": "GRPOLoss", "epsilom": 1}, "cannot be built with these settings"),
-        ("set_loss", {"loss_cls": "ms://org/name@v1"}, "only when the operator says so"),
+        ("set_loss", {"loss_cls": "ms://org/name@v1"}, "approved by id and revision"),
         ("set_loss", {"loss_cls": {"code": "x"}}, "must be the name"),
         ("set_optimizer", {"optimizer_cls": "AdamX"}, "did you mean Adam"),
         ("set_optimizer", {"optimizer_cls": "AdamW", "lr": -1}, "Invalid learning rate"),
@@ -300,6 +300,24 @@ def test_what_cannot_be_done_is_refused_in_words_and_changes_nothing(
 
     assert getattr(refusal.value, "code", "") in ("invalid_input", "call_failed")
     assert _without_times(engine, called.state) == _without_times(engine, engine.restore(before))
+
+
+def test_a_plugin_that_the_operator_has_approved_is_trained_with_and_survives_parking(
+    engine: TransformersEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from twinkle.loss import CrossEntropyLoss\n\n\nclass Own(CrossEntropyLoss):\n    pass\n"
+    (tmp_path / "__init__.py").write_text(code)
+    theirs, ours = Called(engine, parks=True), Called(engine)
+
+    with pytest.raises(InvalidInput, match="approved by id and revision") as refused:
+        theirs("set_loss", loss_cls=f"ms://{tmp_path}#Own")
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", str(tmp_path))
+    theirs("set_loss", loss_cls=f"ms://{tmp_path}#Own", reduction="sum")
+    ours("set_loss", loss_cls="CrossEntropyLoss", reduction="sum")
+
+    assert "TWINKLE_TRUST" not in refused.value.message
+    assert theirs("forward_backward", inputs=ROWS) == ours("forward_backward", inputs=ROWS)
+    assert torch.equal(theirs.grad, ours.grad) and ours.grad.any()
 
 
 def _without_times(engine: TransformersEngine, state: Any) -> str:

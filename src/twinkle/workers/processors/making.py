@@ -12,6 +12,7 @@ from typing import Any
 from twinkle.core.errors import InvalidInput, TooLarge
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.processors import MAX_BATCH_ROWS, MAX_SOURCE_BYTES, REFERENCES, is_processor_id
+from twinkle.plugin.loading import require_approved
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.files.reading import stretches_of
 from twinkle.wire.dataset_meta import FIELD, RowsOf, is_hub_id, read_dataset_meta
@@ -132,4 +133,5 @@ def _component(name: str, value: Any) -> str:
     """A name of ours, or the id of a plugin, which runs only where the operator has approved it with its revision."""
     if not isinstance(value, str) or (_PLUGIN in value and not is_hub_id(value.partition("#")[0])):
         raise InvalidInput(name, "must be a name of ours, the id of a plugin that the operator approved, or a pid")
+    require_approved(name, value)
     return value
