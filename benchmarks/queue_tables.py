@@ -86,9 +86,9 @@ def dialects_text(result: Result) -> str:
     lines = [
         machine_line(result),
         "",
-        f"A forward_backward and an optimizer step of {work['datums']} datums of {work['tokens_per_datum']} tokens, rank"
-        f" {work['rank']}; median of {result['cells'][0]['steps']} steps, sides in turns. Ratio: to the step of the"
-        " Tinker SDK of the same turn, with its quartiles.",
+        f"A forward_backward and an optimizer step of {work['datums']} datums of {work['tokens_per_datum']} tokens,"
+        f" rank {work['rank']}; median of {result['cells'][0]['steps']} steps, sides in turns. Ratio: to the step of"
+        " the Tinker SDK of the same turn, with its quartiles.",
         "",
         *table(
             ("engine", "through", "step ms", "ratio", "quartiles"),
