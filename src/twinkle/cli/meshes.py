@@ -131,4 +131,5 @@ def _facts(mesh: MeshStatus) -> dict[str, object]:
         "live": mesh.num_live,
         "leaving": mesh.num_moving,
         "asked_for": mesh.asked_for or None,
+        "trouble": mesh.trouble,
     }

@@ -22,6 +22,9 @@ def show_status(settings: Settings, *, as_json: bool) -> None:
     else:
         columns = ("mesh", "state", "model", "device", "adapters", "parked", "queued", "running", "oldest waits")
         print_table(columns, [_row(mesh) for mesh in meshes])
+        for mesh in meshes:
+            if mesh.trouble is not None:
+                say(f"mesh {mesh.name}: the last worker did not start: {mesh.trouble}")
 
 
 def is_alive(settings: Settings, mesh: str) -> bool:

@@ -11,10 +11,10 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from twinkle.cli.exit_codes import EXIT_ERROR
+from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
 from twinkle.core.parent_death import dies_with
 
 Say = Callable[[str], None]
@@ -23,6 +23,8 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _FORGIVEN_AFTER_S = 10.0
 _REFUSED_PAUSE_S = 1.0
+_MOST_QUICK_FALLS = 8
+"""In a row: about a minute and a half of pauses."""
 _LOG_BYTES = 20 * 2**20
 _LAST_WORDS_BYTES = 4096
 _GUARD = Path(__file__).with_name("guard.py")
@@ -44,6 +46,17 @@ class BackOff:
     """The pause before a restart: doubling, and forgotten once a process has lived for a while."""
 
     pause_s: float = _FIRST_PAUSE_S
+    _quick_falls: int = 0
+
+    def num_quick_falls(self, fall: Fall) -> int:
+        """How many falls in a row, with this one, came soon after a start.
+
+        What only has to wait does not count, nor what was killed, which may be anybody's doing.
+        """
+        is_its_own = fall.exit_code >= 0 and fall.exit_code != EXIT_TRY_AGAIN
+        is_quick = is_its_own and fall.lived_s < _FORGIVEN_AFTER_S
+        self._quick_falls = self._quick_falls + 1 if is_quick else 0
+        return self._quick_falls
 
     def after(self, lived_s: float) -> float:
         """The pause for a process that ended after ``lived_s`` seconds."""
@@ -61,11 +74,13 @@ class Fall:
     exit_code: int
     lived_s: float
     last_words: str
+    gives_up: bool = False
+    """Whether it has ended so soon so often that it is not started again."""
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it ended with one of our own errors, which a restart alone does not mend."""
-        return self.exit_code == EXIT_ERROR
+        """Whether a restart alone does not mend it: it ended with one of our own errors, or again and again."""
+        return self.exit_code == EXIT_ERROR or self.gives_up
 
     def __str__(self) -> str:
         how = f"code {self.exit_code}"
@@ -165,12 +180,15 @@ class Child:
                 lived_s=time.monotonic() - started,
                 last_words=_last_line(self.spec.log),
             )
+            if self._back_off.num_quick_falls(fall) > _MOST_QUICK_FALLS:
+                fall = replace(fall, gives_up=True)
             self.on_fall(fall)
             if fall.is_refusal:
-                self.say(f"{fall}; it is not started again (log: {self.spec.log})")
+                times = f", {_MOST_QUICK_FALLS + 1} times in a row" if fall.gives_up else ""
+                self.say(f"{fall}{times}; it is not started again (log: {self.spec.log})")
                 return
             pause_s = self._back_off.after(fall.lived_s)
-            self.say(f"{fall}; restarted in {pause_s:.1f} s (log: {self.spec.log})")
+            self.say(f"{fall} (log: {self.spec.log})")
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             except TimeoutError:
@@ -179,6 +197,8 @@ class Child:
                     return
                 process = self._process = started_again
                 self.num_restarts += 1
+                # Said when it is so: a stop may come in the pause.
+                self.say(f"{self.spec.name} was restarted after {pause_s:.1f} s")
             else:
                 return
             if self._stopping.is_set():  # asked to stop while it was being spawned

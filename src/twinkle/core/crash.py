@@ -3,7 +3,8 @@
 Off unless the environment names a folder in ``TWINKLE_TEST_CRASH_AT``; then a file in it that is named after a point,
 such as ``worker.executed``, arms that point. It holds a count and a signal: ``3 KILL`` lets the process that comes by
 for the third time kill itself, ``1 STOP`` freezes it until somebody sends SIGCONT. A point fires once: its file is
-renamed to ``*.fired`` first. The points are listed in ``docs/recovery.md``.
+renamed to ``*.fired`` first; with a count of 0 it stays armed for whoever comes by. The points are listed in
+``docs/recovery.md``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def _pass(armed: Path) -> None:
             rest.write_text(f"{int(count) - 1} {name}")
             rest.replace(armed)
             return
-        armed.rename(armed.with_name(f"{armed.name}.fired"))
+        if int(count) == 1:
+            armed.rename(armed.with_name(f"{armed.name}.fired"))
     except FileNotFoundError:  # not armed, or another thread was first
         return
     os.kill(os.getpid(), signal.Signals[f"SIG{name}"])

@@ -49,6 +49,24 @@ class Platform:
         found = torch.accelerator.current_accelerator()
         return 0 if found is None or found.type != self.device_type else torch.accelerator.device_count()
 
+    def require(self, device: str) -> None:
+        """Look whether this machine has a device of this kind, as torch names it.
+
+        Raises:
+            ConfigError: It has none, or not so many.
+        """
+        number, num_devices = device.partition(":")[2], self.num_devices()
+        is_there = not number or (number.isdecimal() and int(number) < num_devices)
+        if self.device_type == "cpu" or (num_devices and is_there):
+            return
+        found = "torch finds none here" if not num_devices else f"there is {self.device_type}:0"
+        if num_devices > 1:
+            found += f" to {self.device_type}:{num_devices - 1}"
+        raise ConfigError(
+            f"TWINKLE_DEVICE: {device} is missing: {found}; look at the driver and at which torch is installed, or"
+            " name another device"
+        )
+
     def device_of(self, local_rank: int) -> str:
         """The device of the ``local_rank``-th process on this machine, as torch names it."""
         return "cpu" if self.device_type == "cpu" else f"{self.device_type}:{local_rank}"

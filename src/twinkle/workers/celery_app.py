@@ -11,20 +11,22 @@ import time
 import structlog
 from celery import signals
 
-from twinkle.core.errors import ConfigError
+from twinkle.core.crash import crash_point
+from twinkle.core.errors import ConfigError, TwinkleError
 from twinkle.core.logs import configure_logging
 from twinkle.core.parent_death import dies_with
 from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import register_pump
 from twinkle.workers.process import EXIT_FAILED_START, MeshProcess
-from twinkle.workers.refusal import refuse
+from twinkle.workers.starts import Starts, refuse
+from twinkle.workers.troubles import note_trouble
 
 settings = load_settings()
 app = make_app(settings)
 app.conf.update(include=[__name__], worker_proc_alive_timeout=600.0)
 
-_FAILED_START_PAUSE_S = 2.0
+_LONGEST_REASON = 300
 
 _running: list[MeshProcess] = []
 
@@ -38,16 +40,43 @@ def _configure_logging(**_: object) -> None:
 def _start(sender: str, **_: object) -> None:
     _die_with_parent()
     try:
+        _await_turn(Starts.begin())
         process = MeshProcess(settings, app, hostname=sender)
     except ConfigError as error:
+        note_trouble(settings, error.message)
         refuse(error)
         raise
     except Exception as error:  # noqa: BLE001 - Celery would log it and keep a child that never works
+        starts = Starts.fail(_reason_of(error))
         _log.critical("worker.start_failed", error=str(error), next="another child is started", exc_info=error)
-        time.sleep(_FAILED_START_PAUSE_S)
+        note_trouble(settings, f"start {starts.number} of {settings.start_attempts} failed: {starts.reason}")
         os._exit(EXIT_FAILED_START)
+    crash_point("worker.started")
+    Starts.succeed()
     process.start()
     _running.append(process)
+
+
+def _await_turn(before: Starts) -> None:
+    """Pause after starts that came to nothing, the longer the more there were.
+
+    Raises:
+        ConfigError: There were as many as there may be.
+    """
+    if before.number >= settings.start_attempts:
+        raise ConfigError(
+            f"the worker of mesh {settings.mesh} did not start in {before.number} attempts"
+            f" (TWINKLE_START_ATTEMPTS); the last time: {before.reason}"
+        )
+    if before.number:
+        note_trouble(settings, f"start {before.number} of {settings.start_attempts} failed: {before.reason}")
+        _log.warning("worker.start_paused", failed=before.number, reason=before.reason, pause_s=before.pause_s)
+        time.sleep(before.pause_s)
+
+
+def _reason_of(error: Exception) -> str:
+    said = error.message if isinstance(error, TwinkleError) else f"{type(error).__name__}: {error}"
+    return said.strip().partition("\n")[0][:_LONGEST_REASON]
 
 
 def _die_with_parent() -> None:

@@ -18,7 +18,8 @@ from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.tasks.app import mesh_queue
 from twinkle.tasks.surroundings import check_surroundings
-from twinkle.workers.refusal import REFUSAL_FILE
+from twinkle.workers.starts import STARTS_FILE, Starts
+from twinkle.workers.troubles import note_trouble
 
 _log = structlog.get_logger()
 
@@ -36,7 +37,7 @@ def run_worker(settings: Settings) -> int:
         ConfigError: The child cannot build its engine with these settings.
     """
     if settings.engine == "transformers" and settings.model:
-        check_model(settings.model)
+        _check_model(settings)
     check_surroundings(settings)
     # Waited for here first: until the pool has its child, Celery would hold back whoever asks this process to end.
     journal = sql_engine(settings.resolved_database_url)
@@ -45,8 +46,10 @@ def run_worker(settings: Settings) -> int:
     os.environ.update({**_ALLOCATOR, **os.environ, **environment_of(settings)})
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 
-    with tempfile.NamedTemporaryFile(prefix="twinkle-refusal-") as refusal:
-        os.environ[REFUSAL_FILE] = refusal.name
+    with tempfile.TemporaryDirectory(prefix="twinkle-starts-") as folder:
+        file = Path(folder) / "starts"
+        file.touch()
+        os.environ[STARTS_FILE] = str(file)
         worker = app.Worker(
             hostname=f"{settings.mesh}@{socket.gethostname()}",
             pool="prefork",
@@ -58,10 +61,19 @@ def run_worker(settings: Settings) -> int:
             optimization="fair",
         )
         worker.start()
-        reason = Path(refusal.name).read_text()
-    if reason:
-        raise ConfigError(reason)
+        refusal = Starts.read().refusal
+    if refusal:
+        raise ConfigError(refusal)
     return int(worker.exitcode or 0)
+
+
+def _check_model(settings: Settings) -> None:
+    try:
+        check_model(settings.model)
+    except ConfigError as error:
+        if settings.database_url or settings.journal_file.exists():
+            note_trouble(settings, error.message)
+        raise
 
 
 def wait_refused(error: ConfigError) -> None:

@@ -17,7 +17,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.snapshot import fingerprint, restore, script_of, snapshot
 from twinkle.core.adapter import AdapterConfig, Dialect
-from twinkle.core.errors import ConfigError, InvalidInput, TwinkleError
+from twinkle.core.errors import ConfigError, InvalidInput, OutOfMemory, TwinkleError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.core.slices import Slices, finished
@@ -28,6 +28,7 @@ from twinkle.model.fused.batch_jobs import Work
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.parameters import note_steps
+from twinkle.model.fused.step import is_out_of_memory
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.model.loading import decoder_of
 from twinkle.model.pictures import Patches, Picture
@@ -98,11 +99,13 @@ class TransformersEngine:
         prepare_environment()
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        device = _device_of(settings, ranks)
+        Platform.named(settings.device_type).require(device)
         folder = resolve_model_id(settings.model, field="TWINKLE_MODEL")
         try:
             model = FusedLoraModel.from_pretrained(
                 folder,
-                device=_device_of(settings, ranks),
+                device=device,
                 tokens_per_pass=settings.tokens_per_pass or None,
                 ranks=ranks,
                 shard=settings.shard == "fsdp",
@@ -111,6 +114,10 @@ class TransformersEngine:
             )
             tokenizer = _load_tokenizer(folder)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory(
+                    f"TWINKLE_MODEL: {settings.model} does not fit into the memory of {device}"
+                ) from error
             if not _is_of_the_model(error):
                 raise
             reason = str(error).strip().partition("\n")[0][:_LONGEST_REASON]

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from twinkle.cli.exit_codes import EXIT_TRY_AGAIN
 from twinkle.cli.supervisor import BackOff, Child, ChildSpec, Fall, Guard
 
 DEADLINE_S = 15.0
@@ -86,7 +87,7 @@ async def test_a_killed_child_comes_back_and_it_is_said(tmp_path: Path, guard: G
     assert not is_running(first)
     assert falls[0].exit_code == -signal.SIGKILL
     assert "child ended with SIGKILL" in said[0]
-    assert "restarted in 0.5 s" in said[0]
+    assert said[1] == "child was restarted after 0.5 s"
     await child.stop(asyncio.Event())
 
 
@@ -185,11 +186,13 @@ async def test_a_hurry_cuts_the_waiting_short(tmp_path: Path, guard: Guard) -> N
 
 async def test_a_stop_during_the_pause_starts_nothing_more(tmp_path: Path, guard: Guard) -> None:
     falls: list[Fall] = []
-    child = Child(spec(tmp_path, "raise SystemExit(1)"), guard, lambda _: None, falls.append)
+    said: list[str] = []
+    child = Child(spec(tmp_path, "raise SystemExit(1)"), guard, said.append, falls.append)
     await child.start()
     await until(lambda: falls)
     await asyncio.wait_for(child.stop(asyncio.Event()), DEADLINE_S)
     assert child.pid is None
+    assert not any("restarted" in line for line in said)
 
 
 async def test_nothing_is_left_when_the_supervisor_is_killed_outright(tmp_path: Path) -> None:
@@ -218,6 +221,27 @@ async def test_nothing_is_left_when_the_supervisor_is_killed_outright(tmp_path: 
     supervisor.kill()
     supervisor.wait()
     await until(lambda: not any(is_running(pid) for pid in (leader, grandchild, guard_pid)))
+
+
+async def test_a_child_that_falls_again_and_again_is_given_up(
+    tmp_path: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinkle.cli.supervisor._LONGEST_PAUSE_S", 0.0)
+    said: list[str] = []
+    falls: list[Fall] = []
+    child = Child(spec(tmp_path, "raise SystemExit('no such file')"), guard, said.append, falls.append)
+    await child.start()
+    await until(lambda: any("not started again" in line for line in said))
+
+    assert [fall.is_refusal for fall in falls] == [False] * 8 + [True]
+    assert "no such file, 9 times in a row; it is not started again" in said[-1] and child.pid is None
+    await child.stop(asyncio.Event())
+
+
+def test_what_only_has_to_wait_is_never_given_up() -> None:
+    back_off = BackOff()
+    waits = Fall(name="api", exit_code=EXIT_TRY_AGAIN, lived_s=0.1, last_words="the database is away")
+    assert {back_off.num_quick_falls(waits) for _ in range(100)} == {0}
 
 
 async def test_a_child_that_refuses_its_settings_is_not_started_again_and_nobody_says_so(

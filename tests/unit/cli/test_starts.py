@@ -10,6 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from twinkle.cli.status import show_status
+from twinkle.core.clock import SystemClock
+from twinkle.core.errors import ConfigError
+from twinkle.core.lease import ProcessIdentity
+from twinkle.core.settings import Settings
+from twinkle.infra.platform import CPU, CUDA
+from twinkle.storage.schema import upgrade
+from twinkle.storage.stores import Stores
+from twinkle.workers.starts import STARTS_FILE, Starts
+
 NOBODY = "redis://127.0.0.1:1/0"
 
 
@@ -89,3 +99,64 @@ def test_a_bucket_that_is_not_there_is_named_at_the_start(tmp_path: Path, s3_url
 
     assert s3_url and done.returncode == 2
     assert "TWINKLE_OBJECT_STORE: there is no such bucket" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_worker_that_is_killed_at_every_start_gives_up_with_the_reason_which_status_tells(
+    tmp_path: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock())
+    upgrade(stores.engine)
+    (tmp_path / "points").mkdir()
+    (tmp_path / "points" / "worker.started").write_text("0 KILL")
+
+    ended = start(
+        *("worker", "--engine", "null", "--mesh", "first"),
+        HOME=str(tmp_path),
+        MODEL_NAME="m",
+        REDIS_URL=redis_url,
+        START_ATTEMPTS="1",
+        TEST_CRASH_AT=str(tmp_path / "points"),
+    )
+    show_status(Settings(home=tmp_path), as_json=False)
+    stores.close()
+    told = capsys.readouterr().out
+
+    assert ended.returncode == 2
+    assert "the worker of mesh first did not start in 1 attempts" in ended.stderr
+    assert "memory that does not suffice looks like this" in ended.stderr
+    assert "mesh first: the last worker did not start" in told and "no worker" in told
+
+
+def test_the_trouble_of_a_mesh_is_forgotten_once_a_worker_has_taken_it(tmp_path: Path) -> None:
+    stores = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock())
+    upgrade(stores.engine)
+    stores.meshes.note_trouble("first", "no device")
+    before = [mesh.trouble for mesh in stores.meshes.census()]
+    stores.meshes.acquire("first", ProcessIdentity.current(), lease_s=60)
+    after = [mesh.trouble for mesh in stores.meshes.census()]
+    stores.close()
+
+    assert (before, after) == (["no device"], [None])
+
+
+def test_the_pauses_between_starts_grow_and_a_start_that_ends_well_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "starts").touch()
+    monkeypatch.setenv(STARTS_FILE, str(tmp_path / "starts"))
+
+    pauses = [Starts.begin().pause_s for _ in range(8)]
+    failed = Starts.fail("the device fails")
+    seen = Starts.begin()
+    Starts.succeed()
+
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert (failed.number, seen.reason) == (8, "the device fails")
+    assert Starts.begin() == Starts()
+
+
+@pytest.mark.skipif(CUDA.num_devices() > 0, reason="this machine has what is to be missing")
+def test_a_device_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="TWINKLE_DEVICE: cuda:1 is missing: torch finds none here"):
+        CUDA.require("cuda:1")
+    CPU.require("cpu")

@@ -55,6 +55,12 @@ class WorkerSettings(SettingsGroup):
     rank_timeout_s: float = Field(
         default=600.0, gt=0, description="how long ranks wait for each other before the worker gives up and starts anew"
     )
+    start_attempts: int = Field(
+        default=5,
+        gt=0,
+        description="starts in a row that may come to nothing (a device that fails, too little memory), with growing"
+        " pauses; then the worker ends with the reason",
+    )
     threads: int = Field(
         default=0,
         ge=0,

@@ -15,7 +15,7 @@ _RECENT_S = 60.0
 _MAX_RECENT = 2000
 
 _MESHES = (
-    "SELECT m.name, m.capabilities, m.epoch, m.owner, m.expires_at, m.draining_at, m.drains_to, m.asked_for,"
+    "SELECT m.name, m.capabilities, m.epoch, m.owner, m.expires_at, m.draining_at, m.drains_to, m.asked_for, m.trouble,"
     " (SELECT COUNT(*) FROM lane l WHERE l.mesh = m.name AND l.moving_to IS NOT NULL) AS num_moving,"
     " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name) AS num_adapters,"
     " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name AND a.parked_at IS NOT NULL) AS num_parked,"
@@ -55,6 +55,8 @@ class MeshStatus:
     drains_to: str | None = None
     num_moving: int = 0
     asked_for: str | None = None
+    trouble: str | None = None
+    """Why its last worker did not start, in words for the operator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,7 @@ class MeshCensus:
     oldest_waits_s: float | None
     is_draining: bool = False
     num_moving: int = 0
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,8 @@ class Meshes:
                     return None
             lease = Lease(mesh=mesh, owner=str(owner), epoch=row.epoch + 1, expires_at=now + lease_s)
             transaction.execute(
-                "UPDATE mesh SET owner = ?, epoch = ?, expires_at = ? WHERE name = ?",
+                "UPDATE mesh SET owner = ?, epoch = ?, expires_at = ?, trouble = NULL, trouble_at = NULL"
+                " WHERE name = ?",
                 (lease.owner, lease.epoch, lease.expires_at, mesh),
             )
         return lease
@@ -192,6 +196,7 @@ class Meshes:
                 drains_to=row.drains_to,
                 num_moving=row.num_moving,
                 asked_for=row.asked_for,
+                trouble=row.trouble,
             )
             for row in rows
         ]
@@ -222,6 +227,16 @@ class Meshes:
                     oldest_waits_s=None if queue is None else max(0.0, now - queue.oldest),
                     is_draining=mesh.is_draining,
                     num_moving=mesh.num_moving,
+                    trouble=mesh.trouble,
                 )
             )
         return found
+
+    def note_trouble(self, mesh: str, reason: str) -> None:
+        """Say why a worker of the mesh did not start; forgotten when one takes the mesh."""
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                "INSERT INTO mesh (name, epoch, expires_at, trouble, trouble_at) VALUES (?, 0, 0, ?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET trouble = excluded.trouble, trouble_at = excluded.trouble_at",
+                (mesh, reason, self._clock.now()),
+            )

@@ -20,6 +20,9 @@ class MeshRow(SQLModel, table=True):
     """Since when nothing new comes to it, and all that is on it leaves."""
     drains_to: str | None = None
     """Where to; none: to whichever mesh of its model has the least to do."""
+    trouble: str | None = Field(default=None, sa_type=Text)
+    """Why its last worker did not start; none: it did."""
+    trouble_at: float | None = Field(default=None, sa_type=Float)
     asked_for: str | None = Field(default=None, sa_type=Text)
     """What a worker is to be started with, for whoever starts workers; none: nobody has asked."""
 

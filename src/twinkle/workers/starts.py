@@ -1,0 +1,81 @@
+"""What the process that owns the device and its parent know of each other's starts.
+
+The child that owns the device may say that its settings are wrong, fail, or be killed without a word, as where memory
+does not suffice; its parent, Celery's, would start another one for ever. So each start is counted in a file that the
+parent has made: pauses grow, and after some starts in a row that came to nothing the parent ends with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from twinkle.core.errors import ConfigError
+
+STARTS_FILE = "_TWINKLE_STARTS_FILE"
+"""The variable that names the file."""
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_KILLED = (
+    "it was killed while it started, and said nothing: memory that does not suffice looks like this"
+    " (the system's log tells), and so does a device that fails"
+)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """How many starts in a row have begun and not succeeded, the one under way included, and what the last one said."""
+
+    number: int = 0
+    reason: str = ""
+    refusal: str = ""
+    """Why no other is to be begun; empty: one may be."""
+
+    @classmethod
+    def read(cls) -> Starts:
+        """What the file says; nothing has begun where it is empty."""
+        text = _file().read_text()
+        return cls(**json.loads(text)) if text else cls()
+
+    def _write(self) -> None:
+        fresh = _file().with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self)))
+        fresh.replace(_file())
+
+    @classmethod
+    def begin(cls) -> Starts:
+        """Another start begins; what is known of those before it, of which the last was killed if it said nothing."""
+        before = cls.read()
+        cls(number=before.number + 1)._write()
+        return before if before.reason or not before.number else cls(number=before.number, reason=_KILLED)
+
+    @classmethod
+    def fail(cls, reason: str) -> Starts:
+        """The start under way came to nothing."""
+        starts = cls(number=cls.read().number, reason=reason)
+        starts._write()
+        return starts
+
+    @classmethod
+    def succeed(cls) -> None:
+        """The start under way has ended well: the next one is the first again."""
+        cls()._write()
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before another start, after so many that came to nothing."""
+        return 0.0 if not self.number else min(_FIRST_PAUSE_S * 2 ** (self.number - 1), _LONGEST_PAUSE_S)
+
+
+def refuse(error: ConfigError) -> None:
+    """Leave the reason for the parent and ask it to stop."""
+    Starts(number=Starts.read().number, refusal=error.message)._write()
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+def _file() -> Path:
+    return Path(os.environ[STARTS_FILE])
