@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import transformers
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HashRouter
 
 VOCAB_SIZE = 307
 SIZES = {
@@ -31,6 +32,24 @@ LATENT_SIZES = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
+}
+COMPRESSED_SIZES = {
+    **{name: size for name, size in HYBRID_SIZES.items() if name not in ("intermediate_size", "num_key_value_heads")},
+    "head_dim": 32,
+    "partial_rotary_factor": 0.5,
+    "q_lora_rank": 32,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 3,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "sliding_window": WINDOW,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
 }
 HYBRID = {
     "head_dim": 32,
@@ -126,6 +145,12 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "deepseek-v3": lambda: transformers.DeepseekV3Config(
         **LATENT_SIZES, **GROUPED_EXPERTS, n_shared_experts=1, first_k_dense_replace=1
     ),
+    # Entries of 4 tokens of which an index picks, entries of more, the last tokens alone; routers by the token.
+    "deepseek-v4": lambda: transformers.DeepseekV4Config(
+        **{**COMPRESSED_SIZES, "num_hidden_layers": 3},
+        layer_types=["compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"],
+        mlp_layer_types=["hash_moe", "moe", "moe"],
+    ),
     "gemma2": lambda: transformers.Gemma2Config(
         **SIZES,
         head_dim=16,
@@ -198,6 +223,10 @@ def stir(model: torch.nn.Module) -> None:
     for tensor in model.state_dict().values():
         if tensor.is_floating_point() and tensor.min() == tensor.max():
             tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.1)
+    for module in model.modules():
+        if isinstance(module, DeepseekV4HashRouter):
+            chosen = torch.rand(VOCAB_SIZE, module.num_experts, generator=generator).topk(module.top_k).indices
+            module.tid2eid.copy_(chosen)
 
 
 MODELS = {
@@ -238,6 +267,10 @@ MODELS = {
     "deepseek-v3": (
         "DeepSeek-V3, R1, V3.1; Kimi-K2 (`kimi_k2`) to K2.6 (`kimi_k25`, text)",
         "experts by sigmoid, bias and group",
+    ),
+    "deepseek-v4": (
+        "DeepSeek-V4 (of plain weights)",
+        "keys that stand for many tokens, picked by an index; several residual streams; experts by the token",
     ),
     "gpt-oss": ("gpt-oss-20b, gpt-oss-120b", "sinks, experts with biases, sliding windows in some layers"),
     "llama4": ("Llama 4 (text)", "chunks of attention, layers without positions, inputs of experts scaled"),

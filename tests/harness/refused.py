@@ -59,7 +59,10 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
         ),
         r"quantised \(compressed-tensors\)",
     ),
-    "deepseek-v4": (lambda: transformers.DeepseekV4Config(), "makes one key of many tokens"),
+    "deepseek-v4 in 8 bits": (
+        lambda: transformers.DeepseekV4Config(quantization_config={"quant_method": "fp8", "expert_dtype": "fp4"}),
+        r"quantised \(fp8\)",
+    ),
     "gemma3n": (lambda: transformers.Gemma3nTextConfig(), r"several streams .* \(AltUp\)"),
     "looking ahead": (
         lambda: transformers.Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True),

@@ -41,6 +41,8 @@ REFUSED_SETTINGS: Mapping[str, tuple[object, str]] = {
 WRITTEN_SETTINGS = ("use_dora", "bias", "modules_to_save", "fan_in_fan_out")
 LANGUAGE_MODEL = "language_model"
 """What a model that takes pictures calls the part that is trained."""
+COMPRESSOR = "compressor"
+"""A part of attention with an index in it, whose layers are called as others are, and are not trained."""
 LITERAL_PATTERN = re.compile(r"(?P<anything>\.\*)?(?P<literal>(?:[\w]|\\?[.-])+)", re.ASCII)
 
 
@@ -81,11 +83,12 @@ def _targets(adapter: LoraAdapter) -> tuple[list[str], list[str]]:
     layout = adapter.layout
     modules: set[str] = set()
     parameters: set[str] = set()
+    has_index = any(COMPRESSOR in shape.path.split(".") for shape in layout.shapes)
     for shape in layout.shapes:
         name = layout.paths.stored(weight_name(shape.path, layout.beside_experts))
         is_parameter = shape.num_experts is not None or shape.path in layout.beside_experts
         # Beside a language model there is a tower, whose layers may be called alike.
-        is_alone = LANGUAGE_MODEL not in name.split(".")
+        is_alone = not has_index and LANGUAGE_MODEL not in name.split(".")
         if adapter.config.modules is None and (is_alone or is_parameter):
             name = ".".join(name.split(".")[-3 if is_parameter else -1 :])
         (parameters if is_parameter else modules).add(name)

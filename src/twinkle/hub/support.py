@@ -20,6 +20,8 @@ CONFIG_FILE = "config.json"
 SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 DELTA_NETS = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
 """Types whose layers of linear attention are gated delta nets, which are served."""
+COMPRESSED = frozenset({"deepseek_v4"})
+"""Types whose attention sees entries that stand for many tokens, and picks them by an index, which is served."""
 MAMBA = frozenset({"nemotron_h"})
 """Types whose layers of linear attention are Mamba-2, which is served, and which count MLPs and experts as layers."""
 TOWER_LEFT_OUT = frozenset(
@@ -46,7 +48,6 @@ OTHER_INPUTS = {"vision_config": "images", "audio_config": "sound", "speech_conf
 PECULIAR = {
     "gemma3n_text": "its layers keep several streams that guess at one another (AltUp)",
     "qwen4_exp_text": "it keeps several residual streams and looks runs of tokens up in tables (n-grams)",
-    "deepseek_v4": "its attention makes one key of many tokens, and its first routers go by the tokens themselves",
 }
 """What there is in a type that nothing else has, and that is not computed here."""
 CHATGLM_VOCABULARY = 65024
@@ -156,7 +157,10 @@ def _other_task(config: Config) -> str | None:
 def _quantised(config: Config) -> str | None:
     # Beside the language model's part, or in it.
     settings = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    if not isinstance(settings, Mapping) or settings.get("quant_method") in DEQUANTISED:
+    if not isinstance(settings, Mapping):
+        return None
+    # DeepSeek-V4's mix widths within a layer and name their scales in a way of their own.
+    if settings.get("quant_method") in DEQUANTISED and config.get("model_type") not in COMPRESSED:
         return None
     return str(settings.get("quant_method", "quantization_config"))
 
@@ -168,6 +172,8 @@ def _other_layers(config: Config) -> str | None:
         kinds |= set(config.get(key) or ()) - SERVED_LAYERS - {"attention"}
     if model_type in DELTA_NETS:
         kinds -= {"linear_attention"}
+    if model_type in COMPRESSED:
+        kinds -= {"compressed_sparse_attention", "heavily_compressed_attention"}
     if model_type in MAMBA:
         kinds -= {"linear_attention", "mlp", "moe"}
     if kinds:
@@ -185,7 +191,8 @@ def _scaled(config: Config) -> str | None:
 
 
 def _indexed(config: Config) -> str | None:
-    return "index_topk" if config.get("index_topk") is not None else None
+    is_other = config.get("index_topk") is not None and config.get("model_type") not in COMPRESSED
+    return "index_topk" if is_other else None
 
 
 def _older_chatglm(config: Config) -> str | None:

@@ -10,7 +10,7 @@ Shapes: H query heads, G key/value heads, T packed tokens, N queries, B those of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -23,6 +23,18 @@ from twinkle.module.scaled_attention import AttentionForm, attend
 ATTENTION_NAME = "twinkle_packed"
 QUERY_SCALE = "twinkle_query_scale"
 """What a layer is given that scales its queries by their positions [1, T]: their factors [1, T]."""
+
+
+class SequenceRecords(NamedTuple):
+    """What a layer keeps of each token of one sequence so far [S, R], ``start`` of them from before this pass."""
+
+    start: int
+    rows: torch.Tensor
+
+    @property
+    def num_new(self) -> int:
+        """Tokens of this pass."""
+        return len(self.rows) - self.start
 
 
 class PackedAttention(Protocol):
@@ -43,6 +55,12 @@ class PackedAttention(Protocol):
         form: AttentionForm,
     ) -> torch.Tensor:
         """Return the attended values as [1, T, H, D]."""
+        ...
+
+    def records(self, layer_index: int, records_TR: torch.Tensor) -> Sequence[SequenceRecords]:
+        """For layers with attention of their own: keep something of each packed token, and return what is kept of each
+        sequence.
+        """
         ...
 
 
@@ -78,6 +96,11 @@ class CausalSpans:
             )
         ]
         return torch.cat(attended, dim=1) if len(attended) > 1 else attended[0].contiguous()
+
+    def records(self, layer_index: int, records_TR: torch.Tensor) -> Sequence[SequenceRecords]:
+        """See :class:`PackedAttention`; every sequence is there from its beginning."""
+        lengths = [end - start for start, end in self.spans]
+        return [SequenceRecords(0, rows_SR) for rows_SR in records_TR.split(lengths)]
 
 
 def _attend_span(

@@ -16,6 +16,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
+    DeepseekV4GroupedLinear,
+    DeepseekV4HyperConnection,
+    DeepseekV4HyperHead,
+)
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeAttention
@@ -32,6 +37,7 @@ VECTOR_STRIDE = 32
 PARALLEL_GRAIN = 32768
 """From this many elements a thread on, torch splits an elementwise operation over threads."""
 ACTIVATION_NAMES = frozenset({"act", "act_fn", "activation_fn"})
+SCORING_NAME = "score_fn"
 ROTARY_NAME = "rotary_emb"
 SHARED_GATE_NAME = "shared_expert_gate"
 NORMS_BY_POWER = (Gemma4RMSNorm,)
@@ -41,6 +47,8 @@ OWN_GATE = "_apply_gate"
 """What stands between the projections of experts; one without an activation module of its own calls sigmoids."""
 POSITIONS_PER_BLOCK = 64
 SIGMOIDS = (torch.sigmoid, functional.sigmoid, torch.Tensor.sigmoid)
+HYPER_CONNECTIONS = (DeepseekV4HyperConnection, DeepseekV4HyperHead)
+"""What weighs several residual streams against each other."""
 GATED_ATTENTION = (Qwen3NextAttention, Qwen3_5Attention, Qwen3_5MoeAttention)
 """Attention that squashes a gate by a function in its forward."""
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
@@ -55,7 +63,7 @@ def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int
     frozen = _frozen_linear(product)
     for path, module in list(model.named_modules()):
         parent, _, name = path.rpartition(".")
-        if name in ACTIVATION_NAMES:
+        if name in ACTIVATION_NAMES or name == SCORING_NAME:
             setattr(model.get_submodule(parent), name, RowwiseActivation(module))
         elif name == ROTARY_NAME and _has_static_rope(module):
             setattr(model.get_submodule(parent), name, RotaryTable(module, max_positions))
@@ -68,6 +76,10 @@ def make_rowwise(model: torch.nn.Module, product: RowProduct, max_positions: int
             if name == SHARED_GATE_NAME:
                 # What this gate gives is squashed by the block around it. Only then: a context costs each call in it.
                 _replace_calls(model.get_submodule(parent), "forward", sigmoids)
+        elif isinstance(module, HYPER_CONNECTIONS):
+            _replace_calls(module, "forward", {functional.linear: frozen, **sigmoids})
+        elif isinstance(module, DeepseekV4GroupedLinear):
+            _replace_calls(module, "forward", {torch.bmm: _grouped(frozen)})
         elif isinstance(module, torch.nn.Linear) and kind_of(path) is None:
             _replace_calls(module, "forward", {functional.linear: frozen})
         elif hasattr(module, OWN_GATE) and not ACTIVATION_NAMES.intersection(dict(module.named_children())):
@@ -118,6 +130,13 @@ def _frozen_linear(product: RowProduct) -> TorchFunction:
         return y_TO.view(*x.shape[:-1], weight_OI.shape[0])
 
     return linear
+
+
+def _grouped(linear: TorchFunction) -> TorchFunction:
+    def product(x_GTI: torch.Tensor, weight_GIO: torch.Tensor) -> torch.Tensor:
+        return torch.stack([linear(x_TI, weight_IO.t()) for x_TI, weight_IO in zip(x_GTI, weight_GIO, strict=True)])
+
+    return product
 
 
 def _has_static_rope(rotary: torch.nn.Module) -> bool:

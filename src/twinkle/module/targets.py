@@ -22,6 +22,10 @@ MIXER_KINDS: Mapping[str, TargetKind] = {
     **dict.fromkeys(("up_proj", "down_proj", "fc1_latent_proj", "fc2_latent_proj"), "mlp"),
 }
 """By the names of what is in it. PEFT takes no adapter of ``out_proj``, which kernels of Mamba read past it."""
+INDEX = "indexer"
+"""What chooses keys in DeepSeek-V4; no gradient goes through a choice."""
+GROUPED = "o_a_proj"
+"""A Linear of DeepSeek-V4 whose weight is many, each for a group of heads; PEFT's update does not fit it."""
 ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate"})
 
 
@@ -87,7 +91,7 @@ def find_targets(
 def kind_of(path: str) -> TargetKind | None:
     """What a weight of this path belongs to, by the names of the modules around it."""
     *parents, leaf = path.split(".")
-    if leaf in ROUTER_NAMES:
+    if leaf in ROUTER_NAMES or leaf == GROUPED or INDEX in parents:
         return None
     if ATTENTION_PARENTS.intersection(parents):
         return "attn"

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
+from torch.nn import functional
 
+from twinkle.module.packed_attention import SequenceRecords
 from twinkle.module.packed_states import LayerState, PackedStates
 from twinkle.module.scaled_attention import AttentionForm, attend
 from twinkle.sampler.kv_cache import SequenceCache
@@ -99,6 +101,18 @@ class CachedAttention:
                 )
             row += piece.num_tokens
         return torch.cat(attended, dim=1)
+
+    def records(self, layer_index: int, records_TR: torch.Tensor) -> Sequence[SequenceRecords]:
+        """See :class:`PackedAttention`; records lie in the cache as keys, and their second half as values."""
+        found = []
+        width = records_TR.shape[1]
+        halves_2TD = functional.pad(records_TR, (0, width % 2)).unflatten(1, (2, -1)).transpose(0, 1)
+        pieces = halves_2TD[:, None, None].split([piece.num_tokens for piece in self._pieces], dim=3)
+        for piece, new_21GND in zip(self._pieces, pieces, strict=True):
+            first_1GSD, second_1GSD = piece.cache.write(layer_index, piece.start, new_21GND)
+            rows_SR = torch.cat((first_1GSD[0, 0], second_1GSD[0, 0]), dim=1)[:, :width]
+            found.append(SequenceRecords(piece.start, rows_SR))
+        return found
 
     def _masks_of(self, form: AttentionForm) -> list[torch.Tensor | None]:
         kind = (form.window, form.chunk)

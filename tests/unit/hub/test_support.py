@@ -101,9 +101,9 @@ def test_a_device_that_fails_is_no_refusal(error: Exception, tmp_path: Path, mon
 def test_the_look_at_a_model_needs_no_torch_and_takes_the_config_of_a_hub_where_it_has_been_before(
     tmp_path: Path,
 ) -> None:
-    revision = tmp_path / "models--someone--compressed" / "snapshots" / "abc"
-    transformers.DeepseekV4Config().save_pretrained(revision)
-    refs = tmp_path / "models--someone--compressed" / "refs"
+    revision = tmp_path / "models--someone--indexed" / "snapshots" / "abc"
+    transformers.DeepseekV32Config().save_pretrained(revision)
+    refs = tmp_path / "models--someone--indexed" / "refs"
     refs.mkdir()
     (refs / "main").write_text("abc")
     code = """
@@ -112,7 +112,7 @@ from twinkle.core.errors import ConfigError
 from twinkle.hub.support import check_model
 check_model("someone/unknown")
 try:
-    check_model("someone/compressed")
+    check_model("someone/indexed")
 except ConfigError as error:
     print(error.message)
 assert "torch" not in sys.modules
@@ -122,4 +122,4 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
 
-    assert "someone/compressed (deepseek_v4) cannot be served: its attention makes one key" in done.stdout
+    assert "someone/indexed (deepseek_v32) cannot be served: it has layers other than attention" in done.stdout

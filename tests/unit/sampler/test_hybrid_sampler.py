@@ -1,5 +1,7 @@
 """Models whose layers carry a state, in the sampler: transformers' tokens, the same bits however they came about."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -32,14 +34,23 @@ def models(request):
 @pytest.fixture(scope="module", params=["qwen3_5", "nemotron-h"])
 def ours(request):
     """One of each kind of state."""
-    return FusedLoraModel(_make(request.param), name="tiny")
+    return loaded(request.param)
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "nemotron-h", "deepseek-v4"])
+def of_any_memory(request):
+    """And one that makes new keys of what it keeps of each token."""
+    return loaded(request.param)
+
+
+@functools.cache
+def loaded(family):
+    return FusedLoraModel(_make(family), name="tiny")
 
 
 def _make(family):
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(
-        FAMILIES[family](), dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
     stir(model)
     return model
 
@@ -103,12 +114,12 @@ def test_bits_are_the_same_alone_and_beside_others_and_a_nan_tenant(models):
         assert bits(run(ours, [request])[request.key]) == bits(together[request.key])
 
 
-def test_a_prompt_that_begins_like_another_goes_on_from_the_last_chunk_they_share_with_the_same_bits(ours):
+def test_a_prompt_that_begins_like_another_goes_on_from_the_last_chunk_they_share_with_the_same_bits(of_any_memory):
     shared = drawn(1, 2 * CHUNK + 20)
     settings = {"prompt_logprobs": False, "num_samples": 2, "temperature": 1.0}
     first = asked("first", (*shared, *drawn(2, 9)), **settings)
     others = [asked("same", first.prompt, **settings), asked("longer", (*shared, *drawn(3, 90)), **settings)]
-    sampler = SteppedTorchSampler(ours, slots=8, chunk_tokens=CHUNK)
+    sampler = SteppedTorchSampler(of_any_memory, slots=8, chunk_tokens=CHUNK)
     sampler.add(first)
     run_to_end(sampler)
     for request in others:
@@ -119,10 +130,10 @@ def test_a_prompt_that_begins_like_another_goes_on_from_the_last_chunk_they_shar
     assert ended["same"].num_cached_tokens == len(first.prompt)
     assert ended["longer"].num_cached_tokens == 2 * CHUNK
     for request in others:
-        assert bits(ended[request.key]) == bits(run(ours, [request], kept_bytes=0)[request.key])
+        assert bits(ended[request.key]) == bits(run(of_any_memory, [request], kept_bytes=0)[request.key])
 
 
-def test_what_gives_way_for_want_of_memory_ends_with_the_same_bits(ours):
+def test_what_gives_way_for_want_of_memory_ends_with_the_same_bits(of_any_memory):
     requests = [asked(str(n), drawn(n, 100), max_tokens=60, prompt_logprobs=False) for n in range(3)]
     given_up = []
 
@@ -133,11 +144,11 @@ def test_what_gives_way_for_want_of_memory_ends_with_the_same_bits(ours):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_sampler, "RequestProgress", Watched)
-        together = run(ours, requests, max_length=192, kv_tokens=7 * 64)
+        together = run(of_any_memory, requests, max_length=192, kv_tokens=7 * 64)
 
     assert given_up
     for request in requests:
-        assert bits(together[request.key]) == bits(run(ours, [request])[request.key])
+        assert bits(together[request.key]) == bits(run(of_any_memory, [request])[request.key])
 
 
 def test_a_pass_that_did_not_fit_is_made_again_from_the_states_before_it(ours, monkeypatch):

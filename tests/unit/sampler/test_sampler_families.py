@@ -17,7 +17,7 @@ NEW_TOKENS = 20
 SAMPLED = (
     *("qwen3-moe", "qwen2-moe", "mistral", "gemma3", "glm4", "glm4-moe", "deepseek-v2", "deepseek-v3", "gemma2"),
     *("gemma4", "gemma4-by-layer", "gemma4-moe", "gpt-oss", "llama4", "granite", "glm", "glm4-moe-lite"),
-    *("deepseek-v2-lite", "cohere", "ernie4.5", "minimax-m2", "ministral"),
+    *("deepseek-v2-lite", "cohere", "ernie4.5", "minimax-m2", "ministral", "deepseek-v4"),
 )
 """One for each peculiarity; the probe at start samples from all of them."""
 

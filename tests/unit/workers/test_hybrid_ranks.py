@@ -1,4 +1,4 @@
-"""Models whose layers carry a state, spread over two ranks: what one computes, the same bits in any company."""
+"""Models whose layers carry a state or have keys of their own, over two ranks: what one computes, in any company."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def settings_of(folder: Path, **more: object) -> Settings:
     return Settings(model=str(folder), model_name="tiny", threads=1, tokens_per_pass=150, **more)
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", pytest.param("nemotron-h", marks=pytest.mark.soak)])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3_5", *(pytest.param(family, marks=pytest.mark.soak) for family in ("nemotron-h", "deepseek-v4"))],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES[request.param]())

@@ -39,6 +39,7 @@ from twinkle.model.loading import A_LEVEL_DEEPER, decoder_of, load_base_model, s
 from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.module.adapter import AS_LOADED, StoredPaths
+from twinkle.module.compressed_attention import prepare_deepseek_v4
 from twinkle.module.delta_net import pack_delta_nets
 from twinkle.module.experts import LoraExperts
 from twinkle.module.llama4 import prepare_llama4
@@ -125,6 +126,7 @@ class FusedLoraModel:
         probe = Probe(model, self.device)
         self.tolerance = probe.tolerance
         prepare_llama4(model)
+        prepare_deepseek_v4(model)
         register_packed_attention()
         # What is no tower.
         served = self._decoder if has_tower else model
