@@ -17,6 +17,7 @@ from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.database import Database
+from twinkle.storage.disks import Disks
 from twinkle.storage.journal.executing import Committed
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import Records
@@ -256,6 +257,7 @@ class WorkerRig:
         threads: Executor | None = None,
         engine: Engine[Any] | None = None,
         cache_groups: CacheGroups | None = None,
+        disks: Disks | None = None,
         **options: Any,
     ) -> None:
         self.engine: Any = BrokenEngine() if engine is None else engine
@@ -268,6 +270,7 @@ class WorkerRig:
             stores=stores,
             journal=self.journal,
             blobs=blobs,
+            disks=disks or Disks([], clock, low_bytes=0, critical_bytes=0),
             clock=clock,
             identity=identity(name),
             capabilities=self.engine.capabilities,

@@ -312,6 +312,17 @@ def orphans(
 
 
 @app.command()
+def vacuum(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Give back to the disk what deleted rows of the journal took; on a full disk too. Writers wait meanwhile.
+
+    twinkle vacuum --home .twinkle
+    """
+    from twinkle.cli.vacuum import vacuum_journal
+
+    vacuum_journal(settings_of(home=home), as_json=as_json)
+
+
+@app.command()
 def audit(
     tenant: Annotated[str | None, typer.Option(help="Of this tenant only.  [default: of all]")] = None,
     event: Annotated[

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class TenantLimits:
     """One tenant's limits; 0 is none.
 
-    ``max_adapters`` counts those of live sessions, ``max_running`` the operations that run at once on one mesh,
-    ``max_samples`` those that wait or run, ``max_body_bytes`` the request bodies the API holds of the tenant,
-    ``max_files_bytes`` what its files, unfinished uploads and prepared rows take up, ``max_jobs`` the jobs that have
-    not ended, ``max_running_jobs`` those among them that run at once. ``max_sessions`` and ``max_runs`` count what is
-    kept of them, ``max_queued`` and ``max_queued_bytes`` the operations that wait or run and what they were sent with,
-    ``max_checkpoints`` and ``max_checkpoint_bytes`` those that have not expired.
+    ``max_adapters`` counts those of live sessions, ``max_running`` the operations, and sequences of samples, that run
+    at once on one mesh, ``max_samples`` those that wait or run, ``max_body_bytes`` the request bodies and results that
+    the API holds of the tenant, ``max_files_bytes`` what its files, unfinished uploads and prepared rows take up,
+    ``max_jobs`` the jobs that have not ended, ``max_running_jobs`` those among them that run at once. ``max_sessions``
+    and ``max_runs`` count what is kept of them, ``max_queued`` and ``max_queued_bytes`` the operations that wait or run
+    and what they were sent with, ``max_checkpoints`` and ``max_checkpoint_bytes`` those that have not expired.
     """
 
     max_adapters: int = 0

@@ -56,17 +56,28 @@ def in_service_order(heads: Sequence[Head]) -> list[Tagged]:
     """All heads in the order in which they are served.
 
     A tenant's own heads are ordered by niceness, then by their lanes' start tags; several heads of one lane stand in
-    the order given. Of a tenant with a limit no more than may run are listed.
+    the order given. Of a tenant with a limit no more than may run are listed, sample by sample with all its sequences.
     """
     tagged = []
     for own in _by_tenant(heads).values():
         turn = own[0].turn
         start = start_of_tenant(turn) + turn.num_running_tokens / turn.weight
-        room = max(turn.max_running - turn.num_running, 0) if turn.max_running else len(own)
-        for head in _in_lane_order(own)[:room]:
+        for head in _within_limit(turn, _in_lane_order(own)):
             tagged.append(Tagged(head=head, start=start))
             start = tagged[-1].finish
     return sorted(tagged, key=_place)
+
+
+def _within_limit(turn: Turn, heads: Sequence[Head]) -> Sequence[Head]:
+    """As many of the first heads as a tenant's limit has places for; one that has more than all of them runs alone."""
+    if not turn.max_running:
+        return heads
+    num_running = turn.num_running
+    for place, head in enumerate(heads):
+        num_running += head.num_sequences
+        if num_running > turn.max_running and num_running > head.num_sequences:
+            return heads[:place]
+    return heads
 
 
 def fair_part(order: Sequence[Tagged], *, min_tokens: int) -> list[Tagged]:

@@ -36,7 +36,6 @@ from twinkle.server.openai import router as openai_router
 from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.quota import Quotas
-from twinkle.server.room import DiskRoom, folders_of
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
@@ -51,6 +50,7 @@ from twinkle.storage import schema
 from twinkle.storage.ballast import keep_room, make_way
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.disks import Disks
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.jobs import JobBell, JobDispatcher
@@ -132,12 +132,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     common = CommonParts(
         settings=settings,
         clock=clock,
-        room=DiskRoom(
-            folders_of(settings),
-            clock,
-            low_bytes=settings.disk_low_bytes,
-            critical_bytes=settings.disk_critical_bytes,
-        ),
+        disks=Disks.of(settings, clock),
         sql=sql,
         listings=Listings(_threads("listings", _LISTING_THREADS, stack)),
         texts=Listings(_threads("texts", _TEXT_THREADS, stack)),

@@ -27,7 +27,7 @@ from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
-from twinkle.server.room import DiskRoom
+from twinkle.server.room import check_room
 from twinkle.server.scopes import READING, refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors
@@ -40,6 +40,7 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
+from twinkle.storage.disks import Disks
 from twinkle.storage.files.files import Files
 from twinkle.storage.files.uploads import Uploads
 from twinkle.storage.jobs.jobs import Jobs
@@ -70,7 +71,7 @@ class CommonParts:
     settings: Settings
     clock: Clock
     bodies: Bodies
-    room: DiskRoom
+    disks: Disks
     sql: Threads
     listings: Listings
     texts: Listings
@@ -202,7 +203,7 @@ async def _permitted(request: Request, key: ValidKey) -> ValidKey:
     account = await quotas.account(key.tenant)
     if account.suspension is not None:
         refuse_suspended(account.suspension, request.method, request.url.path)
-    state_of(request.app).common.room.check(request.method, request.url.path)
+    check_room(state_of(request.app).common.disks, request.method, request.url.path)
     charge_to(await quotas.bodies_of(key.tenant), request)
     return key
 
@@ -222,7 +223,7 @@ async def _caller(request: Request) -> str:
 
 async def _acted_for(request: Request, acting: Acting) -> str:
     act_as(job_actor(acting.job))
-    state_of(request.app).common.room.check(request.method, request.url.path)
+    check_room(state_of(request.app).common.disks, request.method, request.url.path)
     # What only reads has no body, and need not wait for the account.
     if request.method not in READING:
         charge_to(await state_of(request.app).accounts.quotas.bodies_of(acting.tenant), request)

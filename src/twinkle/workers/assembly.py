@@ -16,6 +16,7 @@ from twinkle.scheduler.charges import PassRate
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import BlobStore
+from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.stores import Stores
 from twinkle.workers.absence import Absences
@@ -107,6 +108,7 @@ class Surroundings:
     stores: Stores
     journal: Journal
     blobs: BlobStore
+    disks: Disks
     clock: Clock
     identity: ProcessIdentity
     capabilities: MeshCapabilities
@@ -144,6 +146,7 @@ class WorkerParts(Generic[State]):
             reporter=self._around.reporter,
             clock=self._around.clock,
             transfers=self.transfers,
+            disks=self._around.disks,
             max_adapters=self._options.max_adapters,
             max_tokens=self._options.max_tokens,
             min_tokens=self._options.min_tokens,

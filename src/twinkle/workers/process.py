@@ -21,6 +21,7 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.disks import Disks
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 from twinkle.tasks.nudge import bell_key, ring_channel, send_pump
@@ -64,6 +65,7 @@ class MeshProcess:
             stores=stores,
             journal=stores.journal,
             blobs=open_blob_store(settings.resolved_object_store),
+            disks=Disks.of(settings, clock),
             clock=clock,
             identity=ProcessIdentity.current(),
             capabilities=thread_record.written_into(engine.capabilities).model_copy(

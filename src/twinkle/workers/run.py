@@ -12,10 +12,11 @@ from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
-from twinkle.core.operation import OperationKind
+from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import alone_from, beside, choose_batch, choose_samples
 from twinkle.scheduler.residency import places_in_line
+from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.absence import Absences
@@ -59,6 +60,7 @@ class MeshWorker(Generic[State]):
         reporter: OperationReporter,
         clock: Clock,
         transfers: Transfers,
+        disks: Disks,
         max_adapters: int,
         max_tokens: int,
         min_tokens: int,
@@ -77,6 +79,7 @@ class MeshWorker(Generic[State]):
         self._reporter = reporter
         self._clock = clock
         self._transfers = transfers
+        self._disks = disks
         self._max_adapters = max_adapters
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
@@ -205,7 +208,10 @@ class MeshWorker(Generic[State]):
         self._offered, self._chosen = [], []
         self._room = self._residents.room_for_batch(at_most=self._max_adapters)
         held = self._executor.lanes | self._residents.held | self._leaving
-        claims = self._journal.claim(lease, with_virtual_time(self._choose), _HEADS_OFFERED, held=held)
+        claims: list[Claim] = []
+        # On a disk that is full nothing could be recorded of what it began.
+        if not self._disks.is_critical:
+            claims = self._journal.claim(lease, with_virtual_time(self._choose), _HEADS_OFFERED, held=held)
         execution = Execution()
         if claims:
             self._previous_was_light = claims[0].kind in _LIGHT
@@ -257,9 +263,11 @@ class MeshWorker(Generic[State]):
         self._drop_ended(lease)
         # Without room there still is some for tenants that have nothing there.
         offered = max(self._samples.room, _SAMPLES_OFFERED)
-        claims = self._journal.claim_samples(
-            lease, with_virtual_time(self._choose_samples), offered, under_way=self._samples.under_way
-        )
+        claims: list[Claim] = []
+        if not self._disks.is_critical:
+            claims = self._journal.claim_samples(
+                lease, with_virtual_time(self._choose_samples), offered, under_way=self._samples.under_way
+            )
         self._reporter.started(claims)
         if claims:
             crash_point("sampler.claimed")

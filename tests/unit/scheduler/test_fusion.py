@@ -192,6 +192,26 @@ def test_samples_under_way_count_for_their_tenant_and_towards_its_limit() -> Non
     assert sorted(chosen, key=lambda head: (head.lane, head.seq)) == [heads[0], heads[5], *heads[10:15]]
 
 
+def test_a_tenants_limit_counts_sequences_and_lets_one_sample_that_has_more_run_alone() -> None:
+    def samples(*numbers: int, num_running: int = 0) -> list[Head]:
+        limited = turn("limited", max_running=4, num_running=num_running)
+        return [
+            head("a", OperationKind.SAMPLE, of=limited, seq=seq, num_sequences=number)
+            for seq, number in enumerate(numbers)
+        ]
+
+    def num_begun(heads: list[Head]) -> int:
+        chosen = choose_samples(heads, room=100, is_idle=False)
+        assert chosen == heads[: len(chosen)]
+        return len(chosen)
+
+    assert num_begun(samples(1, 3, 1)) == 2
+    assert num_begun(samples(2, 3, 1)) == 1, "a small one does not overtake for ever"
+    assert num_begun(samples(9, 1)) == 1
+    assert num_begun(samples(9, 1, num_running=1)) == 0
+    assert num_begun(samples(1, 1, num_running=3)) == 1
+
+
 def test_a_full_sampler_has_room_for_tenants_that_have_nothing_there() -> None:
     numbers = {"a": 3, "b": 4, "c": 1}
     heads = [head(lane, OperationKind.SAMPLE, of=turn(lane), num_sequences=numbers[lane]) for lane in numbers]

@@ -13,7 +13,8 @@ from harness.calls import optim_step, retrieve
 from harness.fake_worker import BASE_MODEL
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import DiskFull
-from twinkle.server.room import DiskRoom
+from twinkle.server.room import check_room
+from twinkle.storage.disks import Disks
 from twinkle.storage.tenants.sessions import NewSession
 
 if TYPE_CHECKING:
@@ -159,14 +160,14 @@ def disk() -> Disk:
 def test_with_little_room_nothing_is_begun_and_with_none_only_reading_and_deleting_go_on(
     disk: Disk, tmp_path: Path, free_bytes: int, method: str, path: str, goes_on: bool
 ) -> None:
-    room = DiskRoom([tmp_path], SystemClock(), low_bytes=100, critical_bytes=10, free=disk.free)
+    disks = Disks([tmp_path], SystemClock(), low_bytes=100, critical_bytes=10, free=disk.free)
     disk.free_bytes = free_bytes
 
     if goes_on:
-        room.check(method, path)
+        check_room(disks, method, path)
     else:
         with pytest.raises(DiskFull):
-            room.check(method, path)
+            check_room(disks, method, path)
 
 
 def test_a_served_app_without_room_refuses_in_the_one_form(

@@ -15,7 +15,10 @@ class TenantSettings(SettingsGroup):
         default=1000, ge=0, description="adapters of live sessions, per tenant; 0: no limit; more is an error"
     )
     tenant_max_running: int = Field(
-        default=0, ge=0, description="operations that run at once on one mesh, per tenant; 0: no limit; the rest waits"
+        default=0,
+        ge=0,
+        description="operations, of samples their sequences, that run at once on one mesh, per tenant; 0: no limit; the"
+        " rest waits",
     )
     max_outstanding_samples: int = Field(
         default=4000, gt=0, description="that wait or run, per tenant; more is answered 429"

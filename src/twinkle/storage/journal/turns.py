@@ -63,7 +63,8 @@ class Turn:
 
     ``vtime`` is its finish tag: tokens served so far, divided by its weight; ``mesh_vtime`` is the mesh's virtual time
     and ``lane_vtime`` that of the tenant's own lanes. Samples that run are counted beside them, since they are charged
-    when they end. ``max_running`` is 0 where nothing limits how many run at once.
+    when they end. ``num_running`` counts sequences: a sample has one or several, any other operation is one.
+    ``max_running`` is 0 where nothing limits how many run at once.
     """
 
     tenant: str
@@ -204,7 +205,7 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
     for row in samples:
         tenant = lane_rows[row.lane].tenant
         if row.request_id in under_way:
-            running_of_tenant[tenant] += 1
+            running_of_tenant[tenant] += row.num_sequences
             tokens_of_tenant[tenant] += row.num_tokens
             tokens_of_lane[row.lane] += row.num_tokens
         elif row.not_before <= now:
