@@ -40,6 +40,8 @@ TWO_RANKS = (
     "grpo fsdp-ulysses hybrid",
     "micro fsdp",
     "fp16 fsdp",
+    "full ulysses capped",
+    "left fsdp-ulysses sinks",
 )
 FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses", "full hsdp-ep moe", "lora hsdp-ulysses-ep moe")
 EIGHT_RANKS = ("lora document hybrid", "full document hybrid", "full document-ulysses-ep moe")
@@ -147,7 +149,9 @@ def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> dict[str,
     distributed.all_gather_object(digests, digest(state))
     if distributed.get_rank() == 0:
         end = {name: value.contiguous() for name, value in state.items()}
-        safetensors.torch.save_file(end, output_dir / "end.safetensors")
+        # Tied weights are one tensor, which the format does not know.
+        copies = {name: value.clone() for name, value in end.items()}
+        safetensors.torch.save_file(copies, output_dir / "end.safetensors")
     return {"told": told, "resumed_is_same": is_same, "ranks_are_same": len(set(digests)) == 1}
 
 

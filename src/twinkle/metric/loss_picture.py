@@ -1,14 +1,15 @@
-"""The loss of a training as a picture, drawn without any library."""
+"""The loss of a training as a picture."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 
+from twinkle.metric.canvas import Canvas, Place, PngCanvas, SvgCanvas
 from twinkle.metric.records import EVAL, STEP, Records
 
-PICTURE_FILE = "loss.svg"
+PICTURE_FILES: Mapping[str, type[Canvas]] = {"loss.svg": SvgCanvas, "loss.png": PngCanvas}
+TRAINING, EVALUATION = "#1f6fb2", "#c2410c"
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 44
 NUM_TICKS = 5
@@ -19,79 +20,71 @@ SMOOTHED_POINTS = 25
 Points = Sequence[tuple[int, float]]
 
 
-def draw_loss(records: Records, title: str) -> bytes | None:
-    """An SVG of the loss by optimizer step, and of the evaluations' loss; None where there is nothing to draw."""
+def draw_loss(records: Records, title: str) -> dict[str, bytes]:
+    """Pictures, by their files' names, of the loss by optimizer step and of the evaluations' loss; none for nothing."""
     steps = _thinned(records.series(STEP, "loss"))
     evaluations = records.series(EVAL, "loss")
     if not steps and not evaluations:
-        return None
-    canvas = _Canvas([*steps, *evaluations])
-    parts = [canvas.axes(), f'<text x="{LEFT}" y="22" font-size="15">{escape(title)}: loss by optimizer step</text>']
+        return {}
+    pages = {name: make(WIDTH, HEIGHT) for name, make in PICTURE_FILES.items()}
+    for page in pages.values():
+        _draw(page, steps, evaluations, title)
+    return {name: page.content() for name, page in pages.items()}
+
+
+def _draw(page: Canvas, steps: Points, evaluations: Points, title: str) -> None:
+    frame = _Frame([*steps, *evaluations])
+    _draw_axes(page, frame)
+    page.text((LEFT, 22), f"{title}: loss by optimizer step", size=15)
     is_smoothed = len(steps) > SMOOTHED_POINTS
-    parts.append(canvas.line(steps, "#1f6fb2", width=1, opacity=0.3 if is_smoothed else 1))
+    _draw_curve(page, frame, steps, TRAINING, opacity=0.3 if is_smoothed else 1)
     if is_smoothed:
-        parts.append(canvas.line(_running_mean(steps, len(steps) // 20 + 1), "#1f6fb2", width=2, opacity=1))
-    parts += [canvas.dot(point, "#c2410c") for point in evaluations]
-    parts.append(canvas.line(evaluations, "#c2410c", width=1, opacity=0.6))
-    parts.append(_legend([("training", "#1f6fb2")] + [("evaluation", "#c2410c")] * bool(evaluations)))
-    body = "\n".join(part for part in parts if part)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
-    ).encode()
+        _draw_curve(page, frame, _running_mean(steps, len(steps) // 20 + 1), TRAINING, width=2)
+    for point in evaluations:
+        page.dot(frame.place(point), EVALUATION)
+    _draw_curve(page, frame, evaluations, EVALUATION, opacity=0.6)
+    names = [("training", TRAINING)] + [("evaluation", EVALUATION)] * bool(evaluations)
+    for index, (name, colour) in enumerate(reversed(names)):
+        page.text((WIDTH - RIGHT - 90 * index, 22), name, anchor="end", colour=colour)
 
 
-class _Canvas:
-    """Where a step and a loss lie in the picture."""
+class _Frame:
+    """Where a step and a loss lie on the page."""
 
     def __init__(self, points: Points) -> None:
         steps, losses = [step for step, _ in points], [loss for _, loss in points]
-        self._first, self._last = min(steps), max(max(steps), min(steps) + 1)
+        self.first, self.last = min(steps), max(max(steps), min(steps) + 1)
         margin = (max(losses) - min(losses)) * 0.05 or abs(losses[0]) * 0.05 or 0.5
-        self._low, self._high = min(losses) - margin, max(losses) + margin
+        self.low, self.high = min(losses) - margin, max(losses) + margin
 
-    def _place(self, point: tuple[float, float]) -> tuple[float, float]:
+    def place(self, point: tuple[float, float]) -> Place:
         step, loss = point
-        x = LEFT + (step - self._first) / (self._last - self._first) * (WIDTH - LEFT - RIGHT)
-        y = TOP + (self._high - loss) / (self._high - self._low) * (HEIGHT - TOP - BOTTOM)
+        x = LEFT + (step - self.first) / (self.last - self.first) * (WIDTH - LEFT - RIGHT)
+        y = TOP + (self.high - loss) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
         return round(x, 1), round(y, 1)
 
-    def axes(self) -> str:
-        parts: list[str] = []
-        for value in _ticks(self._low, self._high):
-            _, y = self._place((self._first, value))
-            parts.append(f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="#e5e7eb"/>')
-            parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{value:g}</text>')
-        for value in _ticks(self._first, self._last):
-            if value != int(value):
-                continue
-            x, _ = self._place((value, self._low))
-            parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{int(value)}</text>')
-        base = HEIGHT - BOTTOM
-        parts.append(f'<line x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}" stroke="#6b7280"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">step</text>')
-        return "\n".join(parts)
 
-    def line(self, points: Points, colour: str, *, width: int, opacity: float) -> str:
-        if len(points) == 1:
-            return self.dot(points[0], colour)
-        places = " ".join(f"{x},{y}" for x, y in map(self._place, points))
-        return (
-            f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="{width}" opacity="{opacity}"/>'
-            if points
-            else ""
-        )
-
-    def dot(self, point: tuple[int, float], colour: str) -> str:
-        x, y = self._place(point)
-        return f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>'
+def _draw_axes(page: Canvas, frame: _Frame) -> None:
+    base = HEIGHT - BOTTOM
+    for value in _ticks(frame.low, frame.high):
+        _, y = frame.place((frame.first, value))
+        page.line([(LEFT, y), (WIDTH - RIGHT, y)], "#e5e7eb")
+        page.text((LEFT - 8, y + 4), f"{value:g}", anchor="end")
+    for value in _ticks(frame.first, frame.last):
+        if value == int(value):
+            page.text((frame.place((value, frame.low))[0], base + 18), str(int(value)), anchor="middle")
+    page.line([(LEFT, base), (WIDTH - RIGHT, base)], "#6b7280")
+    page.text((WIDTH - RIGHT, HEIGHT - 8), "step", anchor="end")
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(
-        f'<text x="{WIDTH - RIGHT - 90 * index}" y="22" text-anchor="end" fill="{colour}">{name}</text>'
-        for index, (name, colour) in enumerate(reversed(entries))
-    )
+def _draw_curve(
+    page: Canvas, frame: _Frame, points: Points, colour: str, *, width: int = 1, opacity: float = 1
+) -> None:
+    places = [frame.place(point) for point in points]
+    if len(places) == 1:
+        page.dot(places[0], colour)
+    elif places:
+        page.line(places, colour, width=width, opacity=opacity)
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -28,7 +28,7 @@ from twinkle.data_format.answers import SavedCheckpoint
 from twinkle.hub.tokenizer_files import tokenizer_files
 from twinkle.infra.progress import track
 from twinkle.infra.remote import remote_function
-from twinkle.metric.loss_picture import PICTURE_FILE, draw_loss
+from twinkle.metric.loss_picture import draw_loss
 from twinkle.metric.records import METRICS_FILE
 from twinkle.model.optimizer_group import OptimizerGroup
 
@@ -199,10 +199,9 @@ def _state_of(group: OptimizerGroup) -> TrainerState:
 
 
 def _record_files(group: OptimizerGroup) -> dict[str, bytes]:
-    """What the training has recorded so far, in lines and as a picture; nothing before its first step."""
-    picture = draw_loss(group.records, group.name or "all parameters")
+    """What the training has recorded so far, in lines and as pictures; nothing before its first step."""
     lines = {METRICS_FILE: group.records.to_file()} if group.records.lines else {}
-    return lines if picture is None else {**lines, PICTURE_FILE: picture}
+    return {**lines, **draw_loss(group.records, group.name or "all parameters")}
 
 
 def _find(name: str | Path, output_dir: str | Path | None) -> Path:

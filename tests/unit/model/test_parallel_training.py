@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
 from harness import parallel_training
+from harness.families import FAMILIES, stir
 from harness.parallel_training import EARLIER, EIGHT_RANKS, FOUR_RANKS, HALF, PLAIN, STEPS, TWO_RANKS, make_model, train
 from twinkle.core.errors import ConfigError
 from twinkle.hub.tiny import make_tiny_model
@@ -33,6 +35,11 @@ def models_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     make_tiny_model(folder / "moe", family="qwen3_moe", **sizes)
     make_tiny_model(folder / "missed", family="qwen3_moe", **sizes)
     _let_no_token_reach_the_last_experts(folder / "missed")
+    for name, family in (("capped", "gemma2"), ("sinks", "gpt-oss")):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+        stir(model)
+        model.save_pretrained(folder / name)
     return folder
 
 

@@ -1,5 +1,6 @@
 """What a training leaves beside its checkpoints, and where else it is seen."""
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from xml.etree import ElementTree
 
 import peft
 import pytest
+from PIL import Image
 from structlog.testing import capture_logs
 
 from harness.training import make_rows
@@ -78,7 +80,8 @@ def test_a_line_for_each_step_and_report_lies_beside_the_checkpoint(
     card = card_text(tmp_path / "three", "me/three", ModelCard())
     assert f"| loss | {float(loss):g} |" in card and "| step | 3 |" in card
     picture = ElementTree.fromstring((tmp_path / "three" / "loss.svg").read_bytes())
-    assert len(picture.findall(f"{SVG}polyline")) == 1 and len(picture.findall(f"{SVG}circle")) == 2
+    curves = [line for line in picture.findall(f"{SVG}polyline") if line.get("stroke") == "#1f6fb2"]
+    assert len(curves) == 1 and len(picture.findall(f"{SVG}circle")) == 2
     assert "a: loss by optimizer step" in "".join(picture.itertext())
 
 
@@ -139,9 +142,12 @@ def test_any_training_can_be_drawn(losses: list[float]) -> None:
     records = Records(clock=lambda: 0.0)
     for step, loss in enumerate(losses, start=1):
         records.add(STEP, step, {"loss": loss})
-    picture = draw_loss(records, "a & b")
-    assert picture is not None and ElementTree.fromstring(picture).tag == f"{SVG}svg"
-    assert draw_loss(Records(), "nothing") is None
+    pictures = draw_loss(records, "a & b")
+    assert ElementTree.fromstring(pictures["loss.svg"]).tag == f"{SVG}svg"
+    with Image.open(io.BytesIO(pictures["loss.png"])) as drawn:
+        colours = {colour for _, colour in drawn.convert("RGB").getcolors(maxcolors=100_000)}
+        assert drawn.format == "PNG" and drawn.size == (720, 400) and len(colours) > 10
+    assert draw_loss(Records(), "nothing") == {}
 
 
 @pytest.mark.parametrize("damage", [b"[1]\n", b'{"kind": 1}\n', b"\xff\n"])

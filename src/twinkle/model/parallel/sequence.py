@@ -36,7 +36,7 @@ LAYOUT = "sequence_layout"
 """The keyword by which a pass's layout reaches its attention layers, also when these are computed again."""
 LINEAR_ATTENTION = "linear_attn"
 """What transformers calls the modules of layers whose attention is a recurrence."""
-NOT_SHARED = ("softcap", "s_aux", "position_bias", "sinks")
+NOT_SHARED = ("position_bias", "sinks")
 """Keywords of kinds of attention that are not computed here."""
 
 
@@ -222,6 +222,8 @@ def _attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     sequence_layout: SequenceLayout | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -237,6 +239,13 @@ def _attend(
         key, value = (values.repeat_interleave(num_heads // num_key_heads, dim=1) for values in (key, value))
     query, key, value = (sequence_layout.to_heads(values) for values in (query, key, value))
     mask = sequence_layout.mask(sliding_window)
+    if softcap is not None or s_aux is not None:
+        # Each head has a sink of its own, and this rank has some heads.
+        sinks = None if s_aux is None else s_aux.chunk(sequence_layout.size)[sequence_layout.rank]
+        scores_BNTT = _scores(query, key, mask, scaling=scaling, softcap=softcap)
+        shares_BNTT = functional.dropout(_shares(scores_BNTT, sinks), dropout)
+        values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        return sequence_layout.to_stretch(shares_BNTT.to(values) @ values).transpose(1, 2).contiguous(), None
     attended_BNTD = functional.scaled_dot_product_attention(
         query,
         key,
@@ -248,6 +257,31 @@ def _attend(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return sequence_layout.to_stretch(attended_BNTD).transpose(1, 2).contiguous(), None
+
+
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """How much each position attends to each other one, before the softmax (B, N, T, T)."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores_BNTT = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores_BNTT = softcap * torch.tanh(scores_BNTT / softcap)
+    sees = torch.ones_like(scores_BNTT[:1, :1], dtype=torch.bool).tril() if mask is None else mask
+    return scores_BNTT.float().masked_fill(~sees, -torch.inf)
+
+
+def _shares(scores_BNTT: torch.Tensor, sinks_N: torch.Tensor | None) -> torch.Tensor:
+    """The softmax; what goes into a head's sink goes nowhere."""
+    if sinks_N is None:
+        return scores_BNTT.softmax(-1)
+    sinks_BNT1 = sinks_N.to(scores_BNTT)[:, None, None].expand(*scores_BNTT.shape[:-1], 1)
+    return torch.cat([scores_BNTT, sinks_BNT1], dim=-1).softmax(-1)[..., :-1]
 
 
 def _wrap_linear_attention(model: Any) -> bool:
