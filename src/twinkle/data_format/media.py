@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from twinkle.data_format.row_error import RowError
 
 IMAGE_MARK = "<image>"
@@ -14,6 +16,34 @@ SOURCES = ("image", "image_url", "url", "path", "base64")
 NOT_TAKEN = {"videos": ("video", "video_url"), "audios": ("audio", "audio_url", "input_audio")}
 
 Message = dict[str, Any]
+
+
+OF_PICTURES = ("pixel_values", "image_grid_thw", "image_position_ids")
+"""What encoded rows hold of their pictures, one after the other."""
+
+
+def pictures_between(media: Mapping[str, Any], first: int, last: int) -> dict[str, Any]:
+    """The fields of an encoded row that are of its pictures, of some of them; nothing for none.
+
+    Args:
+        media: Of the row: patches of all pictures in a row with a grid for each (Qwen), or pictures filled up to the
+            same size (Gemma).
+        first: The first picture wanted.
+        last: Behind the last.
+    """
+    if first >= last:
+        return {}
+    kept = {name: media[name][first:last] for name in OF_PICTURES if media.get(name) is not None}
+    if "image_grid_thw" in kept and "image_position_ids" not in kept:
+        ends = np.cumsum([0, *np.asarray(media["image_grid_thw"]).prod(axis=1)])
+        kept["pixel_values"] = media["pixel_values"][int(ends[first]) : int(ends[last])]
+    return kept
+
+
+def num_pictures(media: Mapping[str, Any]) -> int:
+    """How many pictures the fields of an encoded row are of."""
+    by_picture = (media.get(name) for name in ("image_grid_thw", "image_position_ids", "pixel_values"))
+    return next((len(values) for values in by_picture if values is not None), 0)
 
 
 def with_pictures(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[list[Message], list[Any]]:

@@ -11,9 +11,11 @@ from typing import Any
 
 import datasets
 import numpy as np
+import torch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
+from twinkle.data_format.media import OF_PICTURES, num_pictures
 from twinkle.dataset.bins import pack_lengths
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.iterable import IterableDataset
@@ -22,12 +24,14 @@ from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.problems import Place
 from twinkle.dataset.source import ORIGIN
 from twinkle.dataset.steps import Encode, Keep, Row, Step
+from twinkle.processor.media import MEMBER_LENGTHS, MEMBER_PICTURES, STACKED, stacked
 from twinkle.template import Template
 
 DEFAULT_LENGTH = 2048
 """Of a packed row where the template sets no limit."""
-ALONE = ("pixel_values", "pixel_values_videos", "input_features")
-"""What a row with pictures, films or sound has: such a row is one sequence, and lies with no other."""
+ALONE = ("pixel_values_videos", "input_features")
+"""What a row with films or sound has: such a row lies with no other."""
+KINDS = "mm_token_type_ids"
 
 log = event_log()
 
@@ -46,13 +50,14 @@ class PackingDataset(Dataset):
     ) -> None:
         self._bins: list[list[int]] | None = None
         self._tokens: Any = None
+        self._pictures: Any = None
         super().__init__(dataset_meta, **load_kwargs)
 
     def pack_dataset(self) -> None:
         """Lay encoded rows together, as few packed rows as best-fit decreasing makes.
 
         Raises:
-            InvalidInput: Rows are not encoded, hold pictures, or are longer than a packed row.
+            InvalidInput: Rows are not encoded, hold films or sound, or are longer than a packed row.
         """
         rows = self.only.rows
         if "length" not in rows.column_names or "input_ids" not in rows.column_names:
@@ -62,6 +67,8 @@ class PackingDataset(Dataset):
         lengths = rows.select_columns(["length"]).with_format("numpy")[:]["length"].tolist()
         capacity = packed_length(self.template)
         self._bins = pack_lengths(lengths, capacity)
+        pictures = [name for name in (*OF_PICTURES, KINDS) if name in rows.column_names]
+        self._pictures = rows.select_columns(sorted({*names, *pictures, "position_ids"})) if pictures else None
         self._tokens = rows.select_columns(names).with_format("arrow")
         filled = sum(lengths) / (len(self._bins) * capacity) if self._bins else 0.0
         log.info("dataset.packed", rows=len(lengths), packed=len(self._bins), length=capacity, filled=round(filled, 4))
@@ -74,7 +81,9 @@ class PackingDataset(Dataset):
         return self._bins
 
     def row(self, index: int) -> Row:
-        """A packed row: lists of numbers one after the other, and ``length``."""
+        """A packed row: lists of numbers one after the other, and ``length``; with what is of its pictures."""
+        if self._pictures is not None:
+            return packed([self._pictures[number] for number in self.members_of_rows[int(index)]])
         table = self._tokens[self.members_of_rows[int(index)]]
         columns = {name: table[name].combine_chunks() for name in table.column_names}
         row: Row = {name: values.flatten().to_numpy(zero_copy_only=False).tolist() for name, values in columns.items()}
@@ -193,9 +202,33 @@ class _PackedStream(Iterator[Row]):
 def packed(rows: Sequence[Mapping[str, Any]]) -> Row:
     """Encoded rows one after the other."""
     lengths = [len(row["input_ids"]) for row in rows]
-    names = [name for name, values in rows[0].items() if _is_numbers(values)]
+    names = [name for name, values in rows[0].items() if name != KINDS and _is_numbers(values)]
     joined: Row = {name: np.concatenate([np.asarray(row[name]) for row in rows]).tolist() for name in names}
-    return {**joined, "position_ids": _positions(lengths), "length": sum(lengths)}
+    joined |= {"position_ids": _positions(lengths), "length": sum(lengths)}
+    return joined | _packed_pictures(rows, lengths) if any(num_pictures(row) for row in rows) else joined
+
+
+def _packed_pictures(rows: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Row:
+    """What is of the pictures of all rows, and where each row lies in it."""
+    media: Row = {}
+    for name, filling in STACKED.items():
+        values = [torch.as_tensor(row[name]) for row in rows if row.get(name) is not None]
+        if values:
+            media[name] = stacked(name, values, filling).numpy()
+    kinds = [
+        np.zeros(length, dtype=np.int64) if row.get(KINDS) is None else np.asarray(row[KINDS]).reshape(-1)
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+    positions = [np.asarray(row["position_ids"]) for row in rows]
+    if any(of_row.ndim == 2 for of_row in positions):
+        positions = [np.broadcast_to(of_row, (3, length)) for of_row, length in zip(positions, lengths, strict=True)]
+    return {
+        **media,
+        KINDS: np.concatenate(kinds).tolist(),
+        "position_ids": np.concatenate(positions, axis=-1).tolist(),
+        MEMBER_LENGTHS: list(lengths),
+        MEMBER_PICTURES: [num_pictures(row) for row in rows],
+    }
 
 
 def packed_length(template: Template | None) -> int:
@@ -221,7 +254,7 @@ def _is_list_of_numbers(feature: Any) -> bool:
 def _refuse_alone(names: Any) -> None:
     for name in ALONE:
         if name in names:
-            raise InvalidInput(name, "is in these rows: a row with pictures or sound lies with no other; use Dataset")
+            raise InvalidInput(name, "is in these rows: a row with films or sound lies with no other; use Dataset")
 
 
 def _refuse_split(step: Step) -> None:

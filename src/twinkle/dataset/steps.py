@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.columns import columns_of, rows_of
 from twinkle.dataset.source import ORIGIN, UNKNOWN_ORIGIN
@@ -173,6 +175,17 @@ def is_check(step: Step) -> bool:
     return isinstance(step, Keep) and isinstance(step.function, Encodable)
 
 
+def _with_alike_positions(rows: list[Row]) -> list[Row]:
+    """The rows with positions of one depth, as a column wants it, where pictures count along several axes."""
+    depths = [np.ndim(row["position_ids"]) if "position_ids" in row else 0 for row in rows]
+    if 2 not in depths:
+        return rows
+    return [
+        {**row, "position_ids": [row["position_ids"]]} if depth == 1 else row
+        for row, depth in zip(rows, depths, strict=True)
+    ]
+
+
 class OverColumns:
     """A step as Hugging Face's ``map`` calls it: with columns, the origin of each row among them."""
 
@@ -189,7 +202,8 @@ class OverColumns:
             result = {**made, ORIGIN: origins if same else [UNKNOWN_ORIGIN] * _length(made)}
         else:
             pairs = zip(rows_of(given), origins, strict=True)
-            result = columns_of([{**made, ORIGIN: origin} for row, origin in pairs for made in self._step.rows(row)])
+            rows = [{**made, ORIGIN: origin} for row, origin in pairs for made in self._step.rows(row)]
+            result = columns_of(_with_alike_positions(rows))
         if self._progress is not None:
             self._progress.advance(len(origins))
         return result or {ORIGIN: []}

@@ -13,7 +13,16 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import InvalidInput
-from twinkle.processor.media import BY_TOKEN, PIXELS, RowPictures, batch_media, read_media, read_pictures
+from twinkle.processor.media import (
+    BY_TOKEN,
+    MEMBER_LENGTHS,
+    PIXELS,
+    RowPictures,
+    batch_media,
+    members_of,
+    read_media,
+    read_pictures,
+)
 
 IGNORED_LABEL = -100
 PADDING = {"input_ids": 0, "attention_mask": 0, "position_ids": -1, "labels": IGNORED_LABEL}
@@ -66,7 +75,8 @@ class InputProcessor:
     A row holds ``input_ids`` and perhaps ``labels``, ``attention_mask``, ``position_ids``, and what is of its pictures
     (``pixel_values`` with ``image_grid_thw`` or ``image_position_ids``, ``mm_token_type_ids``). Where position ids
     begin again, the row holds several sequences, which are taken apart: a loss sees one row for each sequence. A row
-    with pictures is one sequence; beside it rows of text alone are filled up.
+    with pictures is one sequence, unless ``member_lengths`` and ``member_pictures`` say where others lie in it; beside
+    it rows of text alone are filled up.
 
     Args:
         device_mesh: Not used; rows are those of this rank already.
@@ -159,6 +169,8 @@ class InputProcessor:
 
 
 def _sequences(field: str, row: Row) -> list[TokenSequence]:
+    if row.get(MEMBER_LENGTHS) is not None:
+        return [sequence for member in members_of(field, row) for sequence in _sequences(field, member)]
     if "input_ids" not in row:
         raise InvalidInput(f"{field}.input_ids", "is missing; encode the row with a template first")
     input_ids = _integers(f"{field}.input_ids", row["input_ids"])

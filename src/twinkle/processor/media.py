@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.media import OF_PICTURES, num_pictures, pictures_between
 
 STACKED = {
     "pixel_values": 0.0,
@@ -27,6 +28,9 @@ STACKED = {
 BY_TOKEN = ("mm_token_type_ids", "token_type_ids")
 """Of each token what it stands for; 0 is text."""
 PIXELS = ("pixel_values", "pixel_values_videos")
+MEMBER_LENGTHS, MEMBER_PICTURES = "member_lengths", "member_pictures"
+"""Of a packed row with pictures: tokens and pictures of each of its members, in their order."""
+_BY_MEMBER_TOKEN = ("input_ids", "labels", "attention_mask", *BY_TOKEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +81,33 @@ def read_pictures(field: str, media: Mapping[str, torch.Tensor]) -> RowPictures 
     return RowPictures(pixel_values, grids)
 
 
+def members_of(field: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that lie in a packed row with pictures.
+
+    Raises:
+        InvalidInput: Their lengths or numbers of pictures are not those of the row.
+    """
+    lengths = [int(length) for length in row[MEMBER_LENGTHS]]
+    given = row.get(MEMBER_PICTURES)
+    counts = [0] * len(lengths) if given is None else [int(count) for count in given]
+    num_tokens = len(row["input_ids"])
+    if min(lengths, default=0) < 1 or sum(lengths) != num_tokens:
+        raise InvalidInput(f"{field}.{MEMBER_LENGTHS}", f"are {lengths}; the row has {num_tokens} input_ids")
+    if len(counts) != len(lengths) or sum(counts) != num_pictures(row):
+        raise InvalidInput(f"{field}.{MEMBER_PICTURES}", f"are {counts}; the row has {num_pictures(row)} pictures")
+    media = {name: torch.as_tensor(row[name]) for name in OF_PICTURES if row.get(name) is not None}
+    positions = None if row.get("position_ids") is None else torch.as_tensor(row["position_ids"])
+    members = []
+    start = first = 0
+    for length, count in zip(lengths, counts, strict=True):
+        member = {name: row[name][start : start + length] for name in _BY_MEMBER_TOKEN if row.get(name) is not None}
+        if positions is not None:
+            member["position_ids"] = positions[..., start : start + length]
+        members.append({**member, **pictures_between(media, first, first + count)})
+        start, first = start + length, first + count
+    return members
+
+
 def batch_media(
     media: Sequence[Mapping[str, torch.Tensor]], lengths: Sequence[int], padding_side: str
 ) -> dict[str, torch.Tensor]:
@@ -85,7 +116,7 @@ def batch_media(
     for name, filling in STACKED.items():
         values = [of_row[name] for of_row in media if name in of_row]
         if values:
-            batch[name] = _stacked(name, values, filling)
+            batch[name] = stacked(name, values, filling)
     if not any(name in batch for name in PIXELS):
         return batch
     for name in BY_TOKEN:
@@ -98,7 +129,8 @@ def batch_media(
     return batch
 
 
-def _stacked(name: str, values: Sequence[torch.Tensor], filling: float) -> torch.Tensor:
+def stacked(name: str, values: Sequence[torch.Tensor], filling: float) -> torch.Tensor:
+    """Values of several rows one after the other, smaller ones filled up."""
     dims = {tensor.dim() for tensor in values}
     if len(dims) > 1:
         raise InvalidInput("inputs", f"have {name} of {sorted(dims)} dimensions; encode all rows with one template")

@@ -33,6 +33,10 @@ class Draw:
     position: int
     """How many tokens the sample has already."""
     topk: int = 0
+    repetition_penalty: float = 1.0
+    """1: off. Above: tokens of ``seen`` become less likely; below: more."""
+    seen: Sequence[int] = ()
+    """Of the prompt and the sample, where there is a penalty."""
 
 
 class DrawnToken(NamedTuple):
@@ -40,14 +44,14 @@ class DrawnToken(NamedTuple):
 
     token: int
     logprob: float
-    """Of the temperature-scaled distribution, before top-k and top-p."""
+    """Of the temperature-scaled distribution, penalties in it, before top-k and top-p."""
     topk_ids: list[int] | None = None
     topk_logprobs: list[float] | None = None
 
 
 def draw_tokens(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> list[DrawnToken | None]:
     """Returns a token for each row; none for a row whose logits are not finite."""
-    logprobs_NV = scaled_logprobs(logits_NV, [draw.rule for draw in draws])
+    logprobs_NV = scaled_logprobs(_penalised(logits_NV, draws), [draw.rule for draw in draws])
     finite = finite_rows(logprobs_NV)
     if all(finite):
         return list(_draw_finite(logprobs_NV, draws))
@@ -69,6 +73,20 @@ def _draw_finite(logprobs_NV: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn
         else:
             drawn.append(DrawnToken(token, logprob))
     return drawn
+
+
+def _penalised(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """The logits with repetitions made less likely, as in CTRL (Keskar et al., 2019, section 4.1)."""
+    rows = [row for row, draw in enumerate(draws) if draw.repetition_penalty != 1 and draw.seen]
+    if not rows:
+        return logits_NV
+    penalised_NV = logits_NV.clone()
+    for row in rows:
+        seen_S = torch.tensor(sorted(set(draws[row].seen)), device=logits_NV.device)
+        known_S = logits_NV[row, seen_S]
+        penalty = draws[row].repetition_penalty
+        penalised_NV[row, seen_S] = torch.where(known_S > 0, known_S / penalty, known_S * penalty)
+    return penalised_NV
 
 
 def uniform(seed: int, stream: int, position: int) -> float:

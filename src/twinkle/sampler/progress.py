@@ -14,7 +14,15 @@ from twinkle.sampler.drawing import Draw
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prefixes import ComputedChunk, PromptChunk, chunks_of
 from twinkle.sampler.prompt_scores import PromptScores
-from twinkle.sampler.request import AdapterFiles, DrawnSequence, SampleRequest, SampleResult, StopReason, rule_of
+from twinkle.sampler.request import (
+    AdapterFiles,
+    DrawnSequence,
+    SampleRequest,
+    SampleResult,
+    StopReason,
+    rule_of,
+    seen_by,
+)
 from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 
@@ -90,6 +98,8 @@ class RequestProgress:
             continuation.sample,
             len(continuation.tokens),
             self.request.topk_sample_logprobs,
+            self.request.repetition_penalty,
+            seen_by(self.request, continuation.tokens),
         )
 
     @property

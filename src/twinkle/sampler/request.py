@@ -54,6 +54,8 @@ class SampleRequest:
     top_k: int = -1
     """-1 or 0: off."""
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    """1: off. Of the tokens of prompt and sample: above 1 makes them less likely, below more."""
     stop_token_ids: frozenset[int] | None = None
     """None: the model's end-of-sequence ids, unless other stops are given. Empty: no stop at all."""
     stop_strings: tuple[str, ...] = ()
@@ -113,6 +115,11 @@ class SampleResult:
 def rule_of(request: SampleRequest, barred: tuple[int, ...]) -> ChoiceRule:
     """How the tokens of a request are chosen, on a model some of whose tokens are never drawn."""
     return ChoiceRule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, barred=barred)
+
+
+def seen_by(request: SampleRequest, tokens: Sequence[int]) -> Sequence[int]:
+    """What a penalty on repetitions goes by, with these tokens of a sample; nothing where there is none."""
+    return () if request.repetition_penalty == 1 else (*request.prompt, *tokens)
 
 
 def check_request(
@@ -176,6 +183,11 @@ def _check_choice(request: SampleRequest) -> None:
     )
     _require(request.top_k >= -1, "top_k", f"is {request.top_k}; send 1 or more, or -1 to switch it off")
     _require(0 < request.top_p <= 1, "top_p", f"is {request.top_p}; send a number above 0, up to 1 (off)")
+    _require(
+        math.isfinite(request.repetition_penalty) and request.repetition_penalty > 0,
+        "repetition_penalty",
+        f"is {request.repetition_penalty}; send a number above 0; 1 is off",
+    )
 
 
 def _check_stops(request: SampleRequest, vocab_size: int, can_decode: bool) -> None:

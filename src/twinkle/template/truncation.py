@@ -8,12 +8,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from twinkle.data_format.media import num_pictures, pictures_between
 from twinkle.data_format.row_error import RowError
 
 TruncationStrategy = Literal["raise", "left", "right", "split", "delete"]
 TRUNCATION_STRATEGIES: tuple[TruncationStrategy, ...] = get_args(TruncationStrategy)
 
 IGNORED_LABEL = -100
+KINDS = "mm_token_type_ids"
+"""Of each token what it stands for; 0 is text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ def truncate(row: TokenRow, max_length: int | None, strategy: TruncationStrategy
     A piece of a split row has at its end the label that follows: no target is lost between two pieces.
 
     Raises:
-        RowError: The strategy is ``raise``, or a cut would go through pictures.
+        RowError: The strategy is ``raise``, or a row with pictures cannot be cut in this way.
     """
     num_tokens = len(row.tokens)
     if max_length is None or num_tokens <= max_length:
@@ -57,14 +60,43 @@ def truncate(row: TokenRow, max_length: int | None, strategy: TruncationStrategy
             "messages",
             f"are {num_tokens} tokens, max_length is {max_length}; shorten them or choose a truncation_strategy",
         )
-    if row.media:
-        raise RowError("images", f"are in a row of {num_tokens} tokens, which is not cut; choose 'delete' or 'raise'")
+    if row.media and strategy == "split":
+        raise RowError("images", f"are in a row of {num_tokens} tokens, which is not split; choose another strategy")
     if strategy == "left":
-        return [_part(row, num_tokens - max_length, num_tokens)]
+        start = num_tokens - max_length
+        return [_part_with_pictures(row, start, num_tokens) if row.media else _part(row, start, num_tokens)]
     if strategy == "right":
-        kept = _part(row, 0, max_length)
+        kept = _part_with_pictures(row, 0, max_length) if row.media else _part(row, 0, max_length)
         return [replace(kept, labels=np.append(kept.labels[:-1], IGNORED_LABEL))]
     return [_part(row, start, min(start + max_length, num_tokens)) for start in range(0, num_tokens, max_length)]
+
+
+def _part_with_pictures(row: TokenRow, start: int, end: int) -> TokenRow:
+    """The stretch with the pictures that lie in it; one that a cut would go through is left out whole.
+
+    Raises:
+        RowError: It cannot be told which tokens are which picture, or nothing would be left.
+    """
+    kinds = np.asarray(row.media.get(KINDS, ())).reshape(-1)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], kinds != 0, [0]]).astype(np.int8)))
+    pictures = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    if len(kinds) != len(row.tokens) or len(pictures) != num_pictures(row.media):
+        raise RowError("images", f"are in a row of {len(row.tokens)} tokens, which is not cut; choose 'delete'")
+    for begin, behind in pictures:
+        # With the token that begins it, or the one that ends it.
+        if begin < end < behind + 1 and end < len(row.tokens):
+            end = max(begin - 1, 0)
+        if begin - 1 < start < behind:
+            start = min(behind + 1, len(row.tokens))
+    if start >= end:
+        raise RowError("images", "leave no room for anything else; choose 'delete', or raise max_length")
+    kept = [number for number, (begin, behind) in enumerate(pictures) if start <= begin and behind <= end]
+    part = TokenRow(row.tokens[start:end], row.labels[start:end])
+    if not kept:
+        return part
+    positions = None if row.positions is None else row.positions[..., start:end] - row.positions[..., start:end].min()
+    media = {**pictures_between(row.media, kept[0], kept[-1] + 1), KINDS: kinds[start:end]}
+    return replace(part, positions=positions, media=media)
 
 
 def _part(row: TokenRow, start: int, end: int) -> TokenRow:

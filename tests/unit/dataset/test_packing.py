@@ -115,9 +115,9 @@ def test_raw_text_is_packed_too(template_folder: Path) -> None:
     assert all(row["labels"][start - 1] == -100 for start in starts[1:])
 
 
-def test_rows_with_pictures_lie_with_no_other(template: Template) -> None:
+def test_rows_with_sound_lie_with_no_other(template: Template) -> None:
     rows = [{**{name: values.tolist() for name, values in encoded.items() if name.endswith("ids")},
-             "length": encoded["length"], "pixel_values": [[0.0]]}
+             "length": encoded["length"], "input_features": [[0.0]]}
             for encoded in [template.encode({"messages": conversation(1)["messages"]})]]  # fmt: skip
     dataset = PackingDataset(DatasetMeta(data=rows))
 

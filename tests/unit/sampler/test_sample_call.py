@@ -149,7 +149,7 @@ def test_the_base_model_is_sampled_only_when_asked_for(sampler, adapters):
         ({"sampling_params": {"temprature": 1}}, "sampling_params"),
         ({"sampling_params": {"max_tokens": 1, "max_new_tokens": 2}}, "max_new_tokens"),
         ({"sampling_params": {"top_p": 0.0}}, "top_p"),
-        ({"sampling_params": {"repetition_penalty": 1.2}}, "repetition_penalty"),
+        ({"sampling_params": {"repetition_penalty": 0.0}}, "repetition_penalty"),
         ({"inputs": [{"messages": []}]}, "inputs"),
         ({"inputs": [{"input_ids": [[1, 2]]}]}, "input_ids"),
         ({"inputs": [[VOCAB_SIZE]]}, "prompt"),

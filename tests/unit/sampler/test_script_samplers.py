@@ -267,3 +267,25 @@ def test_a_patch_is_applied_to_the_model_that_samples(model_id):
     assert isinstance(seen[0], torch.nn.Module)
     with pytest.raises(InvalidInput, match="patch_cls"):
         made.apply_patch(3)
+
+
+def test_repetitions_are_made_less_likely_as_transformers_does(sampler, model_id):
+    prompt = sampler.template.encode({"messages": MESSAGES}, add_generation_prompt=True)["input_ids"]
+    params = {"max_tokens": 24, "temperature": 0.0, "stop": [], "logprobs": 1}
+    plain, penalised = (
+        sampler.sample([{"input_ids": prompt}], {**params, "repetition_penalty": penalty})[0].sequences[0]
+        for penalty in (1.0, 1.8)
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_id)
+    given = torch.tensor(prompt)[None]
+    expected = model.generate(
+        given, do_sample=False, max_new_tokens=24, min_new_tokens=24, repetition_penalty=1.8, eos_token_id=None
+    )
+    assert penalised.tokens == expected[0, len(prompt) :].tolist() != plain.tokens
+    # Logprobs are those of the distribution that is drawn from.
+    logits = model(expected[:, :-1]).logits[0, len(prompt) - 1 :]
+    first = logits[0].clone()
+    seen = torch.tensor(sorted(set(prompt.tolist())))
+    first[seen] = torch.where(first[seen] > 0, first[seen] / 1.8, first[seen] * 1.8)
+    token, logprob = penalised.logprobs[0][0]
+    assert logprob == pytest.approx(torch.log_softmax(first, -1)[token].item(), abs=1e-4)

@@ -19,7 +19,10 @@ from harness.chat_templates import save_tokenizer
 from harness.hub_models import save_hub_model
 from harness.picture_files import picture_file
 from harness.pictures import save_picture_model
+from twinkle.core.errors import InvalidInput
+from twinkle.dataset import DatasetMeta, IterablePackingDataset, PackingDataset
 from twinkle.model import TransformersModel
+from twinkle.processor import InputProcessor
 from twinkle.template import Qwen3_5Template, RowError, Template
 from twinkle.template.pictures import picture_preparer, put_in_place
 
@@ -140,13 +143,72 @@ def test_what_is_wrong_with_pictures_is_told(template: Template, row: dict[str, 
         template.encode(row)
 
 
-def test_rows_with_pictures_are_not_cut(folder: Path) -> None:
-    row = {"messages": [user("<image>What is it?"), ANSWER], "images": [PNG]}
-
-    with pytest.raises(RowError, match=r"images: are in a row of .* which is not cut"):
-        Qwen3_5Template(str(folder), max_length=20, truncation_strategy="left").encode(row)
+def test_a_row_is_cut_between_its_pictures_and_never_through_one(folder: Path, template: Template) -> None:
+    row = {
+        "messages": [user("a<image>b"), ANSWER, user("c<image>d"), ANSWER],
+        "images": [PNG, picture_file(2, width=32, height=48)],
+    }
+    whole = template.encode(row)
+    patches = whole["image_grid_thw"].prod(axis=1)
+    kinds = whole["mm_token_type_ids"]
+    for strategy in ("left", "right"):
+        for length in range(8, len(kinds)):
+            cut = Qwen3_5Template(str(folder), max_length=length, truncation_strategy=strategy)  # type: ignore[arg-type]
+            piece = cut.encode(row)
+            size = piece["length"]
+            assert 0 < size <= length
+            start = 0 if strategy == "right" else len(kinds) - size
+            assert piece["input_ids"].tolist() == whole["input_ids"][start : start + size].tolist()
+            kept = piece.get("image_grid_thw", np.zeros((0, 3), dtype=int))
+            number = slice(2 - len(kept), 2) if strategy == "left" else slice(0, len(kept))
+            assert kept.tolist() == whole["image_grid_thw"][number].tolist()
+            assert int(kinds[start : start + size].sum()) * 4 == int(patches[number].sum())
+            if not len(kept):
+                assert piece["position_ids"].ndim == 1 and "pixel_values" not in piece
+                continue
+            assert len(piece["pixel_values"]) == int(patches[number].sum())
+            shifts = whole["position_ids"][:, start : start + size] - piece["position_ids"]
+            assert piece["position_ids"].min() == 0 and len(set(shifts.ravel().tolist())) == 1
+    with pytest.raises(RowError, match=r"images: are in a row of .* which is not split"):
+        Qwen3_5Template(str(folder), max_length=20, truncation_strategy="split").batch_encode([row])
     deleting = Qwen3_5Template(str(folder), max_length=20, truncation_strategy="delete")
     assert deleting.batch_encode([row]) == []
+
+
+@pytest.mark.parametrize("kind", [PackingDataset, IterablePackingDataset])
+def test_rows_with_pictures_are_packed_and_train_as_they_do_alone(folder: Path, kind: Any) -> None:
+    rows = [
+        {"messages": [user("<image>" * number + "What?"), ANSWER], "images": [picture_file(n) for n in range(number)]}
+        for number in (1, 0, 2, 0, 1)
+    ]
+    template = Qwen3_5Template(str(folder), max_length=200)
+    encoded = [template.encode(row) for row in rows]
+    dataset = kind(DatasetMeta(data=rows))
+    dataset.set_template(template)
+    dataset.encode()
+    dataset.pack_dataset()
+
+    found = list(dataset) if kind is IterablePackingDataset else [dataset[index] for index in range(len(dataset))]
+
+    assert len(found) < len(rows) and all(row["length"] <= 200 for row in found)
+    processor = InputProcessor()
+    ours = sorted(processor.sequences(found), key=lambda sequence: (len(sequence.input_ids), str(sequence.input_ids)))
+    theirs = sorted(
+        processor.sequences(encoded), key=lambda sequence: (len(sequence.input_ids), str(sequence.input_ids))
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.input_ids, other.input_ids) and torch.equal(one.labels, other.labels)
+        positions = other.position_ids
+        assert torch.equal(one.position_ids, positions if positions.dim() == one.position_ids.dim() else
+                           positions.expand_as(one.position_ids))  # fmt: skip
+        assert one.media.keys() - {"mm_token_type_ids"} == other.media.keys() - {"mm_token_type_ids"}
+        for name, values in other.media.items():
+            assert torch.equal(one.media[name], values)
+        assert (one.pictures is None) == (other.pictures is None)
+    with pytest.raises(InvalidInput, match="member_pictures"):
+        processor({**found[0], "member_pictures": [9] * len(found[0]["member_lengths"])})
+    with pytest.raises(InvalidInput, match="member_lengths"):
+        processor({**found[0], "member_lengths": [1]})
 
 
 def test_a_sampled_answer_goes_on_after_the_pictures_positions(template: Template) -> None:

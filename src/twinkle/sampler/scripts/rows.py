@@ -17,10 +17,8 @@ def request_of(
     """Returns the request for one row.
 
     Raises:
-        InvalidInput: A parameter is one that no sampler of ours has, or ``stop`` mixes kinds.
+        InvalidInput: ``stop`` mixes kinds.
     """
-    if params.repetition_penalty != 1:
-        raise InvalidInput("repetition_penalty", f"is {params.repetition_penalty}; only 1 (off) is supported")
     stop_ids, stop_strings = _stops(params.stop)
     return SampleRequest(
         key=key,
@@ -32,6 +30,7 @@ def request_of(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
+        repetition_penalty=params.repetition_penalty,
         stop_token_ids=stop_ids,
         stop_strings=stop_strings,
         prompt_logprobs=params.prompt_logprobs is not None,

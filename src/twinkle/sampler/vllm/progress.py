@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twinkle.sampler.drawing import Draw, DrawnToken
 from twinkle.sampler.prompt_scores import LogitsOfRows, PromptScores
-from twinkle.sampler.request import DrawnSequence, SampleRequest, SampleResult, StopReason, rule_of
+from twinkle.sampler.request import DrawnSequence, SampleRequest, SampleResult, StopReason, rule_of, seen_by
 from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 from twinkle.sampler.vllm.adapters import AdapterFolder
@@ -104,4 +104,6 @@ class RunningSample:
             self.sequence.sample,
             len(self.sequence.tokens),
             request.topk_sample_logprobs,
+            request.repetition_penalty,
+            seen_by(request, self.sequence.tokens),
         )
