@@ -80,6 +80,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/library.py --short --output build/bench/library.json
 	$(BIN)/python benchmarks/data_check.py --short --output build/bench/data_check.json
 	$(BIN)/python benchmarks/sweep.py --short --output build/bench/sweep.json
+	$(BIN)/python benchmarks/dry_run.py --short --output build/bench/dry_run.json
 	$(BIN)/python benchmarks/tables.py --results build/bench --print
 
 # On a machine with a GPU, by its own Python: torch 2.11 or newer, transformers, peft, pytest and psutil are all it takes.

@@ -22,6 +22,34 @@ def sweep_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def dry_run_text(result: Result) -> str:
+    """Returns what dry runs foretold against what the jobs then took."""
+    work = result["workload"]
+    lines = [
+        machine_line(result),
+        "",
+        f"{work['steps']} steps on {work['rows']} rows; what each took, and what that is of both ends of what was "
+        "foretold.",
+        "",
+        *table(
+            ("kind", "foretold, s", "took, s", "of the least", "of the most", "within a quarter", "on the device, s"),
+            [
+                (
+                    one["kind"],
+                    "{} to {}".format(*one["foretold_s"]),
+                    one["took_s"],
+                    round(one["took_s"] / one["foretold_s"][0], 2),
+                    round(one["took_s"] / one["foretold_s"][1], 2),
+                    "yes" if one["is_within"] else "no",
+                    "{} of {} to {}".format(one["device_s"], *one["foretold_device_s"]),
+                )
+                for one in result["kinds"]
+            ],
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def step_text(result: Result) -> str:
     """Returns the step benchmark's table."""
     work = result["workload"]

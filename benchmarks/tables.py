@@ -11,7 +11,16 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engine_tables import custom_loss_text, fusion_text, ranks_text, sampling_text, step_text, sweep_text, switch_text
+from engine_tables import (
+    custom_loss_text,
+    dry_run_text,
+    fusion_text,
+    ranks_text,
+    sampling_text,
+    step_text,
+    sweep_text,
+    switch_text,
+)
 from markdown_table import Result
 from queue_tables import dialects_text, native_text, queue_text, scale_text
 
@@ -29,6 +38,7 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "adapter_switch": switch_text,
     "ranks": ranks_text,
     "sweep": sweep_text,
+    "dry_run": dry_run_text,
     "scale": scale_text,
     "scale_postgresql": scale_text,
 }

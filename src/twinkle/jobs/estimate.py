@@ -1,7 +1,9 @@
 """What a job would take, before any of it is done: tokens and steps exactly, memory from the model, time from the mesh.
 
-The time is a range. Its lower end is the job alone on a device that is as quick as it was for the quicker part of the
-last operations; the upper end is one as slow as for the slower part, shared evenly with everybody who has work now.
+The time is a range, of the clock. Its lower end is the job alone on a device that is as quick as it was for the quicker
+part of the last operations; the upper end is one as slow as for the slower part, shared evenly with everybody who has
+work now. Samples that are drawn side by side share the time, as they did lately; the price counts it for each of them,
+as the account does.
 How long answers get nobody knows before they are drawn: what depends on that is a range too, from answers of one token
 to answers of as many as they may have.
 Nothing is made up: where nothing was measured there is no time, and the estimate says why.
@@ -23,6 +25,8 @@ HOUR_S = 3600.0
 _FEWEST_MEASURED = 3
 """Fewer operations say nothing about the next ones."""
 _QUICK, _SLOW = 0.25, 0.75
+_PARTS = 16
+"""Into so many is the time cut in which samples were drawn."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +167,18 @@ def _summed_times(times: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: round(sum(time[name] for time in times), 3) for name in ("low_s", "high_s")}
 
 
-def device_seconds(work: Work, measured: Sequence[Measured]) -> tuple[Range | None, list[str]]:
-    """What the device will take for all of it, and the kinds of work of which nothing was measured."""
+def device_seconds(
+    work: Work, measured: Sequence[Measured], *, side_by_side: bool = False
+) -> tuple[Range | None, list[str]]:
+    """What the device will take for all of it, and the kinds of work of which nothing was measured.
+
+    Args:
+        work: What is to be done.
+        measured: What was done lately.
+        side_by_side: Whether time that samples have shared counts once, as by the clock; else once for each of them, as
+            the account does.
+    """
+    drawing = _per_token_together(measured) if side_by_side else _per_token(measured, {OperationKind.SAMPLE})
     missing: list[str] = []
     total = NOTHING
     most, least, steps = work.most, work.fewest, work.num_steps
@@ -175,7 +189,7 @@ def device_seconds(work: Work, measured: Sequence[Measured]) -> tuple[Range | No
             "sampling",
             least.prefilled + least.drawn,
             most.prefilled + most.drawn,
-            _per_token(measured, {OperationKind.SAMPLE}),
+            drawing,
         ),
         ("optimizer steps", steps, steps, _per_operation(measured, OperationKind.OPTIM_STEP)),
     ):
@@ -203,19 +217,59 @@ def _per_token(measured: Iterable[Measured], kinds: set[OperationKind]) -> Range
     return _quartiles(rates)
 
 
+def _per_token_together(measured: Iterable[Measured]) -> Range | None:
+    """Seconds of the clock for a token of samples, however many were drawn side by side.
+
+    The time in which any was drawn is cut into equal parts, and each sample's tokens are spread over its own time.
+    """
+    samples = [one for one in measured if one.kind is OperationKind.SAMPLE and one.num_tokens > 0]
+    if len(samples) < _FEWEST_MEASURED:
+        return None
+    stretches = _busy([(one.started_at, one.finished_at) for one in samples])
+    busy_s = sum(end - start for start, end in stretches)
+    if busy_s <= 0:
+        return NOTHING
+    tokens = [0.0] * _PARTS
+    for one in samples:
+        first, last = (_busy_until(stretches, at) / busy_s * _PARTS for at in (one.started_at, one.finished_at))
+        for part in range(_PARTS):
+            within = min(last, part + 1) - max(first, part)
+            if last > first and within > 0:
+                tokens[part] += one.num_tokens * within / (last - first)
+    return _spread([(busy_s / _PARTS / num, num) for num in tokens if num > 0])
+
+
+def _busy(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Stretches of time in which there was anything, in their order."""
+    stretches: list[tuple[float, float]] = []
+    for start, end in sorted(times):
+        if stretches and start <= stretches[-1][1]:
+            stretches[-1] = (stretches[-1][0], max(end, stretches[-1][1]))
+        else:
+            stretches.append((start, end))
+    return stretches
+
+
+def _busy_until(stretches: Sequence[tuple[float, float]], moment: float) -> float:
+    return sum(min(end, moment) - start for start, end in stretches if start < moment)
+
+
 def _per_operation(measured: Iterable[Measured], kind: OperationKind) -> Range | None:
     return _quartiles(sorted((one.device_s, 1) for one in measured if one.kind is kind))
 
 
-def _quartiles(weighed: Sequence[tuple[float, int]]) -> Range | None:
-    if len(weighed) < _FEWEST_MEASURED:
-        return None
-    return Range(low=_quantile(weighed, _QUICK), high=_quantile(weighed, _SLOW))
+def _quartiles(weighed: Sequence[tuple[float, float]]) -> Range | None:
+    return None if len(weighed) < _FEWEST_MEASURED else _spread(weighed)
 
 
-def _quantile(weighed: Sequence[tuple[float, int]], share: float) -> float:
+def _spread(weighed: Sequence[tuple[float, float]]) -> Range:
+    in_order = sorted(weighed)
+    return Range(low=_quantile(in_order, _QUICK), high=_quantile(in_order, _SLOW))
+
+
+def _quantile(weighed: Sequence[tuple[float, float]], share: float) -> float:
     wanted = share * sum(weight for _, weight in weighed)
-    reached = 0
+    reached = 0.0
     for value, weight in weighed:
         reached += weight
         if reached >= wanted:
@@ -270,7 +324,7 @@ def _stored_bytes(work: Work, sizes: AdapterSizes | None) -> int | None:
 def _time(work: Work, facts: ModelFacts) -> dict[str, Any]:
     if work.most == Tokens() and not work.num_steps:
         return {"reason": "it asks nothing of a device: files alone are read and written"}
-    device_s, missing = device_seconds(work, facts.measured)
+    device_s, missing = device_seconds(work, facts.measured, side_by_side=True)
     if device_s is None:
         return {
             "reason": f"no measurement of {' and '.join(missing)} on this mesh yet; it is there after"

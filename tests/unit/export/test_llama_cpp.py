@@ -61,3 +61,19 @@ def test_llama_cpp_computes_a_trained_head_of_a_tied_model(gguf_base, tmp_path):
 
     tuned, _ = tuned_logits(base, adapter)
     assert apart(np.array(found["logits"]), tuned.numpy()) < LIMITS[torch.float32]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe"])
+def test_llama_cpp_reads_blocks_of_eight_bits(kind, gguf_base, tmp_path):
+    base = gguf_base(kind)
+    adapter = make_adapter(tmp_path / "adapter", base)
+    request = request_for(tmp_path / "out", base, adapter, ["gguf-q8_0"])
+    for step in outline_of(request).steps:
+        take_step(request, step)
+
+    found = run_llama_cpp(tmp_path / "out/gguf-q8_0/model.gguf", probe_tokens(307)[0].tolist(), TEXT)
+
+    # What it was rounded to is what is computed with, so nothing but the rounding of inputs lies between.
+    tuned, _ = tuned_logits(base, adapter)
+    assert apart(np.array(found["logits"]), tuned.numpy()) < LIMITS[torch.bfloat16]
+    assert found["tokens"] == transformers.AutoTokenizer.from_pretrained(base)(TEXT)["input_ids"]

@@ -21,7 +21,12 @@ WORK = Work(
 
 
 def measured(kind: OperationKind, *device_s: float, num_tokens: int = 0) -> list[Measured]:
-    return [Measured(kind=kind, num_tokens=num_tokens, device_s=one, elapsed_s=one) for one in device_s]
+    """Operations one after the other."""
+    ends = [sum(device_s[: number + 1]) for number in range(len(device_s))]
+    return [
+        Measured(kind=kind, num_tokens=num_tokens, device_s=one, started_at=end - one, finished_at=end)
+        for one, end in zip(device_s, ends, strict=True)
+    ]
 
 
 MEASURED = [
@@ -109,3 +114,18 @@ def test_what_asks_nothing_of_a_device_has_no_time_of_one() -> None:
 
     assert "asks nothing of a device" in told["time"]["reason"]
     assert told["storage"] == {"checkpoints": 0, "size_bytes": 7}
+
+
+def test_samples_that_were_drawn_side_by_side_have_shared_the_time_and_are_paid_for_each() -> None:
+    """Two rounds of four samples: ten seconds for 400 tokens each, with a pause between them that counts for nobody."""
+    drawn = [
+        Measured(kind=OperationKind.SAMPLE, num_tokens=100, device_s=10.0, started_at=at, finished_at=at + 10.0)
+        for at in (0.0, 500.0)
+        for _ in range(4)
+    ]
+    work = Work(base_model="base", num_prefilled=300, num_drawn=500, least=Tokens(prefilled=300, drawn=500))
+
+    told = estimate_of(work, ModelFacts(sizes=SIZES, measured=drawn, num_others=0))
+
+    assert (told["time"]["low_s"], told["time"]["high_s"]) == (pytest.approx(20.0), pytest.approx(20.0))
+    assert told["price"]["device_seconds"] == [pytest.approx(80.0), pytest.approx(80.0)]

@@ -14,8 +14,8 @@ MAX_MEASURED = 1000
 """So many of the last operations are looked at, of all meshes together."""
 
 _RECENT = (
-    "SELECT r.kind, r.num_tokens, r.device_s, r.started_at, r.finished_at FROM (SELECT mesh, kind, state, num_tokens,"
-    " device_s, started_at, finished_at FROM operation"
+    "SELECT r.kind, r.num_tokens, r.num_prompt_tokens, r.device_s, r.started_at, r.finished_at FROM (SELECT mesh, kind,"
+    " state, num_tokens, num_prompt_tokens, device_s, started_at, finished_at FROM operation"
     " WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL"
     " ORDER BY finished_at DESC LIMIT ?) AS r WHERE r.mesh = ? AND r.state = 'done' AND r.started_at IS NOT NULL"
 )
@@ -26,12 +26,17 @@ _BUSY_TENANTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One operation that ended well: its part of the device's time, and all the time since its start."""
+    """One operation that ended well: its part of the device's time, and from when to when it was at work.
+
+    ``num_tokens`` are all of them, of a sample those of its prompt too. Samples are drawn many at a time, and the
+    ``device_s`` of each is all the time that it took: only from when to when tells what they took together.
+    """
 
     kind: OperationKind
     num_tokens: int
     device_s: float
-    elapsed_s: float
+    started_at: float
+    finished_at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +70,10 @@ class Speeds:
         return [
             Measured(
                 kind=OperationKind(row.kind),
-                num_tokens=row.num_tokens,
+                num_tokens=row.num_tokens + row.num_prompt_tokens,
                 device_s=row.device_s,
-                elapsed_s=row.finished_at - row.started_at,
+                started_at=row.started_at,
+                finished_at=row.finished_at,
             )
             for row in self._database.read(_RECENT, (MAX_MEASURED, mesh))
         ]
