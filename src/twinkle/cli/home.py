@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from twinkle.core.errors import ConfigError
+from twinkle.storage.home import make_private_home
 
 _LOGS = "logs"
 _LOCK_FILE = "serve.lock"
@@ -29,10 +30,8 @@ def make_home(home: Path) -> Path:
     Raises:
         ConfigError: It cannot be made.
     """
-    home = home.absolute()
+    home = make_private_home(home)
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        home.chmod(0o700)
         logs_of(home).mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the home folder {home} cannot be used: {error.strerror}") from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from sqlalchemy.exc import OperationalError
 
@@ -14,7 +15,9 @@ from twinkle.core.actor import acting_as, operator_actor
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.settings import Settings
-from twinkle.storage.schema import upgrade
+from twinkle.storage.database import sql_engine
+from twinkle.storage.home import close_home
+from twinkle.storage.schema import is_begun, upgrade
 from twinkle.storage.stores import Stores
 
 
@@ -31,14 +34,14 @@ def opened_journal(settings: Settings, *, creates: bool = False) -> Iterator[Sto
         StorageUnavailable: The database did not answer.
     """
     keep_private()
-    if not settings.database_url:
-        if creates:
-            make_home(settings.home)
-        elif not settings.journal_file.exists():
-            raise ConfigError(
-                f"there is no journal in {settings.home.absolute()}; name the service's folder with --home or its"
-                " database with TWINKLE_DATABASE_URL, or start it with `twinkle serve`"
-            )
+    if creates and not settings.database_url:
+        make_home(settings.home)
+    elif not creates and _is_missing(settings):
+        place = settings.home.absolute() if not settings.database_url else "the database of TWINKLE_DATABASE_URL"
+        raise ConfigError(
+            f"there is no journal in {place}; name the service's folder with --home or its"
+            " database with TWINKLE_DATABASE_URL, or start it with `twinkle serve`"
+        )
     stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
     try:
         upgrade(stores.engine)
@@ -48,6 +51,28 @@ def opened_journal(settings: Settings, *, creates: bool = False) -> Iterator[Sto
         raise StorageUnavailable(f"the journal's database did not answer: {error.orig}") from error
     finally:
         stores.close()
+
+
+def _is_missing(settings: Settings) -> bool:
+    """Whether a journal would have to be made first."""
+    url = settings.resolved_database_url
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return True
+    if not settings.database_url:
+        _close(settings.home)
+    engine = sql_engine(url)
+    try:
+        return not is_begun(engine)
+    except OperationalError as error:
+        raise StorageUnavailable(f"the journal's database did not answer: {error.orig}") from error
+    finally:
+        engine.dispose()
+
+
+def _close(home: Path) -> None:
+    """Take from others what an earlier version left open to them, where that is ours to take."""
+    with suppress(PermissionError):
+        close_home(home.absolute())
 
 
 def _user() -> str:

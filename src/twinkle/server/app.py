@@ -28,6 +28,7 @@ from twinkle.server.futures import Futures
 from twinkle.server.held_results import HeldResults
 from twinkle.server.holding import HoldingLimits
 from twinkle.server.job_polls import JobPolls
+from twinkle.server.joining import Membership
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
@@ -36,6 +37,7 @@ from twinkle.server.openai import router as openai_router
 from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.quota import Quotas
+from twinkle.server.readiness import ObjectBoard
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
@@ -51,6 +53,7 @@ from twinkle.storage.ballast import keep_room, make_way
 from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.disks import Disks
+from twinkle.storage.home import make_private_home
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.jobs import JobBell, JobDispatcher
@@ -146,6 +149,9 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         ),
     )
     signer = Signer(await sql.run(secret_of, settings))
+    membership = Membership(stores.deployment, signer, sql)
+    await membership.start()
+    stack.push_async_callback(membership.stop)
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
     accounts = _accounts(common, stores, signer)
     queue = _queue(common, stores, blobs, accounts.holdings, stack)
@@ -168,6 +174,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             processors=stores.processors,
             uploads=stores.uploads,
             blobs=blobs,
+            object_board=ObjectBoard(blobs, clock, object_io),
             links=DownloadLinks(
                 signer,
                 clock,
@@ -309,7 +316,7 @@ def prepare_database(settings: Settings) -> Engine:
         StorageUnavailable: It does not answer.
     """
     if not settings.database_url:
-        settings.home.mkdir(parents=True, exist_ok=True)
+        make_private_home(settings.home)
         make_way(settings.home)
     engine = sql_engine(settings.resolved_database_url)
     schema.upgrade(engine)

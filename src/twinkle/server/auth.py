@@ -6,6 +6,7 @@ Tokens are JWTs (RFC 7519), which name the key and never hold it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +75,10 @@ class Tokens:
             claims = jwt.decode(token, self._key, algorithms=[_ALGORITHM], options=options)
         except jwt.InvalidTokenError:
             raise InvalidToken("not a token of this server; exchange your API key for one") from None
-        if claims["exp"] <= self._clock.now():
+        ends_at = claims["exp"]
+        if not isinstance(ends_at, int | float) or not math.isfinite(ends_at):
+            raise InvalidToken("not a token of this server; exchange your API key for one")
+        if ends_at <= self._clock.now():
             raise InvalidToken("this token has expired; exchange your API key for a new one")
         return str(claims["sub"]).removeprefix(_SUBJECT)
 

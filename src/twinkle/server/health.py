@@ -12,7 +12,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.processors import PROCESSORS_MESH
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import Access, described
-from twinkle.server.state import Common, Queue
+from twinkle.server.state import Artifacts, Common, Queue
 
 router = APIRouter(prefix="/api/v1")
 
@@ -31,8 +31,8 @@ async def healthz() -> Response:
 
 
 @router.get("/readyz", openapi_extra=described(Health, others={503: Health}, access=Access.NONE))
-async def readyz(queue: Queue) -> Response:
-    """The journal answers and every mesh has a worker; else 503 with the reasons."""
+async def readyz(queue: Queue, artifacts: Artifacts) -> Response:
+    """The journal and the object store answer and every mesh has a worker; else 503 with the reasons."""
     try:
         meshes = await queue.meshes.all()
     except StorageUnavailable:
@@ -43,6 +43,8 @@ async def readyz(queue: Queue) -> Response:
         reasons = [f"mesh {mesh.name!r} has no live worker" for mesh in serving if not mesh.alive]
         if not any(mesh.capabilities is not None for mesh in meshes):
             reasons.append("no worker has said yet what it serves")
+    if not await artifacts.object_board.answers():
+        reasons.append("the object store does not answer")
     return _answer(Health(status="waiting" if reasons else "ready", reasons=reasons), is_well=not reasons)
 
 

@@ -9,11 +9,16 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app, prepare_database
 from twinkle.server.doors import Door, DoorConfig, DoorLimits, GuardedProtocol
+from twinkle.server.joining import fingerprint_of
+from twinkle.server.signing import Signer, secret_of
 from twinkle.server.state import state_of
+from twinkle.storage.database import Database
+from twinkle.storage.tenants.deployment import Deployment
 from twinkle.tasks.surroundings import check_surroundings, refuse_taken
 
 _KEEP_ALIVE_S = 75
@@ -69,6 +74,8 @@ def serve_api(settings: Settings) -> None:
     # Also done as the app starts; here a failure is one clear line instead of a traceback in the log.
     prepare_database(settings).dispose()
     check_surroundings(settings)
+    deployment = Deployment(Database(settings.resolved_database_url), SystemClock())
+    deployment.join(fingerprint_of(Signer(secret_of(settings))))
     refuse_taken(settings.host, settings.port, "--host or --port")
     server = ApiServer(app, settings)
     server.run()

@@ -27,6 +27,7 @@ from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
+from twinkle.server.readiness import ObjectBoard
 from twinkle.server.room import check_room
 from twinkle.server.scopes import READING, refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
@@ -127,6 +128,7 @@ class ArtifactParts:
     processors: Processors
     uploads: Uploads
     blobs: BlobStore
+    object_board: ObjectBoard
     links: DownloadLinks
     texts: Texts
 

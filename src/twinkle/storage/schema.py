@@ -42,6 +42,12 @@ def upgrade(engine: Engine, *, revision: str = "head") -> None:
         connection.commit()
 
 
+def is_begun(engine: Engine) -> bool:
+    """Whether there is a journal in the database at all."""
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision() is not None
+
+
 def _refuse_later(connection: Connection, config: Config) -> None:
     here = MigrationContext.configure(connection).get_current_revision()
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}

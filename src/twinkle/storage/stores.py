@@ -35,6 +35,7 @@ from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.sampling.templates import SamplerTemplates
 from twinkle.storage.tenants.accounting import Accounting
 from twinkle.storage.tenants.audit import Audit
+from twinkle.storage.tenants.deployment import Deployment
 from twinkle.storage.tenants.holdings import Holdings
 from twinkle.storage.tenants.keyring import Keyring
 from twinkle.storage.tenants.sessions import Sessions
@@ -54,6 +55,7 @@ class Stores:
     - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
       from them, from base models or from weights without a name.
     - ``tenants`` have keys and limits, the ``keyring`` is all keys by their ids, ``sessions`` are clients' presence,
+      ``deployment`` is what the processes have in common,
       ``accounting`` knows what tenants used, ``audit`` who did what, and ``holdings`` how much they have.
     - ``jobs`` are what the service does by itself for tenants, ``running_jobs`` who runs them, ``waiting_jobs`` which
       of them are to be run next, and ``job_keeping`` ends what was kept of them.
@@ -94,6 +96,7 @@ class Stores:
         self.sessions = Sessions(database, engine, clock)
         self.accounting = Accounting(database, clock)
         self.audit = Audit(database, clock)
+        self.deployment = Deployment(database, clock)
         self.holdings = Holdings(database, clock)
         self.jobs = Jobs(database, clock, limits=limits)
         self.running_jobs = RunningJobs(database, clock)

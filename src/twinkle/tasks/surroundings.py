@@ -15,6 +15,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.settings import Settings
 from twinkle.storage.blobs import BlobStore, lasting_reason, open_blob_store
+from twinkle.storage.home import make_private_home
 
 _BROKER_TIMEOUT_S = 5.0
 _TRIAL = "trials/"
@@ -34,6 +35,8 @@ def check_surroundings(settings: Settings) -> BlobStore:
             f"TWINKLE_DATABASE_URL: is not set, and there is no journal in {settings.home.absolute()}; name the"
             " service's database or its --home"
         )
+    if not settings.database_url:
+        make_private_home(settings.home)
     _check_broker(settings)
     blobs = open_blob_store(settings.resolved_object_store)
     _check_objects(blobs)

@@ -258,6 +258,49 @@ def test_looking_at_a_service_that_is_not_there_says_so_and_leaves_no_trace(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_a_database_that_holds_no_journal_is_not_made_one_by_looking(
+    twinkle: Twinkle, tmp_path: Path, make_database_url: Callable[[str], str], database: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/other.db" if database == "sqlite" else make_database_url("postgres")
+
+    done = twinkle("keys", "list", "--home", str(tmp_path / "home"), TWINKLE_DATABASE_URL=url)
+
+    assert done.returncode == 2 and "there is no journal in the database of TWINKLE_DATABASE_URL" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    if database == "postgres":
+        assert Database(url).read("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("server", "--host", "203.0.113.1"),
+        ("worker", "--engine", "null", "--model-name", "m"),
+        ("housekeeping",),
+        ("jobs-worker",),
+        ("processors",),
+        ("keys", "list"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_an_earlier_version_left_open_is_closed_by_every_command(
+    twinkle: Twinkle, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    home = tmp_path / "home"
+    with logging_as_before():
+        prepare_database(Settings(home=home)).dispose()
+    home.chmod(0o755)
+    (home / "journal.db").chmod(0o644)
+
+    # None of them starts: there is no broker, or no such address.
+    variables = {"TWINKLE_REDIS_URL": "redis://127.0.0.1:1/0"} if command[0] == "server" else {}
+    twinkle(*command, "--home", str(home), **variables)
+
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o077 for path in home.glob("journal.db*")} == {0}
+
+
 def test_the_embedded_journal_is_its_owners_alone_whichever_command_makes_it(twinkle: Twinkle, tmp_path: Path) -> None:
     old_mask = os.umask(0o022)
     try:

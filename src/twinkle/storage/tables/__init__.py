@@ -28,7 +28,7 @@ from twinkle.storage.tables.files import (
 from twinkle.storage.tables.jobs import JobAttemptRow, JobDependencyRow, JobEventRow, JobRow
 from twinkle.storage.tables.processors import ProcessorRow
 from twinkle.storage.tables.queue import BranchRow, LaneRow, MeshRow, OperationRow, ShareRow
-from twinkle.storage.tables.tenants import ApiKeyRow, AuditFloorRow, AuditRow, SessionRow, TenantRow
+from twinkle.storage.tables.tenants import ApiKeyRow, AuditFloorRow, AuditRow, SessionRow, SharedSecretRow, TenantRow
 
 __all__ = [
     "AccessTokenRow",
@@ -58,6 +58,7 @@ __all__ = [
     "SamplingSessionRow",
     "SessionRow",
     "ShareRow",
+    "SharedSecretRow",
     "SnapshotRow",
     "TenantRow",
     "UploadPartRow",

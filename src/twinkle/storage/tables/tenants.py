@@ -102,3 +102,12 @@ class AuditFloorRow(SQLModel, table=True):
     __tablename__ = "audit_floor"
     id: int | None = Field(default=None, primary_key=True)
     at: float = Field(sa_type=Float)
+
+
+class SharedSecretRow(SQLModel, table=True):
+    """What processes that run have in common, by its fingerprint, and when one of them was last heard of."""
+
+    __tablename__ = "shared_secret"
+    name: str = Field(primary_key=True)
+    fingerprint: str
+    seen_at: float = Field(sa_type=Float)
