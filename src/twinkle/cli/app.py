@@ -45,6 +45,9 @@ def main() -> None:
     except TwinkleError as error:
         print(f"twinkle: {error.message}", file=sys.stderr)
         raise SystemExit(EXIT_TRY_AGAIN if error.retryable else EXIT_ERROR) from None
+    except PermissionError as error:
+        print(f"twinkle: {error.filename or 'a file or folder'}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(EXIT_ERROR) from None
 
 
 @app.command()

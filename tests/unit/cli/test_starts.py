@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,16 @@ from twinkle.workers.starts import STARTS_FILE, Starts
 NOBODY = "redis://127.0.0.1:1/0"
 
 
-def start(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+def bound_by_modes() -> None:
+    """Run before a process begins: also root may read only what it may by a folder's mode."""
+    drop = ctypes.CDLL(None).prctl
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        drop(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+def start(
+    *arguments: str, before: Callable[[], None] | None = None, **settings: str
+) -> subprocess.CompletedProcess[str]:
     """A process of the service with these settings, until it ends."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
     return subprocess.run(
@@ -33,7 +43,25 @@ def start(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
         check=False,
+        preexec_fn=before,
     )
+
+
+@pytest.mark.parametrize(
+    "command", [("status",), ("keys", "create", "--tenant", "alice"), ("housekeeping",)], ids=" ".join
+)
+def test_a_folder_that_may_not_be_read_is_named_in_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "theirs").mkdir(mode=0)
+
+    done = start(
+        *command,
+        HOME=str(tmp_path / "theirs" / "home"),
+        REDIS_URL=NOBODY,
+        before=bound_by_modes,
+    )
+
+    assert done.returncode == 2 and "Permission denied" in done.stderr and "theirs" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
