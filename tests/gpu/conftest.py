@@ -33,6 +33,27 @@ CONFIG = {
 }
 
 
+MANY_EXPERTS = 128
+"""With those of eight tenants more groups than a grouped product takes."""
+FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "experts": lambda: transformers.Qwen3MoeConfig(
+        **{**CONFIG, "num_hidden_layers": 2},
+        num_experts=MANY_EXPERTS,
+        num_experts_per_tok=8,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+    ),
+    "hybrid": lambda: transformers.Qwen3_5TextConfig(
+        **{**CONFIG, "num_hidden_layers": 2},
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Bench:
     """The engine on one device, and the folder of its base model."""
@@ -86,6 +107,29 @@ def load(base_folder: Path) -> Callable[[str], Bench]:
         return loaded[device]
 
     return on
+
+
+@pytest.fixture(scope="session")
+def load_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Bench]:
+    """Tiny models of other families on a device, loaded once."""
+    loaded: dict[tuple[str, str], Bench] = {}
+
+    def on(family: str, device: str) -> Bench:
+        if (family, device) not in loaded:
+            torch.manual_seed(7)
+            folder = tmp_path_factory.mktemp(family)
+            transformers.AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(folder)
+            model = FusedLoraModel.from_pretrained(str(folder), device=device, dtype=torch.bfloat16)
+            loaded[family, device] = Bench(model, folder)
+        return loaded[family, device]
+
+    return on
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device in turn."""
+    return str(request.param)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from twinkle.core.errors import InvalidInput
+from twinkle.infra.sending import send
 
 LossConfig = Mapping[str, float | str]
 
@@ -73,11 +74,7 @@ class DatumLoss(ABC):
     def tensors(self, inputs: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
         """Those of a datum's inputs that the loss reads, where and as it wants them; they share no memory."""
         known = (*self.required_inputs, *self.optional_inputs)
-        return {
-            name: torch.as_tensor(np.array(inputs[name])).to(device=device, dtype=torch.float32)
-            for name in known
-            if name in inputs
-        }
+        return {name: send(inputs[name], torch.float32, device) for name in known if name in inputs}
 
     @classmethod
     def from_config(cls, config: LossConfig) -> Self:
@@ -103,6 +100,13 @@ def threshold(inputs: Mapping[str, torch.Tensor], key: str, scalar: float) -> to
 
 def clip(ratio: torch.Tensor, low: torch.Tensor | float, high: torch.Tensor | float) -> torch.Tensor:
     """``ratio`` within ``[low, high]``, where either bound may be a tensor."""
-    low_t = torch.as_tensor(low, dtype=ratio.dtype, device=ratio.device)
-    high_t = torch.as_tensor(high, dtype=ratio.dtype, device=ratio.device)
+    low_t = _bound(low, ratio)
+    high_t = _bound(high, ratio)
     return torch.minimum(torch.maximum(ratio, low_t), high_t)
+
+
+def _bound(value: torch.Tensor | float, ratio: torch.Tensor) -> torch.Tensor:
+    """A number is filled in by the device itself, which is not waited for."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype=ratio.dtype, device=ratio.device)
+    return torch.full((), value, dtype=ratio.dtype, device=ratio.device)

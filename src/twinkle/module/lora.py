@@ -168,6 +168,11 @@ class LoraPool:
             trainable=trainable,
         )
 
+    def release_stacks(self) -> None:
+        """Give back memory that is kept to be quick."""
+        if self.stacks is not None:
+            self.stacks.clear()
+
     def route(self, segments: Sequence[Segment], num_rows: int) -> RoutedPass:
         """Tell the layers of a pass over so many packed tokens which of them goes through which adapter."""
         if self.stacks is None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from twinkle.module.packed_states import PackedStates
 from twinkle.module.scaled_attention import AttentionForm, attend
+from twinkle.module.varlen import PackedSequences, kernel_for
 
 ATTENTION_NAME = "twinkle_packed"
 QUERY_SCALE = "twinkle_query_scale"
@@ -65,15 +65,17 @@ class PackedAttention(Protocol):
 
 
 class CausalSpans:
-    """Causal attention within each ``(start, end)`` of the packed row, one call per sequence: no shared arithmetic.
+    """Causal attention within each ``(start, end)`` of the packed row: no shared arithmetic.
 
-    The spans cover the row, one after another. It is split into them, never sliced: the gradient of a slice is as large
-    as what it was cut from, so that of all slices together would grow with their number times the row.
+    One call for all where the device has a kernel for it (``varlen``), else one per sequence. The spans cover the row,
+    one after another. It is split into them, never sliced: the gradient of a slice is as large as what it was cut
+    from, so that of all slices together would grow with their number times the row.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
         self.spans = tuple(spans)
         self.states = PackedStates(spans)
+        self._sequences: PackedSequences | None = None
 
     def __call__(
         self,
@@ -86,6 +88,11 @@ class CausalSpans:
     ) -> torch.Tensor:
         """Return the attended values as [1, T, H, D]."""
         lengths = [end - start for start, end in self.spans]
+        kernel = kernel_for(query_1HTD, key_1GTD, form)
+        if kernel is not None:
+            if self._sequences is None:
+                self._sequences = PackedSequences(lengths, query_1HTD.device)
+            return self._sequences.attend(kernel, query_1HTD, key_1GTD, value_1GTD, form)
         attended = [
             _attend_span(query_1HND, key_1GND, value_1GND, form)
             for query_1HND, key_1GND, value_1GND in zip(
@@ -166,11 +173,9 @@ def _chunk_of(module: torch.nn.Module) -> int | None:
     return config.attention_chunk_size if kinds and kinds[module.layer_idx] == "chunked_attention" else None
 
 
-def _no_mask(*args: Any, **unused: Any) -> None:
-    return None
-
-
 def register_packed_attention() -> None:
-    """Make ``ATTENTION_NAME`` known to transformers; doing it again changes nothing."""
+    """Make ``ATTENTION_NAME`` known to transformers; doing it again changes nothing.
+
+    No masks are registered with it: transformers makes none then, and does not wait for positions to look at them.
+    """
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _no_mask)

@@ -50,6 +50,12 @@ class RowProduct:
             y_TN = functional.linear(_pad_rows(x_TK, self._least_rows(weight_NK.shape[0])), weight_NK, bias_N)
         return y_TN[:num_rows, :num_outputs]
 
+    def in_float32(self, x_TK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+        """``x_TK @ weight_NK^T`` in float32: a GPU sums in it anyway, and need not round what comes out."""
+        if x_TK.is_cuda and x_TK.dtype in (torch.bfloat16, torch.float16):
+            return torch.mm(x_TK, weight_NK.t(), out_dtype=torch.float32)
+        return self(x_TK, weight_NK).float()
+
     def add_(self, y_TN: torch.Tensor, x_TK: torch.Tensor, weight_NK: torch.Tensor, scale: float) -> None:
         """Add ``scale * x_TK @ weight_NK^T`` to ``y_TN`` in place."""
         is_narrow = weight_NK.shape[0] < MIN_SIDE and self.min_rows > 1

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from twinkle.infra.sending import send
 from twinkle.module.adapter import LoraAdapter, LoraPair
 from twinkle.module.expert_rows import Assignments
 from twinkle.module.grouped_products import rows_by_group, sums_by_group
 from twinkle.module.packed_products import LayerUpdates, NoUpdates
 from twinkle.module.segmented import Segment
-from twinkle.module.sending import send
 from twinkle.module.stacks import AdapterStacks, Stack
 
 

@@ -107,6 +107,7 @@ class TransformersEngine:
                 folder,
                 device=device,
                 tokens_per_pass=settings.tokens_per_pass or None,
+                activation_bytes=settings.activation_bytes or None,
                 ranks=ranks,
                 shard=settings.shard == "fsdp",
                 prepare=lambda model: None if settings.threads else _choose_threads(model, ranks),

@@ -6,7 +6,7 @@ import torch
 from structlog.testing import capture_logs
 
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.model.fused.step import GROW_AFTER_PASSES, PassSize
+from twinkle.model.fused.pass_size import GROW_AFTER_PASSES, PassSize
 from twinkle.model.fused.training import TrainJob
 from twinkle.module.lora import LoraConfig
 

@@ -69,6 +69,12 @@ class WorkerSettings(SettingsGroup):
     )
     measure_threads: bool = Field(default=False, description="measure that number anew at this start")
     tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
+    activation_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="device memory that a training pass may keep for its way back; the layers of a larger one are"
+        " computed twice instead, to the same bits. 0: four fifths of what is free, on a CPU of half of all memory",
+    )
     max_rank: int = Field(default=128, gt=0)
     max_adapters_per_step: int = Field(default=64, gt=0)
     min_tokens_per_step: int = Field(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch.optim.adamw import adamw
 
 from twinkle.model.fused.training import AdamParams
 from twinkle.model.fused.validation import validate_adam
@@ -37,6 +38,18 @@ def adam_step(adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
     validate_adam(params)
     norm = l2_norm(adapter.grad) if adapter.has_gradients else 0.0
     factor = params.grad_clip_norm / norm if 0 < params.grad_clip_norm < norm else 1.0
+    if adapter.params.device.type != "cpu" and params.eps >= SMALLEST_EPS:
+        fused_update(adapter, params, factor)
+    else:
+        blockwise_update(adapter, params, factor)
+    adapter.step += 1
+    adapter.clear_gradients()
+    adapter.publish()
+    return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(adapter.step)}
+
+
+def blockwise_update(adapter: LoraAdapter, params: AdamParams, factor: float) -> None:
+    """The step with gradients times ``factor``, in blocks: by the same operations whatever the number of threads."""
     step = adapter.step + 1
     rate = params.learning_rate / (1 - params.beta1**step)
     correction = math.sqrt(1 - params.beta2**step)
@@ -54,10 +67,28 @@ def adam_step(adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
             # An entry that never had a gradient would divide 0 by 0.
             denominator.masked_fill_(denominator == 0, math.inf)
         weights.addcdiv_(exp_avg, denominator, value=-rate)
-    adapter.step = step
-    adapter.clear_gradients()
-    adapter.publish()
-    return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(step)}
+
+
+def fused_update(adapter: LoraAdapter, params: AdamParams, factor: float) -> None:
+    """The same in one kernel, which reads and writes each number once; its last bits are its own."""
+    if factor != 1.0:
+        adapter.grad.mul_(factor)
+    adamw(
+        [adapter.params],
+        [adapter.grad],
+        [adapter.exp_avg],
+        [adapter.exp_avg_sq],
+        [],
+        [torch.full((), float(adapter.step), dtype=torch.float32, device=adapter.params.device)],
+        fused=True,
+        amsgrad=False,
+        beta1=params.beta1,
+        beta2=params.beta2,
+        lr=params.learning_rate,
+        weight_decay=params.weight_decay,
+        eps=params.eps,
+        maximize=False,
+    )
 
 
 def _blocks(numel: int, num_threads: int) -> Iterator[slice]:

@@ -56,6 +56,12 @@ class HeadItem:
     d_logprobs: torch.Tensor | None = None
     """Known before the vocabulary pass only for a long datum whose loss needs the whole sequence."""
 
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """Its logprobs, its entropies if it has any, the losses of its pieces, and how many tokens each had right."""
+        entropies = [torch.cat(self.entropies)] if self.entropies else []
+        return [torch.cat(self.logprobs), *entropies, *self.losses, *self.correct]
+
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
@@ -102,7 +108,7 @@ class LossHead:
 
     def logits(self, hidden_TH: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """Float32 logits of the given rows; the segments count within these rows."""
-        logits_TV = self.products.rows(hidden_TH, self.weight_VH).float()
+        logits_TV = self.products.rows.in_float32(hidden_TH, self.weight_VH)
         self.products.add_updates(logits_TV, hidden_TH.float(), list(self._pairs(segments)))
         return self.form.apply_(logits_TV)
 
@@ -160,7 +166,7 @@ class LossHead:
     def _run_group(self, hidden_TH: torch.Tensor, group: Sequence[_Piece], d_hidden_TH: torch.Tensor | None) -> None:
         # Pieces of a group need not be neighbours: a long datum scored beforehand leaves a hole.
         hidden_nH = torch.cat([hidden_TH[piece.rows] for piece in group])
-        logits_nV = self.products.rows(hidden_nH, self.weight_VH).float()
+        logits_nV = self.products.rows.in_float32(hidden_nH, self.weight_VH)
         spans = _spans(group)
         x_nH = hidden_nH.float()
         pairs = list(
@@ -199,7 +205,7 @@ class LossHead:
                 entropy.add_gradient_(rows_nV, logits_nV[span], weights_n)
         if slopes_nV is not None:
             d_logits_nV.mul_(slopes_nV)
-        d_rows_nH = self.products.rows(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t()).float()
+        d_rows_nH = self.products.rows.in_float32(d_logits_nV.to(self.weight_VH.dtype), self.weight_VH.t())
         self.products.add_update_gradients(dy_TO=d_logits_nV, dx_TI=d_rows_nH, x_TI=x_nH, saved=saved, pairs=pairs)
         for piece, span in zip(group, spans, strict=True):
             d_hidden_TH[piece.rows] = d_rows_nH[span].to(d_hidden_TH.dtype)

@@ -6,8 +6,7 @@ Shapes: T packed tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -23,6 +22,7 @@ from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused.adam import adam_step
+from twinkle.model.fused.base_weights import BaseWeights
 from twinkle.model.fused.batch_jobs import Work, run_with_batches
 from twinkle.model.fused.determinism import agreed_product, measure_determinism
 from twinkle.model.fused.embedding import FusedEmbedding
@@ -31,22 +31,24 @@ from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.job_run import JobRun, settle, start_runs
 from twinkle.model.fused.logit_form import LogitForm
 from twinkle.model.fused.loss_head import LossHead
+from twinkle.model.fused.model_info import model_info
 from twinkle.model.fused.probe import PackedPath, Probe
+from twinkle.model.fused.recomputation import MEASURED_TOKENS, ActivationSizes, Recomputation
 from twinkle.model.fused.step import FusedStep
 from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.fused.validation import validate_batch, validate_job
-from twinkle.model.loading import A_LEVEL_DEEPER, decoder_of, load_base_model, stored_paths, takes_pictures
+from twinkle.model.loading import decoder_of, load_base_model, stored_paths, takes_pictures
 from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 from twinkle.module.compressed_attention import prepare_deepseek_v4
 from twinkle.module.delta_net import pack_delta_nets
-from twinkle.module.experts import LoraExperts
 from twinkle.module.llama4 import prepare_llama4
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool, Segment
 from twinkle.module.mamba import pack_mamba_layers
 from twinkle.module.packed_attention import (
     ATTENTION_NAME,
+    CausalSpans,
     PackedAttention,
     register_packed_attention,
 )
@@ -66,19 +68,6 @@ HEAD_ROWS_RANGE = (32, 4096)
 PICTURE_CACHE_BYTES = 512 << 20
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a base model is and what it can take."""
-
-    name: str
-    architecture: str
-    vocab_size: int
-    max_context_length: int
-    eos_token_ids: tuple[int, ...]
-    num_parameters: int
-    max_rank: int
-
-
 class FusedLoraModel:
     """A transformers causal language model, frozen, with a LoRA pool, a packed forward pass and a one-pass loss head.
 
@@ -93,6 +82,8 @@ class FusedLoraModel:
         shard: Spread the layers' weights over the ranks instead of keeping them whole on each.
         image_processor: Of a model that takes pictures; without one it is served for text alone.
         picture_cache_bytes: Of the device's memory, for what its vision tower has made of pictures.
+        activation_bytes: What a training pass may keep for its way back; layers of a larger one are computed twice.
+            None: most of what is free on the device, half of the memory of a host.
         paths: What its modules are called in the files of adapters.
     """
 
@@ -106,6 +97,7 @@ class FusedLoraModel:
         shard: bool = False,
         image_processor: Any = None,
         picture_cache_bytes: int = PICTURE_CACHE_BYTES,
+        activation_bytes: int | None = None,
         paths: StoredPaths = AS_LOADED,
     ) -> None:
         config = model.config.get_text_config()
@@ -113,6 +105,7 @@ class FusedLoraModel:
         self._model = model.eval().requires_grad_(False)
         has_tower = model.config.model_type in WITH_PICTURES
         self._decoder = decoder_of(model)
+        self._weights = BaseWeights(model)
         self._inputs = TokenInputs(model, self._decoder)
         self.pictures: PictureEncoder | None = None
         if has_tower and image_processor is not None:
@@ -147,16 +140,17 @@ class FusedLoraModel:
             rows_per_group=_head_rows(self.device, vocab_size),
             form=LogitForm.of(config),
         )
-        self.info = ModelInfo(
-            name=name,
-            architecture=type(model).__name__,
-            vocab_size=vocab_size,
-            max_context_length=config.max_position_embeddings,
-            eos_token_ids=_eos_token_ids(model),
-            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-            max_rank=MAX_RANK,
-        )
+        self.info = model_info(model, name=name, max_rank=MAX_RANK)
         num_tokens = tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR)
+        self._recomputation = Recomputation(self._decoder)
+        if not shard:  # layers that ranks exchange are gathered for one pass through them
+            self._recomputation.measure(
+                self._idle_forward,
+                (*model.parameters(), *model.buffers()),
+                num_tokens=min(MEASURED_TOKENS, self.info.max_context_length),
+                limit_bytes=activation_bytes,
+                device=self.device,
+            )
         self.embedding = FusedEmbedding(self._inputs, self._decode, tokens_per_pass=num_tokens, device=self.device)
         self._step = FusedStep(
             self._inputs,
@@ -167,15 +161,24 @@ class FusedLoraModel:
             ranks=ranks,
             lockstep=ranks if shard else ALONE,
             encoder=self.pictures,
+            recomputation=self._recomputation,
+            release=self.pool.release_stacks,
         )
         if shard:
             self.pool.release_weights(model)
-            mesh = DeviceMesh.from_sizes(fsdp_size=ranks.size, device_type=self.device.type)
-            shard_decoder(self._decoder, self._inputs.tables, torch_mesh(mesh)["fsdp"])
+            mesh = torch_mesh(DeviceMesh.from_sizes(fsdp_size=ranks.size, device_type=self.device.type))
+            shard_decoder(self._decoder, self._inputs.tables, mesh["fsdp"])
             # The buffers into which layers are gathered are made by the first pass; were that one of the sampler's,
             # in inference mode, no gradient could ever be computed with them.
             self._step.run_idle(backward=False)
         self._check(probe)
+
+    def _idle_forward(self, num_tokens: int) -> torch.Tensor:
+        """Hidden states of so many tokens that nobody owns, with their graph."""
+        embeddings_TH = self._inputs(torch.zeros(num_tokens, dtype=torch.int64, device=self.device)).detach()
+        positions_T = torch.arange(num_tokens, device=self.device)
+        spans = CausalSpans([(0, num_tokens)])
+        return self._decode(embeddings_TH.requires_grad_(True), positions_T, [], spans)
 
     def _check(self, probe: Probe) -> None:
         """Raise ``ConfigError`` for a model that one tenant could use to see or to disturb another."""
@@ -207,6 +210,7 @@ class FusedLoraModel:
         shard: bool = False,
         prepare: Callable[[Any], None] = lambda model: None,
         picture_cache_bytes: int = PICTURE_CACHE_BYTES,
+        activation_bytes: int | None = None,
     ) -> Self:
         """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise.
 
@@ -225,6 +229,7 @@ class FusedLoraModel:
             shard=shard,
             image_processor=image_processor,
             picture_cache_bytes=picture_cache_bytes,
+            activation_bytes=activation_bytes,
             paths=stored_paths(path),
         )
 
@@ -244,6 +249,11 @@ class FusedLoraModel:
         return self.state_bytes > 0
 
     @property
+    def activation_sizes(self) -> ActivationSizes | None:
+        """What training passes keep; None if their layers cannot be computed twice."""
+        return self._recomputation.sizes
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the base weights and of hidden states."""
         return self._head.weight_VH.dtype
@@ -255,55 +265,28 @@ class FusedLoraModel:
 
     def base_weights(self) -> dict[str, torch.Tensor]:
         """The frozen weights by transformers' names, in their place."""
-        wrapped = {
-            f"{name}.base.": f"{name}." for name, part in self._model.named_modules() if isinstance(part, LoraExperts)
-        }
-        weights: dict[str, torch.Tensor] = {}
-        for name, parameter in self._model.named_parameters():
-            inside = next((prefix for prefix in wrapped if name.startswith(prefix)), "")
-            weights[wrapped.get(inside, "") + name.removeprefix(inside)] = parameter
-        return weights
+        return self._weights.by_name()
 
     def language_weights(self) -> list[str]:
         """The names of the frozen weights that text goes through, of those that have values of their own."""
-        tied = getattr(self._model, "all_tied_weights_keys", {})
-        inside = {id(parameter) for parameter in self._decoder.parameters()}
-        inside.add(id(self._model.get_output_embeddings().weight))
-        return [name for name, weight in self.base_weights().items() if id(weight) in inside and name not in tied]
+        return self._weights.language_names(self._decoder)
 
     def own_name(self, name: str) -> str:
         """What a weight is called here that a class for text alone, or one for pictures too, calls ``name``."""
-        own = self.base_weights()
-        published = A_LEVEL_DEEPER
-        inner = published.loaded + name.removeprefix(published.published)
-        found = (each for each in (name, published.stored(name), inner) if each in own)
-        return next(found, name)
+        return self._weights.own_name(name)
 
     @property
     def module(self) -> torch.nn.Module:
         """The base model as transformers has it, with this engine's layers in it."""
-        module: torch.nn.Module = self._model
-        return module
+        return cast("torch.nn.Module", self._model)
 
-    @torch.no_grad()
     def load_base_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy weights over the frozen ones; what adapters were trained on is then another model.
 
         Raises:
             InvalidInput: A name or a shape is not this model's; weights before it are copied already.
         """
-        own = self.base_weights()
-        for given, tensor in weights:
-            name = self.own_name(given)
-            if name not in own:
-                # Tied to a weight that has a name of its own.
-                if name in getattr(self._model, "all_tied_weights_keys", {}):
-                    continue
-                raise InvalidInput("weights", f"hold {given}, which {self.info.architecture} does not have")
-            if own[name].shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)}, here {tuple(own[name].shape)}"
-                raise InvalidInput("weights", f"{name} has shape {shapes}")
-            own[name].copy_(tensor)
+        self._weights.load(weights)
         if self.pictures is not None:
             # What the tower made of pictures was made with its old weights.
             self.pictures.clear()
@@ -397,7 +380,9 @@ class FusedLoraModel:
                 "visual_pos_masks": pictures.is_picture[None],
                 "deepstack_visual_embeds": list(pictures.deepstack),
             }
-        with self.pool.routed(self.pool.route(segments, embeddings_TH.shape[0])):
+        route = self.pool.route(segments, embeddings_TH.shape[0])
+        recomputed = self._recomputation.of_pass(embeddings_TH.shape[0], lambda: self.pool.routed(route))
+        with self.pool.routed(route), recomputed:
             output = self._decoder(
                 **self._inputs.arguments(embeddings_TH),
                 # Of text [1, T]; of pictures [3, 1, T].
@@ -415,12 +400,3 @@ def _head_rows(device: torch.device, vocab_size: int) -> int:
     size_bytes = HEAD_BYTES.get(device.type, HEAD_BYTES_ACCELERATOR)
     low, high = HEAD_ROWS_RANGE
     return min(high, max(low, size_bytes // (4 * vocab_size)))
-
-
-def _eos_token_ids(model: Any) -> tuple[int, ...]:
-    configured = model.generation_config.eos_token_id
-    if configured is None:
-        configured = getattr(model.config.get_text_config(), "eos_token_id", None)
-    if configured is None:
-        return ()
-    return tuple(configured) if isinstance(configured, Iterable) else (configured,)

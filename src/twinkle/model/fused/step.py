@@ -17,9 +17,12 @@ from twinkle.core.errors import OutOfMemory, UserError
 from twinkle.core.events import event_log
 from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import ALONE, RankGroup
+from twinkle.infra.sending import fetch, send
 from twinkle.loss.operation_work import TooMuchWork
 from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.loss_head import HeadItem, LossHead
+from twinkle.model.fused.pass_size import PassSize
+from twinkle.model.fused.recomputation import Recomputation
 from twinkle.model.fused.training import ENTROPY_WEIGHTS
 from twinkle.model.pictures import PackedPictures, PictureEncoder, PictureLayout, TokenRange, pack
 from twinkle.module.lora import Segment
@@ -46,51 +49,8 @@ class Decode(Protocol):
 
 log = event_log()
 
-
-GROW_AFTER_PASSES = 64
 WORK_PER_PASS = 1 << 24
 """Of clients' own losses, beyond which others may go first."""
-LONGEST_WAIT_PASSES = 4096
-
-
-class PassSize:
-    """How many tokens a pass may have: fewer once memory ran out, more again when enough passes have gone well since.
-
-    A larger size that fails doubles the wait for the next try: to find that nothing has changed costs ever less.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.num_tokens = limit
-        self._times_out_of_memory = 0
-        self._wait_passes = GROW_AFTER_PASSES
-        self._passes_well = 0
-        self._has_grown = False
-
-    def shrink(self, num_tokens: int) -> None:
-        """A pass of so many tokens did not fit."""
-        self._times_out_of_memory += 1
-        if self._has_grown:
-            self._wait_passes = min(2 * self._wait_passes, LONGEST_WAIT_PASSES)
-        self.num_tokens = max(1, min(self.num_tokens, num_tokens) // 2)
-        self._passes_well, self._has_grown = 0, False
-        log.warning(
-            "model.pass.out_of_memory",
-            num_tokens=num_tokens,
-            next_budget_tokens=self.num_tokens,
-            larger_again_after_passes=self._wait_passes,
-            times=self._times_out_of_memory,
-        )
-
-    def went_well(self) -> None:
-        """A pass fitted."""
-        if self.num_tokens == self.limit:
-            return
-        self._passes_well += 1
-        if self._passes_well >= self._wait_passes:
-            self.num_tokens = min(2 * self.num_tokens, self.limit)
-            self._passes_well, self._has_grown = 0, True
-            log.info("model.pass.larger_again", budget_tokens=self.num_tokens, limit_tokens=self.limit)
 
 
 class OutOfStep(RuntimeError):
@@ -111,6 +71,8 @@ class FusedStep:
         ranks: All that have a share of each job.
         lockstep: Those of them that must make the same passes, since they exchange weights within ``decode``.
         encoder: What makes features of pictures; without one no datum has any.
+        recomputation: Which passes keep their activations; without one all do.
+        release: Gives back memory that is kept to be quick.
     """
 
     def __init__(
@@ -124,8 +86,12 @@ class FusedStep:
         ranks: RankGroup = ALONE,
         lockstep: RankGroup = ALONE,
         encoder: PictureEncoder | None = None,
+        recomputation: Recomputation | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self._encoder = encoder
+        self._recomputation = recomputation
+        self._release = release
         self._embedding = embedding
         self._decode = decode
         self._head = head
@@ -199,12 +165,14 @@ class FusedStep:
         return None
 
     def _recover_memory(self, places: Sequence[DatumPlace], size: PassSize, failure: OutOfMemory) -> None:
+        self._release()
         if self._device.type != "cpu":
             torch.accelerator.empty_cache()
-        if len(places) == 1:
+        num_tokens = sum(run.job.data[index].tokens.size for run, index in places)
+        if len(places) > 1:
+            size.shrink(num_tokens)
+        elif not (places[0][0].job.backward and self._recomputation and self._recomputation.did_not_fit(num_tokens)):
             places[0][0].fail(failure)
-        else:
-            size.shrink(sum(run.job.data[index].tokens.size for run, index in places))
 
     def _go_alone(self, involved: Sequence[JobRun], failure: Exception) -> None:
         """One of these jobs is at fault: let each go alone, so that only the guilty one fails."""
@@ -249,20 +217,26 @@ class FusedStep:
                 self._backward(hidden_TH, None if d_hidden_TH is None else d_hidden_TH.zero_())
             raise
         self._backward(hidden_TH, d_hidden_TH)
+        self._record(places, items)
+
+    @staticmethod
+    def _record(places: Sequence[DatumPlace], items: Sequence[HeadItem]) -> None:
+        """Take what came out of a pass to the host, all of it at once."""
+        found = iter(fetch([each for item in items if item.failure is None for each in item.results]))
         for (run, index), item in zip(places, items, strict=True):
             if isinstance(item.failure, TooMuchWork):
                 run.fail(item.failure)
             elif item.failure is not None:
                 run.fail(UserError(f"data[{index}]: {item.failure.message}"))
-            if run.failure is not None:
-                continue
-            logprobs = torch.cat(item.logprobs).cpu().numpy()
-            entropies = torch.cat(item.entropies).cpu().numpy() if item.entropies else None
-            loss = float(sum(loss.item() for loss in item.losses))
-            metrics = item.metrics
-            if item.correct:
-                metrics = {**metrics, CORRECT_TOKENS: float(sum(correct.item() for correct in item.correct))}
-            run.record(logprobs, loss, metrics, entropies, work=item.spent)
+            else:
+                logprobs = next(found)
+                entropies = next(found) if item.entropies else None
+                loss = float(sum(float(next(found)) for _ in item.losses))
+                metrics = item.metrics
+                if item.correct:
+                    metrics = {**metrics, CORRECT_TOKENS: float(sum(float(next(found)) for _ in item.correct))}
+                if run.failure is None:
+                    run.record(logprobs, loss, metrics, entropies, work=item.spent)
         for run in dict.fromkeys(run for run, _ in places):
             run.judge_work()
 
@@ -337,7 +311,7 @@ class FusedStep:
         )
 
     def _tensor(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-        return torch.as_tensor(np.array(values)).to(device=self._device, dtype=dtype)
+        return send(values, dtype, self._device)
 
 
 def _tokens_left(runs: Sequence[JobRun]) -> int:

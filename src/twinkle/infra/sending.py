@@ -1,0 +1,33 @@
+"""Numbers on their way between the host and a device that goes on computing meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def send(values: Sequence[float] | np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of these numbers on the device, with memory of its own; neither side waits for the other.
+
+    From pinned memory alone a copy is not waited for; the allocator keeps it until the copy is done.
+    """
+    tensor = torch.as_tensor(np.array(values)).to(dtype)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def fetch(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """The values of tensors, in their shapes and dtypes; a device is waited for once, or once for each dtype."""
+    found: list[np.ndarray] = [np.empty(0)] * len(tensors)
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
+        places = [index for index, tensor in enumerate(tensors) if (tensor.dtype, tensor.device) == kind]
+        whole = torch.cat([tensors[index].detach().reshape(-1) for index in places]).cpu().numpy()
+        start = 0
+        for index in places:
+            end = start + tensors[index].numel()
+            found[index] = whole[start:end].reshape(tensors[index].shape)
+            start = end
+    return found

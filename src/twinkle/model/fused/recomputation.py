@@ -1,0 +1,178 @@
+"""Layers whose activations are not kept for the backward pass but computed once more in it, when memory asks for that.
+
+Kept is then what goes into each layer, and the activations of one layer at a time (arXiv 1604.06174). Every bit is the
+same: a layer computes what it computed before, for the same rows and adapters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+MEASURED_TOKENS = 64
+FREE_PART = 0.8
+"""Of the memory that is free: the head and the gradients of activations need some as well."""
+
+Again = Callable[[], AbstractContextManager[None]]
+
+
+class Recomputation:
+    """Switches a decoder's layers from keeping activations to computing them anew, in passes that ask for it."""
+
+    def __init__(self, decoder: torch.nn.Module) -> None:
+        self._layers = [layer for layer in decoder.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        self._budget: ActivationBudget | None = None
+
+    @property
+    def sizes(self) -> ActivationSizes | None:
+        """What passes keep, once measured; None if the decoder is made of layers that cannot do it."""
+        return None if self._budget is None else self._budget.sizes
+
+    def measure(
+        self,
+        forward: Callable[[int], torch.Tensor],
+        weights: Iterable[torch.Tensor],
+        *,
+        num_tokens: int,
+        limit_bytes: int | None,
+        device: torch.device,
+    ) -> None:
+        """From now on passes that would keep more than the limit are computed twice.
+
+        ``forward`` gives the hidden states [T, H] of so many tokens, with their graph.
+        """
+        if not self._layers:
+            return
+        saved = SavedBytes(list(weights))
+        with saved.counting(), torch.enable_grad():
+            hidden_TH = forward(num_tokens)
+        kept = saved.num_bytes / num_tokens
+        inputs = len(self._layers) * hidden_TH.shape[1] * hidden_TH.element_size()
+        sizes = ActivationSizes(kept=kept, inputs=inputs, layer=kept / len(self._layers))
+        self._budget = ActivationBudget(sizes, limit_bytes=limit_bytes, device=device)
+
+    def did_not_fit(self, num_tokens: int) -> bool:
+        """A pass of so many tokens ran out of memory; whether it is worth another try, which keeps nothing."""
+        return self._budget is not None and self._budget.did_not_fit(num_tokens)
+
+    def of_pass(self, num_tokens: int, again: Again) -> AbstractContextManager[None]:
+        """What the forward pass over so many tokens is made in; ``again`` is entered to compute layers anew."""
+        if self._budget is None or not torch.is_grad_enabled() or not self._budget.wants_recomputation(num_tokens):
+            return nullcontext()
+        return self._active(again)
+
+    @contextmanager
+    def _active(self, again: Again) -> Iterator[None]:
+        for layer in self._layers:
+            layer.gradient_checkpointing = True
+            # Not by plain assignment, which is typed for parts of the module.
+            object.__setattr__(layer, "_gradient_checkpointing_func", partial(_checkpointed, again))
+            # The layer's own flag, by which it asks for this; what is in it stays in evaluation.
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.gradient_checkpointing = False
+                layer.training = False
+
+
+def _checkpointed(again: Again, layer: Callable[..., Any], *args: Any) -> Any:
+    return checkpoint(
+        layer,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=lambda: (nullcontext(), again()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationSizes:
+    """What a training pass keeps for its way back, in bytes a token.
+
+    Args:
+        kept: By all layers.
+        inputs: What goes into all layers.
+        layer: By the one layer that is computed anew.
+    """
+
+    kept: float
+    inputs: float
+    layer: float
+
+    def pass_bytes(self, num_tokens: int, *, recomputed: bool) -> int:
+        """What a pass of so many tokens holds."""
+        return int(num_tokens * (self.inputs + self.layer if recomputed else self.kept))
+
+
+class SavedBytes:
+    """Counts what autograd keeps within its context, weights aside, each tensor's memory once."""
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        self._apart = {weight.untyped_storage().data_ptr() for weight in weights}
+        self._kept: dict[int, torch.Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """So many so far."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._kept.values())
+
+    def counting(self) -> saved_tensors_hooks:
+        """The context."""
+        return saved_tensors_hooks(self._take, lambda tensor: tensor)
+
+    def _take(self, tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in self._apart:
+            # Held, so that no other tensor gets its place.
+            self._kept[place] = tensor.detach()
+        return tensor
+
+
+class ActivationBudget:
+    """Says which passes keep their activations.
+
+    Args:
+        sizes: What passes keep.
+        limit_bytes: What they may keep; None: a part of what is free of the device's memory when it is asked.
+        device: Where they are.
+    """
+
+    def __init__(self, sizes: ActivationSizes, *, limit_bytes: int | None, device: torch.device) -> None:
+        self.sizes = sizes
+        self._limit_bytes = limit_bytes
+        self._device = device
+        self._most_tokens: int | None = None
+
+    def wants_recomputation(self, num_tokens: int) -> bool:
+        """Whether a pass of so many tokens must not keep its activations."""
+        if self._most_tokens is not None and num_tokens > self._most_tokens:
+            return True
+        kept = self.sizes.pass_bytes(num_tokens, recomputed=False)
+        limit = self._limit_bytes
+        return kept > (free_bytes(self._device) * FREE_PART if limit is None else limit)
+
+    def did_not_fit(self, num_tokens: int) -> bool:
+        """A pass of so many tokens ran out of memory; whether it is worth another try, which keeps nothing."""
+        if self.wants_recomputation(num_tokens):
+            return False
+        self._most_tokens = num_tokens - 1
+        return True
+
+
+def free_bytes(device: torch.device) -> int:
+    """What of a device's memory a pass may still take; of a host's, which others use too, half of all there is."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

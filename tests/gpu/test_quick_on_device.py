@@ -1,0 +1,169 @@
+"""What makes the engine quick on a GPU, each beside its twin on the CPU: right, and without waiting for the device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
+from twinkle.module.packed_attention import CausalSpans
+from twinkle.module.scaled_attention import AttentionForm
+from twinkle.module.varlen import PackedSequences, kernel_for
+
+NUM_TENANTS = 8
+LOGPROB_ERROR = 0.15
+GRADIENT_ERROR = 0.05
+
+
+def run(bench: Any, jobs: Sequence[TrainJob]) -> list[TrainOutcome]:
+    outcomes = []
+    for outcome in bench.model.forward_backward(jobs):
+        assert isinstance(outcome, TrainOutcome), outcome
+        outcomes.append(outcome)
+    return outcomes
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("family", ["experts", "hybrid"])
+def test_eight_tenants_fused_get_what_they_get_alone(
+    family: str, device: str, load_family: Callable[[str, str], Any]
+) -> None:
+    bench = load_family(family, device)
+    adapters = [bench.adapter(seed, rank=8, size=0.05) for seed in range(NUM_TENANTS)]
+    jobs = [bench.job(adapter, 20, seed=seed) for seed, adapter in enumerate(adapters)]
+    fused = run(bench, jobs)
+    gradients = [adapter.grad.clone() for adapter in adapters]
+    for adapter in adapters:
+        adapter.clear_gradients()
+    for job, together, gradient in zip(jobs, fused, gradients, strict=True):
+        (alone,) = run(bench, [job])
+        assert np.abs(alone.logprobs[0] - together.logprobs[0]).mean() < LOGPROB_ERROR
+        assert relative_error(job.adapter.grad, gradient) < GRADIENT_ERROR
+
+
+def test_layers_computed_twice_give_what_they_gave_kept(
+    bench: Any, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = bench.job(bench.adapter(1), 70, 33)
+    kept = run(bench, [job])
+    gradient = job.adapter.grad.clone()
+    job.adapter.clear_gradients()
+    monkeypatch.setattr(bench.model._recomputation._budget, "wants_recomputation", lambda num_tokens: True)
+    twice = run(bench, [job])
+    for one, two in zip(kept[0].logprobs, twice[0].logprobs, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert relative_error(job.adapter.grad, gradient) < GRADIENT_ERROR
+
+
+def num_waits(act: Callable[[], object]) -> int:
+    """How often the host waited for the GPU."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            act()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in seen)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["plain", "experts"])
+def test_a_pass_waits_as_often_for_many_datums_as_for_one(
+    family: str, load: Callable[[str], Any], load_family: Callable[[str, str], Any]
+) -> None:
+    """The CPU's twin counts reads: tests/unit/engine/test_host_reads.py."""
+    bench = load("cuda") if family == "plain" else load_family(family, "cuda")
+    adapter = bench.adapter(1)
+    jobs = [bench.job(adapter, 30), bench.job(adapter, *[30] * 8)]
+    for job in jobs:
+        run(bench, [job])  # what is looked up once
+        adapter.clear_gradients()
+    counts = []
+    for job in jobs:
+        counts.append(num_waits(lambda job=job: run(bench, [job])))
+        adapter.clear_gradients()
+    assert counts[0] == counts[1] <= 2
+
+
+@pytest.mark.gpu
+def test_an_optimizer_step_waits_for_its_norm_alone(load: Callable[[str], Any]) -> None:
+    bench = load("cuda")
+    adapter = bench.adapter(1)
+    run(bench, [bench.job(adapter, 30)])
+    assert num_waits(lambda: bench.model.optim_step(adapter, AdamParams())) <= 2
+
+
+def rows(lengths: Sequence[int], device: str, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(1, sum(lengths), heads, 64, generator=generator)
+        .to(device, torch.bfloat16)
+        .transpose(1, 2)
+        .requires_grad_(True)
+        for heads in (8, 2, 2)
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 16])
+def test_one_attention_call_gives_what_a_call_for_each_sequence_gives(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [70, 1, 130, 17]
+    spans = list(pairwise(np.cumsum([0, *lengths]).tolist()))
+    form = AttentionForm(0.125, window=window)
+    together, apart = rows(lengths, "cuda", 0), rows(lengths, "cuda", 0)
+    assert kernel_for(together[0], together[1], form) is not None
+    found = CausalSpans(spans)(0, *together, form=form)
+    monkeypatch.setattr("twinkle.module.packed_attention.kernel_for", lambda query, key, form: None)
+    expected = CausalSpans(spans)(0, *apart, form=form)
+    assert relative_error(found.float(), expected.float()) < 0.02
+    upstream = torch.randn_like(found)
+    for one, two in zip(
+        torch.autograd.grad(found, together, upstream), torch.autograd.grad(expected, apart, upstream), strict=True
+    ):
+        assert relative_error(one.float(), two.float()) < 0.05
+
+
+@pytest.mark.gpu
+def test_attended_values_are_the_same_bits_in_any_company_and_gradients_are_measured(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Bits are documented for the way there; what the way back gives is written down with the result."""
+    lengths = [40, 300, 7]
+    query, key, value = rows(lengths, "cuda", 1)
+    form = AttentionForm(0.125)
+    kernel = kernel_for(query, key, form)
+    assert kernel is not None
+    together = PackedSequences(lengths, query.device).attend(kernel, query, key, value, form)
+    middle = [each.detach()[:, :, 40:340].requires_grad_(True) for each in (query, key, value)]
+    alone = PackedSequences([300], query.device).attend(kernel, *middle, form)
+    assert torch.equal(alone, together[:, 40:340])
+    upstream = torch.randn_like(together)
+    gradients = torch.autograd.grad(together, (query, key, value), upstream)
+    of_alone = torch.autograd.grad(alone, middle, upstream[:, 40:340].contiguous())
+    same = [torch.equal(one[:, :, 40:340], two) for one, two in zip(gradients, of_alone, strict=True)]
+    record_property("gradients_keep_their_bits", same)
+    print("gradients of queries, keys and values keep their bits in company:", same)
+
+
+@pytest.mark.gpu
+def test_logits_are_not_rounded_to_half_precision(load: Callable[[str], Any]) -> None:
+    bench = load("cuda")
+    hidden = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16)
+    weight = bench.model.base.get_output_embeddings().weight
+    found = bench.model.logits(hidden, [])
+    exact = hidden.double() @ weight.double().t()
+    # bfloat16 would be off by up to 2^-9 of each.
+    assert relative_error(found.double(), exact) < 1e-4

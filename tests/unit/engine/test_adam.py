@@ -1,0 +1,34 @@
+"""An optimizer step in one kernel, as accelerators make it, against the one in blocks, on the CPU, which has both."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from twinkle.model.fused.adam import blockwise_update, fused_update
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.training import AdamParams
+from twinkle.module.lora import LoraAdapter, LoraConfig
+
+
+def filled(model: FusedLoraModel, seed: int) -> LoraAdapter:
+    adapter = model.create_adapter(LoraConfig(rank=4))
+    generator = torch.Generator().manual_seed(seed)
+    for buffer in (adapter.params, adapter.grad, adapter.exp_avg, adapter.exp_avg_sq):
+        buffer.copy_(torch.randn(buffer.shape, generator=generator))
+    adapter.exp_avg_sq.square_()
+    adapter.step = 3
+    return adapter
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_one_kernel_steps_as_blocks_do(decay: float, factor: float, load_model: Callable[..., FusedLoraModel]) -> None:
+    model = load_model("qwen3")
+    params = AdamParams(learning_rate=1e-2, weight_decay=decay)
+    blocks, fused = filled(model, 1), filled(model, 1)
+    blockwise_update(blocks, params, factor)
+    fused_update(fused, params, factor)
+    assert not torch.equal(fused.params, filled(model, 1).params)
+    for name in ("params", "exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(getattr(fused, name), getattr(blocks, name), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,91 @@
+"""One attention call for all sequences: what it is told, by a stand-in for torch's kernel, which only GPUs have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+
+from twinkle.module import packed_attention, varlen
+from twinkle.module.packed_attention import CausalSpans
+from twinkle.module.scaled_attention import AttentionForm, attend
+
+HEADS, SIZE = (4, 2), 16
+LENGTHS = [70, 1, 3, 128, 17]
+
+
+class Kernel:
+    """``torch.nn.attention.varlen.varlen_attn`` as it is documented, by masks."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(  # type: ignore[no-untyped-def]
+        self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa, num_splits
+    ) -> torch.Tensor:
+        self.num_calls += 1
+        assert num_splits == 1
+        assert enable_gqa == (query.shape[1] != key.shape[1])
+        assert cu_seq_q.dtype == torch.int32
+        attended = []
+        for start, end in pairwise(cu_seq_q.tolist()):
+            assert end - start <= max_q
+            window = None if window_size[0] < 0 else window_size[0] + 1
+            form = AttentionForm(scale, window=window)
+            rows = (each[start:end].transpose(0, 1)[None] for each in (query, key, value))
+            attended.append(attend(*rows, form=form, mask=form.mask(0, end - start, 0, query.device))[0])
+        return torch.cat(attended)
+
+
+def inputs() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(1, sum(LENGTHS), heads, SIZE, generator=generator).transpose(1, 2)
+        for heads in (HEADS[0], HEADS[1], HEADS[1])
+    ]
+
+
+def spans() -> Sequence[tuple[int, int]]:
+    return list(pairwise(torch.tensor([0, *LENGTHS]).cumsum(0).tolist()))
+
+
+@pytest.mark.parametrize(
+    "form", [AttentionForm(0.25), AttentionForm(0.25, window=16), AttentionForm(0.25, chunk=32)], ids=str
+)
+def test_one_call_gives_what_a_call_for_each_sequence_gives(
+    form: AttentionForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = CausalSpans(spans())(0, *inputs(), form=form)
+    kernel = Kernel()
+    monkeypatch.setattr(packed_attention, "kernel_for", lambda query, key, form: kernel)
+
+    attention = CausalSpans(spans())
+    found = [attention(layer, *inputs(), form=form) for layer in range(2)]
+
+    assert kernel.num_calls == 2
+    for attended in found:
+        torch.testing.assert_close(attended, expected)
+
+
+def test_where_sequences_end_is_told_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+    send = varlen.send
+    monkeypatch.setattr(varlen, "send", lambda *args: (sent.append(args), send(*args))[1])
+    monkeypatch.setattr(packed_attention, "kernel_for", lambda query, key, form: Kernel())
+    attention = CausalSpans(spans())
+    for layer in range(3):
+        attention(layer, *inputs(), form=AttentionForm(0.25, window=16 if layer % 2 else None))
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("form", [AttentionForm(1.0, cap=30.0), AttentionForm(1.0, sinks=torch.zeros(4))], ids=str)
+def test_what_no_kernel_knows_is_not_asked_of_it(form: AttentionForm) -> None:
+    query, key, _ = inputs()
+    assert varlen.kernel_for(query, key, form) is None
+
+
+def test_a_cpu_has_no_such_kernel() -> None:
+    query, key, _ = (each.bfloat16() for each in inputs())
+    assert varlen.kernel_for(query, key, AttentionForm(1.0)) is None
