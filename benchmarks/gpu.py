@@ -1,10 +1,11 @@
-"""The engine on a GPU, in one command and ten minutes: its tests there, and what it is worth against plain PEFT.
+"""The engine on a GPU, in one command and ten minutes: its tests there, what it is worth against plain PEFT, and goals.
 
-    python benchmarks/gpu.py [--device cuda] [--short] [--parts PART ...] [--budget-s 540] [--output FILE]
+    python benchmarks/gpu.py [--device cuda] [--size 4b] [--short] [--parts PART ...] [--budget-s 540] [--output FILE]
 
-It needs torch, transformers, peft, pytest and psutil, and none of the queue's packages. The model has the shape of
-Qwen3-0.6B and random weights. Whatever was measured is written at once, so that a run that is cut short leaves what it
-has; parts that no time was left for are named.
+It needs torch, transformers, peft, pytest and psutil, and none of the queue's packages; where these are there, a step
+through the service is measured, too, and where vLLM is, it samples beside ours. The model has the shape of Qwen3-0.6B
+(``--size 4b``: of Qwen3-4B) and random weights. Whatever was measured is written at once, so that a run that is cut
+short leaves what it has; parts that no time was left for are named.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -28,9 +31,11 @@ import adapter_switch
 import sampling
 from fusion import check_same_loss, speed_ratio, tokens_per_s
 from fusion_sides import ENGINE_WAYS, PEFT_WAYS, Ask, EngineSide, Load, Pass, PeftSide, SideProcess, Way
+from gpu_goals import as_json, goals_of, peak_share
 from machine import load_average, machine_facts
 from measures import rounded
 
+QUEUE_PACKAGES = ("pydantic", "pydantic_settings", "structlog", "sqlmodel", "fastapi", "celery", "redis", "tinker")
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
 PACKAGES = ("torch", "transformers", "peft", "triton", "numpy")
@@ -88,6 +93,17 @@ SHORT = Scale(
 )
 
 
+LARGER = {
+    "4b": {
+        **FULL.config,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    }
+}
+
+
 @dataclass
 class Run:
     """One run of everything: what it measures on, how long it may take, what it knows so far."""
@@ -103,6 +119,11 @@ class Run:
     def model(self) -> Path:
         """The base model's folder."""
         return self.home / "model"
+
+    @property
+    def device_name(self) -> str:
+        """What the device calls itself."""
+        return torch.cuda.get_device_name(0) if self.device == "cuda" else "cpu"
 
     @property
     def left_s(self) -> float:
@@ -125,6 +146,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the parts themselves")
     parser.add_argument("--short", action="store_true", help="a tiny model, few cells, few rounds")
+    parser.add_argument("--size", choices=["0.6b", *LARGER], default="0.6b", help="the shape of the base model")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="instead of all")
     parser.add_argument("--budget-s", type=float, default=540.0, help="no part begins after this")
     parser.add_argument("--output", type=Path, help="instead of results/<device>.json")
@@ -135,11 +157,14 @@ def main() -> int:
         )
         return 2
     name = torch.cuda.get_device_name(0) if arguments.device == "cuda" else "cpu"
+    scale = SHORT if arguments.short else FULL
+    if arguments.size in LARGER:
+        scale = replace(scale, config=LARGER[arguments.size])
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="twinkle-bench-") as home:
         run = Run(
             device=arguments.device,
-            scale=SHORT if arguments.short else FULL,
+            scale=scale,
             home=Path(home),
             output=arguments.output or RESULTS / f"{_file_name(name)}.json",
             ends_at=started + arguments.budget_s,
@@ -150,7 +175,10 @@ def main() -> int:
         make_model(run.model, run.scale.config, run.device)
         run.add("workload", {**run.scale.config, "dtype": "float32" if run.device == "cpu" else "bfloat16"})
         failed = run_parts(run, {name: PARTS[name] for name in arguments.parts})
+        goals = goals_of(run.result)
+        run.add("goals", as_json(goals))
         run.add("duration_s", round(time.monotonic() - started))
+    print("\n".join(goal.line for goal in goals))
     print(f"written to {run.output}")
     return int(bool(failed))
 
@@ -235,11 +263,31 @@ def measure_training(run: Run) -> dict[str, object]:
     return {"fusion": fusion, "step": step}
 
 
+def measure_queue(run: Run) -> dict[str, object]:
+    """One tenant's step through the service on this device, against plain PEFT there."""
+    missing = [name for name in QUEUE_PACKAGES if find_spec(name) is None]
+    if missing:
+        return {"skipped": f"not installed: {', '.join(missing)}"}
+    output = run.home / "step_overhead.json"
+    command = [sys.executable, REPOSITORY / "benchmarks" / "step_overhead.py", "--short", "--output", output]
+    done = subprocess.run(
+        [*command, "--model", run.model, "--device", run.device],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=max(run.left_s, 1.0),
+    )
+    if done.returncode:
+        return {"failed": (done.stderr.strip() or done.stdout.strip())[-400:]}
+    found: dict[str, object] = json.loads(output.read_text())
+    return {"cells": found["cells"]}
+
+
 def _cells(
     run: Run, loads: Sequence[Load], asked: list[tuple[SideProcess, Way]], ours: Way, *, against: Way
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Run every load every way, in turns; the order turns around from round to round."""
-    cells: list[dict[str, object]] = []
+    cells: list[dict[str, Any]] = []
     ways = [way for _, way in asked]
     for load in loads:
         if run.left_s < LEAST_S:
@@ -264,6 +312,9 @@ def _cells(
                 "device_mib": {way: rounded(passes[way][-1].device_bytes / 2**20) for way in ways},
             }
         )
+        share = peak_share(run.scale.config, run.device_name, cells[-1]["tokens_per_s"][ours])
+        if share is not None:
+            cells[-1]["peak_share"] = share
         print(cells[-1], flush=True)
     return cells
 
@@ -289,6 +340,7 @@ PARTS: dict[str, Part] = {
     "training": measure_training,
     "sampling": measure_sampling,
     "switching": measure_switching,
+    "queue": measure_queue,
 }
 
 

@@ -37,10 +37,10 @@ class Step:
 class PeftLoop:
     """The process that trains. A context manager: ready inside the block, gone after it."""
 
-    def __init__(self, model: Path, batch: PlainBatch, *, rank: int, threads: int) -> None:
+    def __init__(self, model: Path, batch: PlainBatch, *, rank: int, threads: int, device: str = "cpu") -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_train, args=(theirs, model, batch, rank, threads), daemon=True)
+        self._process = context.Process(target=_train, args=(theirs, model, batch, rank, threads, device), daemon=True)
 
     def __enter__(self) -> PeftLoop:
         self._process.start()
@@ -61,21 +61,22 @@ class PeftLoop:
         return steps
 
 
-def _train(pipe: Connection, folder: Path, batch: PlainBatch, rank: int, threads: int) -> None:
+def _train(pipe: Connection, folder: Path, batch: PlainBatch, rank: int, threads: int, device: str) -> None:
     # The parent measures the service's client and needs no torch.
     import torch  # noqa: PLC0415
     from peft import LoraConfig, get_peft_model  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     torch.set_num_threads(threads)
-    base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
     config = LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=projections, lora_dropout=0.0)
-    model = get_peft_model(base, config).train()
+    model = get_peft_model(base.to(device), config).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
-    inputs_BT = torch.tensor(batch.inputs)
-    targets_BT = torch.tensor(batch.targets)
+    inputs_BT = torch.tensor(batch.inputs, device=device)
+    targets_BT = torch.tensor(batch.targets, device=device)
 
     def step() -> Step:
         started, cpu_before = time.perf_counter(), time.process_time()
@@ -86,6 +87,8 @@ def _train(pipe: Connection, folder: Path, batch: PlainBatch, rank: int, threads
         passed = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
+        if device != "cpu":
+            torch.accelerator.synchronize()
         ended = time.perf_counter()
         return Step(
             seconds=ended - started,

@@ -25,6 +25,11 @@ def gpu() -> ModuleType:
     return importlib.import_module("gpu")
 
 
+@pytest.fixture
+def goals() -> ModuleType:
+    return importlib.import_module("gpu_goals")
+
+
 def new_run(gpu: ModuleType, folder: Path, *, left_s: float) -> Any:
     ends_at = time.monotonic() + left_s
     return gpu.Run(device="cpu", scale=gpu.SHORT, home=folder, output=folder / "out.json", ends_at=ends_at)
@@ -47,11 +52,55 @@ def test_it_measures_and_says_on_what(tmp_path: Path) -> None:
     assert result["machine"]["device"] == "cpu"
     assert result["switching"][0]["unpark"] > 0
 
+    assert [goal["found"] for goal in result["goals"]] == [None] * 6
+
+
+def test_it_runs_where_the_queues_packages_are_not_installed(gpu: ModuleType, tmp_path: Path) -> None:
+    names = {*gpu.QUEUE_PACKAGES, "sqlalchemy", "kombu", "obstore", "orjson", "httpx"}
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({sorted(names)}))\n")
+    paths = os.pathsep.join((str(tmp_path), ENVIRONMENT["PYTHONPATH"], str(REPOSITORY / "benchmarks")))
+    script = "import gpu; assert 'not installed: pydantic' in gpu.measure_queue(None)['skipped']; print('imported')"
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**ENVIRONMENT, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+
+    assert (done.returncode, done.stdout.strip()) == (0, "imported"), done.stderr
+
+
+def test_goals_stand_beside_what_was_found(goals: ModuleType) -> None:
+    fusion = [
+        {"tenants": tenants, "tokens": 32, "fused_against": {"peft_switching": 9.0, "limit": limit}, "peak_share": 0.2}
+        for tenants, limit in ((1, 0.5), (4, 0.95), (16, 0.85))
+    ]
+    result = {
+        "training": {"fusion": fusion, "step": [{"tenants": 8, "step_against": {"peft_step": 1.2}}]},
+        "sampling": {"failed": "no"},
+        "queue": {"skipped": "not installed: tinker"},
+    }
+
+    lines = [goal.line for goal in goals.goals_of(result)]
+
+    verdicts = [line.split()[-1] for line in lines]
+    assert verdicts == ["reached", "MISSED", "reached", "MISSED", "measured", "measured"]
+    assert "16 tenants of 32 tokens" in lines[0] and "9" in lines[0]
+
+
+def test_a_share_of_the_peak_is_that_of_the_products_alone(gpu: ModuleType, goals: ModuleType) -> None:
+    one_tflop = 1e12 / (4 * goals.multiplied_weights(gpu.FULL.config))
+    assert goals.peak_share(gpu.FULL.config, "NVIDIA H200", one_tflop) == pytest.approx(1 / 989, rel=1e-2)
+    assert goals.peak_share(gpu.FULL.config, "some other", one_tflop) is None
+
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_parts_that_take_long_measure(tmp_path: Path) -> None:
-    result = run_short(tmp_path / "cpu.json", "training", "sampling")
+    result = run_short(tmp_path / "cpu.json", "training", "sampling", "queue")
 
     assert [(cell["tenants"], cell["tokens"]) for cell in result["training"]["fusion"]] == [(1, 32), (4, 32)]
     assert set(result["training"]["fusion"][0]["fused_against"]) == {
@@ -62,6 +111,7 @@ def test_the_parts_that_take_long_measure(tmp_path: Path) -> None:
     }
     assert result["training"]["step"][0]["step_against"]["peft_step"] > 0
     assert [cell["requests"] for cell in result["sampling"]] == [1, 8, 32]
+    assert result["queue"]["cells"][0]["ratio"] > 0
 
 
 def test_its_tests_are_found_without_the_other_tests_fixtures() -> None:
