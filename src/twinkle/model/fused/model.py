@@ -132,12 +132,11 @@ class FusedLoraModel:
             make_rowwise(served, product, config.max_position_embeddings)
         targets = find_targets(model, unembedding, served)
         self.pool = LoraPool(model, targets, product=product, max_rank=MAX_RANK, paths=paths)
-        vocab_size = unembedding.weight.shape[0]
         self._head = LossHead(
             unembedding.weight,
             self.pool.unembed_path,
             product,
-            rows_per_group=_head_rows(self.device, vocab_size),
+            rows_per_group=_head_rows(self.device, unembedding.weight.shape[0]),
             form=LogitForm.of(config),
         )
         self.info = model_info(model, name=name, max_rank=MAX_RANK)
@@ -177,8 +176,7 @@ class FusedLoraModel:
         """Hidden states of so many tokens that nobody owns, with their graph."""
         embeddings_TH = self._inputs(torch.zeros(num_tokens, dtype=torch.int64, device=self.device)).detach()
         positions_T = torch.arange(num_tokens, device=self.device)
-        spans = CausalSpans([(0, num_tokens)])
-        return self._decode(embeddings_TH.requires_grad_(True), positions_T, [], spans)
+        return self._decode(embeddings_TH.requires_grad_(True), positions_T, [], CausalSpans([(0, num_tokens)]))
 
     def _check(self, probe: Probe) -> None:
         """Raise ``ConfigError`` for a model that one tenant could use to see or to disturb another."""
