@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinkle.cli.broker import Broker
+from twinkle.cli.child_secrets import API, BROKER, FLOWER, HOUSEKEEPING, JOBS, WORKER, Secret, only_its_own
 from twinkle.cli.home import logs_of
 from twinkle.cli.supervisor import ChildSpec
 from twinkle.core.errors import ConfigError
@@ -96,15 +97,14 @@ def flag_of(mesh: MeshPlan) -> str:
 
 def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None, *, with_flower: bool) -> Stack:
     """Lay out the processes. ``broker`` is ``None`` when the settings name one that is already there."""
-    env = {**_inherited(), **environment_of(settings)}
     home = settings.home
     workers = [worker_spec(settings, mesh) for mesh in meshes]
-    workers.append(_command(home, "housekeeping", ("housekeeping",), env, _DRAIN_S))
-    workers.append(_command(home, "jobs", ("jobs-worker",), env, _DRAIN_S))
+    workers.append(_command(home, "housekeeping", ("housekeeping",), _env(settings, HOUSEKEEPING), _DRAIN_S))
+    workers.append(_command(home, "jobs", ("jobs-worker",), _env(settings, JOBS), _DRAIN_S))
     if with_flower:
-        workers.append(_command(home, "flower", ("flower",), env, _API_STOP_S))
+        workers.append(_command(home, "flower", ("flower",), _env(settings, FLOWER), _API_STOP_S))
     return Stack(
-        api=_command(home, "api", ("server",), env, _API_STOP_S),
+        api=_command(home, "api", ("server",), _env(settings, API), _API_STOP_S),
         workers=tuple(workers),
         broker=None if broker is None else broker_spec(home, broker),
     )
@@ -112,7 +112,7 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
 
 def worker_spec(settings: Settings, mesh: MeshPlan) -> ChildSpec:
     """How the worker of a mesh runs."""
-    env = {**_inherited(), **environment_of(settings)}
+    env = _env(settings, WORKER)
     return _command(settings.home, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S)
 
 
@@ -127,10 +127,14 @@ def broker_spec(home: Path, broker: Broker) -> ChildSpec:
     return ChildSpec(
         name="broker",
         argv=broker.argv,
-        env=_inherited(),
+        env=only_its_own(_inherited(), BROKER),
         log=logs_of(home) / "broker.log",
         stop_timeout_s=_BROKER_STOP_S,
     )
+
+
+def _env(settings: Settings, needed: frozenset[Secret]) -> dict[str, str]:
+    return only_its_own({**_inherited(), **environment_of(settings)}, needed)
 
 
 def _inherited() -> dict[str, str]:
