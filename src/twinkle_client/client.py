@@ -22,6 +22,8 @@ from twinkle_client.types import (
     Cursor,
     DeleteCheckpointResponse,
     ParsedCheckpointTwinklePath,
+    Push,
+    PushesResponse,
     ServerCapabilities,
     TrainingRun,
     TrainingRunsResponse,
@@ -197,6 +199,30 @@ class TwinkleClient:
         """What the checkpoint of a path holds."""
         answer = self.connection.ask("POST", self.connection.gateway("/weights_info"), {"twinkle_path": str(path)})
         return self._read(WeightsInfoResponse, answer)
+
+    def push_checkpoints(
+        self, to: str, *, hub_token: str | None = None, run_id: str | None = None, private: bool = True
+    ) -> Push:
+        """Let the server push every checkpoint that is saved from now on; upstream's servers do not.
+
+        Args:
+            to: ``owner/name`` on ModelScope, or with ``hf://``; ``{run}`` and ``{checkpoint}`` in it are filled in.
+            hub_token: What opens the hub. The server keeps it sealed.
+            run_id: Whose; default: of all runs of the key's tenant, but for those that have a push of their own.
+            private: Whether a repository that is made for it is hidden from others.
+        """
+        wanted = {"to": to, "hub_token": hub_token, "run_id": run_id, "private": private}
+        sent = {name: value for name, value in wanted.items() if value is not None}
+        return self._read(Push, self.connection.ask("POST", self.connection.gateway("/pushes"), sent))
+
+    def list_pushes(self) -> list[Push]:
+        """What the server pushes by itself, the newest first."""
+        return self._get(PushesResponse, "/pushes").pushes
+
+    def end_push(self, push_id: str) -> Push:
+        """Push no more by it; uploads that were begun go on."""
+        path = f"/pushes/{quote(push_id, safe='')}"
+        return self._read(Push, self.connection.ask("DELETE", self.connection.gateway(path)))
 
     def _get(self, kind: type[AnswerT], path: str) -> AnswerT:
         return self._read(kind, self.connection.ask("GET", self.connection.gateway(path)))

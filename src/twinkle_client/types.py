@@ -113,6 +113,23 @@ class ParsedCheckpointTwinklePath(_Answer):
     twinkle_path: str
 
 
+class Push(_Answer):
+    """That each new checkpoint of a run, or of all, is pushed; an upload is a job like others."""
+
+    push_id: str
+    run_id: str | None = None
+    to: str
+    private: bool
+    created_at: datetime
+    last_job: str | None = None
+
+
+class PushesResponse(_Answer):
+    """What is pushed by itself."""
+
+    pushes: list[Push]
+
+
 class LoraConfig(_Answer):
     """An adapter as the service describes it; a model's own config is ``peft.LoraConfig``."""
 

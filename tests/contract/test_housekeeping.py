@@ -21,6 +21,7 @@ from twinkle.tasks.app import make_app
 from twinkle.tasks.housekeeping import Housekeeping
 from twinkle.tasks.jobs import JobDispatcher
 from twinkle.tasks.nudge import Nudger
+from twinkle.tasks.pushing import CheckpointPusher
 
 HOUR_S = 3600.0
 
@@ -43,6 +44,7 @@ def housekeeping(bench: Bench, clock: HandClock, blobs: FolderStore, redis_url: 
         nudger=Nudger(app, redis_url),
         publisher=CompletionPublisher(redis_url),
         jobs=JobDispatcher(app, bench.stores.waiting_jobs, redis_url),
+        pusher=CheckpointPusher(bench.stores.pushes, bench.stores.jobs),
     )
 
 

@@ -116,6 +116,7 @@ BODIES: dict[str, Json] = {
         "limit": 5,
         "cursor": {"last_created_at": "2026-01-01T00:00:00Z", "last_session_id": "$session"},
     },
+    "/api/v1/twinkle/pushes": {"to": "ms://owner/{run}", "hub_token": "a", "run_id": "$run", "private": True},
     "/api/native/v1/futures/collect": {"request_ids": ["$request"], "timeout_s": 1},
     "/api/native/v1/runs/{run_id}/rewind": {"step": 1},
     "/api/native/v1/runs/{run_id}/fork": {"operation": 1, "session_id": "$session", "model_seq_id": 4},

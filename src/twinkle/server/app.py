@@ -168,6 +168,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             checkpoints=stores.checkpoints,
             fine_tuned=FineTunedModels(stores.jobs),
             access_tokens=stores.access_tokens,
+            pushes=stores.pushes,
             sampling_sessions=stores.sampling_sessions,
             sampler_templates=stores.sampler_templates,
             files=stores.files,

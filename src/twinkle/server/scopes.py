@@ -73,6 +73,8 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
         ("DELETE", r"(/api)?/v1/models/.+", Need(_TRAIN, ends=True)),
         ("POST", r"/api/v1/model/.+/twinkle/[^/]+", Need(_TRAIN)),
         ("DELETE", r"/api/v1/twinkle/training_runs/.+", Need(_TRAIN, ends=True)),
+        ("POST", r"/api/v1/twinkle/pushes", Need(_TRAIN)),
+        ("DELETE", r"/api/v1/twinkle/pushes/[^/]+", Need(_TRAIN, ends=True)),
     )
 )
 

@@ -41,6 +41,7 @@ from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
+from twinkle.storage.checkpoints.pushes import Pushes
 from twinkle.storage.disks import Disks
 from twinkle.storage.files.files import Files
 from twinkle.storage.files.uploads import Uploads
@@ -122,6 +123,7 @@ class ArtifactParts:
     checkpoints: Checkpoints
     fine_tuned: FineTunedModels
     access_tokens: AccessTokens
+    pushes: Pushes
     sampling_sessions: SamplingSessions
     sampler_templates: SamplerTemplates
     files: Files

@@ -11,6 +11,7 @@ from twinkle.storage.adapters.named import NamedAdapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
+from twinkle.storage.checkpoints.pushes import Pushes
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.files.files import Files
 from twinkle.storage.files.growing import GrowingFiles
@@ -52,8 +53,8 @@ class Stores:
       their leases, ``moves`` what is on its way between them, ``speeds`` what they took lately.
     - ``adapters`` are the training runs, ``named_adapters`` what clients call some of them, ``snapshots``
       their recovery points.
-    - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, and ``sampling_sessions`` sample
-      from them, from base models or from weights without a name.
+    - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, ``pushes`` say which leave by
+      themselves, and ``sampling_sessions`` sample from them, from base models or from weights without a name.
     - ``tenants`` have keys and limits, the ``keyring`` is all keys by their ids, ``sessions`` are clients' presence,
       ``deployment`` is what the processes have in common,
       ``accounting`` knows what tenants used, ``audit`` who did what, and ``holdings`` how much they have.
@@ -89,6 +90,7 @@ class Stores:
         self.snapshots = SnapshotStore(database, clock)
         self.checkpoints = Checkpoints(database, engine, clock)
         self.access_tokens = AccessTokens(database, clock)
+        self.pushes = Pushes(database, clock)
         self.sampler_templates = SamplerTemplates(database)
         self.sampling_sessions = SamplingSessions(database, engine, clock)
         self.tenants = Tenants(database, engine, clock, limits=limits)

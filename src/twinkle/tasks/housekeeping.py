@@ -24,6 +24,7 @@ from twinkle.storage.stores import Stores
 from twinkle.tasks.app import HOUSEKEEPING_QUEUE, make_app
 from twinkle.tasks.jobs import JobDispatcher
 from twinkle.tasks.nudge import Nudger
+from twinkle.tasks.pushing import CheckpointPusher
 from twinkle.tasks.surroundings import check_surroundings
 
 _NUDGE_EVERY_S = 1.0
@@ -46,6 +47,7 @@ class Housekeeping:
         nudger: Nudger,
         publisher: CompletionPublisher,
         jobs: JobDispatcher,
+        pusher: CheckpointPusher,
     ) -> None:
         self._settings = settings
         self._stores = stores
@@ -58,6 +60,7 @@ class Housekeeping:
         self._nudger = nudger
         self._publisher = publisher
         self._jobs = jobs
+        self._pusher = pusher
 
     def nudge(self) -> None:
         """Wake every mesh that has work waiting: the safety net behind each request's own nudge."""
@@ -69,6 +72,10 @@ class Housekeeping:
         """Hand out the jobs that may begin: submitted, to be retried, or left behind by a runner that is gone."""
         crash_point("housekeeping.dispatching")
         self._jobs.dispatch()
+
+    def push_checkpoints(self) -> None:
+        """Submit an export for each new checkpoint that is to be pushed by itself."""
+        self._pusher.push()
 
     def sweep(self) -> None:
         """End what has waited too long: gaps in a sequence, operations past their deadline."""
@@ -136,6 +143,7 @@ def register(app: Celery, housekeeping: Housekeeping) -> None:
     for name, every_s, sweep in (
         ("housekeeping.nudge", _NUDGE_EVERY_S, housekeeping.nudge),
         ("housekeeping.jobs", _NUDGE_EVERY_S, housekeeping.dispatch_jobs),
+        ("housekeeping.pushes", _SWEEP_EVERY_S, housekeeping.push_checkpoints),
         ("housekeeping.sweep", _SWEEP_EVERY_S, housekeeping.sweep),
         ("housekeeping.expire", _EXPIRE_EVERY_S, housekeeping.expire),
     ):
@@ -158,7 +166,7 @@ def run_housekeeping(settings: Settings) -> int:
     """Sweep until SIGTERM; the exit status."""
     configure_logging(settings.log_level, settings.log_json)
     blobs = check_surroundings(settings)
-    stores = Stores.at(settings.resolved_database_url, SystemClock())
+    stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
     upgrade(stores.engine)
     app = make_app(settings)
     redis_url = settings.redis_url.get_secret_value()
@@ -171,6 +179,7 @@ def run_housekeeping(settings: Settings) -> int:
         nudger=nudger,
         publisher=CompletionPublisher(redis_url),
         jobs=JobDispatcher(app, stores.waiting_jobs, redis_url),
+        pusher=CheckpointPusher(stores.pushes, stores.jobs),
     )
     register(app, housekeeping)
     worker = app.Worker(

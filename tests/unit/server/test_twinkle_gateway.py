@@ -11,6 +11,8 @@ import pytest
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, WEIGHTS
 from harness.polling import wait_for
+from twinkle.tasks.pushing import CheckpointPusher
+from twinkle_client import TwinkleClient
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -256,3 +258,49 @@ def test_openais_routes_answer_under_the_prefix_of_upstreams_gateway_too(twinkle
     assert models.json()["data"][0].items() >= {"id": BASE_MODEL, "object": "model", "owned_by": "twinkle"}.items()
     assert unknown.status_code == 400
     assert unknown.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_checkpoints_are_pushed_by_themselves_where_their_owner_wants_it_and_tokens_are_shown_to_nobody(
+    api: Api, key: str, http: httpx.Client, model_id: str
+) -> None:
+    pusher = CheckpointPusher(api.stores.pushes, api.stores.jobs)
+    with TwinkleClient(api.url, key) as client:
+        wanted = client.push_checkpoints("team/{run}-{checkpoint}", hub_token="hf-secret", run_id=model_id)
+        path = save(http, model_id, 1, "first")
+        pusher.push()
+        (listed,) = client.list_pushes()
+        (job,) = http.get(f"{api.url}/api/native/v1/jobs").json()["jobs"]
+        shown = http.get(f"{api.url}/api/native/v1/jobs/{listed.last_job}").json()
+        ended = client.end_push(wanted.push_id)
+        left = client.list_pushes()
+
+    assert (wanted.to, wanted.private, wanted.run_id) == ("ms://team/{run}-{checkpoint}", True, model_id)
+    assert listed.last_job == job["id"] and job["name"].startswith(f"push of {path} to ms://team/")
+    assert (shown["spec"]["checkpoint"], shown["spec"]["private"]) == (path, True)
+    assert shown["spec"]["to"].endswith("-first") and "hf-secret" not in str((shown, listed))
+    assert ended.push_id == wanted.push_id and left == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 400, "to"),
+        ({"to": "team/name"}, 400, "needs hub_token"),
+        ({"to": "team", "hub_token": "t"}, 400, "owner and repository"),
+        ({"to": "file:///../etc"}, 400, "plain address"),
+        ({"to": "team/name", "hub_token": "t", "run_id": "nobody"}, 404, "no training run"),
+    ],
+)
+def test_a_push_that_cannot_be_is_refused(twinkle: httpx.Client, body: dict[str, str], status: int, words: str) -> None:
+    refused = twinkle.post("/pushes", json=body)
+
+    assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
+
+
+def test_a_push_of_another_tenant_s_is_not_there(api: Api, twinkle: httpx.Client) -> None:
+    wanted = twinkle.post("/pushes", json={"to": "s3://bucket/{run}"}).json()
+    with api.http(api.new_key()) as stranger:
+        answers = [stranger.get("/twinkle/pushes"), stranger.delete(f"/twinkle/pushes/{wanted['push_id']}")]
+
+    assert answers[0].json() == {"pushes": []} and answers[1].status_code == 404
+    assert [one["push_id"] for one in twinkle.get("/pushes").json()["pushes"]] == [wanted["push_id"]]

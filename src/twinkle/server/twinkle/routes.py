@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from twinkle.server.openai import chat, models
-from twinkle.server.twinkle import checkpoints, futures, gateway, model, processors, runs, sampler
+from twinkle.server.twinkle import checkpoints, futures, gateway, model, processors, pushes, runs, sampler
 
 _PREFIX = "/api/v1"
-_PARTS = (futures, gateway, runs, checkpoints, model, sampler, processors)
+_PARTS = (futures, gateway, runs, checkpoints, pushes, model, sampler, processors)
 _OPENAI_PARTS = (chat, models)
 
 router = APIRouter(prefix=_PREFIX)

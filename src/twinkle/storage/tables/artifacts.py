@@ -162,6 +162,25 @@ class CheckpointRow(SQLModel, table=True):
     generation: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     copied_from: str | None = None
     """The path it was copied from, which may mean something else by now."""
+    pushed: str | None = None
+    """The content that was pushed by itself, where that is wanted."""
+
+
+class PushRow(SQLModel, table=True):
+    """That each new checkpoint of a run, or with ``run`` empty of all of a tenant's, is exported.
+
+    ``spec`` is what such a job is told, its secrets sealed. What was saved before ``since`` has had its turn.
+    """
+
+    __tablename__ = "push"
+    __table_args__ = (Index("push_of_run", "tenant", "run", unique=True),)
+    id: str = Field(primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    run: str
+    spec: str = Field(sa_type=Text)
+    created_at: float = Field(sa_type=Float)
+    since: float = Field(sa_type=Float)
+    last_job: str | None = None
 
 
 class AccessTokenRow(SQLModel, table=True):
