@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 TORCH  := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check soak bench gpu clean
+.PHONY: help venv demo test check soak bench gpu lock clean
 
 help:
 	@echo "make demo    install, start everything, train two tenants at once on a tiny model (minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make soak    the long fault and load tests"
 	@echo "make bench   the benchmarks, in short"
 	@echo "make gpu     the engine's tests and benchmarks on a GPU, in ten minutes"
+	@echo "make lock    what the image installs, at which versions, with hashes"
 	@echo "make venv    only the virtual environment, in $(VENV)"
 	@echo "make clean   remove what was made"
 
@@ -88,6 +89,12 @@ GPU_PYTHON ?= python3
 
 gpu:
 	PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py
+
+# With a tool of its own, which nothing else needs.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	build/lock/bin/python docker/lock.py
 
 clean:
 	rm -rf $(VENV) .demo .twinkle build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
