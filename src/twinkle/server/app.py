@@ -27,6 +27,7 @@ from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
 from twinkle.server.held_results import HeldResults
 from twinkle.server.holding import HoldingLimits
+from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.joining import Membership
 from twinkle.server.lane_polls import LanePolls
@@ -86,7 +87,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         async with AsyncExitStack() as stack:
             server = app.state.server = await _open(settings, database, clock or SystemClock(), stack)
             assert isinstance(app, Api)
-            app.results = server.common.results
+            app.results, app.in_progress = server.common.results, server.common.in_progress
             _log.info("api.started", host=settings.host, port=settings.port)
             yield
         _log.info("api.stopped")
@@ -140,6 +141,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         listings=Listings(_threads("listings", _LISTING_THREADS, stack)),
         texts=Listings(_threads("texts", _TEXT_THREADS, stack)),
         results=HeldResults(settings.max_result_bytes_in_flight),
+        in_progress=RequestsInProgress(per_tenant=settings.tenant_max_requests, per_key=settings.max_requests_per_key),
         object_io=object_io,
         bodies=Bodies(
             max_bytes=settings.max_body_bytes,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import LimitReached, Overloaded
+from twinkle.core.errors import LimitReached, Overloaded, TwinkleError
+from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind, Submission, Unnumbered
 from twinkle.server.quota import Quotas
 from twinkle.server.threads import Threads
@@ -74,38 +75,14 @@ class HoldingLimits:
             Overloaded: Too many of the tenant's operations, or of their bytes, wait already.
             LimitReached: It would save a checkpoint, and the tenant has as many, or as large ones, as it may have.
         """
-        tenant, size_bytes = submission.tenant, submission.payload.size_bytes
-        limits = (await self._quotas.account(tenant)).limits
-        is_save = submission.kind in _SAVES
-
-        def is_full(held: Held) -> bool:
-            return bool(
-                (limits.max_queued and held.num_open >= limits.max_queued)
-                or (limits.max_queued_bytes and held.open_bytes + size_bytes > limits.max_queued_bytes)
-                or (is_save and limits.max_checkpoints and held.num_checkpoints >= limits.max_checkpoints)
-                or (is_save and limits.max_checkpoint_bytes and held.checkpoint_bytes >= limits.max_checkpoint_bytes)
-            )
-
-        held = await self._held(tenant, is_full)
-        if limits.max_queued and held.num_open >= limits.max_queued:
-            raise Overloaded(f"{held.num_open} operations wait or run already, and {limits.max_queued} may; come again")
-        if limits.max_queued_bytes and held.num_open and held.open_bytes + size_bytes > limits.max_queued_bytes:
-            raise Overloaded(
-                f"operations that wait or run hold {held.open_bytes} bytes, and {limits.max_queued_bytes} may be; come"
-                " again when some have ended"
-            )
-        if is_save and limits.max_checkpoints and held.num_checkpoints >= limits.max_checkpoints:
-            raise LimitReached(
-                f"you have {held.num_checkpoints} checkpoints, and {limits.max_checkpoints} may be; delete some, give"
-                " others an end (ttl_seconds), or ask the operator for more (max_checkpoints)"
-            )
-        if is_save and limits.max_checkpoint_bytes and held.checkpoint_bytes >= limits.max_checkpoint_bytes:
-            raise LimitReached(
-                f"your checkpoints have {held.checkpoint_bytes} bytes, and {limits.max_checkpoint_bytes} may be; delete"
-                " some, give others an end (ttl_seconds), or ask the operator for more (max_checkpoint_bytes)"
-            )
+        limits = (await self._quotas.account(submission.tenant)).limits
+        rules = _rules_of(limits, submission)
+        held = await self._held(submission.tenant, lambda held: any(rule.is_broken(held) for rule in rules))
+        for rule in rules:
+            if rule.is_broken(held):
+                raise rule.refusal(held)
         held.num_open += 1
-        held.open_bytes += size_bytes
+        held.open_bytes += submission.payload.size_bytes
 
     def forget(self) -> None:
         """Count everything anew when it is next asked."""
@@ -119,3 +96,61 @@ class HoldingLimits:
             known = _Known(await self._threads.run(self._holdings.of, tenant), now)
             self._known[tenant] = known
         return known.held
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """When an operation is not let in, and what its owner is told."""
+
+    is_broken: _IsFull
+    refusal: Callable[[Held], TwinkleError]
+
+
+def _rules_of(limits: TenantLimits, submission: Submission | Unnumbered) -> list[_Rule]:
+    rules = []
+    if most := limits.max_queued:
+        rules.append(
+            _Rule(
+                lambda held: held.num_open >= most,
+                lambda held: Overloaded(f"{held.num_open} operations wait or run already, and {most} may; come again"),
+            )
+        )
+    if most_bytes := limits.max_queued_bytes:
+        rules.append(
+            _Rule(
+                # One alone always may.
+                lambda held: held.num_open > 0 and held.open_bytes + submission.payload.size_bytes > most_bytes,
+                lambda held: Overloaded(
+                    f"operations that wait or run hold {held.open_bytes} bytes, and {most_bytes} may be; come again"
+                    " when some have ended"
+                ),
+            )
+        )
+    if submission.kind in _SAVES:
+        rules += _rules_of_saves(limits)
+    return rules
+
+
+def _rules_of_saves(limits: TenantLimits) -> list[_Rule]:
+    rules = []
+    if most := limits.max_checkpoints:
+        rules.append(
+            _Rule(
+                lambda held: held.num_checkpoints >= most,
+                lambda held: LimitReached(
+                    f"you have {held.num_checkpoints} checkpoints, and {most} may be; delete some, give others an end"
+                    " (ttl_seconds), or ask the operator for more (max_checkpoints)"
+                ),
+            )
+        )
+    if most_bytes := limits.max_checkpoint_bytes:
+        rules.append(
+            _Rule(
+                lambda held: held.checkpoint_bytes >= most_bytes,
+                lambda held: LimitReached(
+                    f"your checkpoints have {held.checkpoint_bytes} bytes, and {most_bytes} may be; delete some, give"
+                    " others an end (ttl_seconds), or ask the operator for more (max_checkpoint_bytes)"
+                ),
+            )
+        )
+    return rules

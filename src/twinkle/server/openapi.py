@@ -24,6 +24,7 @@ from twinkle.server.direct import DirectRoutes
 from twinkle.server.echo import echoing, request_id_to_echo
 from twinkle.server.errors import JSON, OpenAIRefusal, Refusal
 from twinkle.server.held_results import HeldResults
+from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.mounting import unmounted
 from twinkle.server.request_metadata import MAX_KEY_LENGTH
 from twinkle.server.state import Common
@@ -114,7 +115,7 @@ class Description(BaseModel):
         return words
 
     def _refused(self) -> frozenset[int]:
-        unopened = {Access.NONE: set[int](), Access.ADMINISTRATOR: {404}}.get(self.access, {401})
+        unopened = {Access.NONE: set[int](), Access.ADMINISTRATOR: {404}}.get(self.access, {401, 429})
         return self.refusals | {400, 408, 414, 431, 503} | unopened | (set() if self.body is None else {413, 429})
 
 
@@ -167,18 +168,21 @@ class Api(FastAPI):
     """The document as it is sent, once it was asked for."""
     results: HeldResults | None = None
     """What answers hold until they have left."""
+    in_progress: RequestsInProgress | None = None
+    """Whose requests there are."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or self.results is None:
+        if scope["type"] != "http" or self.results is None or self.in_progress is None:
             await self._answer(scope, receive, send)
             return
         scope = unmounted(scope, self.mounted_at)
-        holds = self.results.watch(scope)
+        holds, begun = self.results.watch(scope), self.in_progress.watch(scope)
         try:
             await self._answer(scope, receive, send)
         finally:
             self.results.release(holds)
+            self.in_progress.end(begun)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = None if self.direct is None else self.direct.find(scope)

@@ -22,6 +22,7 @@ from twinkle.server.fine_tuned import FineTunedModels
 from twinkle.server.futures import Futures
 from twinkle.server.held_results import HeldResults
 from twinkle.server.holding import HoldingLimits
+from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.job_polls import JobPolls
 from twinkle.server.lane_polls import LanePolls
 from twinkle.server.links import DownloadLinks
@@ -78,6 +79,7 @@ class CommonParts:
     listings: Listings
     texts: Listings
     results: HeldResults
+    in_progress: RequestsInProgress
     object_io: Threads
 
 
@@ -203,6 +205,7 @@ async def _permitted(request: Request, key: ValidKey) -> ValidKey:
     """The key, if it may be used for this request and its tenant may; a job that acts stops by itself."""
     act_as(key_actor(key.id))
     refuse_beyond_scopes(key.scopes, request.method, request.url.path)
+    state_of(request.app).common.in_progress.begin(request, key.tenant, key.id)
     quotas = state_of(request.app).accounts.quotas
     account = await quotas.account(key.tenant)
     if account.suspension is not None:

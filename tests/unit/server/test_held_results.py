@@ -17,6 +17,7 @@ from harness.polling import wait_until
 from twinkle.core.errors import Overloaded
 from twinkle.server.body import ByteBudget, charge_to
 from twinkle.server.held_results import HeldResults
+from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.openapi import Api as App
 from twinkle.server.results import PIECE_BYTES
 
@@ -35,6 +36,7 @@ class Service:
         self.tenants: dict[str, ByteBudget] = {}
         self.app = App()
         self.app.results = self.results
+        self.app.in_progress = RequestsInProgress(per_tenant=0, per_key=0)
         self.app.get("/result")(self._result)
 
     async def _result(self, request: Request) -> Response:

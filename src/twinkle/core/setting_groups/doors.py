@@ -21,6 +21,11 @@ class DoorSettings(SettingsGroup):
         ge=0,
         description="of one client's address, which is everybody's behind a proxy or on loopback; 0: no limit but all",
     )
+    max_requests_per_key: int = Field(
+        default=6000,
+        ge=0,
+        description="of one API key in progress at once, held polls among them; 0: no limit; more is answered 429",
+    )
     max_url_bytes: int = Field(
         default=16 * 2**10, gt=0, description="path and query of a request; more is answered 414"
     )

@@ -28,6 +28,12 @@ class TenantSettings(SettingsGroup):
         ge=0,
         description="request bodies and results held at once, per tenant; 0: no limit; more is answered 429",
     )
+    tenant_max_requests: int = Field(
+        default=8000,
+        ge=0,
+        description="requests in progress at once, held polls among them, per tenant and API process; 0: no limit;"
+        " more is answered 429",
+    )
     tenant_max_files_bytes: int = Field(
         default=100 * 2**30,
         ge=0,

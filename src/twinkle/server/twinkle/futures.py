@@ -23,7 +23,7 @@ router = APIRouter(prefix="/twinkle")
     openapi_extra=described(
         Raw(JSON, "What the call itself would have answered."),
         others={202: PendingCall},
-        refusals=[404, 410, 429, 500],
+        refusals=[404, 410, 500],
         access=Access.TWINKLE,
     ),
 )
