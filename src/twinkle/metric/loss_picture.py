@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from twinkle.metric.canvas import Canvas, Place, PngCanvas, SvgCanvas
+from twinkle.metric.canvas import Canvas, Place, SvgCanvas
 from twinkle.metric.records import EVAL, STEP, Records
 
-PICTURE_FILES: Mapping[str, type[Canvas]] = {"loss.svg": SvgCanvas, "loss.png": PngCanvas}
+SVG_FILE, PNG_FILE = "loss.svg", "loss.png"
 TRAINING, EVALUATION = "#1f6fb2", "#c2410c"
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 44
@@ -26,10 +26,19 @@ def draw_loss(records: Records, title: str) -> dict[str, bytes]:
     evaluations = records.series(EVAL, "loss")
     if not steps and not evaluations:
         return {}
-    pages = {name: make(WIDTH, HEIGHT) for name, make in PICTURE_FILES.items()}
+    pages = {name: make(WIDTH, HEIGHT) for name, make in _canvases().items()}
     for page in pages.values():
         _draw(page, steps, evaluations, title)
     return {name: page.content() for name, page in pages.items()}
+
+
+def _canvases() -> Mapping[str, type[Canvas]]:
+    """An SVG, and a PNG where Pillow is installed, which training alone does not need."""
+    try:
+        from twinkle.metric.png_canvas import PngCanvas  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return {SVG_FILE: SvgCanvas}
+    return {SVG_FILE: SvgCanvas, PNG_FILE: PngCanvas}
 
 
 def _draw(page: Canvas, steps: Points, evaluations: Points, title: str) -> None:
