@@ -282,6 +282,16 @@ MODELS = {
 """By family the models that it is, as their makers call them, and what is peculiar about them."""
 
 
+SAMPLED = (
+    *("qwen3-moe", "qwen2-moe", "mistral", "gemma3", "glm4", "glm4-moe", "deepseek-v2", "deepseek-v3", "gemma2"),
+    *("gemma4", "gemma4-by-layer", "gemma4-moe", "gpt-oss", "llama4", "granite", "glm", "glm4-moe-lite"),
+    *("deepseek-v2-lite", "cohere", "ernie4.5", "minimax-m2", "ministral", "deepseek-v4"),
+)
+"""One for each peculiarity: the sampler's tests compare them with transformers, those of the engine all others with
+training."""
+SAMPLED_WITH_STATES = ("qwen3_5", "qwen3_5-moe", "qwen3-next", "nemotron-h", "nemotron-h-latent")
+"""The same for layers that carry a state."""
+
 QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 SQUARE_TOWER = {**TOWER, "image_size": 28, "patch_size": 14}

@@ -53,11 +53,14 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PretrainedConfig], str]] = {
     "glm-5.3": (lambda: transformers.Glm5NextConfig(), r"picks the keys it sees by an index \(index_topk\)"),
     "qwen4": (lambda: transformers.Qwen4ExpConfig(), "several residual streams"),
     "kimi-linear": (lambda: transformers.KimiLinearConfig(), r"Nemotron-H's \(linear_attention\)"),
-    "kimi-k2.6 in four bits": (
+    "compressed floats": (
         lambda: transformers.Kimi_K25Config(
-            text_config={"model_type": "deepseek_v3", "quantization_config": {"quant_method": "compressed-tensors"}}
+            text_config={
+                "model_type": "deepseek_v3",
+                "quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"},
+            }
         ),
-        r"quantised \(compressed-tensors\)",
+        r"quantised \(compressed-tensors, float-quantized\)",
     ),
     "deepseek-v4 in 8 bits": (
         lambda: transformers.DeepseekV4Config(quantization_config={"quant_method": "fp8", "expert_dtype": "fp4"}),

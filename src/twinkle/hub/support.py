@@ -53,8 +53,10 @@ PECULIAR = {
 CHATGLM_VOCABULARY = 65024
 """Of ChatGLM 2 and 3; GLM-4, whose config has the same type, is read into the class ``glm``."""
 OWN_SCALES = ("lm_head_multiplier",)
+QUANTISATION = "quantization_config"
 DEQUANTISED = frozenset({"fp8", "mxfp4"})
-"""Kinds of quantised weights that are read into plain ones."""
+"""Kinds of quantised weights that are read into plain ones; of ``compressed-tensors`` one form is."""
+PACKED_INTEGERS = "pack-quantized"
 WITH_PICTURES = frozenset({"kimi_k25", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 """Types whose pictures are taken: a vision tower that takes patches and their grids, before a language model that is
 served as well."""
@@ -154,15 +156,34 @@ def _other_task(config: Config) -> str | None:
     return None if not names or any(name.endswith(WRITES_ON) for name in names) else str(names[0])
 
 
+def quantisation_of(config: Config) -> Mapping[str, Any] | None:
+    """How a model's weights are quantised, as it says beside the language model's part or in it."""
+    settings = config.get(QUANTISATION) or (config.get("text_config") or {}).get(QUANTISATION)
+    return settings if isinstance(settings, Mapping) else None
+
+
 def _quantised(config: Config) -> str | None:
-    # Beside the language model's part, or in it.
-    settings = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    if not isinstance(settings, Mapping):
+    settings = quantisation_of(config)
+    if settings is None:
         return None
+    method = settings.get("quant_method")
     # DeepSeek-V4's mix widths within a layer and name their scales in a way of their own.
-    if settings.get("quant_method") in DEQUANTISED and config.get("model_type") not in COMPRESSED:
+    if method in DEQUANTISED and config.get("model_type") not in COMPRESSED:
         return None
-    return str(settings.get("quant_method", "quantization_config"))
+    if method == "compressed-tensors":
+        form = settings.get("format")
+        return None if form == PACKED_INTEGERS and _are_plain_integers(settings) else f"{method}, {form}"
+    return str(method or QUANTISATION)
+
+
+def _are_plain_integers(settings: Config) -> bool:
+    """Whether all weights are integers of one width around zero, with a scale for each row or group of it."""
+    kinds = [(group or {}).get("weights") or {} for group in (settings.get("config_groups") or {}).values()]
+    widths = {kind.get("num_bits") for kind in kinds}
+    return widths in ({4}, {8}) and all(
+        kind.get("type") == "int" and kind.get("symmetric") and kind.get("strategy") in ("group", "channel")
+        for kind in kinds
+    )
 
 
 def _other_layers(config: Config) -> str | None:

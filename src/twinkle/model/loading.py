@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,24 @@ from safetensors.torch import load_file
 from transformers.utils.quantization_config import Mxfp4Config
 
 from twinkle.core.errors import ConfigError
-from twinkle.hub.support import CONFIG_FILE, TOWER_LEFT_OUT, WITH_PICTURES, check_config
+from twinkle.hub.support import (
+    CONFIG_FILE,
+    QUANTISATION,
+    TOWER_LEFT_OUT,
+    WITH_PICTURES,
+    check_config,
+    quantisation_of,
+)
 from twinkle.hub.trust import naming_code
+from twinkle.model.quantised_weights import IN_BLOCKS, IN_GROUPS, NamedTensors, plain_tensors
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 
-SCALE_SUFFIX = "_scale_inv"
-"""Of the name of the scales by which the blocks of a weight in 8 bits are multiplied."""
 DEFAULT_KV_CHANNELS = 128
 ROPE_BASE = 10000.0
 A_LEVEL_DEEPER = StoredPaths(loaded="model.", published="model.language_model.")
 """Where the decoder lies in a class for pictures too."""
 WHOLE_BELOW = {"llama4": StoredPaths(published="language_model.")}
 """By their types the classes for pictures that hold a language model with its head."""
-
-NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,15 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype, with_tower: boo
     if config.model_type in WITH_PICTURES | TOWER_LEFT_OUT:
         loader = transformers.AutoModelForImageTextToText
     options: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
-    quantisation = written.get("quantization_config") or {}
-    is_in_blocks = quantisation.get("quant_method") == "fp8"
-    if is_in_blocks or (foreign is not None and foreign.tensors is not None):
+    quantisation = quantisation_of(written) or {}
+    is_unpacked = quantisation.get("quant_method") in (IN_BLOCKS, IN_GROUPS)
+    if is_unpacked or (foreign is not None and foreign.tensors is not None):
         tensors = _read(path)
-        if is_in_blocks:
-            del config.quantization_config
-            tensors = _dequantised(tensors, tuple(quantisation["weight_block_size"]), dtype)
+        if is_unpacked:
+            for part in (config, config.get_text_config()):
+                if hasattr(part, QUANTISATION):
+                    delattr(part, QUANTISATION)
+            tensors = plain_tensors(tensors, quantisation, dtype)
         if foreign is not None and foreign.tensors is not None:
             convert = foreign.tensors
             tensors = (pair for name, tensor in tensors for pair in convert(name, tensor, config))
@@ -158,29 +164,6 @@ def _read(path: str) -> NamedTensors:
     for file in files:
         stored = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         yield from stored.items()
-
-
-def _dequantised(tensors: NamedTensors, block: tuple[int, int], dtype: torch.dtype) -> NamedTensors:
-    """Weights in 8 bits multiplied by the scales of their blocks, which may lie in another file.
-
-    transformers' own way takes a weight that is no multiple of a block for one of smaller blocks.
-    """
-    waiting: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors:
-        weight_name = name.removesuffix(SCALE_SUFFIX)
-        if weight_name == name and tensor.dtype != torch.float8_e4m3fn:
-            yield name, tensor
-            continue
-        other = waiting.pop(weight_name, None)
-        if other is None:
-            waiting[weight_name] = tensor
-            continue
-        weight, scales = (other, tensor) if weight_name != name else (tensor, other)
-        for axis, width in enumerate(block):
-            scales = scales.float().repeat_interleave(width, dim=axis).narrow(axis, 0, weight.shape[axis])
-        yield weight_name, (weight.float() * scales).to(dtype)
-    if waiting:
-        raise ConfigError(f"{min(waiting)} in 8 bits has no scales, or these have no weight")
 
 
 def _glm_config(written: Mapping[str, Any]) -> transformers.PretrainedConfig:

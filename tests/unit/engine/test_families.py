@@ -6,10 +6,11 @@ import pytest
 import torch
 import transformers
 
-from harness.families import FAMILIES, SIZES, WINDOW
+from harness.families import FAMILIES, SAMPLED, SAMPLED_WITH_STATES, SIZES, WINDOW
 from twinkle.core.errors import ConfigError
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.packed_attention import CausalSpans
+from twinkle.sampler.probe import SamplerProbe
 
 LOOKS_AHEAD = transformers.Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True)
 LENGTHS = (3 * WINDOW + 2, 1, WINDOW, WINDOW + 1, 40)
@@ -31,6 +32,11 @@ def test_packed_logits_equal_those_of_transformers(family, base_dirs, load_model
     for tokens, (start, end) in zip(sequences, spans, strict=True):
         theirs = plain(input_ids=tokens[None]).logits[0]
         torch.testing.assert_close(ours[start:end], theirs, atol=1e-5 * theirs.abs().max().item(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*SAMPLED, *SAMPLED_WITH_STATES)])
+def test_what_is_sampled_alone_and_in_company_has_the_logprobs_of_training(family, load_model):
+    SamplerProbe(load_model(family)).check()
 
 
 def with_a_third_weight(model):

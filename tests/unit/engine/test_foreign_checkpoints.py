@@ -1,16 +1,19 @@
 """Checkpoints of other code's names, in other numbers, or with holes: what is computed of them, or why not."""
 
 import json
+import shutil
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from harness.families import FAMILIES, SIZES, stir
+from harness.pictures import save_picture_model
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
+from twinkle.hub.image_processor import PROCESSOR_FILE
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.workers.transformers_engine import TransformersEngine
@@ -263,6 +266,50 @@ def test_weights_in_four_bits_are_read_into_plain_ones(tmp_path):
     theirs = plain(input_ids=TOKENS[None]).logits[0]
     assert model.dtype == torch.float32
     torch.testing.assert_close(ours, theirs, atol=1e-5 * theirs.abs().max().item(), rtol=1e-4)
+
+
+def in_groups(tensor, bits, group):
+    """What compressed-tensors stores of a weight, and the weight it then is."""
+    scales = tensor.unflatten(1, (-1, group)).abs().amax(-1) / (2 ** (bits - 1) - 1)
+    spread = scales.repeat_interleave(group, 1)
+    numbers = (tensor / spread).round().int()
+    words = (numbers + 2 ** (bits - 1)).unflatten(1, (-1, 32 // bits))
+    packed = torch.zeros(words.shape[:2], dtype=torch.int32)
+    for place in range(32 // bits):
+        packed |= words[..., place] << (bits * place)
+    parts = {"weight_packed": packed, "weight_scale": scales, "weight_shape": torch.tensor(tensor.shape)}
+    return parts, numbers * spread
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_kimi_in_few_bits_as_it_is_published_is_read_with_its_tower(tmp_path, bits):
+    rounded = save_picture_model(tmp_path / "rounded", "kimi-k2.5")
+    stored, weights = {}, {}
+    for name, tensor in load_file(rounded / "model.safetensors").items():
+        weights[name] = tensor
+        if ".mlp." not in name or not name.endswith("_proj.weight"):
+            stored[name] = tensor
+            continue
+        parts, weights[name] = in_groups(tensor, bits, group=16)
+        stored |= {name.removesuffix("weight") + part: value for part, value in parts.items()}
+    assert sum(name.endswith("weight_packed") for name in stored) > 20
+    config = json.loads((rounded / "config.json").read_text())
+    write(rounded, config, weights)
+    few_bits = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": 16}
+    config["text_config"]["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": few_bits, "input_activations": None}},
+    }
+    write(tmp_path / "packed", config, stored)
+    shutil.copy(rounded / PROCESSOR_FILE, tmp_path / "packed")
+
+    model, ours = logits_of(tmp_path / "packed")
+
+    plain = transformers.AutoModelForImageTextToText.from_pretrained(rounded, dtype=torch.float32)
+    theirs = plain(input_ids=TOKENS[None]).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-5 * theirs.abs().max().item(), rtol=1e-4)
+    assert model.picture_rules is not None
 
 
 def test_a_checkpoint_with_holes_is_refused_by_the_names_it_lacks(tmp_path):

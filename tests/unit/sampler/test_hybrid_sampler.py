@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from harness.families import FAMILIES, VOCAB_SIZE, stir
+from harness.families import FAMILIES, SAMPLED_WITH_STATES, VOCAB_SIZE, stir
 from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
@@ -24,7 +24,7 @@ NEW_TOKENS = 12
 before, commit = CachedStates.before, CachedStates.commit
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5-moe", "qwen3-next", "nemotron-h", "nemotron-h-latent"])
+@pytest.fixture(scope="module", params=SAMPLED_WITH_STATES)
 def models(request):
     """The untouched model and the same weights in the engine."""
     plain, ours = (_make(request.param) for _ in range(2))

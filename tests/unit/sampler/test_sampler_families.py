@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from harness.families import FAMILIES, VOCAB_SIZE, stir
+from harness.families import FAMILIES, SAMPLED, VOCAB_SIZE, stir
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
@@ -14,12 +14,6 @@ from .conftest import run_to_end
 
 PROMPT_LENGTHS = (1, 6, 7, 8, 33, 50)
 NEW_TOKENS = 20
-SAMPLED = (
-    *("qwen3-moe", "qwen2-moe", "mistral", "gemma3", "glm4", "glm4-moe", "deepseek-v2", "deepseek-v3", "gemma2"),
-    *("gemma4", "gemma4-by-layer", "gemma4-moe", "gpt-oss", "llama4", "granite", "glm", "glm4-moe-lite"),
-    *("deepseek-v2-lite", "cohere", "ernie4.5", "minimax-m2", "ministral", "deepseek-v4"),
-)
-"""One for each peculiarity; the probe at start samples from all of them."""
 
 
 @pytest.fixture(scope="module", params=SAMPLED)

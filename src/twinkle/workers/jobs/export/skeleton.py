@@ -16,7 +16,7 @@ import transformers
 from transformers.core_model_loading import revert_weight_conversion
 
 from twinkle.core.errors import ConfigError
-from twinkle.hub.support import TOWER_LEFT_OUT, WITH_PICTURES, architecture_of, check_config
+from twinkle.hub.support import TOWER_LEFT_OUT, WITH_PICTURES, architecture_of, check_config, quantisation_of
 from twinkle.hub.trust import naming_code
 from twinkle.model.loading import FOREIGN, WHOLE_BELOW, decoder_of
 from twinkle.module.targets import Target, find_targets
@@ -83,7 +83,7 @@ def open_skeleton(folder: Path) -> Skeleton:
             f"{name} ({written['model_type']}) exists as code of its own only, whose names of weights are not those"
             " that adapters are made for; export the adapter alone, as peft"
         )
-    quantisation = (written.get("quantization_config") or {}).get("quant_method")
+    quantisation = (quantisation_of(written) or {}).get("quant_method")
     if quantisation:
         raise ConfigError(
             f"{name} is stored in {quantisation}: an update cannot be added to such numbers without losing most of it;"
