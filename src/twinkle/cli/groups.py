@@ -243,6 +243,7 @@ def tenants_list(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
 
 
 @tenants.command("set")
+@tenants.command("limits")
 def tenants_set(
     tenant: Annotated[str, typer.Argument(help="Whose weight or limits.")],
     weight: Annotated[float | None, typer.Option(help="Its share beside others'; 1 at first.")] = None,
@@ -262,8 +263,9 @@ def tenants_set(
     max_checkpoint_bytes: LimitFlag = None,
     home: HomeFlag = None,
 ) -> None:
-    """Change a tenant's weight or limits; what is not given stays.
+    """Change a tenant's weight or limits; what is not given stays. Where nothing is given, show them.
 
+    twinkle tenants limits alice
     twinkle tenants set alice --weight 2 --tokens-per-minute 100000
     """
     from twinkle.cli.tenants import set_tenant
@@ -291,7 +293,7 @@ def tenants_set(
 def tenants_show(
     tenant: Annotated[str, typer.Argument(help="Whose.")], home: HomeFlag = None, as_json: JsonFlag = False
 ) -> None:
-    """Show a tenant's weight and limits, whose they are, and how much of them is used now.
+    """Show a tenant's limits and how much of them is taken, what it has stored, and what it used lately.
 
     twinkle tenants show alice
     """

@@ -9,12 +9,15 @@ from dataclasses import asdict
 from twinkle.cli.console import say
 from twinkle.cli.journal import opened_journal
 from twinkle.cli.table import print_table
+from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, NotFound
 from twinkle.core.job import JobState
 from twinkle.core.settings import Settings
-from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, Stored
+from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, Accounting, Stored
 from twinkle.storage.tenants.tenants import TenantAccount
 
+_DAY_S = 86_400.0
+_SPANS = {"last day": 1, "last 30 days": 30}
 _DEFAULT = "default"
 _MAX_REASON = 500
 _NOTHING = Stored(num_checkpoints=0, size_bytes=0, num_ephemeral=0, ephemeral_bytes=0)
@@ -55,11 +58,12 @@ def list_tenants(settings: Settings, *, as_json: bool) -> None:
 
 
 def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
-    """Show one tenant's weight and limits, and how many of its jobs there are.
+    """Show one tenant's weight and limits, what it has, and what it used in the last day and month.
 
     Raises:
         NotFound: There is no such tenant.
     """
+    now = SystemClock().now()
     with opened_journal(settings) as stores:
         account = next((one for one in stores.tenants.all() if one.name == name), None)
         if account is None:
@@ -67,8 +71,11 @@ def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
         jobs = stores.jobs.num_by_state(account.id)
         held = stores.holdings.of(account.id)
         file_bytes = stores.accounting.file_bytes_by_tenant().get(account.id, 0)
+        stored = stores.accounting.stored_by_tenant().get(account.id, _NOTHING)
+        usage = {span: _usage(stores.accounting, account.id, now - days * _DAY_S, now) for span, days in _SPANS.items()}
     if as_json:
-        say(json.dumps({**asdict(account), "jobs": jobs, "held": {**asdict(held), "file_bytes": file_bytes}}))
+        has = {**asdict(held), "file_bytes": file_bytes, "ephemeral_bytes": stored.ephemeral_bytes}
+        say(json.dumps({**asdict(account), "jobs": jobs, "held": has, "usage": usage}))
         return
     used = {
         "max_jobs": sum(jobs.values()),
@@ -93,10 +100,30 @@ def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
     if account.suspension is not None:
         say(f"suspended: {account.suspension}")
     print_table(("limit", "at most", "whose", "now"), [("weight", f"{account.weight:g}", "its own", ""), *rows])
+    gigabytes = [size / BYTES_PER_GIGABYTE for size in (stored.size_bytes, stored.ephemeral_bytes, file_bytes)]
+    say("stored now: {:.3f} GB of checkpoints, {:.3f} GB of nameless weights, {:.3f} GB of files\n".format(*gigabytes))
+    facts = [(fact, *(f"{of_span[fact]:g}" for of_span in usage.values())) for fact in next(iter(usage.values()))]
+    print_table(("used", *usage), facts)
+
+
+def _usage(accounting: Accounting, tenant: str, start: float, end: float) -> dict[str, float]:
+    """What a tenant used between two points in time."""
+    work = accounting.work(tenant, start=start, end=end).values()
+    stored = accounting.gigabyte_hours(tenant, start=int(start), end=int(end)).values()
+    of_files = accounting.file_gigabyte_hours(tenant, start=int(start), end=int(end)).values()
+    return {
+        "tokens trained": sum(one.num_trained for one in work),
+        "tokens of prompts": sum(one.num_prefilled for one in work),
+        "tokens sampled": sum(one.num_sampled for one in work),
+        "seconds of training": round(sum(one.training_device_s for one in work), 3),
+        "seconds of sampling": round(sum(one.sampling_device_s for one in work), 3),
+        "checkpoints written": sum(one.num_checkpoints for one in work),
+        "gigabyte-hours stored": round(sum(stored) + sum(of_files), 6),
+    }
 
 
 def set_tenant(settings: Settings, name: str, *, weight: float | None, limits: Mapping[str, str | None]) -> None:
-    """Change what was given and nothing else.
+    """Change what was given and nothing else; show what there is where nothing was.
 
     Raises:
         ConfigError: A value is out of range.
@@ -105,6 +132,9 @@ def set_tenant(settings: Settings, name: str, *, weight: float | None, limits: M
     if weight is not None and not 0 < weight <= 1000:
         raise ConfigError(f"--weight must be above 0 and at most 1000, not {weight:g}")
     given = {limit: _number(limit, text) for limit, text in limits.items() if text is not None}
+    if weight is None and not given:
+        show_tenant(settings, name, as_json=False)
+        return
     with opened_journal(settings) as stores:
         stores.tenants.set(name, weight=weight, limits=given)
     say(f"{name}: the API and the workers know within a second")

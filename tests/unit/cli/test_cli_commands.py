@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import CONFIG, Bench, new_sampler, submission
+from harness.journal import CONFIG, Bench, done, new_sampler, submission
 from harness.logs import logging_as_before
 from twinkle.cli import main
 from twinkle.cli.flags import settings_of_service
@@ -387,6 +387,31 @@ def test_a_tenants_limits_are_shown_with_whose_they_are_and_what_is_used(twinkle
     assert "max_running_jobs 16 the settings' 0" in shown
     assert (told["limits"]["max_jobs"], told["own_limits"], told["jobs"]) == (7, {"max_jobs": 7}, {})
     assert "no tenant 'bob'" in twinkle("tenants", "show", "bob", *home).stderr
+    assert twinkle("tenants", "limits", "alice", *home).stdout == twinkle("tenants", "show", "alice", *home).stdout
+    assert twinkle("tenants", "limits", "alice", "--max-jobs", "8", *home).returncode == 0
+
+
+def test_what_a_tenant_used_and_has_stored_is_shown_with_its_limits(twinkle: Twinkle, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", HandClock(SystemClock().now() - 2 * 86_400))
+    lease = bench.lease()
+    bench.created(lease, "a")
+    for number, tokens in ((1, 700), (2, 50)):
+        bench.append(submission("a", number, OperationKind.FORWARD_BACKWARD))
+        (claim,) = bench.claim(lease)
+        bench.journal.commit(lease, [done(claim, num_tokens=tokens)])
+        bench.clock.move(1.5 * 86_400)
+    _save(bench, "a", "one", size_bytes=1_500_000_000)
+    bench.close()
+
+    told = json.loads(twinkle("tenants", "show", "t0", "--json", *home).stdout)
+    shown = " ".join(twinkle("tenants", "show", "t0", *home).stdout.split())
+
+    # With one for what began the run.
+    assert [told["usage"][span]["tokens trained"] for span in ("last day", "last 30 days")] == [50, 751]
+    assert told["held"]["checkpoint_bytes"] == 1_500_000_000
+    assert "tokens trained 50 751" in shown and "stored now: 1.500 GB of checkpoints" in shown
 
 
 def test_orphans_are_counted_and_given_to_housekeeping_if_asked(twinkle: Twinkle, tmp_path: Path) -> None:
