@@ -43,6 +43,7 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         moe_intermediate_size=64,
         norm_topk_prob=True,
     ),
+    "long": lambda: transformers.Qwen3Config(**{**CONFIG, "max_position_embeddings": 8192}),
     "hybrid": lambda: transformers.Qwen3_5TextConfig(
         **{**CONFIG, "num_hidden_layers": 2},
         linear_num_key_heads=2,

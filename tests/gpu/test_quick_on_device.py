@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.module.scaled_attention import AttentionForm
 from twinkle.module.varlen import PackedSequences, kernel_for
+from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
 NUM_TENANTS = 8
 LOGPROB_ERROR = 0.15
@@ -62,6 +63,49 @@ def test_layers_computed_twice_give_what_they_gave_kept(
     for one, two in zip(kept[0].logprobs, twice[0].logprobs, strict=True):
         np.testing.assert_array_equal(one, two)
     assert relative_error(job.adapter.grad, gradient) < GRADIENT_ERROR
+
+
+DECODED = {"cpu": 96, "cuda": 4096}
+
+
+def test_a_long_answer_has_the_logprobs_that_training_sees(device: str, load_family: Callable[[str, str], Any]) -> None:
+    bench = load_family("long", device)
+    adapter = bench.adapter(1, size=0.05)
+    prompt = tuple(np.random.default_rng(0).integers(3, 300, 70).tolist())
+    sampler = SteppedTorchSampler(bench.model, slots=2)
+    sampler.add(
+        SampleRequest(
+            key="long", adapter=adapter, prompt=prompt, seed=1, max_tokens=DECODED[device], stop_token_ids=frozenset()
+        )
+    )
+    outcomes: list[Any] = []
+    while sampler.has_work:
+        outcomes += sampler.step()
+    (sequence,) = outcomes[0].sequences
+    assert len(sequence.tokens) == DECODED[device]
+    tokens = np.array([*prompt, *sequence.tokens])
+    inputs = {"target_tokens": tokens[1:], "weights": np.ones(len(tokens) - 1, np.float32)}
+    job = TrainJob(adapter, (Datum(tokens=tokens[:-1], inputs=inputs),), "cross_entropy", backward=False)
+    (scored,) = run(bench, [job])
+    difference = np.abs(scored.logprobs[0][len(prompt) - 1 :] - np.array(sequence.logprobs))
+    assert difference.mean() < LOGPROB_ERROR / 5
+
+
+def test_a_replay_gives_what_is_promised(bench: Any) -> None:
+    """The same bits where the mode says so; else, as on a GPU, the same within rounding."""
+    adapters = [bench.adapter(1), bench.adapter(2)]
+    jobs = [bench.job(adapter, 30, 12, seed=seed) for seed, adapter in enumerate(adapters)]
+    first = run(bench, jobs)[0]
+    gradient = adapters[0].grad.clone()
+    for adapter in adapters:
+        adapter.clear_gradients()
+    (again,) = run(bench, jobs[:1])
+    if bench.model.determinism == "none":
+        assert relative_error(adapters[0].grad, gradient) < GRADIENT_ERROR
+    else:
+        assert torch.equal(adapters[0].grad, gradient)
+        for one, two in zip(first.logprobs, again.logprobs, strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 def num_waits(act: Callable[[], object]) -> int:

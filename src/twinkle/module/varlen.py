@@ -3,7 +3,7 @@
 A call for each sequence costs launches, and plans for every new length. With one split of the keys the values of a
 sequence are the same bits in any company (``torch.nn.attention.varlen``); for gradients nothing is promised.
 
-Shapes: H query heads, G key/value heads, T packed tokens, S sequences, D head size.
+Shapes: H query heads, G key/value heads, T packed tokens (of queries, or of keys), S sequences, D head size.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import torch
 
 from twinkle.core.events import event_log
 from twinkle.infra.sending import send
-from twinkle.module.scaled_attention import AttentionForm
+from twinkle.module.scaled_attention import AttentionForm, attend
 
 _log = event_log()
 
 MODULE = "torch.nn.attention.varlen"
 HALF = (torch.bfloat16, torch.float16)
+TOLERANCE = 0.05
+"""Of values about 1 in half precision."""
 
 
 class Kernel(Protocol):
@@ -49,13 +51,49 @@ class Kernel(Protocol):
         ...
 
 
+class Ends:
+    """From 0 on where sequences end in a packed row, and how long the longest is."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.ends_S = send([0, *accumulate(lengths)], torch.int32, device)
+        self.longest = max(lengths)
+
+
+def attend_packed(
+    kernel: Kernel,
+    query_THD: torch.Tensor,
+    key_TGD: torch.Tensor,
+    value_TGD: torch.Tensor,
+    *,
+    queries: Ends,
+    keys: Ends,
+    form: AttentionForm,
+) -> torch.Tensor:
+    """The attended values [1, T, H, D], causally within each sequence, whose last query sees its last key."""
+    attended_THD = kernel(
+        query_THD,
+        key_TGD,
+        value_TGD,
+        queries.ends_S,
+        keys.ends_S,
+        queries.longest,
+        keys.longest,
+        scale=form.scale,
+        # How many before itself each sees, and after itself.
+        window_size=(-1 if form.window is None else form.window - 1, 0),
+        enable_gqa=query_THD.shape[1] != key_TGD.shape[1],
+        num_splits=1,
+    )
+    return attended_THD[None]
+
+
 class PackedSequences:
     """Where the sequences of a packed row end, told to the device once a pass for each width of chunks."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self._lengths = lengths
         self._device = device
-        self._ends: dict[int | None, tuple[torch.Tensor, int]] = {}
+        self._ends: dict[int | None, Ends] = {}
 
     def attend(
         self,
@@ -66,32 +104,17 @@ class PackedSequences:
         form: AttentionForm,
     ) -> torch.Tensor:
         """The attended values [1, T, H, D], causally within each sequence."""
-        ends_S, longest = self._ends_of(form.chunk)
-        query_THD, key_TGD, value_TGD = (each[0].transpose(0, 1) for each in (query_1HTD, key_1GTD, value_1GTD))
-        attended_THD = kernel(
-            query_THD,
-            key_TGD,
-            value_TGD,
-            ends_S,
-            ends_S,
-            longest,
-            longest,
-            scale=form.scale,
-            # How many before itself each sees, and after itself.
-            window_size=(-1 if form.window is None else form.window - 1, 0),
-            enable_gqa=query_THD.shape[1] != key_TGD.shape[1],
-            num_splits=1,
-        )
-        return attended_THD[None]
+        ends = self._ends_of(form.chunk)
+        rows = (each[0].transpose(0, 1) for each in (query_1HTD, key_1GTD, value_1GTD))
+        return attend_packed(kernel, *rows, queries=ends, keys=ends, form=form)
 
-    def _ends_of(self, chunk: int | None) -> tuple[torch.Tensor, int]:
-        """From 0 on, where sequences end, and the longest; chunks, which see nothing before them, are sequences."""
+    def _ends_of(self, chunk: int | None) -> Ends:
+        """Chunks, which see nothing before them, are sequences."""
         if chunk not in self._ends:
             lengths = list(self._lengths)
             if chunk is not None:
                 lengths = [min(chunk, length - start) for length in lengths for start in range(0, length, chunk)]
-            ends = [0, *accumulate(lengths)]
-            self._ends[chunk] = send(ends, torch.int32, self._device), max(lengths)
+            self._ends[chunk] = Ends(lengths, self._device)
         return self._ends[chunk]
 
 
@@ -134,14 +157,30 @@ def _failure(
     is_shared: bool,
     is_windowed: bool,
 ) -> Exception | None:
+    """Why a call cannot be made, or gives something else: all tokens of two sequences, then the last two of each."""
     sizes = (2, 1 if is_shared else 2)
+    generator = torch.Generator().manual_seed(0)
     with torch.inference_mode(False), torch.enable_grad():
-        query, key = (torch.ones(1, heads, 5, head_size, dtype=dtype, device=device) for heads in sizes)
+        query, key = (torch.randn(1, heads, 10, head_size, generator=generator).to(device, dtype) for heads in sizes)
         query.requires_grad_(True)
-        form = AttentionForm(1.0, window=2 if is_windowed else None)
+        form = AttentionForm(head_size**-0.5, window=2 if is_windowed else None)
         try:
-            attended = PackedSequences([2, 3], device).attend(kernel, query, key, key, form)
-            attended.sum().backward()
+            attended = PackedSequences([4, 6], device).attend(kernel, query, key, key, form)
+            attended.backward(torch.ones_like(attended))
+            rows = [2, 3, 8, 9]
+            last_queries, keys = query.detach()[0].transpose(0, 1)[rows], key[0].transpose(0, 1)
+            last = attend_packed(
+                kernel, last_queries, keys, keys, queries=Ends([2, 2], device), keys=Ends([4, 6], device), form=form
+            )
         except (RuntimeError, TypeError, ValueError) as error:  # as torch says that it knows no such call
             return error
+        expected = [
+            attend(
+                *(each[:, :, start:end] for each in (query, key, key)), form=form, mask=form.mask(0, size, 0, device)
+            )
+            for start, end, size in ((0, 4, 4), (4, 10, 6))
+        ]
+        right = torch.cat(expected, dim=1)
+    if (attended - right).abs().max() > TOLERANCE or (last - right[:, rows]).abs().max() > TOLERANCE:
+        return ArithmeticError("its values are not those of attention sequence by sequence")
     return None

@@ -1,4 +1,7 @@
-"""Attention of a packed pass over the sequences' caches: one call per piece, so no arithmetic is shared between pieces.
+"""Attention of a packed pass over the sequences' caches: no arithmetic is shared between pieces of sequences.
+
+One call for all pieces where the device has a kernel for it (``twinkle.module.varlen``): what the caches hold is then
+laid side by side, layer after layer, which costs a few kernels however many sequences there are. Else one per piece.
 
 Shape suffixes: H query heads, G key-value heads, R query heads per key-value head, T packed tokens,
 N tokens of a piece, S tokens of the sequence so far, D head size.
@@ -16,6 +19,7 @@ from torch.nn import functional
 from twinkle.module.packed_attention import SequenceRecords
 from twinkle.module.packed_states import LayerState, PackedStates
 from twinkle.module.scaled_attention import AttentionForm, attend
+from twinkle.module.varlen import Ends, Kernel, attend_packed, kernel_for
 from twinkle.sampler.kv_cache import SequenceCache
 
 
@@ -68,6 +72,7 @@ class CachedAttention:
         self.states = CachedStates(pieces)
         self._pieces = pieces
         self._device = device
+        self._ends: dict[int | None, tuple[Ends, Ends]] = {}
         self._masks: dict[tuple[int | None, int | None], list[torch.Tensor | None]] = {}
 
     def __call__(
@@ -80,6 +85,10 @@ class CachedAttention:
         form: AttentionForm,
     ) -> torch.Tensor:
         """Returns the attended values [1, T, H, D]."""
+        kernel = None if form.chunk is not None else kernel_for(query_1HTD, key_1GTD, form)
+        if kernel is not None:
+            self._write_all(layer_index, torch.stack((key_1GTD, value_1GTD)))
+            return self._attend_all(kernel, layer_index, query_1HTD, form)
         # What each single token needs is laid out for all of them at once; then few operations are left for each.
         query_T1GRD = _grouped_rows(query_1HTD, num_groups=key_1GTD.shape[1])
         kv_21GTD = torch.stack((key_1GTD, value_1GTD))
@@ -113,6 +122,33 @@ class CachedAttention:
             rows_SR = torch.cat((first_1GSD[0, 0], second_1GSD[0, 0]), dim=1)[:, :width]
             found.append(SequenceRecords(piece.start, rows_SR))
         return found
+
+    def _write_all(self, layer_index: int, kv_21GTD: torch.Tensor) -> None:
+        new = kv_21GTD.split([piece.num_tokens for piece in self._pieces], dim=3)
+        rooms = [
+            piece.cache.room_for(layer_index, piece.start, own) for piece, own in zip(self._pieces, new, strict=True)
+        ]
+        torch._foreach_copy_(rooms, list(new))
+
+    def _attend_all(
+        self, kernel: Kernel, layer_index: int, query_1HTD: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
+        firsts = [form.first_key(piece.start) for piece in self._pieces]
+        ends = [piece.start + piece.num_tokens for piece in self._pieces]
+        kv_2GSD = torch.cat(
+            [
+                piece.cache.held(layer_index, first, end)[:, 0]
+                for piece, first, end in zip(self._pieces, firsts, ends, strict=True)
+            ],
+            dim=2,
+        )
+        if form.window not in self._ends:
+            lengths = [end - first for first, end in zip(firsts, ends, strict=True)]
+            queries = Ends([piece.num_tokens for piece in self._pieces], self._device)
+            self._ends[form.window] = queries, Ends(lengths, self._device)
+        queries, keys = self._ends[form.window]
+        rows = (query_1HTD[0], *kv_2GSD.unbind(0))
+        return attend_packed(kernel, *(each.transpose(0, 1) for each in rows), queries=queries, keys=keys, form=form)
 
     def _masks_of(self, form: AttentionForm) -> list[torch.Tensor | None]:
         kind = (form.window, form.chunk)

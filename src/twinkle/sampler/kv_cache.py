@@ -49,14 +49,21 @@ class SequenceCache:
             new_21GCD[:, :, :, : old_21GCD.shape[3]] = old_21GCD
             self._layers_21GCD[layer] = new_21GCD
 
-    def write(self, layer: int, start: int, new_21GND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores new tokens at positions ``start``.. and returns all keys and values [1, G, S, D], these included."""
+    def room_for(self, layer: int, start: int, new_21GND: torch.Tensor) -> torch.Tensor:
+        """Where new tokens at positions ``start``.. are to be stored, [2, 1, G, N, D]."""
         kv_21GCD = self._layers_21GCD.get(layer)
         if kv_21GCD is None:
             kv_21GCD = self._layers_21GCD[layer] = self._allocate(new_21GND)
-        num_tokens = new_21GND.shape[3]
-        kv_21GCD.narrow(3, start, num_tokens).copy_(new_21GND)
-        key_1GSD, value_1GSD = kv_21GCD.narrow(3, 0, start + num_tokens).unbind(0)
+        return kv_21GCD.narrow(3, start, new_21GND.shape[3])
+
+    def held(self, layer: int, start: int, end: int) -> torch.Tensor:
+        """Keys and values of some positions in their place, [2, 1, G, S, D]."""
+        return self._layers_21GCD[layer][:, :, :, start:end]
+
+    def write(self, layer: int, start: int, new_21GND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores new tokens at positions ``start``.. and returns all keys and values [1, G, S, D], these included."""
+        self.room_for(layer, start, new_21GND).copy_(new_21GND)
+        key_1GSD, value_1GSD = self.held(layer, 0, start + new_21GND.shape[3]).unbind(0)
         return key_1GSD, value_1GSD
 
     def read(self, start: int, end: int) -> dict[int, torch.Tensor]:

@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.core.errors import ConfigError
+from twinkle.core.events import event_log
+from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.sampler.attention import Piece
 from twinkle.sampler.kv_cache import BLOCK_TOKENS, SequenceCache, blocks_for
 from twinkle.sampler.prefixes import PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
+
+STATES_PER_SLOT = 2
+"""A continuation's own, and its prompt's while others are to go on from it."""
+
+log = event_log()
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,3 +197,24 @@ def _chunks(progress: RequestProgress, token_budget: int, begun: set[PromptChunk
 
 def _held(active: list[RequestProgress]) -> int:
     return sum(progress.num_blocks for progress in active)
+
+
+def slots_within(limit_bytes: int, slots: int, model: FusedLoraModel) -> int:
+    """As many of the slots as the states of their sequences leave room for."""
+    slot_bytes = STATES_PER_SLOT * model.state_bytes
+    if slot_bytes == 0 or slots * slot_bytes <= limit_bytes:
+        return slots
+    if slot_bytes > limit_bytes:
+        raise ConfigError(
+            f"the states of one sequence of {model.info.name} take {slot_bytes} bytes, more than"
+            f" TWINKLE_SAMPLER_STATE_BYTES ({limit_bytes}); allow at least so many"
+        )
+    fitting = limit_bytes // slot_bytes
+    log.warning(
+        "sampler.fewer_slots",
+        slots=fitting,
+        wanted=slots,
+        slot_bytes=slot_bytes,
+        next="raise TWINKLE_SAMPLER_STATE_BYTES to sample more sequences at once",
+    )
+    return fitting

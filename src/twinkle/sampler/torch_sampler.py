@@ -19,7 +19,7 @@ import torch
 
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
-from twinkle.core.events import event_log
+from twinkle.infra.sending import send
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.pictures import PictureLayout, TokenRange, pack
 from twinkle.module.lora import LoraAdapter, Segment
@@ -27,7 +27,7 @@ from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.kv_cache import SequenceCache
-from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of
+from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of, slots_within
 from twinkle.sampler.prefixes import ComputedChunk, PrefixCache, PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
@@ -44,10 +44,6 @@ GUEST_PART = 4
 GROUP_PART = (4, 5)
 """What one group may have of the places that others leave."""
 LONGEST_HELD_BACK_STEPS = 256
-STATES_PER_SLOT = 2
-"""A continuation's own, and its prompt's while others are to go on from it."""
-
-log = event_log()
 
 
 class SteppedTorchSampler(SteppedSampler):
@@ -83,7 +79,7 @@ class SteppedTorchSampler(SteppedSampler):
         self._decode_text = decode_text
         context = model.info.max_context_length
         self._model = model
-        self._places = _slots_within(state_bytes, slots + max(slots // GUEST_PART, 1), model)
+        self._places = slots_within(state_bytes, slots + max(slots // GUEST_PART, 1), model)
         self._slots = min(slots, self._places)
         self._max_length = context if max_length is None else min(max_length, context)
         if kv_tokens is None:
@@ -270,7 +266,7 @@ class SteppedTorchSampler(SteppedSampler):
 
     def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> None:
         device = self._model.device
-        token_ids_T = torch.tensor([token for work in works for token in work.token_ids], device=device)
+        token_ids_T = send([token for work in works for token in work.token_ids], torch.int64, device)
         position_ids_T, pictures = pack(
             [TokenRange(work.piece.start, work.end, work.progress.layout) for work in works], device
         )
@@ -284,7 +280,9 @@ class SteppedTorchSampler(SteppedSampler):
                 self._score_prompt(work, hidden_TH[end - work.piece.num_tokens : end], failures)
         choosing = [(work, end - 1) for work, end in zip(works, ends, strict=True) if work.needs_logits]
         if choosing:
-            rows_NH = hidden_TH if len(choosing) == len(hidden_TH) else hidden_TH[[last for _, last in choosing]]
+            rows_NH = (
+                hidden_TH if len(choosing) == len(hidden_TH) else self._rows(hidden_TH, [last for _, last in choosing])
+            )
             logits_NV = self._model.logits(
                 rows_NH,
                 segments_of([(work.progress.adapter, 1) for work, _ in choosing]),
@@ -315,7 +313,7 @@ class SteppedTorchSampler(SteppedSampler):
         ]
         running = [(row, work) for row, work in enumerate(works) if work.continuation is not None]
         if running:
-            rows_NV = logits_NV if len(running) == len(works) else logits_NV[[row for row, _ in running]]
+            rows_NV = logits_NV if len(running) == len(works) else self._rows(logits_NV, [row for row, _ in running])
             self._append_tokens(
                 [(work.progress, work.continuation) for _, work in running if work.continuation is not None],
                 rows_NV,
@@ -323,6 +321,9 @@ class SteppedTorchSampler(SteppedSampler):
             )
         for progress, logits_V in next_logits:
             progress.next_logits_V = logits_V
+
+    def _rows(self, matrix: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        return matrix.index_select(0, send(rows, torch.int64, self._model.device))
 
     def _start_continuations(self, failures: dict[str, Exception]) -> None:
         """Starts samples whose prompt is computed, as far as slots and memory go, and chooses their first tokens."""
@@ -382,24 +383,3 @@ class SteppedTorchSampler(SteppedSampler):
                 going_on.append(progress)
         self._active = going_on
         return outcomes
-
-
-def _slots_within(limit_bytes: int, slots: int, model: FusedLoraModel) -> int:
-    """As many of the slots as the states of their sequences leave room for."""
-    slot_bytes = STATES_PER_SLOT * model.state_bytes
-    if slot_bytes == 0 or slots * slot_bytes <= limit_bytes:
-        return slots
-    if slot_bytes > limit_bytes:
-        raise ConfigError(
-            f"the states of one sequence of {model.info.name} take {slot_bytes} bytes, more than"
-            f" TWINKLE_SAMPLER_STATE_BYTES ({limit_bytes}); allow at least so many"
-        )
-    fitting = limit_bytes // slot_bytes
-    log.warning(
-        "sampler.fewer_slots",
-        slots=fitting,
-        wanted=slots,
-        slot_bytes=slot_bytes,
-        next="raise TWINKLE_SAMPLER_STATE_BYTES to sample more sequences at once",
-    )
-    return fitting

@@ -65,6 +65,7 @@ Trained = LoraAdapter | Script
 """An adapter as Tinker's operations train it, or with what a script has set for it."""
 
 _MAX_TARGET_CELLS = 1 << 24
+_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _LONGEST_REASON = 300
 _FEWEST_TIMED_TOKENS = 8
 _MOST_TIMED_TOKENS = 256
@@ -106,6 +107,7 @@ class TransformersEngine:
             model = FusedLoraModel.from_pretrained(
                 folder,
                 device=device,
+                dtype=_DTYPES[settings.dtype],
                 tokens_per_pass=settings.tokens_per_pass or None,
                 activation_bytes=settings.activation_bytes or None,
                 ranks=ranks,

@@ -8,35 +8,13 @@ from itertools import pairwise
 import pytest
 import torch
 
+from harness.varlen_kernel import VarlenKernel
 from twinkle.module import packed_attention, varlen
 from twinkle.module.packed_attention import CausalSpans
-from twinkle.module.scaled_attention import AttentionForm, attend
+from twinkle.module.scaled_attention import AttentionForm
 
 HEADS, SIZE = (4, 2), 16
 LENGTHS = [70, 1, 3, 128, 17]
-
-
-class Kernel:
-    """``torch.nn.attention.varlen.varlen_attn`` as it is documented, by masks."""
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-
-    def __call__(  # type: ignore[no-untyped-def]
-        self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa, num_splits
-    ) -> torch.Tensor:
-        self.num_calls += 1
-        assert num_splits == 1
-        assert enable_gqa == (query.shape[1] != key.shape[1])
-        assert cu_seq_q.dtype == torch.int32
-        attended = []
-        for start, end in pairwise(cu_seq_q.tolist()):
-            assert end - start <= max_q
-            window = None if window_size[0] < 0 else window_size[0] + 1
-            form = AttentionForm(scale, window=window)
-            rows = (each[start:end].transpose(0, 1)[None] for each in (query, key, value))
-            attended.append(attend(*rows, form=form, mask=form.mask(0, end - start, 0, query.device))[0])
-        return torch.cat(attended)
 
 
 def inputs() -> list[torch.Tensor]:
@@ -58,7 +36,7 @@ def test_one_call_gives_what_a_call_for_each_sequence_gives(
     form: AttentionForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = CausalSpans(spans())(0, *inputs(), form=form)
-    kernel = Kernel()
+    kernel = VarlenKernel()
     monkeypatch.setattr(packed_attention, "kernel_for", lambda query, key, form: kernel)
 
     attention = CausalSpans(spans())
@@ -73,7 +51,7 @@ def test_where_sequences_end_is_told_once_a_pass(monkeypatch: pytest.MonkeyPatch
     sent: list[object] = []
     send = varlen.send
     monkeypatch.setattr(varlen, "send", lambda *args: (sent.append(args), send(*args))[1])
-    monkeypatch.setattr(packed_attention, "kernel_for", lambda query, key, form: Kernel())
+    monkeypatch.setattr(packed_attention, "kernel_for", lambda query, key, form: VarlenKernel())
     attention = CausalSpans(spans())
     for layer in range(3):
         attention(layer, *inputs(), form=AttentionForm(0.25, window=16 if layer % 2 else None))
@@ -89,3 +67,17 @@ def test_what_no_kernel_knows_is_not_asked_of_it(form: AttentionForm) -> None:
 def test_a_cpu_has_no_such_kernel() -> None:
     query, key, _ = (each.bfloat16() for each in inputs())
     assert varlen.kernel_for(query, key, AttentionForm(1.0)) is None
+
+
+@pytest.mark.parametrize("is_windowed", [True, False])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_kernel_is_tried_before_it_is_trusted(is_shared: bool, is_windowed: bool) -> None:
+    class Mistaken(VarlenKernel):
+        """Takes the values from behind."""
+
+        def __call__(self, query, key, value, *rest, window_size, **options):  # type: ignore[no-untyped-def]
+            return super().__call__(query, key, value.flip(0), *rest, window_size=window_size, **options)
+
+    asked = (torch.device("cpu"), torch.float32, SIZE, is_shared, is_windowed)
+    assert varlen._failure(VarlenKernel(), *asked) is None
+    assert "sequence by sequence" in str(varlen._failure(Mistaken(), *asked))
