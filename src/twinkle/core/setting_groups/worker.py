@@ -71,8 +71,8 @@ class WorkerSettings(SettingsGroup):
     tokens_per_pass: int = Field(default=0, ge=0, description="packed tokens per forward; 0: the engine's own choice")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="of the frozen weights; auto: float32 on a CPU, bfloat16 elsewhere. bfloat16 on a CPU takes half the"
-        " memory, is rounded more and, where the CPU multiplies it (AMX, AVX512-BF16), may be quicker: measure it",
+        description="of the frozen weights; auto: float32 on a CPU, bfloat16 elsewhere. bfloat16 on a CPU takes half"
+        " the memory, is rounded more and, where the CPU multiplies it (AMX, AVX512-BF16), may be quicker: measure it",
     )
     activation_bytes: int = Field(
         default=0,
