@@ -14,7 +14,7 @@ import transformers
 
 from harness.families import FAMILIES, SIZES
 from harness.refused import REFUSED
-from twinkle.core.errors import ConfigError
+from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.core.settings import Settings
 from twinkle.hub.support import check_model
 from twinkle.model.fused.model import FusedLoraModel
@@ -87,14 +87,21 @@ def test_a_model_whose_parts_do_not_fit_is_a_refusal_too_and_not_an_endless_loop
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("no room"), RuntimeError("can't allocate memory"), torch.AcceleratorError("lost")]
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("no room"), OutOfMemory),
+        (RuntimeError("can't allocate memory"), OutOfMemory),
+        (torch.AcceleratorError("lost"), torch.AcceleratorError),
+    ],
 )
-def test_a_device_that_fails_is_no_refusal(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_is_no_refusal(
+    error: Exception, told: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr(FusedLoraModel, "from_pretrained", fail)
-    with pytest.raises(type(error)):
+    with pytest.raises(told):
         TransformersEngine.from_settings(Settings(model=str(tmp_path), threads=1))
 
 
