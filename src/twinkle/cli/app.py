@@ -45,6 +45,12 @@ def main() -> None:
     except TwinkleError as error:
         print(f"twinkle: {error.message}", file=sys.stderr)
         raise SystemExit(EXIT_TRY_AGAIN if error.retryable else EXIT_ERROR) from None
+    except ModuleNotFoundError as error:
+        if (error.name or "twinkle").startswith("twinkle"):
+            raise
+        told = f"{error.name} is not installed: pip install 'twinkle-queue[server]', and for a worker [worker]"
+        print(f"twinkle: {told}", file=sys.stderr)
+        raise SystemExit(EXIT_ERROR) from None
     except PermissionError as error:
         print(f"twinkle: {error.filename or 'a file or folder'}: {error.strerror}", file=sys.stderr)
         raise SystemExit(EXIT_ERROR) from None

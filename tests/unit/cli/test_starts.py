@@ -183,8 +183,22 @@ def test_the_pauses_between_starts_grow_and_a_start_that_ends_well_begins_anew(
     assert Starts.begin() == Starts()
 
 
-@pytest.mark.skipif(CUDA.num_devices() > 0, reason="this machine has what is to be missing")
+@pytest.mark.parametrize("command", [("keys", "list"), ("housekeeping",), ("server",)], ids=" ".join)
+def test_a_package_that_is_not_installed_is_named_in_one_line(command: tuple[str, ...]) -> None:
+    script = (
+        "import sys; sys.modules.update(sqlalchemy=None, celery=None, uvicorn=None)\n"
+        f"sys.argv = ['twinkle', *{command}]; from twinkle.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 2 and "is not installed: pip install 'twinkle-queue[server]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_device_that_is_missing_is_named() -> None:
+    pytest.importorskip("torch")
+    if CUDA.num_devices():
+        pytest.skip("this machine has what is to be missing")
     with pytest.raises(ConfigError, match="TWINKLE_DEVICE: cuda:1 is missing: torch finds none here"):
         CUDA.require("cuda:1")
     CPU.require("cpu")
