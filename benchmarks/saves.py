@@ -108,6 +108,8 @@ class World:
             reporter=OperationReporter(Celery(), "benchmark", name_of_tenant=str),
             cache_groups=CacheGroups({}, str),
             threads=ThreadPoolExecutor(settings.transfer_threads),
+            clerk=ThreadPoolExecutor(1),
+            teller=ThreadPoolExecutor(1),
         )
         parts = WorkerParts[NullState](self.engine, around, WorkerOptions.of(settings))
         self.worker, self.transfers = parts.worker, parts.transfers

@@ -21,7 +21,7 @@ from twinkle.storage.disks import Disks
 from twinkle.storage.journal.executing import Committed
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import Records
-from twinkle.storage.journal.turns import Choose
+from twinkle.storage.journal.turns import Choose, Followed
 from twinkle.storage.stores import Stores
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.engine import Engine
@@ -51,8 +51,16 @@ class BreakableJournal(Journal):
         self.after_claim: Callable[[], None] | None = None
         self.before_give_back: Callable[[], None] | None = None
 
-    def claim(self, lease: Lease, choose: Choose, limit: int, *, held: Collection[str] = ()) -> list[Claim]:
-        claims = super().claim(lease, choose, limit, held=held)
+    def claim(
+        self,
+        lease: Lease,
+        choose: Choose,
+        limit: int,
+        *,
+        held: Collection[str] = (),
+        followed: Collection[Followed] = (),
+    ) -> list[Claim]:
+        claims = super().claim(lease, choose, limit, held=held, followed=followed)
         if claims or not held:
             self._hand_clock.move(CLAIM_S)
         if claims:
@@ -75,11 +83,19 @@ class BreakableJournal(Journal):
         delay_s: float = 0.0,
         is_blameless: bool = False,
         is_suspect: bool = False,
+        is_unbegun: bool = False,
         reason: str | None = None,
     ) -> None:
-        self._once("before_give_back")
+        if request_ids:
+            self._once("before_give_back")
         super().give_back(
-            lease, request_ids, delay_s=delay_s, is_blameless=is_blameless, is_suspect=is_suspect, reason=reason
+            lease,
+            request_ids,
+            delay_s=delay_s,
+            is_blameless=is_blameless,
+            is_suspect=is_suspect,
+            is_unbegun=is_unbegun,
+            reason=reason,
         )
 
     def _once(self, name: str) -> None:
@@ -255,6 +271,7 @@ class WorkerRig:
         snapshot_every_ops: int = _OPTIONS.pace.every_ops,
         snapshot_every_bytes: int = _OPTIONS.pace.every_bytes,
         threads: Executor | None = None,
+        clerk: Executor | None = None,
         engine: Engine[Any] | None = None,
         cache_groups: CacheGroups | None = None,
         disks: Disks | None = None,
@@ -279,6 +296,8 @@ class WorkerRig:
             reporter=self.reporter,  # type: ignore[arg-type]
             cache_groups=cache_groups or CacheGroups({}, str),
             threads=AtOnce() if threads is None else threads,
+            clerk=AtOnce() if clerk is None else clerk,
+            teller=AtOnce(),
         )
         pace = replace(_OPTIONS.pace, every_ops=snapshot_every_ops, every_bytes=snapshot_every_bytes)
         parts = WorkerParts[NullState](self.engine, around, replace(_OPTIONS, pace=pace, **options))

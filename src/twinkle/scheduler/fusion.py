@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from twinkle.core.operation import Claim, OperationKind
-from twinkle.scheduler.fairness import fair_part, in_service_order
+from twinkle.scheduler.fairness import Tagged, fair_part, in_service_order
 from twinkle.storage.journal.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
@@ -69,6 +69,31 @@ def choose_batch(
         batch.append(operation.head)
         num_tokens += operation.head.num_tokens
     return batch
+
+
+def choose_ahead(
+    heads: list[Head], *, max_operations: int, max_tokens: int, min_tokens: int, suspect_from: int = 2
+) -> list[Head]:
+    """Pick what is to be at hand when the device has done what it is at: no more than goes together.
+
+    What is offered are heads of lanes that nobody works on and what follows in those that are worked on, whose tokens
+    count as served. They are taken in the order of service, whatever they are: a light operation is done as soon as the
+    one before it, and passes meet when they are ready. From a suspect on, or from what runs alone, nothing is taken: it
+    comes when the device has come to rest.
+    """
+    taken: list[Tagged] = []
+    for operation in in_service_order(heads):
+        if operation.head.suspicions >= suspect_from or operation.head.kind in _REPLAYING:
+            break
+        taken.append(operation)
+    ahead: list[Head] = []
+    num_tokens = 0
+    for operation in fair_part(taken[:max_operations], min_tokens=min_tokens):
+        if ahead and num_tokens + operation.head.num_tokens > max_tokens:
+            break
+        ahead.append(operation.head)
+        num_tokens += operation.head.num_tokens
+    return ahead
 
 
 def beside(heads: list[Head], passing: Sequence[Claim], *, large_tokens: int, suspect_from: int = 2) -> list[Head]:

@@ -14,7 +14,8 @@ import structlog
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.operation import Accepted, FutureStatus, OperationState, Submission
 from twinkle.server.threads import Threads, say_if_it_ends
-from twinkle.storage.journal.journal import Journal, OwnedStatus
+from twinkle.storage.journal.answers import OwnedStatus
+from twinkle.storage.journal.journal import Journal
 
 _SWEEP_S = 1.0
 _MAX_IDS_PER_QUERY = 500

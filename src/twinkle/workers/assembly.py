@@ -13,6 +13,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.charges import PassRate
+from twinkle.scheduler.fusion import alone_from
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import BlobStore
@@ -23,16 +24,20 @@ from twinkle.workers.absence import Absences
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.beginnings import Beginnings
 from twinkle.workers.calls import Calls
+from twinkle.workers.clerk import Clerk
 from twinkle.workers.departures import Departures
 from twinkle.workers.endings import Endings, Recorder
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.lookahead import Lookahead
 from twinkle.workers.loss_graphs import LossGraphs
 from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
+from twinkle.workers.requests import Requests
 from twinkle.workers.residents import Residents
 from twinkle.workers.run import MeshWorker
+from twinkle.workers.sample_rounds import SampleRounds
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import CacheGroups, SampleDesk
 from twinkle.workers.singles import Singles
@@ -117,6 +122,9 @@ class Surroundings:
     reporter: OperationReporter
     cache_groups: CacheGroups
     threads: Threads
+    clerk: Threads
+    """One thread, for what is written to the journal beside the device; and one for what is told of it."""
+    teller: Threads
 
 
 class WorkerParts(Generic[State]):
@@ -141,6 +149,27 @@ class WorkerParts(Generic[State]):
             departures=self._departures,
             samples=self.samples,
             sampler_weights=self.sampler_weights,
+            clerk=self._clerk,
+            lookahead=Lookahead(
+                journal=self._around.journal,
+                clerk=self._clerk,
+                requests=self._requests,
+                max_operations=self._options.max_adapters,
+                max_tokens=self._options.max_tokens,
+                min_tokens=self._options.min_tokens,
+                suspect_from=alone_from(self._options.max_attempts),
+            ),
+            sampling=SampleRounds(
+                journal=self._around.journal,
+                clerk=self._clerk,
+                samples=self.samples,
+                endings=self._endings,
+                recorder=self._recorder,
+                reporter=self._around.reporter,
+                clock=self._around.clock,
+                disks=self._around.disks,
+                suspect_from=alone_from(self._options.max_attempts),
+            ),
             endings=self._endings,
             recorder=self._recorder,
             reporter=self._around.reporter,
@@ -245,7 +274,7 @@ class WorkerParts(Generic[State]):
             blobs=self._around.blobs,
             clock=self._around.clock,
             endings=self._endings,
-            loss_graphs=self._loss_graphs,
+            requests=self._requests,
             singles=self._singles,
             rate=self._rate,
             transfers=self.transfers,
@@ -253,6 +282,19 @@ class WorkerParts(Generic[State]):
             max_adapters=self._options.max_adapters,
             max_tokens=self._options.max_tokens,
         )
+
+    @cached_property
+    def _requests(self) -> Requests:
+        return Requests(
+            blobs=self._around.blobs,
+            transfers=self.transfers,
+            loss_graphs=self._loss_graphs,
+            pictures=self._engine.capabilities.pictures,
+        )
+
+    @cached_property
+    def _clerk(self) -> Clerk:
+        return Clerk(self._around.clerk, self.transfers.changed)
 
     @cached_property
     def _singles(self) -> Singles[State]:
@@ -300,6 +342,7 @@ class WorkerParts(Generic[State]):
             publisher=self._around.publisher,
             reporter=self._around.reporter,
             clock=self._around.clock,
+            teller=self._around.teller,
         )
 
     @cached_property

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
+from concurrent.futures import Executor as Threads
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Literal, TypeAlias
@@ -56,13 +59,29 @@ class Postponed:
 class Execution:
     """What came of a batch; ``records`` is what each outcome brings into being, by its future.
 
-    ``begun`` says of each that ended what was claimed, and when it was begun.
+    ``begun`` says of each that ended what was claimed, and when it was begun; ``returned`` are those that go back to
+    the journal as if they had never been claimed, since the state they were to be done with is gone.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     postponed: list[Postponed] = field(default_factory=list)
+    returned: list[Claim] = field(default_factory=list)
     records: dict[str, Records] = field(default_factory=dict)
     begun: dict[str, tuple[Claim, float]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.outcomes or self.postponed or self.returned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What the journal has taken of an execution; ``spoilt`` are lanes in which memory and journal differ now."""
+
+    execution: Execution
+    committed: Committed
+    spoilt: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,68 +225,99 @@ class Recorder(Generic[State]):
         publisher: CompletionPublisher,
         reporter: OperationReporter,
         clock: Clock,
+        teller: Threads,
     ) -> None:
         self._journal = journal
+        self._teller = teller
         self._keeper = keeper
         self._residents = residents
         self._publisher = publisher
         self._reporter = reporter
         self._clock = clock
         self._is_patient = True
+        self._spoilt: set[str] = set()
+        """Lanes of which an outcome was not taken, and the step loop does not know yet."""
 
     def lose_patience(self) -> None:
         """Wait for a database that is away no more: the worker is to end."""
         self._is_patient = False
 
-    def record(self, lease: Lease, execution: Execution, *, half: Half) -> Committed:
-        """Commit the outcomes under the lease; whoever is told of them is told by :meth:`conclude`.
+    def record(self, lease: Lease, execution: Execution, *, half: Half, aside: bool = False) -> Recorded:
+        """Commit the outcomes under the lease, tell of them, and give back what is to be tried again.
+
+        Runs on the clerk's thread, execution after execution as they came from the device: what followed on an outcome
+        that was not taken goes back to the journal, until :meth:`note` has said so to the step loop. Where the device
+        is at work (``aside``), what is next to be written does not wait for the broker.
 
         Raises:
             LeaseLost: Another epoch holds the mesh, as far as the journal or the keeper knows.
             StorageUnavailable: The database is away and the worker is to end; whoever is next does the work again.
         """
-        if not execution.outcomes:
-            return Committed()
-        crash_point(f"{half}.executed")
-        committed = self._commit(lease, execution)
-        crash_point(f"{half}.committed")
-        return committed
-
-    def conclude(self, lease: Lease, execution: Execution, committed: Committed, *, half: Half) -> None:
-        """Tell of what is committed, memory first, and give back what is to be tried again.
-
-        Raises:
-            LeaseLost: Another epoch holds the mesh.
-            StorageUnavailable: The journal did not answer; what we do not hold any more is claimed again all the same.
-        """
-        for outcome in committed.recorded:
-            claim, _ = execution.begun[outcome.request_id]
-            self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=claim.payload.size_bytes)
-        self._tell(committed, execution)
+        self._hold_back(execution)
+        committed, spoilt = Committed(), set[str]()
         if execution.outcomes:
-            crash_point(f"{half}.published")
-        for postponed in execution.postponed:
-            retry = postponed.retry
-            self._journal.give_back(
-                lease,
-                [postponed.claim.request_id],
-                delay_s=retry.delay_s,
-                is_suspect=retry.is_suspect,
-                reason=retry.reason,
-            )
-            self._reporter.retried(postponed.claim, retry.reason)
+            crash_point(f"{half}.executed")
+            committed, spoilt = self._commit(lease, execution)
+            self._spoilt |= spoilt
+            crash_point(f"{half}.committed")
+            if aside:
+                self._teller.submit(self._tell, committed, execution, half).add_done_callback(_log_untold)
+            else:
+                self._tell(committed, execution, half)
+        self._give_back(lease, execution)
+        return Recorded(execution=execution, committed=committed, spoilt=frozenset(spoilt))
 
-    def _commit(self, lease: Lease, execution: Execution) -> Committed:
+    def note(self, recorded: Recorded) -> None:
+        """Let memory follow the journal. On the step loop's thread."""
+        for outcome in recorded.committed.recorded:
+            claim, _ = recorded.execution.begun[outcome.request_id]
+            self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=claim.payload.size_bytes)
+        for lane in recorded.spoilt:
+            self._residents.forget(lane)
+
+    def cure(self, lanes: Collection[str]) -> None:
+        """Nothing follows any more on what was not taken: take what is done with these lanes from now on."""
+        self._spoilt -= set(lanes)
+
+    def forget_all(self) -> None:
+        """All memory is gone, and whatever was made of it."""
+        self._spoilt.clear()
+
+    def _hold_back(self, execution: Execution) -> None:
+        """Take out what was made of a state that the journal does not know."""
+        for outcome in [each for each in execution.outcomes if each.lane in self._spoilt]:
+            execution.outcomes.remove(outcome)
+            execution.records.pop(outcome.request_id, None)
+            claim, _ = execution.begun.pop(outcome.request_id)
+            execution.returned.append(claim)
+
+    def _give_back(self, lease: Lease, execution: Execution) -> None:
+        """What we do not hold any more is claimed again, also where the journal did not hear that it goes back."""
+        try:
+            for postponed in execution.postponed:
+                retry = postponed.retry
+                self._journal.give_back(
+                    lease,
+                    [postponed.claim.request_id],
+                    delay_s=retry.delay_s,
+                    is_suspect=retry.is_suspect,
+                    reason=retry.reason,
+                )
+                self._reporter.retried(postponed.claim, retry.reason)
+            self._journal.give_back(lease, [claim.request_id for claim in execution.returned], is_unbegun=True)
+        except StorageUnavailable as error:
+            _log.warning("operation.not_given_back", error=error.message, next="it is claimed again at once")
+
+    def _commit(self, lease: Lease, execution: Execution) -> tuple[Committed, set[str]]:
         """Record outcomes; those that the journal will never take end as failures, or they would be tried for ever."""
+        spoilt: set[str] = set()
         try:
             committed = self._commit_patiently(lease, execution)
         except StatementFailed as error:
-            for outcome in execution.outcomes:
-                self._residents.forget(outcome.lane)
+            spoilt |= {outcome.lane for outcome in execution.outcomes}
             _condemn(execution, error)
             committed = self._commit_patiently(lease, execution)
-        self._forget_untaken(committed)
-        return committed
+        return committed, spoilt | self._untaken(committed, execution)
 
     def _commit_patiently(self, lease: Lease, execution: Execution) -> Committed:
         """Record outcomes however long the database stays away: the work is done and the lease may still hold.
@@ -287,22 +337,37 @@ class Recorder(Generic[State]):
                 _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
                 self._clock.sleep(_COMMIT_RETRY_S)
 
-    def _forget_untaken(self, committed: Committed) -> None:
+    def _untaken(self, committed: Committed, execution: Execution) -> set[str]:
         """Where an outcome was not taken, memory and journal may differ about that adapter, and about no other one."""
+        lanes = set()
         for untaken, next_step in (
             (committed.ended_before, "what was recorded before stands"),
             (committed.not_held, "it is claimed again"),
         ):
             for outcome in untaken:
-                self._residents.forget(outcome.lane)
+                if outcome.kind.is_ordered:
+                    lanes.add(outcome.lane)
                 _log.warning("outcome.not_taken", op=outcome.request_id, kind=outcome.kind.value, next=next_step)
+        # Of what only followed on another one that was not taken, the attempt is still in our hands.
+        execution.returned += [execution.begun[outcome.request_id][0] for outcome in committed.not_held]
+        return lanes
 
-    def _tell(self, committed: Committed, execution: Execution) -> None:
+    def close(self) -> None:
+        """End when all is told."""
+        self._teller.shutdown(wait=True)
+
+    def _tell(self, committed: Committed, execution: Execution, half: Half) -> None:
         """Say what has ended. Of what had ended before, nobody may have heard; what it came to is not ours to say."""
         ended = [*committed.recorded, *committed.ended_before]
         self._publisher.publish([outcome.request_id for outcome in ended])
         for outcome in committed.recorded:
             self._reporter.ended([outcome], execution.begun[outcome.request_id][1])
+        crash_point(f"{half}.published")
+
+
+def _log_untold(told: Future[None]) -> None:
+    if (error := told.exception()) is not None:
+        _log.error("outcome.not_told", error=str(error), next="whoever waits looks by itself", exc_info=error)
 
 
 def _condemn(execution: Execution, error: Exception) -> None:

@@ -6,70 +6,29 @@ What waits for the object store, or replays, lets others go on meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Generic
 
-from twinkle.core.batch_loss import num_passes
 from twinkle.core.clock import Clock
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import CallFailed, UserError
 from twinkle.core.operation import Claim, OperationKind, Payload
 from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.journal.records import Records
-from twinkle.wire.calls import Call, decode_call, is_call
-from twinkle.wire.training import ForwardBackwardBody, decode_data, encode_forward_backward_output
+from twinkle.storage.journal.turns import Followed
+from twinkle.wire.calls import Call, is_call
+from twinkle.wire.training import ForwardBackwardBody, encode_forward_backward_output
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import CallAnswer, Engine, Pass, PassAnswer, State
-from twinkle.workers.loss_graphs import LossGraphs
+from twinkle.workers.requests import Requests
 from twinkle.workers.residents import Residents
 from twinkle.workers.sampling import CacheGroups
 from twinkle.workers.singles import Singles
 from twinkle.workers.steps import Job, Steps, Transfers, timed, with_turns
+from twinkle.workers.under_way import PASSES, Batch, Lanes, Operation
 
-_PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _SLICE_S = 0.1
 _GATHER_S = 0.01
-
-
-@dataclass(eq=False)
-class _Operation(Generic[State]):
-    """An operation under way: the steps of the whole, or those before or after the pass it shares with others."""
-
-    claim: Claim
-    started_at: float
-    records: Records = field(default_factory=Records)
-    job: Job[Pass[State] | Payload] = field(init=False)
-    device_s: float = 0.0
-    num_tokens: int = 0
-    passed_tokens: int = 0
-    """Its tokens, as often as they went through the model."""
-    clears_gradients: bool = False
-
-    def expected_tokens(self, item: Pass[State]) -> int:
-        """How many tokens its pass has; of a call what the API has counted: its rows may have to be encoded yet."""
-        body = item.body
-        return self.claim.num_tokens if isinstance(body, Call) else sum(len(datum.tokens) for datum in body.data)
-
-    def note(self, item: Pass[State], answer: PassAnswer) -> None:
-        """What its pass took, now that it has run."""
-        self.num_tokens = self.passed_tokens = self.expected_tokens(item)
-        if isinstance(item.body, ForwardBackwardBody):
-            body = item.body
-            self.passed_tokens *= num_passes(body.loss_fn, body.loss_fn_config, forward_only=body.forward_only)
-        elif isinstance(answer, CallAnswer):
-            self.num_tokens, self.passed_tokens = answer.num_tokens, answer.passed_tokens
-
-
-@dataclass(eq=False)
-class _Batch(Generic[State]):
-    """Passes that go through the model together, a slice at a time."""
-
-    ready: list[tuple[_Operation[State], Pass[State]]]
-    job: Job[tuple[Sequence[PassAnswer], float]]
-    num_slices: int = 0
-    """How many it has had."""
-
 
 _WITHOUT_STATE = {
     OperationKind.CREATE_MODEL,
@@ -92,7 +51,7 @@ class Executor(Generic[State]):
         blobs: BlobStore,
         clock: Clock,
         endings: Endings,
-        loss_graphs: LossGraphs,
+        requests: Requests,
         singles: Singles[State],
         rate: PassRate,
         transfers: Transfers,
@@ -105,26 +64,27 @@ class Executor(Generic[State]):
         self._blobs = blobs
         self._clock = clock
         self._endings = endings
-        self._loss_graphs = loss_graphs
+        self._requests = requests
         self._singles = singles
         self._rate = rate
         self._transfers = transfers
         self._cache_groups = cache_groups
         self._max_adapters = max_adapters
         self._max_tokens = max_tokens
-        self._operations: list[_Operation[State]] = []
-        self._ready: list[tuple[_Operation[State], Pass[State]]] = []
-        self._batches: list[_Batch[State]] = []
+        self._lanes: Lanes[State] = Lanes()
+        self._operations: list[Operation[State]] = []
+        self._ready: list[tuple[Operation[State], Pass[State]]] = []
+        self._batches: list[Batch[State]] = []
 
     @property
     def lanes(self) -> set[str]:
         """The adapters whose operations are under way: their next ones wait."""
-        return {claim.lane for claim in self.under_way}
+        return self._lanes.names
 
     @property
     def under_way(self) -> list[Claim]:
         """What has been begun and has not ended."""
-        return [*(operation.claim for operation in self._operations), *self.passing]
+        return [operation.claim for operation in self._lanes]
 
     @property
     def passing(self) -> list[Claim]:
@@ -140,7 +100,12 @@ class Executor(Generic[State]):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way."""
-        return not (self._operations or self._ready or self._batches)
+        return not self._lanes
+
+    @property
+    def is_half_through(self) -> bool:
+        """Whether passes are between two slices."""
+        return bool(self._batches)
 
     @property
     def can_go_on(self) -> bool:
@@ -148,12 +113,25 @@ class Executor(Generic[State]):
         is_passing = bool(self._ready or self._batches)
         return is_passing or any(operation.job.can_go_on for operation in self._operations)
 
-    def begin(self, claims: list[Claim]) -> None:
-        """Take operations in. Each ends as an outcome or as postponed; one never harms another."""
+    def followed(self) -> list[Followed]:
+        """The adapters whose operations are under way, and how many of their next ones may be claimed ahead."""
+        return self._lanes.followed()
+
+    def begin(
+        self, claims: list[Claim], bodies: Mapping[str, ForwardBackwardBody | Call | Exception] | None = None
+    ) -> None:
+        """Take operations in. Each ends as an outcome, as postponed or returned; one never harms another.
+
+        Args:
+            claims: Of each lane the next ones, behind those that are under way.
+            bodies: The requests that were read already, by their futures.
+        """
         now = self._clock.now()
         for claim in claims:
-            operation: _Operation[State] = _Operation(claim, now)
-            steps = self._prepare_pass(claim) if claim.kind in _PASSES else self._run_single(operation)
+            operation: Operation[State] = Operation(claim, now)
+            operation.body = (bodies or {}).get(claim.request_id)
+            self._lanes.add(operation)
+            steps = self._prepare_pass(operation) if claim.kind in PASSES else self._run_single(operation)
             operation.job = Job(steps)
             self._operations.append(operation)
 
@@ -181,9 +159,28 @@ class Executor(Generic[State]):
         self._batches.clear()
         self._operations.clear()
         self._ready.clear()
+        self._lanes.clear()
         for claim in dropped:
             self._residents.forget(claim.lane)
         return dropped
+
+    def return_lane(self, lane: str, execution: Execution) -> None:
+        """Give back what is under way in a lane, whose adapter is not what it was to follow on.
+
+        What is half through the model goes back when it is through.
+        """
+        batched = {operation for batch in self._batches for operation, _ in batch.ready}
+        self._ready = [one for one in self._ready if one[0].claim.lane != lane]
+        for operation in self._lanes.of(lane):
+            if operation in batched:
+                operation.is_unwanted = True
+                continue
+            if operation in self._operations:
+                self._operations.remove(operation)
+            if not operation.job.has_ended:
+                operation.job.drop()
+            self._lanes.remove(operation)
+            execution.returned.append(operation.claim)
 
     def _take_steps(self, execution: Execution) -> None:
         """Let operations go on one after the other until the time is over, or all of them wait for something."""
@@ -207,7 +204,9 @@ class Executor(Generic[State]):
     def _awaits_passes(self, until: float) -> bool:
         """Whether, for a moment, passes are waited for that were claimed together with those that are ready."""
         left_s = until - time.monotonic()
-        if not self._ready or left_s <= 0 or not any(each.claim.kind in _PASSES for each in self._operations):
+        if not self._ready or left_s <= 0:
+            return False
+        if not any(each.claim.kind in PASSES and each.may_begin and not each.is_done for each in self._operations):
             return False
         self._transfers.changed.clear()
         if not any(operation.job.can_go_on for operation in self._operations):
@@ -215,18 +214,25 @@ class Executor(Generic[State]):
         self._transfers.changed.set()
         return True
 
-    def _end(self, operation: _Operation[State], execution: Execution) -> None:
-        claim, job = operation.claim, operation.job
-        if job.error is None and isinstance(job.result, Pass):
-            self._ready.append((operation, job.result))
+    def _end(self, operation: Operation[State], execution: Execution) -> None:
+        """Steps of it have ended: it is ready for the model, or has come to its end, as then others of its lane may."""
+        if not operation.has_ended:
+            assert isinstance(operation.job.result, Pass)
+            self._ready.append((operation, operation.job.result))
             return
+        lane = operation.claim.lane
+        while (ended := self._lanes.take_ended(lane)) is not None:
+            self._record(ended, execution)
+
+    def _record(self, operation: Operation[State], execution: Execution) -> None:
+        claim, job = operation.claim, operation.job
         execution.begun[claim.request_id] = (claim, operation.started_at)
         if job.error is not None:
             self._end_badly(execution, claim, job.error)
             return
         assert isinstance(job.result, Payload)
         execution.records[claim.request_id] = operation.records
-        if claim.kind in _PASSES:
+        if claim.kind in PASSES:
             charge = charge_of_tokens(operation.passed_tokens)
         else:
             charge = charge_of_time(
@@ -244,7 +250,7 @@ class Executor(Generic[State]):
 
     # -- forward and forward_backward ---------------------------------------------------------------------------------
 
-    def _next_batch(self) -> _Batch[State]:
+    def _next_batch(self) -> Batch[State]:
         """Some of what is ready, as much as goes together."""
         ready, num_tokens = [self._ready.pop(0)], 0
         while self._ready and len(ready) < self._max_adapters:
@@ -253,7 +259,7 @@ class Executor(Generic[State]):
             if num_tokens + following.expected_tokens(its) > self._max_tokens:
                 break
             ready.append(self._ready.pop(0))
-        return _Batch(ready, Job(timed(self._answer([item for _, item in ready]), self._clock)))
+        return Batch(ready, Job(timed(self._answer([item for _, item in ready]), self._clock)))
 
     def _answer(self, passes: list[Pass[State]]) -> Steps[Sequence[PassAnswer]]:
         try:
@@ -261,7 +267,7 @@ class Executor(Generic[State]):
         except Exception as error:  # noqa: BLE001 - the border: the device failed, so every pass of the batch did
             return [error] * len(passes)
 
-    def _run_slice(self, batch: _Batch[State], execution: Execution) -> None:
+    def _run_slice(self, batch: Batch[State], execution: Execution) -> None:
         """Go on with a batch until it ends or has had its time; where it ends, so do its operations, or nearly."""
         ends_at = self._clock.now() + _SLICE_S
         batch.num_slices += 1
@@ -278,7 +284,13 @@ class Executor(Generic[State]):
         total_tokens = max(sum(operation.passed_tokens for operation, _ in batch.ready), 1)
         self._rate.note(total_tokens, elapsed_s)
         for (operation, _), answer in zip(batch.ready, answers, strict=True):
+            if operation.is_unwanted:
+                self._lanes.remove(operation)
+                execution.returned.append(operation.claim)
+                continue
             operation.device_s = elapsed_s * operation.passed_tokens / total_tokens
+            if not isinstance(answer, Exception):
+                self._note_done(operation)
             operation.job = Job(self._finish_pass(operation.claim, answer))
             operation.job.go_on()
             if operation.job.has_ended:
@@ -286,17 +298,29 @@ class Executor(Generic[State]):
             else:
                 self._operations.append(operation)
 
-    def _prepare_pass(self, claim: Claim) -> Steps[Pass[State] | Payload]:
-        refuse_rejected(claim)
-        payload = yield from self._transfers.read(self._blobs, claim.payload)
-        body: ForwardBackwardBody | Call
-        if is_call(payload):
-            body = decode_call(payload)
-        else:
-            data = decode_data(payload, picture_rules=self._engine.capabilities.pictures)
-            body = self._loss_graphs.complete(claim.lane, data)
+    def _prepare_pass(self, operation: Operation[State]) -> Steps[Pass[State] | Payload]:
+        claim, body = operation.claim, operation.body
+        if body is None:
+            body = yield from self._requests.read(claim)
+        yield from self._in_turn(operation)
+        if isinstance(body, Exception):
+            raise body
         state = yield from self._residents.state_before(claim.lane, claim.seq)
         return Pass(state=state, body=body, cache_group=self._cache_groups.of(claim.tenant))
+
+    def _in_turn(self, operation: Operation[State]) -> Steps[None]:
+        """Wait until the adapter in memory is as the operation is to find it."""
+        if operation.previous is None:
+            return
+        if not operation.may_begin:
+            yield lambda: operation.may_begin
+        if operation.previous is not None:
+            crash_point("worker.overtaking")
+
+    def _note_done(self, operation: Operation[State]) -> None:
+        """What follows in its lane may be begun, though its result is neither stored nor committed."""
+        operation.is_done = True
+        self._residents.note_done(operation.claim.lane, operation.claim.seq)
 
     def _finish_pass(self, claim: Claim, answer: PassAnswer) -> Steps[Pass[State] | Payload]:
         if isinstance(answer, Exception):
@@ -306,10 +330,11 @@ class Executor(Generic[State]):
 
     # -- everything else ----------------------------------------------------------------------------------------------
 
-    def _run_single(self, operation: _Operation[State]) -> Steps[Pass[State] | Payload]:
+    def _run_single(self, operation: Operation[State]) -> Steps[Pass[State] | Payload]:
         claim = operation.claim
         refuse_rejected(claim)
         payload = yield from self._transfers.read(self._blobs, claim.payload)
+        yield from self._in_turn(operation)
         if claim.kind not in _WITHOUT_STATE or is_call(payload):
             # If it has to be rebuilt, that is the service's doing and not this operation's.
             yield from self._residents.state_before(claim.lane, claim.seq)
@@ -317,6 +342,8 @@ class Executor(Generic[State]):
         answered, operation.device_s = yield from timed(answering, self._clock)
         operation.num_tokens = answered.num_replayed_tokens
         operation.clears_gradients = answered.clears_gradients
+        if claim.kind is OperationKind.OPTIM_STEP:
+            self._note_done(operation)
         return (yield from self._endings.store(claim, answered.result))
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -328,3 +355,4 @@ class Executor(Generic[State]):
             self._residents.note_failure(claim.lane)
         else:
             self._residents.forget(claim.lane)
+        self.return_lane(claim.lane, execution)

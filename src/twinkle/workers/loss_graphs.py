@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
@@ -19,10 +20,11 @@ _MAX_KEPT = 64
 
 @dataclass
 class LossGraphs:
-    """Looks up the losses that requests name. A loss never changes, so those used last are kept."""
+    """Looks up the losses that requests name, on any thread. A loss never changes, so those used last are kept."""
 
     journal: Journal
     _kept: OrderedDict[str, LossGraph] = field(init=False, default_factory=OrderedDict)
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def complete(self, adapter: str, body: ForwardBackwardBody) -> ForwardBackwardBody:
         """The request with the graph of its loss, where it has one of its client's own.
@@ -42,13 +44,15 @@ class LossGraphs:
         found = parse_custom_loss_id(loss_id, field=_FIELD)
         if found.session_id != parse_model_id(adapter).session_id:
             raise _unknown(loss_id)
-        graph = self._kept.get(loss_id)
+        with self._lock:
+            graph = self._kept.get(loss_id)
         if graph is None:
             graph = self._read(found)
-        self._kept[loss_id] = graph
-        self._kept.move_to_end(loss_id)
-        if len(self._kept) > _MAX_KEPT:
-            self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[loss_id] = graph
+            self._kept.move_to_end(loss_id)
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
         return graph
 
     def _read(self, found: CustomLossId) -> LossGraph:

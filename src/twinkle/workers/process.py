@@ -76,6 +76,8 @@ class MeshProcess:
             reporter=self._reporter,
             cache_groups=CacheGroups(settings.prompt_cache_groups, stores.tenants.name_of),
             threads=ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfers"),
+            clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk"),
+            teller=ThreadPoolExecutor(1, thread_name_prefix="teller"),
         )
         parts = WorkerParts(engine, around, WorkerOptions.of(settings))
         self._worker, self._keeper, self._transfers = parts.worker, parts.keeper, parts.transfers

@@ -30,10 +30,11 @@ _log = structlog.get_logger()
 
 @dataclass
 class Resident(Generic[State]):
-    """An adapter on the device."""
+    """An adapter on the device. ``done_seq`` is the last operation done with it, which may not be committed yet."""
 
     state: State
     coverage: Coverage
+    done_seq: int
 
 
 class Residents(Generic[State]):
@@ -61,8 +62,20 @@ class Residents(Generic[State]):
         self._pinned: list[str] = []
         self._asked_for: set[str] = set()
         self._asked_at = 0.0
-        self._in_use: set[str] = set()
+        self._in_use: dict[str, int] = {}
+        """The last operation begun with each that may be ahead of the journal."""
         self._overdue: set[str] = set()
+        self._due: set[str] = set()
+
+    def room_ahead(self, adapter: str, last_seq: int) -> int:
+        """How many operations behind ``last_seq`` may be begun before that one is committed.
+
+        Where a snapshot is due the adapter comes to rest, since it is taken of what is committed.
+        """
+        resident = self._residents.get(adapter)
+        if resident is None or adapter in self._due or adapter in self._overdue:
+            return 0
+        return max(self._snapshots.pace.every_ops - (last_seq - resident.coverage.snapshot_seq), 0)
 
     @property
     def held(self) -> set[str]:
@@ -78,7 +91,7 @@ class Residents(Generic[State]):
         Raises:
             StorageUnavailable: A snapshot or a payload could not be read; worth another attempt.
         """
-        self._in_use.add(adapter)
+        self._in_use[adapter] = seq
         resident = yield from self._resident_before(adapter, seq)
         self._residents.move_to_end(adapter)
         resident.coverage.used_at = self._clock.now()
@@ -119,25 +132,37 @@ class Residents(Generic[State]):
         now = self._clock.now()
         self._parked.take(adapter)
         coverage = Coverage(applied_seq=seq - 1, snapshot_seq=snapshot_seq, snapshot_at=now, used_at=now)
-        self._residents[adapter] = Resident(state, coverage)
+        self._residents[adapter] = Resident(state, coverage, done_seq=seq - 1)
+
+    def note_done(self, adapter: str, seq: int) -> None:
+        """Operation ``seq`` is in memory: the next one may be done with it before this one is committed."""
+        resident = self._residents.get(adapter)
+        if resident is not None:
+            resident.done_seq = seq
 
     def note_applied(self, adapter: str, seq: int, *, num_bytes: int) -> None:
         """Operation ``seq``, with so large a payload, is committed: the resident may be due for a snapshot."""
-        self._in_use.discard(adapter)
+        if self._in_use.get(adapter, seq) <= seq:
+            self._in_use.pop(adapter, None)
         resident = self._residents.get(adapter)
         if resident is None:
             return
         coverage = resident.coverage
         coverage.applied_seq = seq
+        resident.done_seq = max(resident.done_seq, seq)
         coverage.unsaved_bytes += num_bytes
-        self._save_if_due(adapter, resident)
+        if adapter not in self._in_use:
+            self._save_if_due(adapter, resident)
+        elif self._is_due(coverage, has_gradients=False):
+            self._due.add(adapter)
 
     def tend(self) -> None:
         """Take the snapshots that had to wait for another one."""
-        for adapter in list(self._overdue):
+        for adapter in [*self._overdue, *self._due]:
             resident = self._residents.get(adapter)
             if resident is None:
                 self._overdue.discard(adapter)
+                self._due.discard(adapter)
             elif adapter not in self._in_use:
                 self._save_if_due(adapter, resident)
 
@@ -147,12 +172,16 @@ class Residents(Generic[State]):
         What a crash undoes is to be three measures, not four.
         """
         self._overdue.discard(adapter)
+        self._due.discard(adapter)
         if not self._is_due(resident.coverage, has_gradients=False):
             return
         if not self._snapshots.is_idle(adapter) or not self._snapshots.transfers.has_room:
             self._overdue.add(adapter)
         elif self._is_due(resident.coverage, has_gradients=self._engine.has_gradients(resident.state)):
             self._save(adapter, resident)
+        else:
+            # It is smaller at the end of the window: until then one operation follows the commit of the other.
+            self._due.add(adapter)
 
     def note_failure(self, adapter: str) -> None:
         """An operation of an adapter has failed; one that is rebuilt learns of it by the journal."""
@@ -164,8 +193,9 @@ class Residents(Generic[State]):
         """Drop what is in memory: it may be ahead of the journal."""
         self._residents.pop(adapter, None)
         self._parked.take(adapter)
-        self._in_use.discard(adapter)
+        self._in_use.pop(adapter, None)
         self._overdue.discard(adapter)
+        self._due.discard(adapter)
 
     def forget_all(self) -> None:
         """Drop everything: the mesh is somebody else's now."""
@@ -173,6 +203,7 @@ class Residents(Generic[State]):
         self._parked.clear()
         self._in_use.clear()
         self._overdue.clear()
+        self._due.clear()
 
     def room_for_batch(self, *, at_most: int) -> int:
         """How many adapters a batch may need, so that they and the pinned ones fit."""
@@ -255,7 +286,7 @@ class Residents(Generic[State]):
 
     def _resident_before(self, adapter: str, seq: int) -> Steps[Resident[State]]:
         resident = self._residents.get(adapter)
-        if resident is None or resident.coverage.applied_seq != seq - 1:
+        if resident is None or resident.done_seq != seq - 1:
             resident = self._unpark(adapter, seq) or (yield from self._restore(adapter, seq))
             self._residents[adapter] = resident
         return resident
@@ -273,7 +304,7 @@ class Residents(Generic[State]):
         if parked is None or parked.coverage.applied_seq != seq - 1:
             return None
         _log.info("adapter.unparked", adapter=adapter, seq=parked.coverage.applied_seq)
-        return Resident(self._engine.restore(parked.data), parked.coverage)
+        return Resident(self._engine.restore(parked.data), parked.coverage, done_seq=seq - 1)
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
         self._write(adapter, resident.coverage, self._engine.snapshot(resident.state))
@@ -299,7 +330,7 @@ class Residents(Generic[State]):
             used_at=now,
             unsaved_bytes=rebuilt.num_bytes,
         )
-        resident = Resident(rebuilt.state, coverage)
+        resident = Resident(rebuilt.state, coverage, done_seq=seq - 1)
         if self._is_due(coverage, has_gradients=False):
             # Else every further crash would find a little more to replay.
             yield from self._snapshots.transfers.room()

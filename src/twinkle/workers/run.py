@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Generic
 
 import structlog
@@ -14,26 +18,28 @@ from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.scheduler.fairness import with_virtual_time
-from twinkle.scheduler.fusion import alone_from, beside, choose_batch, choose_samples
+from twinkle.scheduler.fusion import alone_from, beside, choose_batch
 from twinkle.scheduler.residency import places_in_line
 from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
-from twinkle.storage.journal.turns import Head
+from twinkle.storage.journal.turns import Followed, Head
 from twinkle.workers.absence import Absences
+from twinkle.workers.clerk import Clerk
 from twinkle.workers.departures import Departures
-from twinkle.workers.endings import Endings, Execution, Recorder, outcome_of_failure
+from twinkle.workers.endings import Endings, Execution, Half, Recorded, Recorder
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
+from twinkle.workers.lookahead import Lookahead
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.residents import Residents
+from twinkle.workers.sample_rounds import SampleRounds
 from twinkle.workers.sampler_weights import SamplerWeights
 from twinkle.workers.sampling import SampleDesk
 from twinkle.workers.steps import Job, Transfers
 
 _STORAGE_RETRY_S = 0.5
 _HEADS_OFFERED = 256
-_SAMPLES_OFFERED = 16
 _LONGEST_WAIT_S = 1.0
 _FINISH_S = 10.0
 _LIGHT = frozenset(OperationKind) - {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
@@ -55,6 +61,9 @@ class MeshWorker(Generic[State]):
         departures: Departures[State],
         samples: SampleDesk[State],
         sampler_weights: SamplerWeights[State],
+        clerk: Clerk,
+        lookahead: Lookahead,
+        sampling: SampleRounds[State],
         endings: Endings,
         recorder: Recorder[State],
         reporter: OperationReporter,
@@ -74,6 +83,9 @@ class MeshWorker(Generic[State]):
         self._departures = departures
         self._samples = samples
         self._sampler_weights = sampler_weights
+        self._clerk = clerk
+        self._lookahead = lookahead
+        self._sampling = sampling
         self._endings = endings
         self._recorder = recorder
         self._reporter = reporter
@@ -89,6 +101,8 @@ class MeshWorker(Generic[State]):
         self._chosen: list[Head] = []
         self._room = max_adapters
         self._epoch = 0
+        self._settling: Counter[str] = Counter()
+        """Adapters with outcomes that the clerk has in hand."""
         self._working = threading.Lock()
         self._stopping = False
 
@@ -98,7 +112,7 @@ class MeshWorker(Generic[State]):
         Training and sampling take turns: one training batch, then one slice of sampling.
         """
         with self._working:
-            ends_at = self._clock.now() + budget_s
+            ends_at, lease = self._clock.now() + budget_s, None
             while not self._stopping and self._clock.now() < ends_at:
                 lease = self._keeper.current()
                 if lease is None:
@@ -111,10 +125,14 @@ class MeshWorker(Generic[State]):
                     return False
                 # What is under way waits for the object store: its answer ends this, or a ring.
                 self._transfers.changed.wait(min(ends_at - self._clock.now(), _LONGEST_WAIT_S))
+            if lease is not None:
+                self._guarded(lease, self._settle)
             return not self._stopping
 
     def ring(self) -> None:
         """Something new waits: look into the journal, should all that is under way be waiting."""
+        self._lookahead.has_others = self._lookahead.has_next = True
+        self._sampling.ring()
         self._transfers.changed.set()
 
     def close(self) -> None:
@@ -127,11 +145,14 @@ class MeshWorker(Generic[State]):
             if lease is not None:
                 try:
                     self._finish(lease)
-                    request_ids = [claim.request_id for claim in self._executor.drop()] + self._samples.abandon()
+                    self._clerk.settle()
+                    request_ids = [claim.request_id for claim in self._drop_training([])] + self._samples.abandon()
                     self._journal.give_back(lease, request_ids, is_blameless=True)
                 except (LeaseLost, StorageUnavailable) as error:
                     _log.warning("worker.give_back_failed", error=error.message, next="the next holder takes them")
-                    self._executor.drop()
+                    self._drop_training([])
+            self._clerk.close()
+            self._recorder.close()
             self._transfers.at_once(self._residents.save_all())
             self._reporter.close()
 
@@ -139,6 +160,9 @@ class MeshWorker(Generic[State]):
     def _has_under_way(self) -> bool:
         return not (
             self._executor.is_idle
+            and self._clerk.is_idle
+            and not self._lookahead.has_claims
+            and not self._sampling.has_claims
             and self._samples.is_idle
             and not self._residents.held
             and not self._leaving
@@ -159,6 +183,7 @@ class MeshWorker(Generic[State]):
         ends_at = time.monotonic() + _FINISH_S
         while not self._executor.is_idle and (left_s := ends_at - time.monotonic()) > 0:
             self._transfers.changed.clear()
+            self._take_back()
             self._go_on(lease, Execution())
             if saving.can_go_on:
                 saving.go_on()
@@ -172,7 +197,7 @@ class MeshWorker(Generic[State]):
             self._epoch = lease.epoch
 
     def _drop_all(self) -> None:
-        self._executor.drop()
+        self._drop_training([])
         self._absences.forget_all()
         self._departures.forget_all()
         self._residents.forget_all()
@@ -181,9 +206,12 @@ class MeshWorker(Generic[State]):
 
     def _work_once(self, lease: Lease) -> bool:
         """Whether there is more to do now."""
+        return self._guarded(lease, self._take_turns)
+
+    def _guarded(self, lease: Lease, work: Callable[[Lease], bool]) -> bool:
+        """What work says, unless the mesh is lost or the storage is away: whether there is more to do now."""
         try:
-            trained = self._train_once(lease)
-            sampled = self._sample_once(lease)
+            return work(lease)
         except LeaseLost as error:
             _log.warning("worker.fenced", error=error.message)
             self._drop_all()
@@ -193,18 +221,64 @@ class MeshWorker(Generic[State]):
             _log.warning("worker.storage_unavailable", error=error.message, retry_s=_STORAGE_RETRY_S)
             self._clock.sleep(_STORAGE_RETRY_S)
             return True
+
+    def _settle(self, _: Lease) -> bool:
+        """Leave nothing to be noted that is written already, or about to be."""
+        try:
+            self._clerk.settle()
+        except BaseException:
+            self._drop_training([])
+            raise
+        return False
+
+    def _take_turns(self, lease: Lease) -> bool:
+        """Train, sample, then see to what leaves; whether there is more to do now."""
+        self._take_back()
+        trained = self._train_once(lease)
+        sampled = self._sampling.work_once(lease, is_training=self._is_busy)
         held = self._residents.held | self._leaving
         self._residents.tend()
-        self._absences.park(besides=self._executor.lanes | self._departures.lanes)
-        self._departures.depart(besides=self._executor.lanes | self._absences.lanes)
+        at_work = self._executor.lanes | set(self._settling)
+        self._absences.park(besides=at_work | self._departures.lanes)
+        self._departures.depart(besides=at_work | self._absences.lanes)
         self._sampler_weights.tend()
         is_released = not held <= self._residents.held | self._leaving
         can_leave = self._absences.can_go_on or self._departures.can_go_on
-        return trained or sampled or is_released or can_leave or self._sampler_weights.can_go_on
+        can_be_noted = self._clerk.can_go_on or self._lookahead.has_claims or self._sampling.has_claims
+        return trained or sampled or is_released or can_leave or can_be_noted or self._sampler_weights.can_go_on
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train_once(self, lease: Lease) -> bool:
+        execution = Execution()
+        ahead = self._lookahead.take(execution)
+        claims = ahead.claims
+        if claims:
+            self._offered, self._chosen, self._previous_was_light = ahead.offered, ahead.offered, False
+        elif self._clerk.is_idle and not execution.returned and not self._lookahead.would_look(self._followed()):
+            claims = self._claim_heads(lease)
+        if claims:
+            self._reporter.started(claims)
+            crash_point("worker.claimed")
+            fit = self._endings.end_poisonous(claims, execution)
+            self._residents.make_room(
+                [claim.lane for claim in fit], lambda: places_in_line(self._offered, self._chosen)
+            )
+            self._executor.begin(fit, ahead.bodies)
+        if self._executor.is_idle and execution.is_empty:
+            return False
+        self._look_ahead(lease)
+        if self._is_busy:
+            self._sampling.look(lease)
+        self._go_on(lease, execution)
+        return bool(claims or execution.begun or execution.returned) or self._executor.can_go_on
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the device would be kept waiting for passes that are at hand."""
+        return self._executor.can_go_on and not self._executor.is_half_through
+
+    def _claim_heads(self, lease: Lease) -> list[Claim]:
         self._offered, self._chosen = [], []
         self._room = self._residents.room_for_batch(at_most=self._max_adapters)
         held = self._executor.lanes | self._residents.held | self._leaving
@@ -212,35 +286,99 @@ class MeshWorker(Generic[State]):
         # On a disk that is full nothing could be recorded of what it began.
         if not self._disks.is_critical:
             claims = self._journal.claim(lease, with_virtual_time(self._choose), _HEADS_OFFERED, held=held)
-        execution = Execution()
-        if claims:
-            self._previous_was_light = claims[0].kind in _LIGHT
-            self._reporter.started(claims)
-            crash_point("worker.claimed")
-            fit = self._endings.end_poisonous(claims, execution)
-            self._residents.make_room(
-                [claim.lane for claim in fit], lambda: places_in_line(self._offered, self._chosen)
-            )
-            self._executor.begin(fit)
-        else:
-            self._previous_was_light = False
-        if self._executor.is_idle and not execution.outcomes:
-            return False
-        self._go_on(lease, execution)
-        return bool(claims) or bool(execution.begun) or self._executor.can_go_on
+        self._previous_was_light = bool(claims) and claims[0].kind in _LIGHT
+        if claims or self._executor.is_idle:
+            left_over = len(self._offered) > len(claims)
+            self._lookahead.has_others = left_over
+            self._lookahead.has_next = any(head.has_next for head in self._chosen)
+        return claims
+
+    def _look_ahead(self, lease: Lease) -> None:
+        """Have what is next claimed while the device is at work."""
+        followed = self._followed()
+        if self._lookahead.would_look(followed):
+            held = self._executor.lanes | self._residents.held | self._leaving
+            self._lookahead.look(lease, held=held, followed=followed)
+
+    def _followed(self) -> list[Followed]:
+        """The lanes in hand, if what is next may be claimed: only where nothing could be blamed on it wrongly.
+
+        And where there is room for all: else the next batch decides who has to leave the device.
+        """
+        executor = self._executor
+        if self._stopping or self._disks.is_critical or not executor.can_go_on or executor.is_half_through:
+            return []
+        if max(self._samples.max_suspicions, executor.max_suspicions) > 0:
+            return []
+        if self._residents.room_for_batch(at_most=self._max_adapters) < self._max_adapters:
+            return []
+        return [
+            replace(each, room=min(each.room, self._residents.room_ahead(each.lane, each.last_seq)))
+            for each in executor.followed()
+        ]
 
     def _go_on(self, lease: Lease, execution: Execution) -> None:
-        """Do for a while what can be done, and record what has ended by then: nobody waits for the slowest one."""
+        """Do for a while what can be done, and have recorded what has ended by then: none waits for the slowest one."""
         try:
             self._executor.go_on(execution)
-            committed = self._recorder.record(lease, execution, half="worker")
+            self._lookahead.spoil(execution)
+            self._hand_over(lease, execution, half="worker", aside=self._executor.can_go_on)
         except BaseException:
             # Memory may be ahead of the journal.
-            self._executor.drop()
-            for claim, _ in execution.begun.values():
-                self._residents.forget(claim.lane)
+            self._drop_training([claim.lane for claim, _ in execution.begun.values()])
             raise
-        self._recorder.conclude(lease, execution, committed, half="worker")
+
+    # -- recording ----------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, lease: Lease, execution: Execution, *, half: Half, aside: bool) -> None:
+        """Have written what came of a batch; beside the device where that has something to do."""
+        if execution.is_empty:
+            return
+        ended = [(outcome.lane, outcome.kind.is_ordered) for outcome in execution.outcomes]
+        self._settling.update(lane for lane, _ in ended)
+        self._clerk.hand(
+            partial(self._recorder.record, lease, execution, half=half, aside=aside),
+            partial(self._note, lease, [lane for lane, _ in ended]),
+            aside=aside,
+        )
+        if aside:
+            crash_point("worker.handed_over")
+
+    def _note(self, lease: Lease, lanes: list[str], recorded: Recorded) -> None:
+        """Let memory follow the journal; what was made of a state that was not taken goes back."""
+        self._settling.subtract(lanes)
+        self._settling += Counter()
+        self._recorder.note(recorded)
+        if not recorded.spoilt:
+            return
+        returned = Execution()
+        for lane in recorded.spoilt:
+            self._executor.return_lane(lane, returned)
+            self._lookahead.spoil_lane(lane)
+        self._clerk.hand(
+            partial(self._put_right, lease, returned, recorded.spoilt), lambda _: None, aside=self._executor.can_go_on
+        )
+
+    def _put_right(self, lease: Lease, returned: Execution, lanes: frozenset[str]) -> None:
+        self._recorder.record(lease, returned, half="worker")
+        self._recorder.cure(lanes)
+
+    def _take_back(self) -> None:
+        try:
+            self._clerk.take_back()
+        except BaseException:
+            self._drop_training([])
+            raise
+
+    def _drop_training(self, lanes: Iterable[str]) -> list[Claim]:
+        """Forget every adapter that may be ahead of the journal; what was in hand."""
+        self._clerk.forget()
+        self._recorder.forget_all()
+        dropped = self._executor.drop() + self._lookahead.drop() + self._sampling.drop()
+        for lane in {*lanes, *self._settling}:
+            self._residents.forget(lane)
+        self._settling.clear()
+        return dropped
 
     def _choose(self, heads: list[Head]) -> list[Head]:
         self._offered = heads
@@ -256,48 +394,3 @@ class MeshWorker(Generic[State]):
             has_suspect=max(self._samples.max_suspicions, self._executor.max_suspicions) >= self._suspect_from,
         )
         return self._chosen
-
-    # -- sampling -----------------------------------------------------------------------------------------------------
-
-    def _sample_once(self, lease: Lease) -> bool:
-        self._drop_ended(lease)
-        # Without room there still is some for tenants that have nothing there.
-        offered = max(self._samples.room, _SAMPLES_OFFERED)
-        claims: list[Claim] = []
-        if not self._disks.is_critical:
-            claims = self._journal.claim_samples(
-                lease, with_virtual_time(self._choose_samples), offered, under_way=self._samples.under_way
-            )
-        self._reporter.started(claims)
-        if claims:
-            crash_point("sampler.claimed")
-        execution = Execution()
-        fit = self._endings.end_poisonous(claims, execution)
-        self._samples.admit(fit, execution)
-        self._samples.run_slice(execution)
-        committed = self._recorder.record(lease, execution, half="sampler")
-        self._recorder.conclude(lease, execution, committed, half="sampler")
-        return bool(claims) or bool(execution.begun) or self._samples.can_go_on
-
-    def _choose_samples(self, heads: list[Head]) -> list[Head]:
-        return choose_samples(
-            heads,
-            room=self._samples.room,
-            is_idle=self._samples.is_idle,
-            suspect_from=self._suspect_from,
-            drawing=self._samples.tenants,
-        )
-
-    def _drop_ended(self, lease: Lease) -> None:
-        """Free what samples hold that were cancelled or are overdue.
-
-        They have their outcome; their events are left, and what the device has done for them, which is paid for.
-        """
-        if self._samples.is_idle:
-            return
-        failures = self._journal.failed_meanwhile(self._samples.under_way)
-        dropped = self._samples.drop(list(failures))
-        ended = [outcome_of_failure(claim, failures[claim.request_id], charge=charge) for claim, charge in dropped]
-        if ended:
-            self._journal.charge(lease, ended)
-        self._reporter.ended(ended, self._clock.now())

@@ -12,7 +12,8 @@ import pytest
 from twinkle.core.errors import NotFound, StatementFailed, StorageUnavailable
 from twinkle.core.operation import Accepted, FutureStatus, OperationKind, OperationState, Payload, Submission
 from twinkle.server.futures import Futures
-from twinkle.storage.journal.journal import Journal, OwnedStatus
+from twinkle.storage.journal.answers import OwnedStatus
+from twinkle.storage.journal.journal import Journal
 
 
 class MemoryJournal:

@@ -17,7 +17,7 @@ from twinkle.scheduler.standing import describe
 from twinkle.server.openapi import Access, described
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import answer
-from twinkle.storage.journal.journal import OwnedStatus
+from twinkle.storage.journal.answers import OwnedStatus
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.native import (
     CancelledSamplesResponse,

@@ -13,6 +13,10 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind, OperationState, Outcome, Payload
 from twinkle.storage.database import Database, Row, Transaction, placeholders, raised
 from twinkle.storage.journal.lanes import LockedLane
+from twinkle.storage.journal.turns import Head
+
+MOST_AHEAD = 8
+"""How far a worker may claim ahead in a lane, whatever it is told."""
 
 
 @dataclass(kw_only=True)
@@ -78,6 +82,26 @@ def start_operations(transaction: Transaction, lease: Lease, request_ids: list[s
     return [claims[request_id] for request_id in request_ids if request_id in claims]
 
 
+def free_followers(transaction: Transaction, lease: Lease, heads: Iterable[Head]) -> None:
+    """Put back what stood behind operations that lost their worker, had it been claimed ahead: it was never begun.
+
+    Or it was begun on a state that nobody knows any more. No attempt is counted and nothing is suspected.
+    """
+    for head in heads:
+        transaction.execute(
+            "UPDATE operation SET state = 'queued', claim_epoch = 0, attempts = attempts - 1"
+            " WHERE lane = ? AND seq > ? AND seq <= ? AND state = 'running' AND claim_epoch <> ? AND mesh = ?",
+            (head.lane, head.seq, head.seq + MOST_AHEAD, lease.epoch, lease.mesh),
+        )
+
+
+def state_of(transaction: Transaction, request_id: str) -> OperationState:
+    """In which state an operation is."""
+    row = transaction.execute("SELECT state FROM operation WHERE request_id = ?", (request_id,)).fetchone()
+    assert row is not None, "operations are never deleted"
+    return OperationState(row.state)
+
+
 def record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> OperationState | None:
     """Record it, or say in which state the operation is that takes no outcome from this holder."""
     failure = outcome.failure
@@ -104,9 +128,7 @@ def record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now
     ).rowcount
     if changed == 1:
         return None
-    row = transaction.execute("SELECT state FROM operation WHERE request_id = ?", (outcome.request_id,)).fetchone()
-    assert row is not None, "operations are never deleted"
-    return OperationState(row.state)
+    return state_of(transaction, outcome.request_id)
 
 
 @dataclass(frozen=True, kw_only=True)

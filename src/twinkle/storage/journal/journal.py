@@ -8,7 +8,6 @@ two batches could lock each other out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from twinkle.core.clock import Clock
@@ -21,24 +20,31 @@ from twinkle.core.operation import (
     Accepted,
     Claim,
     Failure,
-    FailureCategory,
-    FutureStatus,
     OperationKind,
     OperationState,
     Outcome,
-    Payload,
     Submission,
     Unnumbered,
 )
-from twinkle.storage.database import Database, Row, Transaction, placeholders
+from twinkle.storage.database import Database, Transaction, placeholders
+from twinkle.storage.journal.answers import (
+    PAST_COLUMNS,
+    STATUS_COLUMNS,
+    OwnedStatus,
+    failure_of,
+    past_of,
+    status_of,
+)
 from twinkle.storage.journal.arrivals import accept_next, accept_numbered
 from twinkle.storage.journal.executing import (
     Committed,
     charge,
     check_lease,
+    free_followers,
     is_waiting,
     record_outcome,
     start_operations,
+    state_of,
 )
 from twinkle.storage.journal.lanes import (
     NO_MESH,
@@ -54,26 +60,12 @@ from twinkle.storage.journal.turns import (
     READY_LANE,
     WAITING_SAMPLE,
     Choose,
+    Followed,
     Moment,
     move_virtual_time,
     ready_heads,
     waiting_samples,
 )
-
-_STATUS_COLUMNS = (
-    "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
-    " error, error_category, error_code, expired, mesh, result_bytes"
-)
-_PAST_COLUMNS = "seq, kind, payload, payload_blob, state, error_code, request_id, payload_bytes, num_tokens"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnedStatus:
-    """A future's status, whose it is, and which mesh it waits for."""
-
-    tenant: str
-    mesh: str
-    status: FutureStatus
 
 
 class Journal:
@@ -166,8 +158,9 @@ class Journal:
         limit: int,
         *,
         held: Collection[str] = (),
+        followed: Collection[Followed] = (),
     ) -> list[Claim]:
-        """Hand the chosen heads of ready lanes to the lease holder.
+        """Hand the chosen heads of ready lanes to the lease holder, and what stands behind those in its hands.
 
         Args:
             lease: The caller's lease; its epoch is written on every claimed operation.
@@ -175,6 +168,7 @@ class Journal:
                 served.
             limit: How many heads to offer.
             held: Lanes that are not to be offered: the caller works on their heads, or they wait for something else.
+            followed: Those of them of which more may be claimed before what the caller works on has ended.
 
         Raises:
             LeaseLost: Another epoch holds the mesh.
@@ -183,9 +177,10 @@ class Journal:
             return []
         with self.database.transaction() as transaction:
             moment = self._moment(transaction, lease)
-            heads = ready_heads(transaction, moment, limit=limit, held=held)
+            heads = ready_heads(transaction, moment, limit=limit, held=held, followed=followed)
             choice = choose(heads)
             move_virtual_time(transaction, moment, choice.vtime)
+            free_followers(transaction, lease, [head for head in choice.heads if head.was_lost])
             return start_operations(transaction, lease, [head.request_id for head in choice.heads], now=moment.now)
 
     def claim_samples(self, lease: Lease, choose: Choose, limit: int, *, under_way: Collection[str]) -> list[Claim]:
@@ -225,7 +220,8 @@ class Journal:
 
         Args:
             lease: The caller's lease.
-            outcomes: Of operations it had claimed.
+            outcomes: Of operations it had claimed; those of one lane in the order of their numbers. What follows one
+                that is not taken is not taken either: it was made of a state that never was.
             records: What each brings into being, by its future; inserted with the outcome or not at all.
 
         Raises:
@@ -236,8 +232,15 @@ class Journal:
             mesh_vtime = check_lease(transaction, lease)
             lanes = lock_lanes(transaction, (outcome.lane for outcome in outcomes))
             now = self._clock.now()
+            untaken: set[str] = set()
             for outcome in outcomes:
-                committed.note(outcome, record_outcome(transaction, lease, outcome, now))
+                if outcome.kind.is_ordered and outcome.lane in untaken:
+                    committed.note(outcome, state_of(transaction, outcome.request_id))
+                    continue
+                kept_out_by = record_outcome(transaction, lease, outcome, now)
+                committed.note(outcome, kept_out_by)
+                if kept_out_by is not None:
+                    untaken.add(outcome.lane)
             least = self._charge(transaction, lease, committed.recorded, lanes, mesh_vtime)
             for outcome in committed.recorded:
                 least_vtime = least[lanes[outcome.lane].tenant]
@@ -287,6 +290,7 @@ class Journal:
         delay_s: float = 0.0,
         is_blameless: bool = False,
         is_suspect: bool = False,
+        is_unbegun: bool = False,
         reason: str | None = None,
     ) -> None:
         """Return claimed operations to the queue, to be offered again after ``delay_s``.
@@ -297,6 +301,8 @@ class Journal:
             delay_s: How long they wait; their lanes wait with them.
             is_blameless: The attempt does not count: it was the worker that stopped, not the operation that failed.
             is_suspect: The operations themselves may be what went wrong.
+            is_unbegun: They were claimed ahead, and what they were to follow on has not come to be. Their attempts do
+                not count, and their lanes' heads wait for nothing.
             reason: What its owner is told of the attempt while it waits for the next one.
 
         Raises:
@@ -315,8 +321,18 @@ class Journal:
                 " suspicions = suspicions + ?, not_before = ?,"
                 f" error = ? WHERE request_id IN ({marks}) AND state = 'running' AND claim_epoch = ? AND mesh = ?"
                 " RETURNING lane",
-                (int(is_blameless), int(is_suspect), not_before, reason, *request_ids, lease.epoch, lease.mesh),
+                (
+                    int(is_blameless or is_unbegun),
+                    int(is_suspect),
+                    0.0 if is_unbegun else not_before,
+                    reason,
+                    *request_ids,
+                    lease.epoch,
+                    lease.mesh,
+                ),
             ).fetchall()
+            if is_unbegun:
+                return
             for lane in sorted({row.lane for row in rows}):
                 transaction.execute("UPDATE lane SET not_before = ? WHERE id = ?", (not_before, lane))
 
@@ -325,8 +341,8 @@ class Journal:
     def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
         """The futures that exist among ``request_ids``, in one query."""
         marks = placeholders(request_ids)
-        rows = self.database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
-        return {row.request_id: _status_of(row) for row in rows}
+        rows = self.database.read(f"SELECT {STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
+        return {row.request_id: status_of(row) for row in rows}
 
     def failed_meanwhile(self, request_ids: Sequence[str]) -> dict[str, Failure]:
         """Those that were cancelled or are overdue: what a worker looks up between two slices of what it works on."""
@@ -335,7 +351,7 @@ class Journal:
             f" WHERE request_id IN ({placeholders(request_ids)}) AND state = 'failed'",
             request_ids,
         )
-        return {row.request_id: _failure_of(row) for row in rows}
+        return {row.request_id: failure_of(row) for row in rows}
 
     def num_open_samples(self, tenant: str) -> int:
         """How many of the tenant's samples wait or run."""
@@ -359,20 +375,20 @@ class Journal:
     def history(self, lane: str, *, after_seq: int, before_seq: int) -> list[PastOperation]:
         """A lane's finished operations with ``after_seq < seq < before_seq``, in order: what a replay needs."""
         rows = self.database.read(
-            f"SELECT {_PAST_COLUMNS} FROM operation"
+            f"SELECT {PAST_COLUMNS} FROM operation"
             " WHERE lane = ? AND seq > ? AND seq < ? AND state IN ('done', 'failed') ORDER BY seq",
             (lane, after_seq, before_seq),
         )
-        return [_past_of(row) for row in rows]
+        return [past_of(row) for row in rows]
 
     def some_of_history(self, lane: str, seqs: Sequence[int]) -> list[PastOperation]:
         """Those of a lane's finished operations that have these numbers, in order."""
         rows = self.database.read(
-            f"SELECT {_PAST_COLUMNS} FROM operation WHERE lane = ? AND seq IN ({placeholders(seqs)})"
+            f"SELECT {PAST_COLUMNS} FROM operation WHERE lane = ? AND seq IN ({placeholders(seqs)})"
             " AND state IN ('done', 'failed') ORDER BY seq",
             (lane, *seqs),
         )
-        return [_past_of(row) for row in rows]
+        return [past_of(row) for row in rows]
 
     def loss_definition(self, lane: str, number: int) -> bytes | None:
         """What defines loss ``number`` of a session's lane; ``None`` when there is no such loss."""
@@ -381,40 +397,3 @@ class Journal:
             (request_id_of(lane, number), OperationKind.CREATE_CUSTOM_LOSS.value, OperationState.DONE.value),
         )
         return None if not rows else bytes(rows[0].payload)
-
-
-def _payload_of(row: Row) -> Payload:
-    return Payload(inline=row.payload, blob=row.payload_blob, blob_bytes=row.payload_bytes)
-
-
-def _past_of(row: Row) -> PastOperation:
-    return PastOperation(
-        request_id=row.request_id,
-        seq=row.seq,
-        kind=OperationKind(row.kind),
-        payload=_payload_of(row),
-        succeeded=row.state == OperationState.DONE,
-        error_code=row.error_code,
-        num_tokens=row.num_tokens,
-    )
-
-
-def _failure_of(row: Row) -> Failure:
-    return Failure(message=row.error, category=FailureCategory(row.error_category), code=row.error_code)
-
-
-def _status_of(row: Row) -> OwnedStatus:
-    state = OperationState(row.state)
-    result = Payload(inline=row.result, blob=row.result_blob, blob_bytes=row.result_bytes or 0)
-    status = FutureStatus(
-        request_id=row.request_id,
-        kind=OperationKind(row.kind),
-        state=state,
-        lane=row.lane,
-        seq=row.seq,
-        attempt=row.attempts,
-        result=result if state is OperationState.DONE else None,
-        failure=_failure_of(row) if state is OperationState.FAILED else None,
-        expired=bool(row.expired),
-    )
-    return OwnedStatus(tenant=row.tenant, mesh=row.mesh, status=status)

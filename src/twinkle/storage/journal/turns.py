@@ -49,6 +49,16 @@ LANES_WITH_SAMPLES = (
     " JOIN tenant t ON t.id = s.tenant WHERE t.paid_until <= ? AND l.moving_to IS NULL"
     " ORDER BY place, s.vtime, s.tenant LIMIT ?"
 )
+FOLLOWER = (
+    "SELECT o.tenant, l.id, o.seq, o.kind, o.suspicions, o.num_tokens, l.nice, l.vtime, l.max_seq"
+    " FROM operation o JOIN lane l ON l.id = o.lane"
+    " WHERE o.request_id = ? AND o.mesh = ? AND o.state = 'queued' AND o.suspicions = 0 AND o.rejection IS NULL"
+    " AND o.kind IN ('forward', 'forward_backward', 'optim_step') AND o.not_before <= ?"
+    " AND l.mesh = o.mesh AND l.head_kind IS NOT NULL AND l.moving_to IS NULL AND l.failed_window_seq IS NULL"
+)
+"""What stands behind an operation under way, if it may be begun before that one's outcome is committed.
+
+Only where nothing that the outcome could change decides what becomes of it: no failure in its window, no rewind."""
 SAMPLES_OF_LANE = (
     "SELECT lane, seq, suspicions, num_tokens, request_id, not_before, accepted_at, num_sequences, state, claim_epoch"
     " FROM operation"
@@ -99,6 +109,8 @@ class Head:
     has_next: bool
     num_sequences: int = 1
     num_running_tokens: int = 0
+    was_lost: bool = False
+    """Whether it runs in the hands of a holder that is gone."""
 
     @property
     def request_id(self) -> str:
@@ -121,6 +133,21 @@ Choose = Callable[[list[Head]], Choice]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Followed:
+    """A lane whose operations are in the caller's hands, the last of them ``last_seq``.
+
+    ``room`` is how many of those behind it may be offered before they have ended, and ``num_tokens`` are theirs: they
+    count as served already.
+    """
+
+    lane: str
+    tenant: str
+    last_seq: int
+    room: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Moment:
     """What a claim looks at: a mesh, its holder's epoch and its virtual time, the clock, and how many may run of a
     tenant without a limit of its own."""
@@ -138,11 +165,20 @@ def move_virtual_time(transaction: Transaction, moment: Moment, vtime: float) ->
         transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ?", (vtime, moment.mesh))
 
 
-def ready_heads(transaction: Transaction, moment: Moment, *, limit: int, held: Collection[str] = ()) -> list[Head]:
+def ready_heads(
+    transaction: Transaction,
+    moment: Moment,
+    *,
+    limit: int,
+    held: Collection[str] = (),
+    followed: Collection[Followed] = (),
+) -> list[Head]:
     """The heads of ready lanes, tenant by tenant in the order of their turns; of each tenant its first ones.
 
     Every tenant is offered some heads, however many adapters another one has. Tenants above their rate are left out.
-    Lanes that are ``held`` are not offered: the caller works on their heads, or they wait for something of its own.
+    Lanes that are ``held`` are not offered: the caller works on their heads, or they wait for something of its own. Of
+    those that are ``followed``, which are held too, what stands behind the operations in the caller's hands is offered
+    after all heads.
     """
     mesh, now = moment.mesh, moment.now
     tenants = transaction.execute(READY_TENANTS, (mesh, mesh, mesh, now + RATE_BURST_S, limit)).fetchall()
@@ -163,14 +199,19 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int, held: C
                 running[row.tenant] += 1
         if len(rows) >= limit:
             break
+    tokens: Counter[str] = Counter()
+    for lane in followed:
+        tokens[lane.tenant] += lane.num_tokens
     turns = {
-        tenant.tenant: _turn(tenant, moment, num_running=running[tenant.tenant], num_running_tokens=0)
+        tenant.tenant: _turn(
+            tenant, moment, num_running=running[tenant.tenant], num_running_tokens=tokens[tenant.tenant]
+        )
         for tenant in tenants
     }
     order = {tenant: place for place, tenant in enumerate(names)}
     rows.sort(key=lambda row: (order[row.tenant], row.nice, row.vtime, row.id))
     cut = {tenant for tenant, count in Counter(row.tenant for row in rows).items() if count >= each}
-    return [
+    heads = [
         Head(
             turn=turns[row.tenant],
             lane=row.id,
@@ -181,9 +222,47 @@ def ready_heads(transaction: Transaction, moment: Moment, *, limit: int, held: C
             nice=row.nice,
             vtime=row.vtime,
             has_next=row.max_seq > row.head_seq or row.tenant in cut,
+            was_lost=_was_lost(row, moment),
         )
         for row in rows[:limit]
     ]
+    return heads + _followers(transaction, moment, followed, turns)
+
+
+def _followers(
+    transaction: Transaction, moment: Moment, followed: Collection[Followed], turns: dict[str, Turn]
+) -> list[Head]:
+    """What stands behind operations in the caller's hands, number after number; nothing of a tenant above its rate."""
+    open_lanes = {lane.lane: lane for lane in followed if lane.room > 0 and lane.tenant in turns}
+    wanted = [
+        request_id_of(lane.lane, lane.last_seq + ahead)
+        for lane in open_lanes.values()
+        for ahead in range(1, lane.room + 1)
+    ]
+    if not wanted:
+        return []
+    rows = transaction.execute_for_each(FOLLOWER, wanted, (moment.mesh, moment.now))
+    heads: list[Head] = []
+    next_seq = {lane.lane: lane.last_seq + 1 for lane in open_lanes.values()}
+    for row in sorted(rows, key=lambda row: (row.id, row.seq)):
+        if row.seq != next_seq[row.id]:
+            continue
+        next_seq[row.id] += 1
+        heads.append(
+            Head(
+                turn=turns[row.tenant],
+                lane=row.id,
+                seq=row.seq,
+                kind=OperationKind(row.kind),
+                suspicions=row.suspicions,
+                num_tokens=row.num_tokens,
+                nice=row.nice,
+                vtime=row.vtime,
+                has_next=row.max_seq > row.seq,
+                num_running_tokens=open_lanes[row.id].num_tokens,
+            )
+        )
+    return heads
 
 
 def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, under_way: Collection[str]) -> list[Head]:
@@ -236,10 +315,14 @@ def _turn(share: Row, moment: Moment, *, num_running: int, num_running_tokens: i
     )
 
 
+def _was_lost(row: Row, moment: Moment) -> bool:
+    """Whether an operation runs in the hands of a holder that is gone."""
+    return bool(row.state == OperationState.RUNNING and row.claim_epoch != moment.epoch)
+
+
 def _suspicions_of(row: Row, moment: Moment) -> int:
-    """With one more for an operation that runs in the hands of a holder that is gone."""
-    has_lost_its_worker = row.state == OperationState.RUNNING and row.claim_epoch != moment.epoch
-    return int(row.suspicions) + int(has_lost_its_worker)
+    """With one more for an operation whose holder is gone."""
+    return int(row.suspicions) + int(_was_lost(row, moment))
 
 
 def _sample_head(turns: dict[str, Turn], lane: Row, sample: Row, tokens_under_way: int, moment: Moment) -> Head:

@@ -1,0 +1,64 @@
+"""What the journal answers of operations: their rows into futures, failures and what a replay needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinkle.core.operation import Failure, FailureCategory, FutureStatus, OperationKind, OperationState, Payload
+from twinkle.storage.database import Row
+from twinkle.storage.journal.records import PastOperation
+
+STATUS_COLUMNS = (
+    "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
+    " error, error_category, error_code, expired, mesh, result_bytes"
+)
+PAST_COLUMNS = "seq, kind, payload, payload_blob, state, error_code, request_id, payload_bytes, num_tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedStatus:
+    """A future's status, whose it is, and which mesh it waits for."""
+
+    tenant: str
+    mesh: str
+    status: FutureStatus
+
+
+def _payload_of(row: Row) -> Payload:
+    return Payload(inline=row.payload, blob=row.payload_blob, blob_bytes=row.payload_bytes)
+
+
+def past_of(row: Row) -> PastOperation:
+    """What a replay needs of an operation."""
+    return PastOperation(
+        request_id=row.request_id,
+        seq=row.seq,
+        kind=OperationKind(row.kind),
+        payload=_payload_of(row),
+        succeeded=row.state == OperationState.DONE,
+        error_code=row.error_code,
+        num_tokens=row.num_tokens,
+    )
+
+
+def failure_of(row: Row) -> Failure:
+    """Why an operation failed."""
+    return Failure(message=row.error, category=FailureCategory(row.error_category), code=row.error_code)
+
+
+def status_of(row: Row) -> OwnedStatus:
+    """Where an operation stands."""
+    state = OperationState(row.state)
+    result = Payload(inline=row.result, blob=row.result_blob, blob_bytes=row.result_bytes or 0)
+    status = FutureStatus(
+        request_id=row.request_id,
+        kind=OperationKind(row.kind),
+        state=state,
+        lane=row.lane,
+        seq=row.seq,
+        attempt=row.attempts,
+        result=result if state is OperationState.DONE else None,
+        failure=failure_of(row) if state is OperationState.FAILED else None,
+        expired=bool(row.expired),
+    )
+    return OwnedStatus(tenant=row.tenant, mesh=row.mesh, status=status)

@@ -1,0 +1,171 @@
+"""What a worker claims while its device is at work: what follows in the lanes at work, and what others have waiting.
+
+The claim, and the reading of requests, run on the clerk's thread, behind the commit of what had ended before. What
+follows on an operation that fails, or whose outcome is not taken, goes back to the journal as if it had never been
+claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from twinkle.core.crash import crash_point
+from twinkle.core.errors import StorageUnavailable
+from twinkle.core.lease import Lease
+from twinkle.core.operation import Claim
+from twinkle.scheduler.fairness import with_virtual_time
+from twinkle.scheduler.fusion import choose_ahead
+from twinkle.storage.journal.journal import Journal
+from twinkle.storage.journal.turns import Followed, Head
+from twinkle.wire.calls import Call
+from twinkle.wire.training import ForwardBackwardBody
+from twinkle.workers.clerk import Clerk
+from twinkle.workers.endings import Execution
+from twinkle.workers.requests import Requests
+from twinkle.workers.under_way import PASSES
+
+_HEADS_OFFERED = 256
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """What was claimed ahead, the requests that were read of it, and what it was chosen from."""
+
+    claims: list[Claim] = field(default_factory=list)
+    bodies: Mapping[str, ForwardBackwardBody | Call | Exception] = field(default_factory=dict)
+    offered: list[Head] = field(default_factory=list)
+
+
+class Lookahead:
+    """One look at a time."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        clerk: Clerk,
+        requests: Requests,
+        max_operations: int,
+        max_tokens: int,
+        min_tokens: int,
+        suspect_from: int,
+    ) -> None:
+        self._journal = journal
+        self._clerk = clerk
+        self._requests = requests
+        self._max_operations = max_operations
+        self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
+        self._suspect_from = suspect_from
+        self.has_others = False
+        """Whether adapters that nobody works on are likely to have something waiting."""
+        self.has_next = False
+        """Whether something is likely to wait behind what is in hand."""
+        self._is_looking = False
+        self._found: Ahead | None = None
+        self._followed: set[str] = set()
+        self._has_full_lanes = False
+        self._spoilt: set[str] = set()
+
+    @property
+    def has_claims(self) -> bool:
+        """Whether something was claimed that is to be taken."""
+        return self._found is not None
+
+    def would_look(self, followed: Collection[Followed]) -> bool:
+        """Whether something is likely to be found, and is not being looked for; the lanes in hand are ``followed``."""
+        if not followed or self._is_looking or self._found is not None:
+            return False
+        return self.has_others or (self.has_next and any(lane.room > 0 for lane in followed))
+
+    def look(self, lease: Lease, *, held: Collection[str], followed: Collection[Followed]) -> None:
+        """Have it looked what is next. Only where :meth:`would_look`.
+
+        Args:
+            lease: The caller's.
+            held: Lanes whose heads are not to be claimed.
+            followed: Those of them whose operations are in hand.
+        """
+        self._is_looking = True
+        self._followed, self._spoilt = {lane.lane for lane in followed}, set()
+        self._has_full_lanes = any(lane.room == 0 for lane in followed)
+        self._clerk.hand(partial(self._claim, lease, held, followed), self._note, aside=True)
+
+    def take(self, execution: Execution) -> Ahead:
+        """What was found, once. What followed on something that has failed meanwhile is returned."""
+        found, self._found = self._found, None
+        if found is None:
+            return Ahead()
+        spoilt = [claim for claim in found.claims if claim.lane in self._spoilt]
+        execution.returned += spoilt
+        return Ahead(
+            claims=[claim for claim in found.claims if claim.lane not in self._spoilt],
+            bodies=found.bodies,
+            offered=found.offered,
+        )
+
+    def spoil(self, execution: Execution) -> None:
+        """Operations have failed, or go back: nothing is to follow on them."""
+        for outcome in execution.outcomes:
+            if outcome.failure is not None:
+                self.spoil_lane(outcome.lane)
+        for claim in (*(postponed.claim for postponed in execution.postponed), *execution.returned):
+            self.spoil_lane(claim.lane)
+
+    def spoil_lane(self, lane: str) -> None:
+        """Nothing is to follow on what is in hand of a lane."""
+        if lane in self._followed:
+            self._spoilt.add(lane)
+
+    def drop(self) -> list[Claim]:
+        """Forget what was found; what goes back to the journal. The clerk is at nothing any more."""
+        found, self._found = self._found, None
+        self._is_looking = self.has_next = self.has_others = False
+        return [] if found is None else found.claims
+
+    def _claim(self, lease: Lease, held: Collection[str], followed: Collection[Followed]) -> Ahead:
+        """On the clerk's thread."""
+        offered: list[Head] = []
+        chosen: list[Head] = []
+
+        def choose(heads: list[Head]) -> list[Head]:
+            offered[:] = heads
+            chosen[:] = choose_ahead(
+                heads,
+                max_operations=self._max_operations,
+                max_tokens=self._max_tokens,
+                min_tokens=self._min_tokens,
+                suspect_from=self._suspect_from,
+            )
+            return chosen
+
+        try:
+            claims = self._journal.claim(lease, with_virtual_time(choose), _HEADS_OFFERED, held=held, followed=followed)
+        except StorageUnavailable as error:
+            _log.warning("claim.postponed", error=error.message, next="it is claimed when the device has nothing to do")
+            return Ahead()
+        if claims:
+            crash_point("worker.claimed_ahead")
+        bodies = {}
+        for claim in claims:
+            body = self._requests.read_ahead(claim) if claim.kind in PASSES else None
+            if body is not None:
+                bodies[claim.request_id] = body
+        return Ahead(claims=claims, bodies=bodies, offered=offered)
+
+    def _note(self, found: Ahead) -> None:
+        self._is_looking = False
+        taken = {claim.request_id for claim in found.claims}
+        self.has_others = any(
+            head.lane not in self._followed and head.request_id not in taken for head in found.offered
+        )
+        is_cut = any(head.has_next or head.request_id not in taken for head in found.offered)
+        self.has_next = self._has_full_lanes or is_cut
+        if found.claims:
+            self._found = found

@@ -1,0 +1,195 @@
+"""What a worker claims and begins before the outcome of what comes before it is committed: nothing is lost by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from harness.journal import Bench
+from harness.operations import Request, forward_backward, optim_step, replayed, submit_run
+from harness.worker import Killed, MakeWorker, WorkerRig
+from twinkle.core.operation import OperationState
+from twinkle.storage.stores import Stores
+
+WAIT_S = 60.0
+STEPS = (forward_backward(1), optim_step(), forward_backward(2), optim_step(), forward_backward(3), optim_step())
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """A clerk's thread, as in the service."""
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+def _assert_as_one_by_one(worker: WorkerRig, bench: Bench, run: list[Request | None], adapter: str = "a") -> None:
+    truth, outcomes = replayed(run)
+    for seq, (code, _) in enumerate(outcomes):
+        status = bench.status(adapter, seq)
+        assert (status.failure.code if status.failure else status.state.value) == code, seq
+    state = worker.state_before(adapter, len(run))
+    assert (state.applied, state.pending, state.steps) == (truth.applied, truth.pending, truth.steps)
+
+
+def _once_in_a_pass(worker: WorkerRig, act: Callable[[], None], *, nth: int = 1) -> None:
+    """Do something while the device is at its nth call."""
+    run_passes = worker.engine.run_passes
+    calls: list[int] = []
+
+    def acting(passes):  # type: ignore[no-untyped-def]
+        calls.append(1)
+        if len(calls) == nth:
+            act()
+        return run_passes(passes)
+
+    worker.engine.run_passes = acting  # type: ignore[method-assign]
+
+
+def _column(stores: Stores, column: str, seqs: range) -> list[object]:
+    ids = [f"a:req:{seq}" for seq in seqs]
+    rows = stores.database.read(
+        f"SELECT request_id, {column} AS value FROM operation WHERE lane = 'a' ORDER BY seq", ()
+    )
+    found = {row.request_id: row.value for row in rows}
+    return [found[name] for name in ids]
+
+
+def test_what_comes_next_is_claimed_while_the_device_is_at_work(bench: Bench, make_worker: MakeWorker) -> None:
+    run = submit_run(bench, *STEPS)
+    worker = make_worker(snapshot_every_ops=100)
+    seen: list[object] = []
+    _once_in_a_pass(worker, lambda: seen.extend(_column(bench.stores, "state", range(1, 5))))
+
+    worker.drain()
+
+    assert seen == ["running"] * 4
+    assert _column(bench.stores, "attempts", range(len(run))) == [1] * len(run)
+    _assert_as_one_by_one(worker, bench, run)
+
+
+def test_the_device_goes_on_while_an_outcome_is_committed(
+    bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
+) -> None:
+    """The commit of the first pass waits until the device is at the second: it can only be if neither waits for it."""
+    run = submit_run(bench, *STEPS)
+    worker = make_worker(snapshot_every_ops=100, clerk=beside)
+    worker.drain(1)
+    is_at_second = threading.Event()
+    _once_in_a_pass(worker, is_at_second.set, nth=2)
+    overlapped: list[bool] = []
+    worker.journal.before_commit = lambda: overlapped.append(is_at_second.wait(WAIT_S))
+
+    worker.drain()
+
+    assert overlapped == [True]
+    _assert_as_one_by_one(worker, bench, run)
+
+
+def test_what_follows_on_a_failure_goes_back_and_learns_of_it(bench: Bench, make_worker: MakeWorker) -> None:
+    """The step behind a bad pass was claimed before anybody knew that it is bad."""
+    run = submit_run(bench, forward_backward(1, is_bad=True), optim_step(), forward_backward(2), optim_step())
+    worker = make_worker(snapshot_every_ops=100)
+
+    worker.drain()
+
+    _assert_as_one_by_one(worker, bench, run)
+    assert _column(bench.stores, "attempts", range(len(run))) == [1] * len(run)
+
+
+def test_what_was_made_of_a_state_that_never_was_is_not_committed(
+    bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
+) -> None:
+    """A pass is ended by housekeeping while its commit waits and the device is two operations further."""
+    submit_run(bench, *STEPS)
+    worker = make_worker(snapshot_every_ops=100, clerk=beside)
+    worker.drain(1)
+    is_at_second = threading.Event()
+    _once_in_a_pass(worker, is_at_second.set, nth=2)
+
+    def end_the_first() -> None:
+        assert is_at_second.wait(WAIT_S)
+        with bench.database.transaction() as transaction:
+            transaction.execute("UPDATE operation SET accepted_at = accepted_at - 9000 WHERE request_id = 'a:req:1'")
+            transaction.execute("UPDATE operation SET started_at = started_at - 9000 WHERE request_id = 'a:req:1'")
+        assert bench.upkeep.expire_overdue(deadline_s=3600.0) == ["a:req:1"]
+
+    worker.journal.before_commit = end_the_first
+
+    worker.drain()
+
+    codes = [bench.status("a", seq).failure for seq in range(1, 7)]
+    assert [failure.code if failure else "done" for failure in codes] == [
+        "deadline",
+        "window_failed",
+        "done",
+        "done",
+        "done",
+        "done",
+    ]
+    successor = make_worker()
+    worker.worker.close()
+    successor.drain()
+    assert worker.state_before("a", 7) == successor.state_before("a", 7)
+
+
+@pytest.mark.parametrize("when", ["in a pass", "after_claim", "before_commit", "after_commit"])
+def test_a_kill_with_operations_in_hand_leaves_them_blameless(bench: Bench, make_worker: MakeWorker, when: str) -> None:
+    run = submit_run(bench, *STEPS)
+    worker = make_worker(snapshot_every_ops=100)
+    worker.drain(1)
+    if when == "in a pass":
+        _once_in_a_pass(worker, _die)
+    else:
+        setattr(worker.journal, when, _die)
+    with suppress(Killed):
+        worker.drain()
+
+    successor = make_worker(snapshot_every_ops=100)
+    successor.drain()
+
+    _assert_as_one_by_one(successor, bench, run)
+    suspicions = _column(bench.stores, "suspicions", range(len(run)))
+    assert (sum(suspicions) <= 1 and suspicions[2:] == [0] * 5) or suspicions[3:] == [0] * 4  # type: ignore[arg-type]
+
+
+def test_behind_an_operation_that_lost_its_worker_nothing_is_claimed_ahead(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    """Should it be to blame, it dies alone: what stands behind it is not in the worker's hands again."""
+    submit_run(bench, *STEPS)
+    victim = make_worker(snapshot_every_ops=100)
+    victim.drain(1)
+    _once_in_a_pass(victim, _die)
+    with suppress(Killed):
+        victim.drain()
+    successor = make_worker(snapshot_every_ops=100)
+    seen: list[object] = []
+    _once_in_a_pass(successor, lambda: seen.extend(_column(bench.stores, "state", range(1, 4))))
+
+    successor.drain()
+
+    assert seen == ["running", "queued", "queued"]
+    assert _column(bench.stores, "suspicions", range(1, 7)) == [1, 0, 0, 0, 0, 0]
+
+
+def test_a_worker_that_ends_gives_back_what_it_has_claimed_ahead(bench: Bench, make_worker: MakeWorker) -> None:
+    run = submit_run(bench, *STEPS)
+    worker = make_worker(snapshot_every_ops=100)
+    worker.drain(2)
+
+    worker.worker.close()
+
+    states = _column(bench.stores, "state", range(len(run)))
+    assert set(states) <= {OperationState.DONE.value, OperationState.QUEUED.value}
+    successor = make_worker()
+    worker.keeper.stop = lambda: None  # type: ignore[method-assign]
+    successor.drain()
+    _assert_as_one_by_one(successor, bench, run)
+
+
+def _die() -> None:
+    raise Killed
