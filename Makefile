@@ -63,6 +63,7 @@ soak: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/queue_overhead.py --short --output build/bench/queue_overhead.json
 	$(BIN)/python benchmarks/scale.py --short --output build/bench/scale.json
+	$(BIN)/python benchmarks/device_wait.py --short --output build/bench/device_wait.json
 	$(BIN)/python benchmarks/saves.py --rounds 2 --output build/bench/saves.json
 	$(BIN)/python benchmarks/native_client.py --short --output build/bench/native_client.json
 	$(BIN)/python benchmarks/dialects.py --short --output build/bench/dialects.json

@@ -501,7 +501,7 @@ def test_samples_given_up_by_a_closing_worker_are_not_blamed(bench: Bench, make_
     worker = make_worker()
     worker.samples.run_slice = lambda execution: None  # type: ignore[method-assign]
     worker.keeper.try_acquire()
-    worker.worker._sample_once(worker.keeper.current())
+    worker.worker._sampling.work_once(worker.keeper.current(), is_training=False)
 
     worker.worker.close()
 
@@ -524,7 +524,7 @@ def test_the_sampler_takes_no_more_requests_than_their_sequences_have_room(
     worker.keeper.try_acquire()
 
     for _ in range(3):
-        worker.worker._sample_once(worker.keeper.current())
+        worker.worker._sampling.work_once(worker.keeper.current(), is_training=False)
 
     assert worker.samples.under_way == ["s:req:0"]
     assert worker.samples.room == 1

@@ -40,6 +40,8 @@ class Ahead:
     claims: list[Claim] = field(default_factory=list)
     bodies: Mapping[str, ForwardBackwardBody | Call | Exception] = field(default_factory=dict)
     offered: list[Head] = field(default_factory=list)
+    unfit: list[Claim] = field(default_factory=list)
+    """What does not stand right behind what is in hand: one between has ended while it was being claimed."""
 
 
 class Lookahead:
@@ -103,7 +105,7 @@ class Lookahead:
         if found is None:
             return Ahead()
         spoilt = [claim for claim in found.claims if claim.lane in self._spoilt]
-        execution.returned += spoilt
+        execution.returned += [*spoilt, *found.unfit]
         return Ahead(
             claims=[claim for claim in found.claims if claim.lane not in self._spoilt],
             bodies=found.bodies,
@@ -127,7 +129,7 @@ class Lookahead:
         """Forget what was found; what goes back to the journal. The clerk is at nothing any more."""
         found, self._found = self._found, None
         self._is_looking = self.has_next = self.has_others = False
-        return [] if found is None else found.claims
+        return [] if found is None else [*found.claims, *found.unfit]
 
     def _claim(self, lease: Lease, held: Collection[str], followed: Collection[Followed]) -> Ahead:
         """On the clerk's thread."""
@@ -152,12 +154,13 @@ class Lookahead:
             return Ahead()
         if claims:
             crash_point("worker.claimed_ahead")
+        claims, unfit = in_line(claims, followed)
         bodies = {}
         for claim in claims:
             body = self._requests.read_ahead(claim) if claim.kind in PASSES else None
             if body is not None:
                 bodies[claim.request_id] = body
-        return Ahead(claims=claims, bodies=bodies, offered=offered)
+        return Ahead(claims=claims, bodies=bodies, offered=offered, unfit=unfit)
 
     def _note(self, found: Ahead) -> None:
         self._is_looking = False
@@ -167,5 +170,18 @@ class Lookahead:
         )
         is_cut = any(head.has_next or head.request_id not in taken for head in found.offered)
         self.has_next = self._has_full_lanes or is_cut
-        if found.claims:
+        if found.claims or found.unfit:
             self._found = found
+
+
+def in_line(claims: list[Claim], followed: Collection[Followed]) -> tuple[list[Claim], list[Claim]]:
+    """Those that may be begun one behind the other, and the others."""
+    next_seq = {lane.lane: lane.last_seq + 1 for lane in followed}
+    fit, unfit = [], []
+    for claim in claims:
+        if next_seq.get(claim.lane, claim.seq) == claim.seq:
+            next_seq[claim.lane] = claim.seq + 1
+            fit.append(claim)
+        else:
+            unfit.append(claim)
+    return fit, unfit
