@@ -37,6 +37,7 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.disks import Disks
 from twinkle.storage.journal.records import NewAdapter
 from twinkle.storage.stores import Stores
 from twinkle.storage.tenants.sessions import NewSession
@@ -142,6 +143,7 @@ def measure(load: Load, home: Path, *, redis_url: str, database_url: str) -> dic
         cache_groups=CacheGroups({}, stores.tenants.name_of),
         threads=ThreadPoolExecutor(settings.transfer_threads),
         clerk=ThreadPoolExecutor(1),
+        disks=Disks([], clock, low_bytes=0, critical_bytes=0),
         teller=ThreadPoolExecutor(1),
     )
     parts = WorkerParts[NullState](engine, around, WorkerOptions.of(settings))

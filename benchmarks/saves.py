@@ -33,6 +33,7 @@ from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher
 from twinkle.storage.blobs import FolderStore
+from twinkle.storage.disks import Disks
 from twinkle.storage.journal.records import NewAdapter
 from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
@@ -109,6 +110,7 @@ class World:
             cache_groups=CacheGroups({}, str),
             threads=ThreadPoolExecutor(settings.transfer_threads),
             clerk=ThreadPoolExecutor(1),
+            disks=Disks([], clock, low_bytes=0, critical_bytes=0),
             teller=ThreadPoolExecutor(1),
         )
         parts = WorkerParts[NullState](self.engine, around, WorkerOptions.of(settings))
