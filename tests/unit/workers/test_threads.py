@@ -20,7 +20,7 @@ from twinkle.core.settings import Settings
 from twinkle.infra.rank_group import ALONE
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.wire.sampling import parse_sample
-from twinkle.workers import transformers_engine
+from twinkle.workers import timed_passes
 from twinkle.workers.threads import candidates, kind_of_cpu, measure_threads, thread_limit, usable_cores
 from twinkle.workers.transformers_engine import TransformersEngine
 
@@ -133,8 +133,8 @@ def test_an_engine_measures_once_and_computes_with_what_was_quickest(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = Passes(lambda threads: 0.01 / threads)
-    monkeypatch.setattr(transformers_engine, "thread_limit", lambda ranks: 2)
-    monkeypatch.setattr(transformers_engine._PassTimer, "__call__", lambda timer, threads: passes(threads))
+    monkeypatch.setattr(timed_passes, "thread_limit", lambda ranks: 2)
+    monkeypatch.setattr(timed_passes.PassTimer, "__call__", lambda timer, threads: passes(threads))
 
     engine = TransformersEngine.from_settings(Settings(model=str(model)))
 
@@ -146,7 +146,7 @@ def test_the_setting_overrides_and_nothing_is_measured(model: Path, monkeypatch:
     def refuse(timer: object, threads: int) -> float:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(transformers_engine._PassTimer, "__call__", refuse)
+    monkeypatch.setattr(timed_passes.PassTimer, "__call__", refuse)
     engine = TransformersEngine.from_settings(Settings(model=str(model), threads=1))
 
     assert engine.capabilities.threads == torch.get_num_threads() == 1
@@ -157,10 +157,10 @@ def test_as_many_tokens_are_timed_as_take_a_moment(
     model: Path, seconds_a_token: float, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = transformers.AutoModelForCausalLM.from_pretrained(model)
-    timer = transformers_engine._PassTimer(plain, ALONE)
+    timer = timed_passes.PassTimer(plain, ALONE)
     assert timer(1) > 0
     monkeypatch.setattr(
-        transformers_engine._PassTimer, "__call__", lambda timer, threads: seconds_a_token * timer._num_tokens
+        timed_passes.PassTimer, "__call__", lambda timer, threads: seconds_a_token * timer._num_tokens
     )
 
     timer.fit(1)

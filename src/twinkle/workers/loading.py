@@ -1,0 +1,168 @@
+"""A mesh's base model as its settings name it: loaded, probed, with its sampler, and what clients may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from twinkle.core.errors import ConfigError, OutOfMemory, TwinkleError
+from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.settings import Settings
+from twinkle.hub.model_path import resolve_model_id
+from twinkle.infra.platform import Platform
+from twinkle.infra.rank_group import RankGroup
+from twinkle.model.fused.determinism import prepare_environment
+from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.step import is_out_of_memory
+from twinkle.sampler.probe import SamplerProbe
+from twinkle.sampler.request import DecodeText
+from twinkle.sampler.stepped import SteppedSampler
+from twinkle.sampler.torch_sampler import SteppedTorchSampler
+from twinkle.sampler.vllm.sampler import SteppedVLLMSampler
+from twinkle.workers.timed_passes import choose_threads
+
+_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_LONGEST_REASON = 300
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A base model ready to be trained on and sampled from."""
+
+    model: FusedLoraModel
+    sampler: SteppedSampler
+    capabilities: MeshCapabilities
+    folder: str
+    """Where it lies, its tokenizer beside it."""
+
+
+def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
+    """Load the base model that the settings name; on several ranks, this one's part in it.
+
+    Raises:
+        ConfigError: No model was named, or it cannot be loaded.
+    """
+    if not settings.model:
+        raise ConfigError("TWINKLE_MODEL: a worker needs the path or id of a base model")
+    prepare_environment()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = _device_of(settings, ranks)
+    Platform.named(settings.device_type).require(device)
+    folder = resolve_model_id(settings.model, field="TWINKLE_MODEL")
+    try:
+        model = FusedLoraModel.from_pretrained(
+            folder,
+            device=device,
+            dtype=_DTYPES[settings.dtype],
+            tokens_per_pass=settings.tokens_per_pass or None,
+            activation_bytes=settings.activation_bytes or None,
+            ranks=ranks,
+            shard=settings.shard == "fsdp",
+            prepare=lambda model: None if settings.threads else choose_threads(model, ranks),
+            picture_cache_bytes=settings.picture_cache_bytes,
+        )
+        tokenizer = _load_tokenizer(folder)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"TWINKLE_MODEL: {settings.model} does not fit into the memory of {device}") from error
+        if not _is_of_the_model(error):
+            raise
+        reason = str(error).strip().partition("\n")[0][:_LONGEST_REASON]
+        raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {reason}") from error
+    capabilities = MeshCapabilities(
+        base_model=settings.resolved_model_name,
+        architecture=model.info.architecture,
+        vocab_size=model.info.vocab_size,
+        max_context_length=model.info.max_context_length,
+        max_rank=min(settings.max_rank, model.info.max_rank),
+        device=settings.device,
+        determinism=model.determinism,
+        sampler=settings.sampler,
+        pictures=model.picture_rules,
+        ranks=ranks.size,
+        shard=settings.shard,
+        threads=torch.get_num_threads(),
+        tokenizer_path=_readable_tokenizer_path(folder),
+        adapter_sizes=model.pool.sizes,
+    )
+    decode_text = None if tokenizer is None else _decoder_of(tokenizer)
+    sampler = _make_sampler(settings, model, decode_text=decode_text)
+    return ServedModel(model=model, sampler=sampler, capabilities=capabilities, folder=folder)
+
+
+def _is_of_the_model(error: Exception) -> bool:
+    """Whether an error at loading will come again, whoever tries, unlike one of the device or of the other ranks.
+
+    transformers' classes are many, and what breaks in one that does not fit is of any type.
+    """
+    passes = (TwinkleError, torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError, MemoryError)
+    if isinstance(error, passes) or "allocate memory" in str(error):
+        return False
+    return not isinstance(error, ConnectionError | TimeoutError)
+
+
+def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> SteppedSampler:
+    if settings.sampler == "torch":
+        SamplerProbe(model).check()
+        return SteppedTorchSampler(
+            model,
+            slots=settings.sample_slots,
+            state_bytes=settings.sampler_state_bytes,
+            decode_text=decode_text,
+        )
+    return SteppedVLLMSampler(
+        settings.model,
+        device=settings.device,
+        slots=settings.sample_slots,
+        max_rank=min(settings.max_rank, model.info.max_rank),
+        memory_fraction=settings.sampler_memory,
+        decode_text=decode_text,
+        never_drawn=() if model.picture_rules is None else model.picture_rules.all_tokens,
+    )
+
+
+def _device_of(settings: Settings, ranks: RankGroup) -> str:
+    """The device of one rank: as named when there is no other, else the one that bears its number."""
+    if ranks.size == 1:
+        return settings.device
+    number = ranks.rank if ranks.device_number is None else ranks.device_number
+    return Platform.named(settings.device).device_of(number)
+
+
+def _load_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside the model, if there is one that needs no code of the model's own.
+
+    Without it, stop strings cannot be matched.
+    """
+    if Path(model).is_dir() and not (Path(model) / "tokenizer_config.json").exists():
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except (ValueError, ImportError):
+        if "AutoTokenizer" not in (get_tokenizer_config(model).get("auto_map") or ()):
+            raise
+        _log.warning("tokenizer.is_code", model=model, next="stop strings are refused; send stop tokens")
+        return None
+
+
+def _decoder_of(tokenizer: PreTrainedTokenizerBase) -> DecodeText:
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids)))
+
+    return decode
+
+
+def _readable_tokenizer_path(model: str) -> str | None:
+    """Where a client on the same machine finds the tokenizer. The SDK cuts paths of fewer than three slashes."""
+    folder = Path(model).absolute()
+    is_usable = (folder / "tokenizer.json").exists() and str(folder).count("/") >= 3
+    return str(folder) if is_usable else None
