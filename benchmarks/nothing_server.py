@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from twinkle.wire import protobuf as pb
-from twinkle.wire.training import ForwardBackwardResult, encode_forward_backward_output
+from twinkle.wire.training_result import ForwardBackwardResult, encode_forward_backward_output
 from workload import BASE_MODEL, NUM_DATUMS, RANK, TOKENS_PER_DATUM
 
 JSON = "application/json"

@@ -18,12 +18,7 @@ from twinkle.wire.bodies.session import CreateSessionRequest
 from twinkle.wire.compression import decompress, decompress_prefix
 from twinkle.wire.protobuf import DTYPE_FLOAT32, DTYPE_INT64, ForwardBackwardRequest, Tensor
 from twinkle.wire.sampling import parse_sample
-from twinkle.wire.training import (
-    canonical_digest,
-    decode_data,
-    parse_envelope,
-    peek_envelope,
-)
+from twinkle.wire.training import canonical_digest, decode_data, parse_envelope, peek_envelope
 
 SIZE_BYTES = 4 << 20
 # Just below as many values as are read at all.

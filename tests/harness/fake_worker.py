@@ -37,7 +37,8 @@ from twinkle.wire.bodies.training import UnloadModelResponse
 from twinkle.wire.calls import Call, decode_call, is_call
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs, WireSequence, encode_sample_response
 from twinkle.wire.sampling import parse_sample
-from twinkle.wire.training import ForwardBackwardResult, decode_data, encode_forward_backward_output
+from twinkle.wire.training import decode_data
+from twinkle.wire.training_result import ForwardBackwardResult, encode_forward_backward_output
 
 T = TypeVar("T")
 

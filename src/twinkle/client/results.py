@@ -19,7 +19,7 @@ from twinkle.wire.bodies.training import (
     UnloadModelResponse,
 )
 from twinkle.wire.sample_result import SampleResult, decode_sample_response
-from twinkle.wire.training import ForwardBackwardResult, decode_forward_backward_output
+from twinkle.wire.training_result import ForwardBackwardResult, decode_forward_backward_output
 
 Result: TypeAlias = (
     ForwardBackwardResult

@@ -25,7 +25,8 @@ from twinkle.wire.bodies.training import (
     UnloadModelRequest,
     UnloadModelResponse,
 )
-from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, write_forward_backward
+from twinkle.wire.training import ForwardBackwardBody, write_forward_backward
+from twinkle.wire.training_result import ForwardBackwardResult
 
 BodyT = TypeVar("BodyT", bound=RequestBody)
 

@@ -26,7 +26,7 @@ from twinkle.wire.bodies.jobs_ops import (
 from twinkle.wire.jsonl import Line, LineCheck, LineProblem, read_object
 from twinkle.wire.paths import SCHEME
 from twinkle.wire.sample_result import SampleResult, TopkLogprobs
-from twinkle.wire.training import ForwardBackwardResult
+from twinkle.wire.training_result import ForwardBackwardResult
 
 _FRACTIONS = frozenset({"weights", "logprobs", "advantages"})
 """Tensors that losses want as fractions also where whole numbers are written."""

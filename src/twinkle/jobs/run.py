@@ -28,7 +28,8 @@ from twinkle.wire.bodies.training import (
 from twinkle.wire.paths import ModelId
 from twinkle.wire.sample_result import SampleResult
 from twinkle.wire.sampling import Prompt, SampleRequest, SamplingParams
-from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, write_forward_backward
+from twinkle.wire.training import ForwardBackwardBody, write_forward_backward
+from twinkle.wire.training_result import ForwardBackwardResult
 
 T = TypeVar("T")
 

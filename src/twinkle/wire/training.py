@@ -1,4 +1,4 @@
-"""The body of ``forward_backward`` and its result.
+"""The body of ``forward_backward``.
 
 The API needs only whose request it is (``parse_envelope``), also when the tensors are nonsense: the number is used up
 either way, so a bad request becomes a failed operation. The worker reads the tensors (``decode_data``).
@@ -29,10 +29,8 @@ from twinkle.wire.tensors import (
     CellBudget,
     Csr,
     densify,
-    read_batched,
     read_int32,
     read_tensor,
-    write_batched,
     write_tensor,
 )
 
@@ -42,9 +40,8 @@ MAX_MODEL_ID_LENGTH = 512
 MAX_PARTS = 200_000
 _ALWAYS_FEW_PARTS_BYTES = 1 << 18
 
-_RECORD_TYPE = "ArrayRecord"
 # The one loss that does without one of its inputs.
-_WEIGHTED_LOSS, _WEIGHTS, _TARGETS = "cross_entropy", "weights", "target_tokens"
+WEIGHTED_LOSS, WEIGHTS, _TARGETS = "cross_entropy", "weights", "target_tokens"
 
 
 @dataclass(frozen=True)
@@ -98,20 +95,6 @@ class ForwardBackwardBody:
     loss_fn_config: dict[str, float | str]
     data: tuple[WireDatum, ...]
     loss_graph: LossGraph | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ForwardBackwardResult:
-    """What a ``forward_backward`` answers: per datum the logprobs of its targets, and metrics ``name:reduction``.
-
-    ``elementwise_loss`` is that of each target, for ``cross_entropy``; empty for other losses. Where the loss compares
-    ``embeddings`` they come instead of logprobs, per datum float32 (H,).
-    """
-
-    logprobs: tuple[Array, ...]
-    metrics: dict[str, float]
-    elementwise_loss: tuple[Array, ...] = ()
-    embeddings: tuple[Array, ...] = ()
 
 
 def parse_envelope(raw: bytes) -> ForwardBackwardEnvelope:
@@ -195,7 +178,7 @@ def decode_data(
     if not message.data:
         raise InvalidInput("data", "has no datums")
     budget = CellBudget(max_cells)
-    may_lack_weights = message.loss_fn == _WEIGHTED_LOSS
+    may_lack_weights = message.loss_fn == WEIGHTED_LOSS
     data = tuple(
         _read_datum(
             datum, field=f"data[{i}]", budget=budget, may_lack_weights=may_lack_weights, picture_rules=picture_rules
@@ -256,54 +239,6 @@ def _write_tokens(written: pb.Message, datum: WireDatum) -> None:
             position = picture.start + picture.num_tokens
 
 
-def elementwise_loss(body: ForwardBackwardBody, logprobs: Sequence[Array]) -> tuple[Array, ...]:
-    """What each target adds to the loss of a ``cross_entropy``, which is their sum; nothing for other losses."""
-    if body.loss_fn != _WEIGHTED_LOSS:
-        return ()
-    return tuple(-(datum.inputs[_WEIGHTS] * lp) for datum, lp in zip(body.data, logprobs, strict=True))
-
-
-def encode_forward_backward_output(result: ForwardBackwardResult) -> bytes:
-    """Writes a result; neighbours that differ in trailing shape go into records of their own.
-
-    Raises:
-        ValueError: a metric is not called ``name:reduction``, which the SDK could not combine over chunks.
-    """
-    for key in result.metrics:
-        if key.count(":") != 1 or key.startswith(":") or key.endswith(":"):
-            raise ValueError(f"metric {key!r}: must be called name:reduction, with exactly one colon")
-    message = pb.ForwardBackwardOutput(loss_fn_output_type=_RECORD_TYPE, metrics=result.metrics)
-    name = "embeddings" if result.embeddings else "logprobs"
-    arrays = [np.asarray(array, dtype="<f4") for array in result.embeddings or result.logprobs]
-    start = 0
-    for _, group in itertools.groupby(arrays, key=lambda array: array.shape[1:]):
-        members = list(group)
-        end = start + len(members)
-        record = message.loss_fn_outputs.add(type_tag=_RECORD_TYPE, num_datums=len(members))
-        record.fields[name].CopyFrom(write_batched(members))
-        if result.elementwise_loss:
-            own = [np.asarray(array, dtype="<f4") for array in result.elementwise_loss[start:end]]
-            record.fields["elementwise_loss"].CopyFrom(write_batched(own))
-        start = end
-    return cast(bytes, message.SerializeToString(deterministic=True))
-
-
-def decode_forward_backward_output(raw: bytes) -> ForwardBackwardResult:
-    """Reads a result; for our own client and tests."""
-    message = pb.parse_message(pb.ForwardBackwardOutput, raw)
-    read: dict[str, list[Array]] = {"logprobs": [], "elementwise_loss": [], "embeddings": []}
-    for i, record in enumerate(message.loss_fn_outputs):
-        for name, arrays in read.items():
-            if name in record.fields:
-                arrays.extend(read_batched(record.fields[name], field=f"loss_fn_outputs[{i}].{name}"))
-    return ForwardBackwardResult(
-        logprobs=tuple(read["logprobs"]),
-        metrics=dict(message.metrics),
-        elementwise_loss=tuple(read["elementwise_loss"]),
-        embeddings=tuple(read["embeddings"]),
-    )
-
-
 def _is_model_id(text: str) -> bool:
     # PostgreSQL cannot look for NUL.
     return 1 <= len(text) <= MAX_MODEL_ID_LENGTH and "\x00" not in text
@@ -334,8 +269,8 @@ def _read_datum(
         name: read_tensor(tensor, field=f"{field}.loss_fn_inputs.{name}")
         for name, tensor in datum.loss_fn_inputs.items()
     }
-    if may_lack_weights and _WEIGHTS not in sent and _TARGETS in sent:
-        sent[_WEIGHTS] = _ones_like(sent[_TARGETS])
+    if may_lack_weights and WEIGHTS not in sent and _TARGETS in sent:
+        sent[WEIGHTS] = _ones_like(sent[_TARGETS])
     inputs = {
         name: densify(tensor, field=f"{field}.loss_fn_inputs.{name}", budget=budget) for name, tensor in sent.items()
     }

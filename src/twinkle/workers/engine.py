@@ -13,7 +13,8 @@ from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
-from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
+from twinkle.wire.training import ForwardBackwardBody
+from twinkle.wire.training_result import ForwardBackwardResult
 
 State = TypeVar("State")
 

@@ -17,7 +17,8 @@ from twinkle.scheduler.charges import PassRate, charge_of_time, charge_of_tokens
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.turns import Followed
 from twinkle.wire.calls import Call, is_call
-from twinkle.wire.training import ForwardBackwardBody, encode_forward_backward_output
+from twinkle.wire.training import ForwardBackwardBody
+from twinkle.wire.training_result import encode_forward_backward_output
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import CallAnswer, Engine, Pass, PassAnswer, State
 from twinkle.workers.requests import Requests

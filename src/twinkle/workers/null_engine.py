@@ -22,7 +22,8 @@ from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.sample_result import SampleResult, WireSequence, encode_sample_response
 from twinkle.wire.sampling import SampleRequest
-from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult
+from twinkle.wire.training import ForwardBackwardBody
+from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.null_calls import NullState, answer_call, answer_load, answer_pass, chain
 

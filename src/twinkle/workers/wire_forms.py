@@ -25,7 +25,8 @@ from twinkle.wire.sample_result import (
 )
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.tensors import Array, CellBudget, Csr, densify
-from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, elementwise_loss
+from twinkle.wire.training import ForwardBackwardBody
+from twinkle.wire.training_result import ForwardBackwardResult, elementwise_loss
 from twinkle.workers.engine import Pass, SampleOutput
 
 _MAX_TARGET_CELLS = 1 << 24

@@ -13,7 +13,7 @@ import zstandard
 from harness.calls import optim_step, passes, retrieve, send_passes
 from harness.fake_worker import BASE_MODEL
 from twinkle.core.operation import OperationKind
-from twinkle.wire.training import decode_forward_backward_output
+from twinkle.wire.training_result import decode_forward_backward_output
 
 if TYPE_CHECKING:
     from conftest import Api

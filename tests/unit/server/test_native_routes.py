@@ -10,7 +10,7 @@ import httpx
 
 from harness.calls import optim_step, passes, retrieve, send_passes
 from twinkle.wire.bodies.native import CollectedFuture, CollectResponse
-from twinkle.wire.training import decode_forward_backward_output
+from twinkle.wire.training_result import decode_forward_backward_output
 
 if TYPE_CHECKING:
     from conftest import Api

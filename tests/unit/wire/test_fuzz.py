@@ -25,15 +25,17 @@ from twinkle.wire.sampling import parse_sample
 from twinkle.wire.tensors import sparsify
 from twinkle.wire.training import (
     ForwardBackwardBody,
-    ForwardBackwardResult,
     WireDatum,
     canonical_digest,
     decode_data,
-    decode_forward_backward_output,
     encode_forward_backward,
-    encode_forward_backward_output,
     parse_envelope,
     peek_envelope,
+)
+from twinkle.wire.training_result import (
+    ForwardBackwardResult,
+    decode_forward_backward_output,
+    encode_forward_backward_output,
 )
 
 DATUM = WireDatum(

@@ -20,16 +20,18 @@ from twinkle.wire import protobuf as pb
 from twinkle.wire.tensors import sparsify, write_tensor
 from twinkle.wire.training import (
     ForwardBackwardBody,
-    ForwardBackwardResult,
     WireDatum,
     canonical_digest,
     decode_data,
-    decode_forward_backward_output,
-    elementwise_loss,
     encode_forward_backward,
-    encode_forward_backward_output,
     parse_envelope,
     peek_envelope,
+)
+from twinkle.wire.training_result import (
+    ForwardBackwardResult,
+    decode_forward_backward_output,
+    elementwise_loss,
+    encode_forward_backward_output,
 )
 
 GOLDEN_REQUEST = bytes.fromhex(

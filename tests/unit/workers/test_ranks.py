@@ -19,7 +19,8 @@ from twinkle.hub.tiny import make_tiny_model
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.sample_result import decode_sample_response
 from twinkle.wire.sampling import SampleRequest, parse_sample
-from twinkle.wire.training import ForwardBackwardBody, ForwardBackwardResult, WireDatum
+from twinkle.wire.training import ForwardBackwardBody, WireDatum
+from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.engine import Pass
 from twinkle.workers.process import build_engine
 from twinkle.workers.ranks.engine import RankedEngine

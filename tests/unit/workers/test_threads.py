@@ -159,9 +159,7 @@ def test_as_many_tokens_are_timed_as_take_a_moment(
     plain = transformers.AutoModelForCausalLM.from_pretrained(model)
     timer = timed_passes.PassTimer(plain, ALONE)
     assert timer(1) > 0
-    monkeypatch.setattr(
-        timed_passes.PassTimer, "__call__", lambda timer, threads: seconds_a_token * timer._num_tokens
-    )
+    monkeypatch.setattr(timed_passes.PassTimer, "__call__", lambda timer, threads: seconds_a_token * timer._num_tokens)
 
     timer.fit(1)
 

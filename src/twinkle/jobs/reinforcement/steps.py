@@ -21,7 +21,7 @@ from twinkle.jobs.training.steps import LOSS, Outcome, adam_of, outcome_of
 from twinkle.wire.bodies.jobs_rl import ReinforcementSpec
 from twinkle.wire.bodies.jobs_training import checkpoint_name, wire_config
 from twinkle.wire.bodies.training import OptimStepResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
-from twinkle.wire.training import ForwardBackwardResult
+from twinkle.wire.training_result import ForwardBackwardResult
 
 ENTROPY = "entropy:mean"
 _SHOWN_CHARACTERS = 1000

@@ -36,7 +36,7 @@ from twinkle.wire.bodies.training import (
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
-from twinkle.wire.training import ForwardBackwardResult
+from twinkle.wire.training_result import ForwardBackwardResult
 
 LOSS = "loss:sum"
 _PASSES_AT_ONCE = 8
