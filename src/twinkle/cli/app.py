@@ -10,9 +10,10 @@ import typer
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
 from twinkle.cli.files import files
 from twinkle.cli.flags import EngineFlag, HomeFlag, JsonFlag, ModelFlag, ModelNameFlag, settings_of, settings_of_service
-from twinkle.cli.groups import data, keys, ops, runs, tenants, tokens
+from twinkle.cli.groups import data, keys, runs, tokens
 from twinkle.cli.jobs import jobs
 from twinkle.cli.mesh_groups import meshes
+from twinkle.cli.operator_groups import ops, tenants
 from twinkle.cli.submit import submit
 from twinkle.cli.submit_export import OwnKeyFlag, PublicFlag, TitleOption, VerifyOption
 from twinkle.cli.submit_options import ServerFlag

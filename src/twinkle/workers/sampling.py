@@ -102,14 +102,18 @@ class SampleDesk(Generic[State]):
     @property
     def room(self) -> int:
         """How many more sequences may be drawn at once."""
-        under_way = [*self._drawing.values(), *(entering for entering, _ in self._entering.values())]
-        return max(self._slots - sum(one.claim.num_sequences for one in under_way), 0)
+        return max(self._slots - sum(claim.num_sequences for claim in self._placed), 0)
 
     @property
     def tenants(self) -> set[str]:
         """Whose samples are drawn, or are about to be."""
-        under_way = [*self._drawing.values(), *(entering for entering, _ in self._entering.values())]
-        return {one.claim.tenant for one in under_way}
+        return {claim.tenant for claim in self._placed}
+
+    @property
+    def _placed(self) -> list[Claim]:
+        """The samples that have places, or are about to."""
+        entering = (entering for entering, _ in self._entering.values())
+        return [one.claim for one in (*self._drawing.values(), *entering)]
 
     @property
     def under_way(self) -> list[str]:
@@ -131,8 +135,7 @@ class SampleDesk(Generic[State]):
     @property
     def max_suspicions(self) -> int:
         """How suspect the most suspect of the samples under way is."""
-        under_way = [*self._drawing.values(), *(entering for entering, _ in self._entering.values())]
-        return max((one.claim.suspicions for one in under_way), default=0)
+        return max((claim.suspicions for claim in self._placed), default=0)
 
     def admit(self, claims: list[Claim], execution: Execution) -> None:
         """Start samples; those whose request cannot be served end at once."""
