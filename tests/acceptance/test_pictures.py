@@ -89,7 +89,7 @@ def test_patches_of_a_clients_processor_are_trained_on_as_the_file_they_were_mad
         run.forward([wrong], "cross_entropy").result()
 
 
-def test_rows_of_patches_are_sampled_and_trained_on_in_the_other_dialect(served: Served) -> None:
+def test_rows_of_patches_are_sampled_in_the_other_dialect_as_the_file_they_were_made_of(served: Served) -> None:
     picture = picture_file(6, width=WIDTH, height=HEIGHT)
     made = image_processor()([Image.open(io.BytesIO(picture))], return_tensors="np")
     row = {

@@ -362,7 +362,7 @@ def test_weights_end_when_nobody_samples_from_them_for_long_and_the_error_says_w
     assert still_open(bench) == [used]
     assert error_of(bench, sample) == (
         f"sampling_session_id: {unused} has ended: nobody had sampled from it for 86400 s;"
-        " save_weights_for_sampler under a name keeps weights until they are deleted"
+        " weights that are saved under a name are kept until they are deleted"
     )
 
 

@@ -70,7 +70,7 @@ def test_fifty_steps_leave_a_bounded_number_of_weights_that_count_as_stored_and_
     meanwhile = stores.accounting.stored(tenant)
     files = [path for path in (served.home / "objects").glob("checkpoints/**/*") if path.is_file()]
     checkpoints = served.query("SELECT path FROM checkpoint WHERE tenant = ?", tenant)
-    with pytest.raises(tinker.RequestFailedError, match="under a name keeps weights"):
+    with pytest.raises(tinker.RequestFailedError, match="under a name are kept"):
         drawn(samplers[0])
     loop.service.close("success").result()
     stores.sampling_sessions.end_unreachable(Patience(idle_s=1e9, silent_s=1e9))

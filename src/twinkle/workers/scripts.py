@@ -67,7 +67,7 @@ class Scripts(FusedComponent):
         self, adapter_name: str, config_or_dir: Any, gradient_accumulation_steps: int = 1, is_trainable: bool = True
     ) -> None:
         """Refused: ``create`` makes the adapters of a mesh."""
-        raise InvalidInput("adapter_name", "adapters of a mesh are operations of their own; submit a create_model")
+        raise InvalidInput("adapter_name", "an adapter is made with its run; begin another run for another one")
 
     def create(self, config: AdapterConfig) -> Script:
         """A fresh adapter by its PEFT config, wholly determined by ``config``."""

@@ -29,7 +29,7 @@ from twinkle.core.adapter import AdapterConfig
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
 from twinkle.wire.bodies.training import AdamParams
-from twinkle.wire.training import (ForwardBackwardBody, WireDatum)
+from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.workers.engine import Pass
 from twinkle.workers.process import build_engine
 

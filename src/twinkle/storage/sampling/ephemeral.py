@@ -14,7 +14,7 @@ from twinkle.storage.database import Transaction
 _ALL = 2**31 - 1
 """SQLite knows no OFFSET without a LIMIT."""
 
-KEEP = "; save_weights_for_sampler under a name keeps weights until they are deleted"
+KEEP = "; weights that are saved under a name are kept until they are deleted"
 NOTHING_WAITS = (
     " AND NOT EXISTS (SELECT 1 FROM lane l JOIN operation o ON o.mesh = l.mesh AND o.lane = l.id"
     " WHERE l.id = ephemeral_weights.sampling_session AND o.kind = 'sample' AND o.state IN ('queued', 'running'))"
