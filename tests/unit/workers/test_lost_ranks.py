@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,71 +11,20 @@ import psutil
 import pytest
 
 from harness.polling import wait_until
+from harness.rank_zero import RankZero
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.workers.process import build_engine
 from twinkle.workers.ranks.world import EXIT_RANK_LOST
 
-ENDS_S = 15.0
+ENDS_S = 60.0
 STUCK_AFTER_S = 20
 
-RANK_ZERO = """
-import sys
-import numpy as np
-from twinkle.core.adapter import AdapterConfig
-from twinkle.core.logs import configure_logging
-from twinkle.core.settings import Settings
-from twinkle.wire.bodies.training import AdamParams
-from twinkle.wire.training import ForwardBackwardBody, WireDatum
-from twinkle.workers.engine import Pass
-from twinkle.workers.process import build_engine
 
-configure_logging("INFO", json=False)
-model, shard, timeout_s = sys.argv[1:]
-settings = Settings(model=model, model_name="tiny", ranks=2, shard=shard, threads=1, rank_timeout_s=float(timeout_s))
-engine = build_engine(settings)
-print(*engine.follower_pids, flush=True)
-adapter = engine.create(AdapterConfig(base_model="tiny", rank=4, seed=0))
-tokens = np.arange(40)
-datum = WireDatum(tokens, {"target_tokens": tokens, "weights": np.ones(40, dtype=np.float32)})
-body = ForwardBackwardBody("adapter", 0, False, "cross_entropy", {}, (datum,) * 4)
-for step in range(1_000_000):
-    [answer] = engine.run_passes([Pass(state=adapter, body=body)])
-    if isinstance(answer, Exception):
-        sys.exit(f"an operation took the blame: {answer}")
-    engine.optim_step(adapter, AdamParams(learning_rate=1e-3))
-    if step == 20:
-        print("in the middle", flush=True)
-"""
-
-
-class Mesh:
-    """Rank 0 at work in a process of its own, and the rank that follows it."""
-
-    def __init__(self, model: Path, *, shard: str, timeout_s: float) -> None:
-        self.rank_0 = subprocess.Popen(
-            [sys.executable, "-c", RANK_ZERO, str(model), shard, str(timeout_s)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._follower: psutil.Process | None = None
-
-    @property
-    def follower(self) -> psutil.Process:
-        """Rank 1, as soon as the mesh is in the middle of its work."""
-        assert self.rank_0.stdout is not None
-        if self._follower is None:
-            lines = iter(self.rank_0.stdout.readline, "")
-            pid = next(line for line in lines if line.strip().isdigit())
-            self._follower = psutil.Process(int(pid))
-            assert next(line for line in lines if "in the middle" in line)
-        return self._follower
-
-    def end(self) -> None:
-        self.rank_0.kill()
-        self.rank_0.communicate()
+def mesh_of(model: Path, *, shard: str, timeout_s: float) -> RankZero:
+    """A mesh of two ranks at work."""
+    return RankZero(model, ranks=2, shard=shard, threads=1, rank_timeout_s=timeout_s)
 
 
 @pytest.fixture(scope="module")
@@ -87,46 +34,46 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def meshes(model: Path) -> Iterator[list[Mesh]]:
+def meshes(model: Path) -> Iterator[list[RankZero]]:
     """One for each way to die, all started at once."""
     started = [
-        Mesh(model, shard="fsdp", timeout_s=600.0),
-        Mesh(model, shard="replicate", timeout_s=600.0),
+        mesh_of(model, shard="fsdp", timeout_s=600.0),
+        mesh_of(model, shard="replicate", timeout_s=600.0),
     ]
     yield started
     for mesh in started:
         mesh.end()
 
 
-def test_rank_zero_ends_when_a_follower_is_killed(meshes: list[Mesh]) -> None:
+def test_rank_zero_ends_when_a_follower_is_killed(meshes: list[RankZero]) -> None:
     mesh = meshes[0]
 
-    mesh.follower.kill()
-    _, said = mesh.rank_0.communicate(timeout=ENDS_S)
+    mesh.ranks[0].kill()
+    code, said = mesh.ended(ENDS_S)
 
-    assert mesh.rank_0.returncode == EXIT_RANK_LOST, said
+    assert code == EXIT_RANK_LOST, said
     assert "rank.lost" in said
 
 
-def test_followers_end_when_rank_zero_is_killed(meshes: list[Mesh]) -> None:
+def test_followers_end_when_rank_zero_is_killed(meshes: list[RankZero]) -> None:
     mesh = meshes[1]
-    follower = mesh.follower
+    follower = mesh.ranks[0]
 
-    mesh.rank_0.kill()
+    mesh.process.kill()
 
     wait_until(gone(follower), what="the follower's end", deadline_s=ENDS_S)
 
 
 @pytest.mark.soak
 def test_a_rank_that_answers_no_more_is_not_waited_for_longer_than_said(model: Path) -> None:
-    mesh = Mesh(model, shard="replicate", timeout_s=STUCK_AFTER_S)
+    mesh = mesh_of(model, shard="replicate", timeout_s=STUCK_AFTER_S)
     try:
-        follower = mesh.follower
+        follower = mesh.ranks[0]
 
         os.kill(follower.pid, signal.SIGSTOP)
-        _, said = mesh.rank_0.communicate(timeout=STUCK_AFTER_S + ENDS_S)
+        code, said = mesh.ended(STUCK_AFTER_S + ENDS_S)
 
-        assert mesh.rank_0.returncode == EXIT_RANK_LOST, said
+        assert code == EXIT_RANK_LOST, said
         wait_until(gone(follower), what="the follower's end", deadline_s=ENDS_S)
     finally:
         mesh.end()

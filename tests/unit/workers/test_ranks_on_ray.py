@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from harness.polling import wait_until
+from harness.rank_zero import RankZero
 from harness.ray_cluster import RayCluster
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError, InvalidInput
@@ -28,58 +28,6 @@ from twinkle.workers.ranks.world import EXIT_RANK_LOST
 
 ENDS_S = 60.0
 
-OWNER = """
-import sys
-import numpy as np
-from twinkle.core.adapter import AdapterConfig
-from twinkle.core.logs import configure_logging
-from twinkle.core.settings import Settings
-from twinkle.wire.bodies.training import AdamParams
-from twinkle.wire.training import ForwardBackwardBody, WireDatum
-from twinkle.workers.engine import Pass
-from twinkle.workers.process import build_engine
-
-configure_logging("INFO", json=False)
-model, address = sys.argv[1:]
-engine = build_engine(Settings(model=model, model_name="tiny", ranks="ray:2", ray_address=address))
-print("at", *engine.follower_pids, *(place.host for place in engine._world.places), flush=True)
-adapter = engine.create(AdapterConfig(base_model="tiny", rank=4, seed=0))
-tokens = np.arange(40)
-datum = WireDatum(tokens, {"target_tokens": tokens, "weights": np.ones(40, dtype=np.float32)})
-body = ForwardBackwardBody("adapter", 0, False, "cross_entropy", {}, (datum,) * 4)
-for step in range(1_000_000):
-    [answer] = engine.run_passes([Pass(state=adapter, body=body)])
-    if isinstance(answer, Exception):
-        sys.exit(f"an operation took the blame: {answer}")
-    engine.optim_step(adapter, AdamParams(learning_rate=1e-3))
-    if step == 5:
-        print("in the middle", flush=True)
-"""
-
-
-class Owner:
-    """A process that owns a mesh of two ranks, in the middle of its work."""
-
-    def __init__(self, model: Path, cluster: RayCluster) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(model), cluster.address],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        lines = iter(self.process.stdout.readline, "")
-        words = next((line for line in lines if line.startswith("at ")), "").split()
-        assert words, self.process.communicate()[1]
-        self.ranks = [psutil.Process(int(pid)) for pid in words[1:3]]
-        self.hosts = words[3:]
-        assert any("in the middle" in line for line in lines)
-
-    def ended(self) -> tuple[int, str]:
-        """Its exit status and what it said, as soon as it has ended."""
-        _, said = self.process.communicate(timeout=ENDS_S)
-        return self.process.returncode, said
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -95,12 +43,11 @@ def cluster() -> Iterator[RayCluster]:
 
 
 @pytest.fixture(scope="module")
-def owner(model: Path, cluster: RayCluster) -> Iterator[Owner]:
+def owner(model: Path, cluster: RayCluster) -> Iterator[RankZero]:
     """A mesh that takes one of two CPUs of each node."""
-    started = Owner(model, cluster)
+    started = RankZero(model, ranks="ray:2", ray_address=cluster.address)
     yield started
-    started.process.kill()
-    started.process.communicate()
+    started.end()
 
 
 @pytest.fixture(scope="module")
@@ -177,16 +124,16 @@ def test_a_mesh_on_a_cluster_says_what_it_is(on_ray: RankedEngine) -> None:
     assert len(on_ray.follower_pids) == 2
 
 
-def test_the_owner_ends_when_a_rank_is_killed(owner: Owner) -> None:
+def test_the_owner_ends_when_a_rank_is_killed(owner: RankZero) -> None:
     owner.ranks[1].kill()
 
-    code, said = owner.ended()
+    code, said = owner.ended(ENDS_S)
 
     assert code == EXIT_RANK_LOST, said
     assert "rank.lost" in said
 
 
-def test_the_ranks_of_an_owner_that_has_ended_end_too(owner: Owner) -> None:
+def test_the_ranks_of_an_owner_that_has_ended_end_too(owner: RankZero) -> None:
     wait_until(lambda: not owner.ranks[0].is_running(), what="the other rank's end", deadline_s=ENDS_S)
 
 
