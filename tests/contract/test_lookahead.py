@@ -193,3 +193,15 @@ def test_a_worker_that_ends_gives_back_what_it_has_claimed_ahead(bench: Bench, m
 
 def _die() -> None:
     raise Killed
+
+
+def test_adapters_that_wait_beside_each_other_go_through_the_model_together(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    for number in range(6):
+        submit_run(bench, *[forward_backward(1), optim_step()] * 4, adapter=f"a{number}")
+    worker = make_worker(max_resident=8)
+
+    worker.drain()
+
+    assert worker.engine.batch_sizes == [4] * 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from twinkle.core.operation import Claim, OperationKind
-from twinkle.scheduler.fairness import Tagged, fair_part, in_service_order
+from twinkle.scheduler.fairness import fair_part, in_service_order
 from twinkle.storage.journal.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
@@ -72,27 +72,24 @@ def choose_batch(
 
 
 def choose_ahead(
-    heads: list[Head], *, max_operations: int, max_tokens: int, min_tokens: int, suspect_from: int = 2
+    heads: list[Head], followed: Collection[str], *, max_operations: int, max_tokens: int, suspect_from: int = 2
 ) -> list[Head]:
     """Pick what is to be at hand when the device has done what it is at: no more than goes together.
 
-    What is offered are heads of lanes that nobody works on and what follows in those that are worked on, whose tokens
-    count as served. They are taken in the order of service, whatever they are: a light operation is done as soon as the
-    one before it, and passes meet when they are ready. From a suspect on, or from what runs alone, nothing is taken: it
-    comes when the device has come to rest.
+    What is offered are heads of lanes that nobody works on, and what follows in those that are worked on
+    (``followed``). Where others wait too nothing is taken: they are to go through the model together with what follows,
+    and who does is chosen when all of them can be. From a suspect on, or from what runs alone, nothing is taken either.
     """
-    taken: list[Tagged] = []
-    for operation in in_service_order(heads):
-        if operation.head.suspicions >= suspect_from or operation.head.kind in _REPLAYING:
-            break
-        taken.append(operation)
+    if any(head.lane not in followed for head in heads):
+        return []
     ahead: list[Head] = []
     num_tokens = 0
-    for operation in fair_part(taken[:max_operations], min_tokens=min_tokens):
-        if ahead and num_tokens + operation.head.num_tokens > max_tokens:
+    for operation in in_service_order(heads)[:max_operations]:
+        head = operation.head
+        num_tokens += head.num_tokens
+        if head.suspicions >= suspect_from or head.kind in _REPLAYING or (ahead and num_tokens > max_tokens):
             break
-        ahead.append(operation.head)
-        num_tokens += operation.head.num_tokens
+        ahead.append(head)
     return ahead
 
 

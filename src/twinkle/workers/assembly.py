@@ -156,7 +156,6 @@ class WorkerParts(Generic[State]):
                 requests=self._requests,
                 max_operations=self._options.max_adapters,
                 max_tokens=self._options.max_tokens,
-                min_tokens=self._options.min_tokens,
                 suspect_from=alone_from(self._options.max_attempts),
             ),
             sampling=SampleRounds(

@@ -1,4 +1,4 @@
-"""What a worker claims while its device is at work: what follows in the lanes at work, and what others have waiting.
+"""What a worker claims while its device is at work on one adapter alone: what follows in its lane.
 
 The claim, and the reading of requests, run on the clerk's thread, behind the commit of what had ended before. What
 follows on an operation that fails, or whose outcome is not taken, goes back to the journal as if it had never been
@@ -55,7 +55,6 @@ class Lookahead:
         requests: Requests,
         max_operations: int,
         max_tokens: int,
-        min_tokens: int,
         suspect_from: int,
     ) -> None:
         self._journal = journal
@@ -63,10 +62,9 @@ class Lookahead:
         self._requests = requests
         self._max_operations = max_operations
         self._max_tokens = max_tokens
-        self._min_tokens = min_tokens
         self._suspect_from = suspect_from
         self.has_others = False
-        """Whether adapters that nobody works on are likely to have something waiting."""
+        """Whether adapters that nobody works on were seen to have something waiting."""
         self.has_next = False
         """Whether something is likely to wait behind what is in hand."""
         self._is_looking = False
@@ -84,7 +82,7 @@ class Lookahead:
         """Whether something is likely to be found, and is not being looked for; the lanes in hand are ``followed``."""
         if not followed or self._is_looking or self._found is not None:
             return False
-        return self.has_others or (self.has_next and any(lane.room > 0 for lane in followed))
+        return self.has_next and not self.has_others and any(lane.room > 0 for lane in followed)
 
     def look(self, lease: Lease, *, held: Collection[str], followed: Collection[Followed]) -> None:
         """Have it looked what is next. Only where :meth:`would_look`.
@@ -140,9 +138,9 @@ class Lookahead:
             offered[:] = heads
             chosen[:] = choose_ahead(
                 heads,
+                self._followed,
                 max_operations=self._max_operations,
                 max_tokens=self._max_tokens,
-                min_tokens=self._min_tokens,
                 suspect_from=self._suspect_from,
             )
             return chosen

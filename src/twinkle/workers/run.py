@@ -131,7 +131,7 @@ class MeshWorker(Generic[State]):
 
     def ring(self) -> None:
         """Something new waits: look into the journal, should all that is under way be waiting."""
-        self._lookahead.has_others = self._lookahead.has_next = True
+        self._lookahead.has_others, self._lookahead.has_next = False, True
         self._sampling.ring()
         self._transfers.changed.set()
 
@@ -303,9 +303,13 @@ class MeshWorker(Generic[State]):
     def _followed(self) -> list[Followed]:
         """The lanes in hand, if what is next may be claimed: only where nothing could be blamed on it wrongly.
 
-        And where there is room for all: else the next batch decides who has to leave the device.
+        And where there is room for all: else the next batch decides who has to leave the device. And while one adapter
+        is at work alone: several go through the model together, and those that are claimed one by one as they come to
+        it fall out of step (batches of two where four were waiting).
         """
         executor = self._executor
+        if len(executor.lanes) > 1:
+            return []
         if self._stopping or self._disks.is_critical or not executor.can_go_on or executor.is_half_through:
             return []
         if max(self._samples.max_suspicions, executor.max_suspicions) > 0:
