@@ -57,11 +57,14 @@ def test_a_killed_client_and_a_killed_api_lose_no_part_of_an_upload(
         if num_bytes >= 2 * PART_BYTES:
             raise Killed
 
-    with serve_api(url, object_store=str(tmp_path / "objects")) as api:
+    with serve_api(url, home=tmp_path / "home", object_store=str(tmp_path / "objects")) as api:
         key = api.new_key()
         with pytest.raises(Killed), Client(api.url, key) as client:
             client.files.upload(path, progress=die)
-    with serve_api(url, object_store=str(tmp_path / "objects")) as api, Client(api.url, key) as client:
+    with (
+        serve_api(url, home=tmp_path / "home", object_store=str(tmp_path / "objects")) as api,
+        Client(api.url, key) as client,
+    ):
         file = client.files.upload(path, progress=lambda num_bytes, _: again.append(num_bytes))
         client.files.download(file.id, tmp_path / "back.jsonl")
 
