@@ -86,7 +86,7 @@ class QueueBoard:
         mesh = await self._meshes.find(operation.mesh)
         return standing_of(
             operation,
-            await self._line(operation.mesh),
+            await self._line(operation.mesh, with_accepted_at=operation.accepted_at),
             is_mesh_alive=mesh is not None and mesh.alive,
             now=self._clock.now(),
             max_attempts=self._max_attempts,
@@ -108,12 +108,13 @@ class QueueBoard:
                 self._stalls_at = self._clock.now()
             return self._stalls
 
-    async def _line(self, mesh: str) -> Line:
+    async def _line(self, mesh: str, *, with_accepted_at: float) -> Line:
+        """The line of a mesh, looked at again for what was accepted since."""
         async with self._locks[mesh]:
-            seen = self._seen.get(mesh)
-            if seen is None or self._clock.now() - seen.looked_at > _TTL_S:
+            seen, now = self._seen.get(mesh), self._clock.now()
+            if seen is None or now - seen.looked_at > _TTL_S or seen.looked_at <= with_accepted_at:
                 line = await self._threads.run(self._look, mesh)
-                seen = self._seen[mesh] = _Seen(line, self._clock.now())
+                seen = self._seen[mesh] = _Seen(line, now)
             return seen.line
 
     def _look(self, mesh: str) -> Line:

@@ -173,10 +173,11 @@ class Api(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["type"] == "http":
+            scope = unmounted(scope, self.mounted_at)
         if scope["type"] != "http" or self.results is None or self.in_progress is None:
             await self._answer(scope, receive, send)
             return
-        scope = unmounted(scope, self.mounted_at)
         holds, begun = self.results.watch(scope), self.in_progress.watch(scope)
         try:
             await self._answer(scope, receive, send)

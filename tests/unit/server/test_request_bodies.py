@@ -95,7 +95,9 @@ async def test_of_one_tenant_no_more_is_held_than_may_and_of_others_it_is(bodies
     own, other = ByteBudget(1000, of="yours"), ByteBudget(1000, of="yours")
 
     async with bodies.receive(_request([b"a" * 900], budget=own)):
-        with pytest.raises(Overloaded, match=r"900 bytes of request bodies \(yours\) right now, and 1000 may be"):
+        with pytest.raises(
+            Overloaded, match=r"900 bytes of request bodies and results \(yours\) right now, and 1000 may be"
+        ):
             async with bodies.receive(_request([b"a" * 101], budget=own)):
                 pass
         async with bodies.receive(_request([b"a" * 900], budget=other)):

@@ -122,9 +122,11 @@ def test_only_the_owner_is_told_where_a_future_stands(limited: Api) -> None:
     client = limited.sdk(owner).create_lora_training_client(BASE_MODEL, rank=8).result()
     future = f"{limited.url}/api/native/v1/futures/{client.model_id}:req:1"
     with limited.http(owner) as http, limited.http(other) as stranger, limited.worker.paused():
+        # The line was looked at a moment before.
+        http.get(f"{limited.url}/api/native/v1/futures/{client.model_id}:req:0").raise_for_status()
         send_passes(http, passes(str(client.model_id), 1))
-        pending = http.post("/retrieve_future", json={"request_id": f"{client.model_id}:req:1"}).json()
         told, refused = http.get(future), stranger.get(future)
+        pending = http.post("/retrieve_future", json={"request_id": f"{client.model_id}:req:1"}).json()
 
     assert told.json()["reason"] == "queued" and told.json()["place"]["num_before"] == 0
     assert told.json()["place"]["is_exact"] and told.json()["attempt"] == 0
