@@ -74,10 +74,8 @@ class APIMultiTurnRollout(Rollout):
         Raises:
             InvalidInput: Not a list of trajectories; another number of tool managers; or several samples are asked for.
         """
-        if isinstance(trajectories, Mapping):
-            raise InvalidInput("trajectories", "is one trajectory; send a list of them")
+        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, trajectories)
         params = one_sample(sampling_params) if sampling_params is not None else self.sampling_params
-        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, len(trajectories))
         locks = {id(manager): threading.Lock() for manager in managers}
         extra = {**self.extra_body, **(extra_body or {})}
 

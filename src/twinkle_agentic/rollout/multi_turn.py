@@ -121,14 +121,12 @@ class MultiTurnRollout(Rollout):
         Raises:
             InvalidInput: Not a list of trajectories; another number of tool managers; or several samples are asked for.
         """
-        if isinstance(trajectories, Mapping):
-            raise InvalidInput("trajectories", "is one trajectory; send a list of them")
+        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, trajectories)
         params = one_sample(sampling_params if sampling_params is not None else self.sampling_params)
         if params.logprobs is None:
             params = replace(params, logprobs=1)
         path = adapter_path or self.adapter_path
         call = {**kwargs, **({"adapter_path": path} if path else {})}
-        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, len(trajectories))
         episodes = [
             Episode(self._first_row(trajectory), tools)
             for trajectory, tools in zip(trajectories, managers, strict=True)
@@ -246,12 +244,17 @@ def tool_messages(calls: Sequence[Mapping[str, Any]], observations: Sequence[str
     return messages
 
 
-def managers_of(given: ToolManager | Sequence[ToolManager] | None, number: int) -> list[ToolManager]:
-    """A tool manager for each of so many conversations.
+def managers_of(
+    given: ToolManager | Sequence[ToolManager] | None, trajectories: Sequence[Mapping[str, Any]]
+) -> list[ToolManager]:
+    """A tool manager for each of some conversations.
 
     Raises:
-        InvalidInput: There are several, and not one for each.
+        InvalidInput: Not a list of trajectories; or there are several managers, and not one for each.
     """
+    if isinstance(trajectories, Mapping):
+        raise InvalidInput("trajectories", "is one trajectory; send a list of them")
+    number = len(trajectories)
     chosen = given if given is not None else ToolManager()
     managers = [chosen] * number if isinstance(chosen, ToolManager) else list(chosen)
     if len(managers) != number:

@@ -85,9 +85,7 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
         Raises:
             InvalidInput: As there; or a manager has a tool named ``extract_condensed`` already.
         """
-        if isinstance(trajectories, Mapping):
-            raise InvalidInput("trajectories", "is one trajectory; send a list of them")
-        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, len(trajectories))
+        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, trajectories)
         condensed, tools = [], []
         for trajectory, chunks, manager in zip(trajectories, self._condensed(trajectories), managers, strict=True):
             shorter: dict[str, Any] = {**trajectory, **chunks.to_trajectory()}
