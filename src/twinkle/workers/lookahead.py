@@ -163,9 +163,7 @@ class Lookahead:
     def _note(self, found: Ahead) -> None:
         self._is_looking = False
         taken = {claim.request_id for claim in found.claims}
-        self.has_others = any(
-            head.lane not in self._followed and head.request_id not in taken for head in found.offered
-        )
+        self.has_others = any(head.lane not in self._followed for head in found.offered)
         is_cut = any(head.has_next or head.request_id not in taken for head in found.offered)
         self.has_next = self._has_full_lanes or is_cut
         if found.claims or found.unfit:

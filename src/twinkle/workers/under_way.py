@@ -141,7 +141,6 @@ class Lanes(Generic[State]):
                     tenant=claims[0].tenant,
                     last_seq=claims[-1].seq,
                     room=max(_MOST_IN_LANE - len(chain), 0) if is_plain and is_wanted else 0,
-                    num_tokens=sum(claim.num_tokens for claim in claims),
                 )
             )
         return found
