@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 # Several processes run tests at once, and start services with engines: more threads than cores make all of them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# They compile our sources once, not each of them again, also where the environment asks for no files of bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # What tests look up on hubs neither finds what a user of this machine has, nor leaves anything there.
 _caches = tempfile.TemporaryDirectory(prefix="twinkle-hubs-")
 os.environ.setdefault("MODELSCOPE_CACHE", f"{_caches.name}/modelscope")
