@@ -14,6 +14,7 @@ IMAGE_PART = {"type": "image"}
 IMAGE_TYPES = ("image", "image_url", "input_image")
 SOURCES = ("image", "image_url", "url", "path", "base64")
 NOT_TAKEN = {"videos": ("video", "video_url"), "audios": ("audio", "audio_url", "input_audio")}
+NOT_TAKEN_REASON = "are not taken, only images are; leave them out, or send pictures of a film as images"
 
 Message = dict[str, Any]
 
@@ -75,11 +76,15 @@ def with_pictures(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[
 def _refuse_others(messages: Sequence[Message], row: Mapping[str, Any]) -> None:
     for name, types in NOT_TAKEN.items():
         if row.get(name):
-            raise RowError(name, "are not taken; only images are")
+            raise RowError(name, NOT_TAKEN_REASON)
         for number, message in enumerate(messages):
+            if message.get(name):
+                raise RowError(f"messages[{number}].{name}", NOT_TAKEN_REASON, message_number=number)
             parts = message["content"] if isinstance(message["content"], list) else []
-            if message.get(name) or any(part["type"] in types for part in parts):
-                raise RowError(f"messages[{number}]", f"holds {name}; only images are taken", message_number=number)
+            for place, part in enumerate(parts):
+                if part["type"] in types:
+                    reason = f"is of type {part['type']!r}; {name} {NOT_TAKEN_REASON}"
+                    raise RowError(f"messages[{number}].content[{place}]", reason, message_number=number)
 
 
 def _has_parts(messages: Sequence[Message]) -> bool:

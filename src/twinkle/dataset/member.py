@@ -14,6 +14,7 @@ from filelock import FileLock
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.picture_columns import picture_columns
 from twinkle.dataset.problems import MOST_PROBLEMS, Place, Problem, WrongRows, problem_of
 from twinkle.dataset.source import ORIGIN, PER_SOURCE, Source, one_bar
 from twinkle.dataset.steps import Keep, Misused, OverColumns, Row, Step, run_steps
@@ -92,8 +93,10 @@ class Members:
                 track(step.doing, total=len(rows)) as progress,
                 one_bar(several),
             ):
+                features = picture_columns(rows, step)
                 return rows.map(
-                    OverColumns(step, None if several else progress),
+                    OverColumns(step, None if several else progress, features),
+                    features=features,
                     batched=True,
                     remove_columns=rows.column_names,
                     cache_file_name=None if file is None else str(file),

@@ -175,10 +175,10 @@ def is_check(step: Step) -> bool:
     return isinstance(step, Keep) and isinstance(step.function, Encodable)
 
 
-def _with_alike_positions(rows: list[Row]) -> list[Row]:
+def _with_alike_positions(rows: list[Row], is_deep: bool) -> list[Row]:
     """The rows with positions of one depth, as a column wants it, where pictures count along several axes."""
     depths = [np.ndim(row["position_ids"]) if "position_ids" in row else 0 for row in rows]
-    if 2 not in depths:
+    if 2 not in depths and not is_deep:
         return rows
     return [
         {**row, "position_ids": [row["position_ids"]]} if depth == 1 else row
@@ -187,11 +187,19 @@ def _with_alike_positions(rows: list[Row]) -> list[Row]:
 
 
 class OverColumns:
-    """A step as Hugging Face's ``map`` calls it: with columns, the origin of each row among them."""
+    """A step as Hugging Face's ``map`` calls it: with columns, the origin of each row among them.
 
-    def __init__(self, step: Step, progress: Progress | None = None) -> None:
+    Args:
+        step: What is done to the rows.
+        progress: Told of them.
+        features: The columns that the step makes of any rows, where it may make fewer of some.
+    """
+
+    def __init__(self, step: Step, progress: Progress | None = None, features: Mapping[str, Any] | None = None) -> None:
         self._step = step
         self._progress = progress
+        self._columns = tuple(features or ())
+        self._is_deep = bool(features) and _depth((features or {}).get("position_ids")) == 2
 
     def __call__(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         given = {name: values for name, values in columns.items() if name != ORIGIN}
@@ -203,14 +211,14 @@ class OverColumns:
         else:
             pairs = zip(rows_of(given), origins, strict=True)
             rows = [{**made, ORIGIN: origin} for row, origin in pairs for made in self._step.rows(row)]
-            result = columns_of(_with_alike_positions(rows))
+            result = columns_of(_with_alike_positions(rows, self._is_deep), self._columns)
         if self._progress is not None:
             self._progress.advance(len(origins))
         return result or {ORIGIN: []}
 
     def __getstate__(self) -> dict[str, Any]:
         # A bar cannot go to another process, and is no part of what the rows depend on.
-        return {"_step": self._step, "_progress": None}
+        return {**self.__dict__, "_progress": None}
 
 
 def run_steps(row: Row, steps: Sequence[Step]) -> Iterator[Row]:
@@ -221,6 +229,11 @@ def run_steps(row: Row, steps: Sequence[Step]) -> Iterator[Row]:
         rows = [made for each in rows for made in step.rows(each)]
     for made in rows:
         yield {**made, ORIGIN: origin}
+
+
+def _depth(feature: Any) -> int:
+    """How many lists lie in one another in a column of Hugging Face's."""
+    return 1 + _depth(feature.feature) if hasattr(feature, "feature") else 0
 
 
 def _length(columns: Columns) -> int:

@@ -20,7 +20,7 @@ from harness.hub_models import save_hub_model
 from harness.picture_files import picture_file
 from harness.pictures import save_picture_model
 from twinkle.core.errors import InvalidInput
-from twinkle.dataset import DatasetMeta, IterablePackingDataset, PackingDataset
+from twinkle.dataset import Dataset, DatasetMeta, IterablePackingDataset, PackingDataset
 from twinkle.model import TransformersModel
 from twinkle.processor import InputProcessor
 from twinkle.template import Qwen3_5Template, RowError, Template
@@ -133,7 +133,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [user("<image>")], "images": [7]}, r"images\[0\]: is a int"),
     ({"messages": [user("<image><|image_pad|>")], "images": [PNG]}, "images: are 1, but the text has 2 places"),
     ({"messages": [user("?")], "videos": ["a.mp4"]}, "videos: are not taken"),
-    ({"messages": [user([{"type": "video", "video": "a"}])]}, r"messages\[0\]: holds videos; only images"),
+    (
+        {"messages": [user([{"type": "video", "video": "a"}])]},
+        r"messages\[0\]\.content\[0\]: is of type 'video'; videos",
+    ),
+    ({"messages": [user("?", audios=["a.wav"]), ANSWER]}, r"messages\[0\]\.audios: are not taken, only images"),
 ]
 
 
@@ -169,10 +173,61 @@ def test_a_row_is_cut_between_its_pictures_and_never_through_one(folder: Path, t
             assert len(piece["pixel_values"]) == int(patches[number].sum())
             shifts = whole["position_ids"][:, start : start + size] - piece["position_ids"]
             assert piece["position_ids"].min() == 0 and len(set(shifts.ravel().tolist())) == 1
-    with pytest.raises(RowError, match=r"images: are in a row of .* which is not split"):
-        Qwen3_5Template(str(folder), max_length=20, truncation_strategy="split").batch_encode([row])
     deleting = Qwen3_5Template(str(folder), max_length=20, truncation_strategy="delete")
     assert deleting.batch_encode([row]) == []
+
+
+def test_a_row_is_split_between_its_pictures_and_every_piece_holds_its_own(folder: Path, template: Template) -> None:
+    row = {
+        "messages": [user("a<image><image>b"), ANSWER, user("c<image>d"), ANSWER],
+        "images": [PNG, picture_file(2, width=32, height=48), PNG],
+    }
+    whole = template.encode(row)
+    starts = np.flatnonzero(np.diff(whole["mm_token_type_ids"], prepend=0) == 1)
+    longest = 2 + int((whole["image_grid_thw"].prod(axis=1) // 4).max())
+    with pytest.raises(RowError, match=r"images: hold one of .* max_length is .* raise max_length"):
+        Qwen3_5Template(str(folder), max_length=longest - 1, truncation_strategy="split").batch_encode([row])
+
+    for length in (longest, longest + 1, longest + 7, whole["length"] - 1, whole["length"]):
+        pieces = Qwen3_5Template(str(folder), max_length=length, truncation_strategy="split").batch_encode([row])
+
+        assert all(0 < piece["length"] <= length for piece in pieces) and len(pieces) >= whole["length"] / length
+        for name in ("input_ids", "labels"):
+            assert np.concatenate([piece[name] for piece in pieces]).tolist() == whole[name].tolist()
+        with_pictures = [piece for piece in pieces if "pixel_values" in piece]
+        for name in ("pixel_values", "image_grid_thw"):
+            assert np.array_equal(np.concatenate([piece[name] for piece in with_pictures]), whole[name])
+        first = 0
+        for piece in pieces:
+            end = first + piece["length"]
+            number = int(((starts >= first) & (starts < end)).sum())
+            assert len(piece.get("image_grid_thw", ())) == number
+            assert piece["position_ids"].min() == 0 and piece["position_ids"].ndim == (2 if number else 1)
+            first = end
+
+
+@pytest.mark.parametrize("numbers", [(1, 1, 0, 0), (0, 0, 1, 2), (0, 0, 0)])
+def test_batches_without_pictures_stand_in_a_data_set_beside_those_with_some(
+    folder: Path, numbers: tuple[int, ...]
+) -> None:
+    rows = [
+        {"messages": [user("<image>" * number + "What?"), ANSWER], "images": [picture_file(n) for n in range(number)]}
+        for number in numbers
+    ]
+    template = Qwen3_5Template(str(folder), max_length=200)
+    dataset = Dataset(DatasetMeta(data=rows))
+    dataset.set_template(template)
+
+    dataset.encode(batch_size=2)
+
+    for row, sequence in zip(rows, InputProcessor().sequences(list(dataset)), strict=True):
+        (expected,) = InputProcessor().sequences([template.encode(row)])
+        assert torch.equal(sequence.input_ids, expected.input_ids) and torch.equal(sequence.labels, expected.labels)
+        assert (sequence.pictures is None) == (expected.pictures is None)
+        for name in ("pixel_values", "image_grid_thw"):
+            assert (name in sequence.media) == bool(row["images"])
+            assert not row["images"] or torch.equal(sequence.media[name], expected.media[name])
+    assert ("pixel_values" in dataset[0]) == any(numbers)
 
 
 @pytest.mark.parametrize("kind", [PackingDataset, IterablePackingDataset])
