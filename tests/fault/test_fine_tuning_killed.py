@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,16 @@ class Tuned:
         told = {name: ended.result[name] for name in ("step", "loss", "eval_loss", "trained_tokens")}
         return stored_hashes(self.served, ended.result["checkpoint"]), table, told
 
+    def check(self, key: str, file: str, fault: Callable[[], None] = lambda: None) -> Any:
+        """Look at data as a job of the key's tenant while ``fault`` happens; the job at its end."""
+        with Client(self.served.url, api_key=key) as client:
+            job = client.jobs.submit("check", {"model": "tiny", "data": file}, max_attempts=5)
+            fault()
+            job.wait(timeout_s=150)
+            ended = job.show()
+        assert ended.state == "succeeded", ended.failure
+        return ended
+
     def _upload(self, lines: list[str]) -> str:
         return self.files.put("data.jsonl", "\n".join(lines).encode())
 
@@ -176,5 +186,32 @@ def test_a_kill_of(tuned: Tuned, part: str, kind: str) -> None:
     assert tuned.train(kind, kill_while_asking if kind == "off_policy" else kill) == calm
 
 
+# Of every day is the attempt cut off in tests/unit/server/test_file_clients.py.
+@pytest.mark.soak
+def test_a_check_whose_worker_is_killed_while_rows_are_written_tells_the_same_and_keeps_them_once(tuned: Tuned) -> None:
+    # Rows are kept for a tenant: two of them, so that neither finds what the other's job has made.
+    keys = {name: tuned.served.create_key(name) for name in ("looks", "struck")}
+    uploaded = {}
+    for name, key in keys.items():
+        with closing(TenantFiles(tuned.served, key)) as files:
+            uploaded[name] = files.put("data.jsonl", DATA.read_bytes())
+    calm = tuned.check(keys["looks"], uploaded["looks"])
+
+    def kill() -> None:
+        tuned.crashes.wait("data.shard_written")
+        tuned.served.part("the jobs worker").kill()
+
+    tuned.crashes.arm("data.shard_written", signal="STOP")
+    tuned.crashes.arm("job.worked")
+    struck = tuned.check(keys["struck"], uploaded["struck"], kill)
+
+    assert tuned.crashes.has_fired("job.worked")
+    assert struck.result == calm.result
+    assert [one.outcome for one in struck.attempts] == ["lost", "lost", "succeeded"]
+    assert tuned.served.query(_KEPT, struck.id) == tuned.served.query(_KEPT, calm.id) != []
+    assert not tuned.served.query("SELECT 1 FROM session WHERE job IN (?, ?)", calm.id, struck.id), "nothing of a mesh"
+
+
+_KEPT = "SELECT digest, num_shards, size_bytes FROM prepared_data WHERE tenant = (SELECT tenant FROM job WHERE id = ?)"
 _UNDER_WAY = "SELECT 1 FROM job WHERE state = 'running' AND phase = 'training'"
 _TEACHING = "SELECT 1 FROM job WHERE state = 'running' AND phase = 'asking the teacher'"

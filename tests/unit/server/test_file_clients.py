@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import twinkle.client.files
+from harness.cut_jobs import Cuts
 from harness.jobs import job_rig
 from harness.models import make_text_model
 from twinkle.cli.app import app
@@ -157,18 +158,22 @@ def test_a_check_tells_of_the_rows_or_of_all_that_is_wrong_with_them(alone: Api,
         path.write_bytes(LINES + b'{"prompt": 5, "completion": "x"}\n')
         bad = client.files.upload(path)
         jobs = [client.jobs.submit("check", {"model": "checked", "data": file.id}) for file in (good, bad)]
+        cuts = Cuts()
         with job_rig(
             alone.settings,
-            plans={JobKind.CHECK: CheckPlan},
+            plans={JobKind.CHECK: cuts.into(CheckPlan)},
             open_files=lambda job, door: StoredFiles(job, alone.stores, blobs, clock),
             tools=tools,
         ) as rig:
+            cuts.at = (1, True)
+            rig.run(jobs[0].id)
             for job in jobs:
                 rig.run(job.id)
             rig.ask(tools.close())
         checked, refused = (job.show() for job in jobs)
 
     assert checked.state == JobState.SUCCEEDED, checked.failure
+    assert [one.outcome for one in checked.attempts] == ["failed", "succeeded"], "the first was cut off"
     assert checked.result is not None
     assert (checked.result["rows"], checked.result["format"]) == (3000, "completion")
     assert sum(part["rows"] for part in checked.result["report"]["tokens"]["histogram"]) == 3000

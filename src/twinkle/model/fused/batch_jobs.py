@@ -53,7 +53,7 @@ def run_with_batches(
     jobs: Sequence[Work],
     run: RunJobs,
     judge: Callable[[TrainJob], None],
-    run_embedded: Callable[[TrainJob], Outcome],
+    run_embedded: Callable[[TrainJob], Slices[Outcome]],
 ) -> Slices[list[Outcome]]:
     """The outcome of every job, in their order; of one that takes two passes that of the second.
 
@@ -69,7 +69,7 @@ def run_with_batches(
             if isinstance(job, TrainJob) and job.loss in BATCH_LOSSES:
                 judge(job)
                 if compares_embeddings(job):
-                    rounds.outcomes[index] = run_embedded(job)
+                    rounds.outcomes[index] = yield from run_embedded(job)
                 else:
                     rounds.take_batch(index, _Batch.of(job))
             else:

@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import BatchTooLong, InvalidInput
+from twinkle.core.slices import Slices, finished
 from twinkle.model.forward_pass import ForwardPass
 from twinkle.model.fused.job_run import all_finite
 from twinkle.module.adapter import LoraPair
@@ -43,16 +44,23 @@ class FusedEmbedding:
         self._tokens_per_pass = tokens_per_pass
         self._device = device
 
-    @torch.no_grad()
-    def embed(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:
-        """The embeddings (B, H) of token ids (N,), on the CPU in float32."""
-        parts = [self._run(part, adapter, None) for part in self._passes(rows)]
-        return torch.cat([hidden_TH[ends].float().cpu() for hidden_TH, ends in parts])
+    def num_passes(self, rows: Sequence[torch.Tensor]) -> int:
+        """How many passes the rows take, once through."""
+        return sum(1 for _ in self._passes(rows))
+
+    def embed(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter) -> Slices[torch.Tensor]:
+        """The embeddings (B, H) of token ids (N,), on the CPU in float32, a pass at a time."""
+        parts_BH: list[torch.Tensor] = []
+        for part in self._passes(rows):
+            if parts_BH:
+                yield
+            parts_BH.append(self._embed_pass(part, adapter))
+        return torch.cat(parts_BH)
 
     def add_gradient_to(
         self, total: torch.Tensor, rows: Sequence[torch.Tensor], adapter: LoraAdapter, gradient_BH: torch.Tensor
-    ) -> None:
-        """Add the gradient of the rows' embeddings to a buffer of the adapter's layout.
+    ) -> Slices[None]:
+        """Add the gradient of the rows' embeddings to a buffer of the adapter's layout, a pass at a time.
 
         Raises:
             InvalidInput: What was added is not finite.
@@ -60,13 +68,28 @@ class FusedEmbedding:
         views = adapter.layout.views(total)
         first = 0
         for part in self._passes(rows):
-            hidden_TH, ends = self._run(part, adapter, views)
-            d_hidden_TH = torch.zeros_like(hidden_TH)
-            d_hidden_TH[ends] = gradient_BH[first : first + len(part)].to(d_hidden_TH)
-            hidden_TH.backward(d_hidden_TH)
+            if first:
+                yield
+            self._add_pass(part, adapter, views, gradient_BH[first : first + len(part)])
             first += len(part)
         if not all_finite(total):
             raise InvalidInput("inputs", "give a gradient that is not finite; nothing was applied")
+
+    def _embed_pass(self, rows: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:
+        hidden_TH, ends = self._run(rows, adapter, None)
+        return hidden_TH[ends].float().cpu()
+
+    def _add_pass(
+        self,
+        rows: Sequence[torch.Tensor],
+        adapter: LoraAdapter,
+        views: Mapping[str, LoraPair],
+        gradient_BH: torch.Tensor,
+    ) -> None:
+        hidden_TH, ends = self._run(rows, adapter, views)
+        d_hidden_TH = torch.zeros_like(hidden_TH)
+        d_hidden_TH[ends] = gradient_BH.to(d_hidden_TH)
+        hidden_TH.backward(d_hidden_TH)
 
     def _passes(self, rows: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
         start, num_tokens = 0, 0
@@ -116,7 +139,7 @@ class EmbeddedRows:
         if last.gradients is None:
             raise InvalidInput("loss", "does not depend on the embeddings, so it has no gradient")
         total = torch.zeros_like(self.adapter.grad)
-        self.engine.add_gradient_to(total, self.rows, self.adapter, last.gradients["embeddings"])
+        finished(self.engine.add_gradient_to(total, self.rows, self.adapter, last.gradients["embeddings"]))
         return total
 
     def add(self, gradient: torch.Tensor) -> None:
@@ -157,7 +180,7 @@ def embedding_pass(
     labels = [sequence.labels for sequence in sequences if sequence.labels is not None]
     if labels and len(labels) < len(sequences):
         raise InvalidInput("inputs", f"{len(labels)} of {len(sequences)} rows have labels; send all of them or none")
-    embeddings_BH = engine.embed(tokens, adapter)
+    embeddings_BH = finished(engine.embed(tokens, adapter))
     opened = ForwardPass(
         inputs={"labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED_LABEL)} if labels else {},
         outputs={"embeddings": embeddings_BH.requires_grad_(is_training)},

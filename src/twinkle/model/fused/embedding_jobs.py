@@ -5,11 +5,14 @@ Shapes: B datums, N tokens of one, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from twinkle.core.batch_loss import BATCH_LOSSES, GROUP_LABELS, judge_batch
 from twinkle.core.errors import UserError
+from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import RankGroup
 from twinkle.loss import create_loss
 from twinkle.model.fused.embedding import FusedEmbedding
@@ -22,15 +25,27 @@ def compares_embeddings(job: TrainJob) -> bool:
     return job.loss in BATCH_LOSSES and BATCH_LOSSES[job.loss].embeds
 
 
-def run_embedding_job(job: TrainJob, engine: FusedEmbedding, ranks: RankGroup) -> TrainOutcome | Exception:
-    """Run a job that was judged. Whatever goes wrong on any rank leaves the adapter of every rank as it was."""
+def run_embedding_job(job: TrainJob, engine: FusedEmbedding, ranks: RankGroup) -> Slices[TrainOutcome | Exception]:
+    """Run a judged job a pass at a time. What goes wrong on any rank leaves the adapter of every rank as it was."""
+    rows = [torch.from_numpy(np.array(datum.tokens, dtype=np.int64)) for datum in job.data]
     gradient = torch.zeros_like(job.adapter.grad)
+    work = _run(job, rows, engine, gradient)
+    num_pauses = engine.num_passes(rows) * (2 if job.backward else 1) - 1
     outcome: TrainOutcome | None = None
     failure: Exception | None = None
-    try:
-        outcome = _run(job, engine, gradient)
-    except Exception as error:  # noqa: BLE001 - whatever one job's numbers provoke must not reach its neighbours
-        failure = error if isinstance(error, UserError) else error.with_traceback(None)
+    while outcome is None and failure is None:
+        try:
+            next(work)
+        except StopIteration as end:
+            outcome = end.value
+        except Exception as error:  # noqa: BLE001 - whatever one job's numbers provoke must not reach its neighbours
+            failure = error if isinstance(error, UserError) else error.with_traceback(None)
+        else:
+            num_pauses -= 1
+            yield
+    # A rank on which it failed pauses as often as the others.
+    for _ in range(num_pauses if ranks.size > 1 else 0):
+        yield
     if ranks.size > 1:
         reports = ranks.gather(None if failure is None else FailureReport.of(failure))
         failure = next((report.to_error() for report in reports if report is not None), None)
@@ -43,9 +58,10 @@ def run_embedding_job(job: TrainJob, engine: FusedEmbedding, ranks: RankGroup) -
     return outcome
 
 
-def _run(job: TrainJob, engine: FusedEmbedding, gradient: torch.Tensor) -> TrainOutcome:
-    rows = [torch.from_numpy(np.array(datum.tokens, dtype=np.int64)) for datum in job.data]
-    embeddings_BH = engine.embed(rows, job.adapter).requires_grad_(job.backward)
+def _run(
+    job: TrainJob, rows: Sequence[torch.Tensor], engine: FusedEmbedding, gradient: torch.Tensor
+) -> Slices[TrainOutcome]:
+    embeddings_BH = (yield from engine.embed(rows, job.adapter)).requires_grad_(job.backward)
     settings = judge_batch(job.loss, job.loss_config, [datum.inputs for datum in job.data])
     labels_B = torch.tensor([int(datum.inputs[GROUP_LABELS].item()) for datum in job.data])
     with torch.enable_grad():
@@ -54,7 +70,8 @@ def _run(job: TrainJob, engine: FusedEmbedding, gradient: torch.Tensor) -> Train
         raise UserError(f"{job.loss} is {float(loss)} here, and must be finite; nothing of this operation was applied")
     if job.backward:
         (d_embeddings_BH,) = torch.autograd.grad(loss, embeddings_BH)
-        engine.add_gradient_to(gradient, rows, job.adapter, d_embeddings_BH)
+        yield
+        yield from engine.add_gradient_to(gradient, rows, job.adapter, d_embeddings_BH)
     num_tokens = sum(len(row) for row in rows)
     value = float(loss.detach())
     return TrainOutcome(

@@ -314,7 +314,7 @@ class FusedLoraModel:
         """The same a pass at a time. Between two others may be made, of other adapters: these must not be touched."""
         return run_with_batches(jobs, self._run_jobs, self._judge_batch, self._run_embedded)
 
-    def _run_embedded(self, job: TrainJob) -> TrainOutcome | Exception:
+    def _run_embedded(self, job: TrainJob) -> Slices[TrainOutcome | Exception]:
         return run_embedding_job(job, self.embedding, self.ranks)
 
     def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:

@@ -16,6 +16,9 @@ from twinkle.loss import DatumLoss, TracedLoss, create_datum_loss
 from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.model.pictures import check_pictures
 
+MOST_COMPARISONS = 1 << 24
+"""Of a query with a document, in one operation: what compares them keeps a number for each pair."""
+
 
 def validate_job(
     job: TrainJob, *, vocab_size: int, max_context_length: int, picture_rules: PictureRules | None = None
@@ -107,7 +110,7 @@ def _validate_inputs(field: str, datum: Datum, loss: DatumLoss, vocab_size: int)
 
 
 def _validate_groups(job: TrainJob) -> None:
-    judge_batch(job.loss, job.loss_config, [datum.inputs for datum in job.data])
+    settings = judge_batch(job.loss, job.loss_config, [datum.inputs for datum in job.data])
     marks = []
     for index, datum in enumerate(job.data):
         given = datum.inputs[GROUP_LABELS]
@@ -121,6 +124,16 @@ def _validate_groups(job: TrainJob) -> None:
             raise InvalidInput(f"data[0].loss_fn_inputs.{GROUP_LABELS}", "must be 1: a group begins with its query")
         if index and mark == following == 1:
             raise InvalidInput(f"data[{index - 1}]", "is a query without a document; its positive comes next")
+    num_queries = sum(marks)
+    num_documents = len(marks) - num_queries
+    if settings.get("hard_negatives") is not None:
+        num_documents = num_queries * (1 + max(0, int(settings["hard_negatives"])))
+    if num_queries * num_documents > MOST_COMPARISONS:
+        raise InvalidInput(
+            "data",
+            f"has {num_queries} queries and {num_documents} documents to compare them with, which makes more than"
+            f" {MOST_COMPARISONS} pairs; send fewer rows in one operation",
+        )
 
 
 def _validate_row(field: str, datum: Datum, name: str, rules: BatchLossRules, vocab_size: int) -> None:

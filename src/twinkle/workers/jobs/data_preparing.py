@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from twinkle.core.crash import crash_point
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.row_error import RowError
 from twinkle.dataset.problems import Place, problem_of
@@ -183,6 +184,7 @@ class _Shards:
             return
         data = write_shard(self._open)
         self.blobs.put(shard_key(self.folder, len(self.first_rows)), data)
+        crash_point("data.shard_written")
         self.first_rows.append(self.num_rows)
         self.num_rows += len(self._open)
         self.size_bytes += len(data)
