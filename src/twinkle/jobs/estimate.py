@@ -3,7 +3,8 @@
 The time is a range, of the clock. Its lower end is the job alone on a device that is as quick as it was for the quicker
 part of the last operations; the upper end is one as slow as for the slower part, shared evenly with everybody who has
 work now. Samples that are drawn side by side share the time, as they did lately; the price counts it for each of them,
-as the account does.
+as the account does. What costs the same however many tokens there are (an adapter's beginning, a checkpoint, weights
+that are opened for sampling) counts as often as it comes; which of it was never measured is told, ``not_counted``.
 How long answers get nobody knows before they are drawn: what depends on that is a range too, from answers of one token
 to answers of as many as they may have.
 Nothing is made up: where nothing was measured there is no time, and the estimate says why.
@@ -11,6 +12,7 @@ Nothing is made up: where nothing was measured there is no time, and the estimat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,6 +71,8 @@ class Work:
         num_kept_with_optimizer: Checkpoints that stay with the optimizer's state.
         num_kept: Those that stay without.
         stored_bytes: What else stays.
+        around: How many operations there are whose time does not grow with tokens: beginnings, saves, weights that are
+            opened for sampling.
         elsewhere: What other models do for it: a teacher, the other models of a batch.
         details: What else its owner wants to know of it.
     """
@@ -85,6 +89,7 @@ class Work:
     num_kept_with_optimizer: int = 0
     num_kept: int = 0
     stored_bytes: int = 0
+    around: Mapping[OperationKind, int] = field(default_factory=dict)
     elsewhere: tuple[Work, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -123,6 +128,7 @@ def estimate_of(work: Work, facts: ModelFacts, *, elsewhere: Sequence[ModelFacts
     return {
         "tokens": told_tokens(most, fewest),
         "steps": work.num_steps,
+        "around": {kind.value: number for kind, number in work.around.items() if number},
         **work.details,
         "memory": _memory(work.adapter, facts.sizes),
         "storage": _storage(work, facts.sizes),
@@ -164,7 +170,11 @@ def _summed_times(times: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     reasons = [time["reason"] for time in times if "reason" in time]
     if reasons:
         return {"reason": reasons[0]}
-    return {name: round(sum(time[name] for time in times), 3) for name in ("low_s", "high_s")}
+    told: dict[str, Any] = {name: round(sum(time[name] for time in times), 3) for name in ("low_s", "high_s")}
+    unknown: Counter[str] = Counter()
+    for time in times:
+        unknown.update(time.get("not_counted", {}))
+    return {**told, "not_counted": dict(unknown)} if unknown else told
 
 
 def device_seconds(
@@ -199,6 +209,9 @@ def device_seconds(
             missing.append(label)
         else:
             total = total + Range(low=found.low * fewest, high=found.high * amount)
+    for kind, number in work.around.items():
+        once = _per_operation(measured, kind, by_clock=side_by_side, fewest=1) or NOTHING
+        total = total + Range(low=once.low * number, high=once.high * number)
     return (None if missing else total), missing
 
 
@@ -254,12 +267,16 @@ def _busy_until(stretches: Sequence[tuple[float, float]], moment: float) -> floa
     return sum(min(end, moment) - start for start, end in stretches if start < moment)
 
 
-def _per_operation(measured: Iterable[Measured], kind: OperationKind) -> Range | None:
-    return _quartiles(sorted((one.device_s, 1) for one in measured if one.kind is kind))
+def _per_operation(
+    measured: Iterable[Measured], kind: OperationKind, *, by_clock: bool = False, fewest: int = _FEWEST_MEASURED
+) -> Range | None:
+    """Seconds of an operation: of the device, or from its begin to its end, with what it waits for the object store."""
+    times = [one.finished_at - one.started_at if by_clock else one.device_s for one in measured if one.kind is kind]
+    return _quartiles([(time_s, 1) for time_s in times], fewest=fewest)
 
 
-def _quartiles(weighed: Sequence[tuple[float, float]]) -> Range | None:
-    return None if len(weighed) < _FEWEST_MEASURED else _spread(weighed)
+def _quartiles(weighed: Sequence[tuple[float, float]], *, fewest: int = _FEWEST_MEASURED) -> Range | None:
+    return None if len(weighed) < fewest else _spread(weighed)
 
 
 def _spread(weighed: Sequence[tuple[float, float]]) -> Range:
@@ -330,12 +347,15 @@ def _time(work: Work, facts: ModelFacts) -> dict[str, Any]:
             "reason": f"no measurement of {' and '.join(missing)} on this mesh yet; it is there after"
             f" {_FEWEST_MEASURED} operations of the kind"
         }
-    return {
+    told = {
         "low_s": round(device_s.low, 3),
         "high_s": round(device_s.high * (1 + facts.num_others), 3),
         "measured_operations": len(facts.measured),
         "tenants_beside": facts.num_others,
     }
+    known = {one.kind for one in facts.measured}
+    unknown = {kind.value: number for kind, number in work.around.items() if number and kind not in known}
+    return {**told, "not_counted": unknown} if unknown else told
 
 
 def _price(most: Tokens, device_s: Sequence[Range | None], work: Work, sizes: AdapterSizes | None) -> dict[str, Any]:

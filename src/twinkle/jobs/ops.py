@@ -18,6 +18,7 @@ from twinkle.client.errors import Cancelled, OperationFailed
 from twinkle.client.transport import NATIVE_PREFIX
 from twinkle.core.errors import InvalidInput, TwinkleError, UserError
 from twinkle.core.job import JobCancelled, JobFailed, JobKind, JsonObject
+from twinkle.core.operation import OperationKind
 from twinkle.jobs.context import JobContext
 from twinkle.jobs.estimate import Work
 from twinkle.jobs.ops_lines import OpsCheck, OpsCount, datum_of, error_of, outcome_of, result_line
@@ -101,8 +102,11 @@ class OpsPlan:
         """Every token that the file names; samples without a limit of tokens have none here either, and are counted."""
         spec, count = context.spec, OpsCount()
         await _check(context, count)
+        work = count.work
+        begins = OperationKind.LOAD_WEIGHTS if spec.model.startswith(SCHEME) else OperationKind.CREATE_MODEL
         return replace(
-            count.work,
+            work,
+            around={**work.around, begins: work.around.get(begins, 0) + 1},
             base_model=await base_model_of(context, spec.model),
             adapter=await shape_of(context),
         )

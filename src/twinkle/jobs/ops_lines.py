@@ -11,6 +11,7 @@ import orjson
 
 from twinkle.client.datum import Datum
 from twinkle.core.errors import InvalidInput
+from twinkle.core.operation import OperationKind
 from twinkle.jobs.estimate import Tokens, Work
 from twinkle.wire.bodies.base import ResponseBody
 from twinkle.wire.bodies.jobs_ops import (
@@ -86,7 +87,7 @@ class OpsCount:
 
     def __init__(self) -> None:
         self._most = {"trained": 0, "forwarded": 0, "prefilled": 0, "drawn": 0}
-        self._num = {"steps": 0, "states": 0, "weights": 0, "samples": 0, "unbounded": 0}
+        self._num = {"steps": 0, "states": 0, "weights": 0, "loads": 0, "samples": 0, "unbounded": 0}
 
     def add(self, line: OpsLine) -> None:
         """Count one more."""
@@ -98,6 +99,8 @@ class OpsCount:
                 self._num["steps"] += 1
             case SaveLine():
                 self._num["states" if line.op == "save_weights" else "weights"] += 1
+            case LoadLine():
+                self._num["loads"] += 1
             case SampleLine():
                 self._most["prefilled"] += len(line.prompt)
                 self._most["drawn"] += line.num_samples * (line.sampling_params.max_tokens or 0)
@@ -121,6 +124,11 @@ class OpsCount:
             num_steps=num["steps"],
             num_kept_with_optimizer=num["states"],
             num_kept=num["weights"],
+            around={
+                OperationKind.SAVE_WEIGHTS: num["states"],
+                OperationKind.SAVE_WEIGHTS_FOR_SAMPLER: num["weights"],
+                OperationKind.LOAD_WEIGHTS: num["loads"],
+            },
             details=details,
         )
 

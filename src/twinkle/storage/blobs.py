@@ -30,6 +30,7 @@ RESULTS = "results/"
 SNAPSHOTS = "snapshots/"
 """What every key of ours begins with, by what lies under it."""
 
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
 _TIMEOUT = "60s"
 _RETRY_TIMEOUT = timedelta(seconds=30)
 
@@ -238,6 +239,11 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def speaks_http() -> bool:
+    """Whether the operator's object store is reached without TLS, as one on the same network may be."""
+    return any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+
+
 def _unavailable(verb: str, key: str, error: Exception) -> StorageUnavailable:
     """Without what the server said, which is for its operator: a tenant may see this message."""
     _log.warning("blobs.unavailable", verb=verb, key=key, error=str(error).partition("\n")[0])
@@ -248,10 +254,9 @@ class ObjectStore:
     """A bucket, through obstore."""
 
     def __init__(self, url: str) -> None:
-        allow_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
         self._store = from_url(
             url,
-            client_options={"allow_http": allow_http, "timeout": _TIMEOUT},
+            client_options={"allow_http": speaks_http(), "timeout": _TIMEOUT},
             retry_config={"retry_timeout": _RETRY_TIMEOUT},
         )
 

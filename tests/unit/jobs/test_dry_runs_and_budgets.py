@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from harness.jobs import JobRig, job_rig
 from harness.policy_jobs import PolicyTools, policy_spec
 from harness.training_jobs import MemoryTools, metrics_of, run_of, spec_of
 from twinkle.core.errors import InvalidInput
-from twinkle.core.job import JobKind, JobState, NewJob
+from twinkle.core.job import Job, JobKind, JobState, NewJob
 from twinkle.core.operation import OperationKind
 from twinkle.core.settings import Settings
 from twinkle.wire.bodies.jobs_specs import parse_spec
@@ -49,6 +50,7 @@ def test_a_dry_run_counts_every_token_and_asks_nothing_of_a_device(
     assert told.result["tokens"]["trained"] == real.result["tokens"] == 96
     looked_at = [one for one in metrics_of(rig, real) if "eval_loss" in one]
     assert told.result["tokens"]["forwarded"] == 2 * 6 * len(looked_at)
+    assert told.result["around"] == _around(worker, real)
     assert (told.result["rows"], told.result["eval_rows"], told.result["epochs"]) == (8, 2, 2.0)
     assert rig.stores.database.read("SELECT 1 FROM session WHERE job = ?", (told.id,)) == []
 
@@ -151,6 +153,12 @@ def test_a_dry_run_of_a_sweep_sums_up_what_its_members_would_take(rig: JobRig, t
     assert estimate["tokens"]["trained"] == 4 * 2 * 6 + 4 * 5 * 6
 
 
+def _around(worker: FakeWorker, job: Job) -> dict[str, int]:
+    """What a job had done beside its passes, steps and samples."""
+    kinds = {OperationKind.CREATE_MODEL, OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER}
+    return dict(Counter(one.kind.value for one in worker.executed_of(run_of(job)) if one.kind in kinds))
+
+
 @pytest.fixture(scope="module")
 def answering(settings: Settings, worker: FakeWorker) -> Iterator[JobRig]:
     """A runner whose rows are prompts."""
@@ -188,6 +196,7 @@ def test_of_answers_a_dry_run_tells_how_many_there_are_and_between_which_lengths
     assert tokens["drawn_least"] < tokens["drawn"]
     assert not tokens["drawn_is_exact"]
     assert told.result["memory"] is not None
+    assert told.result["around"] == _around(worker, real)
 
 
 def test_off_policy_a_dry_run_counts_the_teachers_answers_and_the_training_on_them(

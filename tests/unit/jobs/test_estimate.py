@@ -116,6 +116,24 @@ def test_what_asks_nothing_of_a_device_has_no_time_of_one() -> None:
     assert told["storage"] == {"checkpoints": 0, "size_bytes": 7}
 
 
+def test_what_costs_the_same_however_many_tokens_there_are_counts_as_often_as_it_comes() -> None:
+    # It holds the device for a second, and waits for the object store for another.
+    saves = [
+        Measured(kind=OperationKind.SAVE_WEIGHTS, num_tokens=0, device_s=1.0, started_at=at, finished_at=at + 2.0)
+        for at in (0.0, 10.0)
+    ]
+    around = {OperationKind.SAVE_WEIGHTS: 3, OperationKind.CREATE_MODEL: 1}
+    work = Work(base_model="base", num_trained=10_000, num_steps=10, around=around)
+
+    told = estimate_of(work, ModelFacts(sizes=SIZES, measured=[*MEASURED, *saves], num_others=0))
+
+    assert told["around"] == {"save_weights": 3, "create_model": 1}
+    assert (told["time"]["low_s"], told["time"]["high_s"]) == (pytest.approx(17.0), pytest.approx(27.0))
+    assert told["price"]["device_seconds"] == [pytest.approx(14.0), pytest.approx(24.0)]
+    assert told["time"]["not_counted"] == {"create_model": 1}
+    assert sum_of_estimates([told, told])["time"]["not_counted"] == {"create_model": 2}
+
+
 def test_samples_that_were_drawn_side_by_side_have_shared_the_time_and_are_paid_for_each() -> None:
     """Two rounds of four samples: ten seconds for 400 tokens each, with a pause between them that counts for nobody."""
     drawn = [

@@ -25,7 +25,9 @@ class PlaceSettings(SettingsGroup):
     )
     database_url: str = Field(default="", description="sqlite:///path or postgresql://...; default in home")
     redis_url: SecretStr = Field(default=SecretStr(""), description="redis://... or rediss://...; broker and wake-ups")
-    object_store: str = Field(default="", description="a folder or s3://, gs://, az:// URL; default in home")
+    object_store: str = Field(
+        default="", description="a folder, s3:// or az:// URL (gs:// is untested); default in home"
+    )
 
     @field_validator("database_url", "redis_url", "object_store")
     @classmethod

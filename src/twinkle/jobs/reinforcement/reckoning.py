@@ -11,7 +11,7 @@ from twinkle.jobs.estimate import AdapterShape, Tokens, Work
 from twinkle.jobs.reinforcement.course import PolicyCourse
 from twinkle.jobs.training.course import decide, split_rows
 from twinkle.jobs.training.data import TrainingData, open_data
-from twinkle.jobs.training.reckoning import num_kept, tokens_of, tokens_of_steps
+from twinkle.jobs.training.reckoning import around, num_kept, tokens_of, tokens_of_steps
 from twinkle.wire.bodies.jobs_rl import DistillSpec, RolloutSpec
 
 
@@ -78,6 +78,7 @@ async def work_of_policy(
         adapter=adapter,
         num_kept_with_optimizer=stays,
         num_kept=stays,
+        around=around(spec, course, course.num_steps, also_opened=course.num_steps + num_looks),
         elsewhere=elsewhere,
         details={
             "rows": course.num_rows,
@@ -146,6 +147,7 @@ async def work_of_teaching(
         adapter=adapter,
         num_kept_with_optimizer=stays,
         num_kept=stays,
+        around=around(spec, course, course.num_steps, also_opened=0),
         elsewhere=(taught,),
         details={
             "rows": num_rows,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from twinkle.core.job import JobFailed
+from twinkle.core.operation import OperationKind
 from twinkle.jobs.estimate import AdapterShape, Work
 from twinkle.jobs.training.course import Course, cut
 from twinkle.jobs.training.data import TrainingData
 from twinkle.jobs.training.datums import Amount
 from twinkle.wire.bodies.jobs_training import TrainingSpec
+from twinkle.wire.paths import SCHEME
 
 _ROWS_AT_ONCE = 512
 
@@ -61,6 +63,7 @@ async def work_of(
         adapter=adapter,
         num_kept_with_optimizer=stays,
         num_kept=stays,
+        around=around(spec, course, num_steps, also_opened=0),
         details={
             "rows": course.num_rows,
             "eval_rows": course.num_eval_rows,
@@ -69,6 +72,25 @@ async def work_of(
             "stopped_by": "budget" if num_steps < course.num_steps else None,
         },
     )
+
+
+def around(spec: TrainingSpec, course: Course, num_steps: int, *, also_opened: int) -> dict[OperationKind, int]:
+    """A training's operations beside its passes and steps, the final checkpoint's among them.
+
+    Args:
+        spec: What is trained.
+        course: Its course.
+        num_steps: Of the optimizer.
+        also_opened: How often weights are opened for sampling that is no course's: for answers that are trained on.
+    """
+    steps = range(num_steps + 1)
+    begins = OperationKind.LOAD_WEIGHTS if spec.model.startswith(SCHEME) else OperationKind.CREATE_MODEL
+    num_opened = sum(course.saves_after(step) or course.samples_after(step) for step in steps)
+    return {
+        begins: 1,
+        OperationKind.SAVE_WEIGHTS: 1 + sum(course.saves_after(step) for step in steps),
+        OperationKind.SAVE_WEIGHTS_FOR_SAMPLER: 1 + num_opened + also_opened,
+    }
 
 
 def num_kept(spec: TrainingSpec, course: Course, num_steps: int) -> int:

@@ -15,7 +15,7 @@ from twinkle.wire.paths import parse_checkpoint_path
 ExportForm: TypeAlias = Literal["peft", "merged", "gguf", "gguf-q8_0", "gguf-adapter", "ollama"]
 DEFAULT_KEEP_S = 7 * 24 * 3600
 HUBS = HUB_SCHEMES
-BUCKETS = ("s3://", "gs://", "az://")
+BUCKETS = ("s3://", "az://")
 FOLDER = "file://"
 
 
@@ -29,6 +29,8 @@ def _checkpoint(path: str) -> str:
 
 def _target(url: str) -> str:
     scheme, _, rest = url.partition("://")
+    if scheme == "gs":
+        raise ValueError("gs:// is not offered: nothing here was ever exported to it; take one of s3:// and az://")
     if not url.startswith((*HUBS, *BUCKETS, FOLDER)):
         raise ValueError(f"must begin with one of {', '.join((*HUBS, *BUCKETS, FOLDER))}")
     parts = rest.removeprefix("/").split("/") if scheme == "file" else rest.split("/")
@@ -65,8 +67,8 @@ class ExportSpec(JobSpec):
     )
     to: Target | None = Field(
         default=None,
-        description="hf://owner/name, ms://owner/name, s3://bucket/prefix or file:///folder, where the operator allows"
-        " it; default: files to download",
+        description="hf://owner/name, ms://owner/name, s3://bucket/prefix, az://container/prefix or"
+        " file:///folder, where the operator allows it; default: files to download",
     )
     private: bool = Field(default=True, description="whether a repository of a hub made for it is hidden from others")
     hub_token: Secret | None = Field(default=None, description="what opens the hub; kept sealed, never shown again")

@@ -23,6 +23,7 @@ from twinkle.core.errors import ConfigError, InvalidInput, StorageUnavailable
 from twinkle.hub.model_card import ModelCard
 from twinkle.hub.operation import HubOperation
 from twinkle.hub.remote import Unanswered
+from twinkle.storage.blobs import speaks_http
 from twinkle.workers.jobs.export.requests import sha256_of
 
 TENANT = "{tenant}"
@@ -133,11 +134,10 @@ def without_secret(message: str, secret: SecretStr) -> str:
 
 
 def _bucket(url: str, credentials: Mapping[str, SecretStr] | None) -> Any:
-    allow_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     opens: Any = from_url
     return opens(
         url,
         config={name: value.get_secret_value() for name, value in credentials.items()} if credentials else None,
-        client_options={"allow_http": allow_http, "timeout": _TIMEOUT},
+        client_options={"allow_http": speaks_http(), "timeout": _TIMEOUT},
         retry_config={"retry_timeout": _RETRY_TIMEOUT},
     )
