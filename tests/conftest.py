@@ -17,12 +17,14 @@ from moto.server import ThreadedMotoServer
 
 from harness.servers import PostgresServer, RedisServer
 
-pytest_plugins = ["harness.surroundings", "harness.limits", "harness.leftovers"]
+pytest_plugins = ["harness.surroundings", "harness.limits", "harness.leftovers", "harness.collecting"]
 # Examples are drawn on machines of which others take most.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 # Several processes run tests at once, and start services with engines: more threads than cores make all of them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test wants several: a thread that spins while it waits takes the core from the one it waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # They compile our sources once, not each of them again, also where the environment asks for no files of bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
