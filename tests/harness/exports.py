@@ -12,6 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from sqlmodel import Session
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
 
 from harness.families import FAMILIES, RELEASED, stir
 from harness.journal import MESH
@@ -61,6 +64,41 @@ def add_tokenizer(folder: Path, *, like_llama3: bool = False) -> None:
         pattern["Regex"] = pattern["Regex"].replace(r"|\p{N}|", r"|\p{N}{1,3}|")
         written["model"]["ignore_merges"] = True
         file.write_text(json.dumps(written))
+
+
+def add_pieces(folder: Path) -> None:
+    """A tokenizer like Llama 2's, of 500 pieces: SentencePiece's pairs, and bytes for what is no piece."""
+    texts = [path.read_text() for path in sorted(EXAMPLES.glob("*.jsonl"))]
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{number:02X}>" for number in range(256))]
+    tokenizer = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    lines = [word for text in texts for line in text.splitlines()[:200] for word in line.split(" ")]
+    tokenizer.train_from_iterator(lines, BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False))
+    written = json.loads(tokenizer.to_str())
+    vocabulary = written["model"]["vocab"]
+    made = [first + second for first, second in written["model"]["merges"]]
+    # All pairs that make a piece, one piece behind the other, as transformers reads them out of SentencePiece's files.
+    written["model"]["merges"] = [
+        [piece[:at], piece[at:]]
+        for piece in made
+        for at in range(1, len(piece))
+        if piece[:at] in vocabulary and piece[at:] in vocabulary
+    ]
+    # Bytes are pieces as others are; only what begins and ends is special.
+    written["added_tokens"] = [token for token in written["added_tokens"] if token["id"] < 3]
+    written["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+    }
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(written)), unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    fast.save_pretrained(folder)
 
 
 def make_adapter(folder: Path, base: Path, **settings: Any) -> Path:

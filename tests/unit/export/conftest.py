@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from harness.exports import add_tokenizer, make_base, make_family
+from harness.exports import add_pieces, add_tokenizer, make_base, make_family
 from harness.families import SIZES
 
 transformers.utils.logging.disable_progress_bar()
@@ -26,6 +26,9 @@ GGUF_CONFIGS = {
         **GGUF_SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE
     ),
     "llama3-tokens": lambda: transformers.LlamaConfig(**GGUF_SIZES, tie_word_embeddings=False),
+    "llama2-tokens": lambda: transformers.LlamaConfig(
+        **{**GGUF_SIZES, "vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2}, tie_word_embeddings=False
+    ),
     "qwen2": lambda: transformers.Qwen2Config(**GGUF_SIZES, tie_word_embeddings=False),
     "qwen3": lambda: transformers.Qwen3Config(**GGUF_SIZES, head_dim=32, tie_word_embeddings=False),
     "qwen3-tied": lambda: transformers.Qwen3Config(**GGUF_SIZES, head_dim=32, tie_word_embeddings=True),
@@ -64,7 +67,10 @@ def gguf_base(tmp_path_factory):
         key = (kind, dtype)
         if key not in made:
             made[key] = make_base(tmp_path_factory.mktemp("base"), GGUF_CONFIGS[kind](), dtype=dtype)
-            add_tokenizer(made[key], like_llama3=kind == "llama3-tokens")
+            if kind == "llama2-tokens":
+                add_pieces(made[key])
+            else:
+                add_tokenizer(made[key], like_llama3=kind == "llama3-tokens")
         return made[key]
 
     return folder

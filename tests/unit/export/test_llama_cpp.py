@@ -50,6 +50,22 @@ def test_llama_cpp_computes_what_peft_does(kind, dtype, gguf_base, tmp_path):
     assert merged["tokens"] == transformers.AutoTokenizer.from_pretrained(base)(TEXT)["input_ids"]
 
 
+def test_llama_cpp_cuts_texts_into_the_pieces_that_transformers_does(gguf_base, tmp_path):
+    base = gguf_base("llama2-tokens")
+    adapter = make_adapter(tmp_path / "adapter", base)
+    request = request_for(tmp_path / "out", base, adapter, ["gguf"])
+    for step in outline_of(request).steps:
+        take_step(request, step)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+
+    for text in ("Hello World 12345, it's a test", "  two\n\ttab", "ä€ 😀", "the the  the", "and</s>again"):
+        found = run_llama_cpp(tmp_path / "out/gguf/model.gguf", probe_tokens(512)[0].tolist(), text)
+
+        assert found["tokens"] == tokenizer(text)["input_ids"]
+    tuned, _ = tuned_logits(base, adapter)
+    assert apart(np.array(found["logits"]), tuned.numpy()) < LIMITS[torch.float32]
+
+
 def test_llama_cpp_computes_a_trained_head_of_a_tied_model(gguf_base, tmp_path):
     base = gguf_base("qwen3-tied")
     adapter = make_adapter(tmp_path / "adapter", base)

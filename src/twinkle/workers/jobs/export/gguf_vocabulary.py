@@ -1,4 +1,4 @@
-"""A tokenizer as llama.cpp has it: byte-level pairs whose splitting it knows, told by the expression itself."""
+"""A tokenizer as llama.cpp has it: pieces, or byte-level pairs whose splitting it knows by the expression itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import transformers
 
 from twinkle.core.errors import ConfigError
 from twinkle.hub.trust import naming_code
+from twinkle.workers.jobs.export.gguf_pieces import BYTES, Pieces, pieces_of
 
 TOKENIZER_FILE = "tokenizer.json"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -45,16 +46,23 @@ class Vocabulary:
                 folder, local_files_only=True, trust_remote_code=False
             )
         self.num_rows = num_rows
-        self.pre = self._find_split()
+        self.pieces = pieces_of(self._written)
+        """Those of SentencePiece's kind; none of a tokenizer of byte-level pairs."""
+        self.pre = "default" if self.pieces is not None else self._find_split()
 
     def write(self, writer: gguf.GGUFWriter) -> None:
         """Add all that a GGUF file says of a tokenizer."""
         tokens, kinds = zip(*self._tokens(), strict=True)
-        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_model("gpt2" if self.pieces is None else "llama")
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(list(tokens))
+        if self.pieces is None:
+            writer.add_token_merges([_merge_text(merge) for merge in self._written["model"]["merges"]])
+        else:
+            writer.add_token_scores([self.pieces.scores.get(token, 0.0) for token in tokens])
+            writer.add_unk_token_id(tokens.index(self.pieces.unknown))
+            writer.add_add_space_prefix(self.pieces.adds_space)
         writer.add_token_types(list(kinds))
-        writer.add_token_merges([_merge_text(merge) for merge in self._written["model"]["merges"]])
         begin, end, pad = (getattr(self._tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad"))
         if begin is not None:
             writer.add_bos_token_id(begin)
@@ -81,14 +89,15 @@ class Vocabulary:
         return token
 
     def _tokens(self) -> Iterator[tuple[str, int]]:
+        kinds = {} if self.pieces is None else _kinds(self.pieces)
         plain = {number: token for token, number in self._written["model"]["vocab"].items()}
         added = {token["id"]: token for token in self._written["added_tokens"]}
         for number in range(self.num_rows):
             if number in added:
                 kind = gguf.TokenType.CONTROL if added[number]["special"] else gguf.TokenType.USER_DEFINED
-                yield added[number]["content"], kind
+                yield added[number]["content"], kinds.get(added[number]["content"], kind)
             elif number in plain:
-                yield plain[number], gguf.TokenType.NORMAL
+                yield plain[number], kinds.get(plain[number], gguf.TokenType.NORMAL)
             else:
                 yield f"[PAD{number}]", gguf.TokenType.UNUSED
 
@@ -101,10 +110,16 @@ class Vocabulary:
         known = SPLITS.get(split or "")
         if model.get("type") != "BPE" or known is None or bool(model.get("ignore_merges")) != known[1]:
             raise ConfigError(
-                "the base model's tokenizer is not converted to GGUF: it is not one of byte-level pairs that splits"
-                " text as Llama 3 or Qwen do; llama.cpp would take it for another. Export it as peft or merged"
+                "the base model's tokenizer is not converted to GGUF: it is neither one of byte-level pairs that splits"
+                " text as Llama 3 or Qwen do, nor one of pieces as Llama 2's; llama.cpp would take it for another."
+                " Export it as peft or merged"
             )
         return known[0]
+
+
+def _kinds(pieces: Pieces) -> dict[str, gguf.TokenType]:
+    """Of the pieces that are no texts."""
+    return {pieces.unknown: gguf.TokenType.UNKNOWN, **dict.fromkeys(BYTES, gguf.TokenType.BYTE)}
 
 
 def _merge_text(merge: str | list[str]) -> str:
