@@ -68,7 +68,7 @@ def show_file(server: str | None, file_id: str, *, as_json: bool) -> None:
         say(file.problem)
 
 
-def download_file(server: str | None, file_id: str, path: Path | None) -> None:
+def download_file(server: str | None, file_id: str, path: Path | None, *, as_json: bool) -> None:
     """Bring a file here.
 
     Raises:
@@ -80,15 +80,18 @@ def download_file(server: str | None, file_id: str, path: Path | None) -> None:
         if target.exists():
             raise ConfigError(f"{target} is there already; give another path")
         client.files.download(file_id, target, progress=Progress(target.name))
-    say(str(target))
+    say(json.dumps({"id": file_id, "path": str(target)}) if as_json else str(target))
 
 
-def delete_files(server: str | None, file_ids: Sequence[str]) -> None:
+def delete_files(server: str | None, file_ids: Sequence[str], *, as_json: bool) -> None:
     """End files."""
     with Client(server) as client:
         for file_id in file_ids:
             client.files.delete(file_id)
-            say(f"{file_id} is deleted")
+            if not as_json:
+                say(f"{file_id} is deleted")
+    if as_json:
+        say(json.dumps([{"id": file_id, "deleted": True} for file_id in file_ids]))
 
 
 def check_file(server: str | None, data: str, spec: Mapping[str, Any], *, as_json: bool) -> int:

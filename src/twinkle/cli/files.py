@@ -67,6 +67,7 @@ def files_download(
     file: FileArgument,
     path: Annotated[Path | None, typer.Argument(metavar="PATH", help="Where to.  [default: its name, here]")] = None,
     server: ServerFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Bring a file here. After a break the same command fetches what is missing.
 
@@ -74,12 +75,14 @@ def files_download(
     """
     from twinkle.cli.file_calls import download_file
 
-    download_file(server, file, path)
+    download_file(server, file, path, as_json=as_json)
 
 
 @files.command("delete")
 def files_delete(
-    file: Annotated[list[str], typer.Argument(metavar="FILE...", help="The files' ids.")], server: ServerFlag = None
+    file: Annotated[list[str], typer.Argument(metavar="FILE...", help="The files' ids.")],
+    server: ServerFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """End files. Jobs that read them fail.
 
@@ -87,7 +90,7 @@ def files_delete(
     """
     from twinkle.cli.file_calls import delete_files
 
-    delete_files(server, file)
+    delete_files(server, file, as_json=as_json)
 
 
 @files.command("check")

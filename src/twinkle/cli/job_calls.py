@@ -134,10 +134,11 @@ def tell_jobs(server: str | None, verb: str, job_ids: Sequence[str], *, as_json:
         say(json.dumps([job.model_dump(mode="json") for job in told]))
 
 
-def show_webhook_secret(server: str | None) -> None:
+def show_webhook_secret(server: str | None, *, as_json: bool) -> None:
     """Print it, alone on its line."""
     with Client(server) as client:
-        say(client.jobs.webhook_secret())
+        secret = client.jobs.webhook_secret()
+    say(json.dumps({"secret": secret}) if as_json else secret)
 
 
 def document(body: ResponseBody) -> str:

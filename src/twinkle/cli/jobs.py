@@ -124,11 +124,11 @@ def jobs_retry(job: JobsArgument, server: ServerFlag = None, as_json: JsonFlag =
 
 
 @jobs.command("webhook-secret")
-def jobs_webhook_secret(server: ServerFlag = None) -> None:
+def jobs_webhook_secret(server: ServerFlag = None, as_json: JsonFlag = False) -> None:
     """Show what the signatures of your webhooks are checked with.
 
     twinkle jobs webhook-secret
     """
     from twinkle.cli.job_calls import show_webhook_secret
 
-    show_webhook_secret(server)
+    show_webhook_secret(server, as_json=as_json)

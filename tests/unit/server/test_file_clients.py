@@ -133,12 +133,15 @@ def test_the_command_line_uploads_lists_shows_downloads_and_deletes(
     file_id = run("files", "upload", str(path)).split()[-1]
     (listed,) = json.loads(run("files", "list", "--json"))
     shown = run("files", "show", file_id)
-    run("files", "download", file_id, str(tmp_path / "back.jsonl"))
+    brought = json.loads(run("files", "download", file_id, str(tmp_path / "back.jsonl"), "--json"))
+    (secret,) = json.loads(run("jobs", "webhook-secret", "--json")).values()
 
     assert (listed["id"], listed["filename"], listed["num_lines"]) == (file_id, "train.jsonl", 3000)
     assert "3000 lines" in shown
     assert (tmp_path / "back.jsonl").read_bytes() == LINES
-    run("files", "delete", file_id)
+    assert brought == {"id": file_id, "path": str(tmp_path / "back.jsonl")}
+    assert f"{secret}\n" == run("jobs", "webhook-secret")
+    assert json.loads(run("files", "delete", file_id, "--json")) == [{"id": file_id, "deleted": True}]
     assert json.loads(run("files", "list", "--json")) == []
 
 
