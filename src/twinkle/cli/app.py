@@ -18,6 +18,7 @@ from twinkle.cli.submit import submit
 from twinkle.cli.submit_export import OwnKeyFlag, PublicFlag, TitleOption, VerifyOption
 from twinkle.cli.submit_options import ServerFlag
 from twinkle.core.errors import TwinkleError
+from twinkle.core.lazy import without_collector
 
 app = typer.Typer(
     help="A shared training service: many tenants' LoRA adapters on one frozen base model.",
@@ -89,7 +90,8 @@ def serve(
         raise ConfigError(
             "`twinkle serve` does not run on Windows (Celery has no process pool there); use WSL, or the compose file"
         )
-    from twinkle.cli.serve import run
+    with without_collector():
+        from twinkle.cli.serve import run
 
     settings = settings_of(
         home=home,
@@ -114,7 +116,8 @@ def server(
 
     TWINKLE_DATABASE_URL=postgresql://... TWINKLE_REDIS_URL=redis://... twinkle server --host 0.0.0.0
     """
-    from twinkle.server.run import serve_api
+    with without_collector():
+        from twinkle.server.run import serve_api
 
     serve_api(settings_of_service(home=home, host=host, port=port))
 
@@ -146,8 +149,9 @@ def worker(
     twinkle worker --mesh first --model ./my-model --device cuda:0
     twinkle worker --mesh big --model ./my-model --device cuda --ranks ray:8
     """
-    from twinkle.core.errors import ConfigError
-    from twinkle.workers.entry import run_worker, wait_refused
+    with without_collector():
+        from twinkle.core.errors import ConfigError
+        from twinkle.workers.entry import run_worker, wait_refused
 
     settings = settings_of_service(
         mesh=mesh,
@@ -173,7 +177,8 @@ def housekeeping(home: HomeFlag = None) -> None:
 
     twinkle housekeeping
     """
-    from twinkle.tasks.housekeeping import run_housekeeping
+    with without_collector():
+        from twinkle.tasks.housekeeping import run_housekeeping
 
     raise SystemExit(run_housekeeping(settings_of_service(home=home)))
 
@@ -184,7 +189,8 @@ def jobs_worker(home: HomeFlag = None) -> None:
 
     twinkle jobs-worker
     """
-    from twinkle.workers.jobs.process import run_jobs_worker
+    with without_collector():
+        from twinkle.workers.jobs.process import run_jobs_worker
 
     raise SystemExit(run_jobs_worker(settings_of_service(home=home)))
 
@@ -195,7 +201,8 @@ def processors(home: HomeFlag = None) -> None:
 
     twinkle processors
     """
-    from twinkle.workers.processors.serving import run_processors
+    with without_collector():
+        from twinkle.workers.processors.serving import run_processors
 
     raise SystemExit(run_processors(settings_of_service(home=home)))
 

@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
+from twinkle.core.lazy import without_collector
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
@@ -175,8 +176,9 @@ def build_engine(settings: Settings) -> Engine[Any]:
     if settings.engine != "transformers":
         raise ConfigError(f"TWINKLE_ENGINE: {settings.engine!r} is unknown; use transformers or null")
     # They import torch, which takes seconds and which the null engine does without.
-    from twinkle.workers.ranks.engine import RankedEngine  # noqa: PLC0415
-    from twinkle.workers.transformers_engine import TransformersEngine  # noqa: PLC0415
+    with without_collector():
+        from twinkle.workers.ranks.engine import RankedEngine  # noqa: PLC0415
+        from twinkle.workers.transformers_engine import TransformersEngine  # noqa: PLC0415
 
     if settings.ranks > 1 or on_ray:
         return RankedEngine.start(settings)

@@ -35,11 +35,10 @@ documents = load(HERE / "documents.py")
 MARKED = [s for language in ("python", "bash") for s in documents.snippets(language=language) if s.needs]
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """This process's own, with a ``twinkle`` on the PATH."""
-    command = tmp_path / "bin" / "twinkle"
-    command.parent.mkdir()
+    command = tmp_path_factory.mktemp("bin") / "twinkle"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m twinkle.cli "$@"\n')
     command.chmod(0o755)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
@@ -47,17 +46,17 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**inherited, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": source}
 
 
-@pytest.fixture
-def service(tmp_path: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """A service without a model, and the variables a client needs for it."""
-    home, port = tmp_path / "home", free_port()
+    folder, port = tmp_path_factory.mktemp("service"), free_port()
     url = f"http://127.0.0.1:{port}"
-    flags = ("--engine", "null", "--model", "my-model", "--home", str(home), "--port", str(port))
-    with (tmp_path / "serve.log").open("wb") as log:
+    flags = ("--engine", "null", "--model", "my-model", "--home", str(folder / "home"), "--port", str(port))
+    with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(["twinkle", "serve", *flags], env=environment, stdout=log, stderr=log)
     try:
         wait_until(lambda: is_ready(url), what="the service is ready", deadline_s=TIMEOUT_S)
-        key = re.search(rb"tml-\S+", (tmp_path / "serve.log").read_bytes())
+        key = re.search(rb"tml-\S+", (folder / "serve.log").read_bytes())
         assert key is not None
         yield {**environment, "TINKER_BASE_URL": url, "TINKER_API_KEY": key[0].decode()}
     finally:
