@@ -35,6 +35,8 @@ class MeshCapabilities(BaseModel, frozen=True):
     """What was measured at the first start with a model, on a kind of CPU, and is kept to."""
     adapter_slots: int = 0
     """Adapters that lie ready on its devices at once; those beyond are parked. 0: it has not said."""
+    adapter_bytes: int = 0
+    """Device memory for adapters that train and for copies that are sampled from. 0: it sets no bound."""
     serves: str = "everything"
     """``everything``, or ``samples`` alone: no run is trained on it."""
     adapter_sizes: AdapterSizes | None = None

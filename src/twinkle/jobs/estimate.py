@@ -17,11 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twinkle.core.adapter_sizes import AdapterSizes
+from twinkle.core.adapter_sizes import FLOAT_BYTES, AdapterSizes
 from twinkle.core.operation import OperationKind
 from twinkle.storage.journal.speeds import Measured, ModelFacts
 
-FLOAT_BYTES = 4
 BYTES_PER_GIGABYTE = 10**9
 HOUR_S = 3600.0
 _FEWEST_MEASURED = 3
@@ -307,7 +306,7 @@ def _memory(adapter: AdapterShape | None, sizes: AdapterSizes | None) -> dict[st
         "weights_bytes": weights + copy,
         "gradients_bytes": weights,
         "optimizer_bytes": 2 * weights,
-        "total_bytes": 4 * weights + copy,
+        "total_bytes": sizes.trained_bytes(num_parameters),
     }
 
 

@@ -21,6 +21,7 @@ from twinkle.storage.disks import Disks
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.stores import Stores
 from twinkle.workers.absence import Absences
+from twinkle.workers.adapter_memory import AdapterMemory
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.beginnings import Beginnings
 from twinkle.workers.calls import Calls
@@ -136,6 +137,7 @@ class WorkerParts(Generic[State]):
         self._options = options
         self._rate = PassRate()
         self._loss_graphs = LossGraphs(around.journal)
+        self._memory = AdapterMemory(around.capabilities, around.stores.adapters)
 
     @cached_property
     def worker(self) -> MeshWorker[State]:
@@ -232,6 +234,7 @@ class WorkerParts(Generic[State]):
             adapters=self._around.stores.adapters,
             clock=self._around.clock,
             limit=self._options.max_resident,
+            memory=self._memory,
             parked_bytes=self._options.parked_bytes,
         )
 
@@ -245,6 +248,7 @@ class WorkerParts(Generic[State]):
             residents=self.residents,
             clock=self._around.clock,
             limit=self._options.max_weights,
+            memory=self._memory,
             mesh=self._options.mesh,
             pin_after_s=self._options.pin_after_s,
             rate=self._rate,

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+from twinkle.core.adapter_sizes import SAMPLED_PART
 from twinkle.core.errors import ConfigError, OutOfMemory, TwinkleError
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
@@ -19,6 +20,7 @@ from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import RankGroup
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.recomputation import free_bytes
 from twinkle.model.fused.step import is_out_of_memory
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText
@@ -29,6 +31,8 @@ from twinkle.workers.timed_passes import choose_threads
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _LONGEST_REASON = 300
+_ADAPTERS_PART = 0.5
+"""Of the memory that is free once the model is there; the rest is for activations and caches."""
 
 _log = structlog.get_logger()
 
@@ -78,12 +82,16 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
             raise
         reason = str(error).strip().partition("\n")[0][:_LONGEST_REASON]
         raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {reason}") from error
+    decode_text = None if tokenizer is None else _decoder_of(tokenizer)
+    sampler = _make_sampler(settings, model, decode_text=decode_text)
+    # What a sampler of its own takes is taken by now.
+    adapter_bytes = settings.adapter_bytes or _default_adapter_bytes(model, ranks)
     capabilities = MeshCapabilities(
         base_model=settings.resolved_model_name,
         architecture=model.info.architecture,
         vocab_size=model.info.vocab_size,
         max_context_length=model.info.max_context_length,
-        max_rank=min(settings.max_rank, model.info.max_rank),
+        max_rank=_largest_rank(settings, model, adapter_bytes),
         device=settings.device,
         determinism=model.determinism,
         sampler=settings.sampler,
@@ -93,10 +101,40 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
         threads=torch.get_num_threads(),
         tokenizer_path=_readable_tokenizer_path(folder),
         adapter_sizes=model.pool.sizes,
+        adapter_bytes=adapter_bytes,
     )
-    decode_text = None if tokenizer is None else _decoder_of(tokenizer)
-    sampler = _make_sampler(settings, model, decode_text=decode_text)
     return ServedModel(model=model, sampler=sampler, capabilities=capabilities, folder=folder)
+
+
+def _default_adapter_bytes(model: FusedLoraModel, ranks: RankGroup) -> int:
+    free = free_bytes(model.device) * _ADAPTERS_PART
+    # On a CPU all ranks of a machine share its memory.
+    return int(free / ranks.size if model.device.type == "cpu" else free)
+
+
+def _largest_rank(settings: Settings, model: FusedLoraModel, adapter_bytes: int) -> int:
+    """Up to which adapters are taken: as the settings and the model say, and an adapter fits into their memory.
+
+    Raises:
+        ConfigError: Not even one of rank 1 does, into what the settings leave them.
+        OutOfMemory: Nor into what the device has left.
+    """
+    wanted = min(settings.max_rank, model.info.max_rank)
+    trained_bytes = int(adapter_bytes * (1 - SAMPLED_PART))
+    fits = model.pool.sizes.largest_rank(trained_bytes)
+    if fits < 1:
+        reason = (
+            f"TWINKLE_ADAPTER_BYTES: three quarters of {adapter_bytes} are not enough for an adapter of rank 1, which"
+            f" takes {model.pool.sizes.rank_bytes}"
+        )
+        if settings.adapter_bytes:
+            raise ConfigError(f"{reason}; raise it")
+        raise OutOfMemory(f"{reason}, on {model.device} beside the base model; use a device with more memory")
+    if fits < wanted:
+        _log.warning(
+            "worker.ranks_limited", largest=fits, wanted=wanted, adapter_bytes=adapter_bytes, setting="TWINKLE_MAX_RANK"
+        )
+    return min(wanted, fits)
 
 
 def _is_of_the_model(error: Exception) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Generic
 
 import structlog
@@ -16,6 +17,8 @@ import structlog
 from twinkle.core.clock import Clock
 from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.adapters.adapters import Adapters
+from twinkle.storage.journal.turns import Head
+from twinkle.workers.adapter_memory import AdapterMemory
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.parked import Coverage, Parked, ParkedAdapter
 from twinkle.workers.replay import Replay
@@ -38,7 +41,10 @@ class Resident(Generic[State]):
 
 
 class Residents(Generic[State]):
-    """At most ``limit`` adapters on the device; before others come, those needed last are parked."""
+    """At most ``limit`` adapters on the device, and no more than fit; before others come, those needed last are parked.
+
+    One that is larger than the memory for all of them is there alone.
+    """
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class Residents(Generic[State]):
         adapters: Adapters,
         clock: Clock,
         limit: int,
+        memory: AdapterMemory,
         parked_bytes: int,
     ) -> None:
         self._engine = engine
@@ -57,6 +64,7 @@ class Residents(Generic[State]):
         self._adapters = adapters
         self._clock = clock
         self._limit = limit
+        self._memory = memory
         self._residents: OrderedDict[str, Resident[State]] = OrderedDict()
         self._parked = Parked(parked_bytes)
         self._pinned: list[str] = []
@@ -207,29 +215,50 @@ class Residents(Generic[State]):
 
     def room_for_batch(self, *, at_most: int) -> int:
         """How many adapters a batch may need, so that they and the pinned ones fit."""
-        if len(self._residents) + at_most <= self._limit:
+        has_bytes = 2 * self._memory.of(self._residents) <= self._memory.trained_bytes
+        if has_bytes and len(self._residents) + at_most <= self._limit:
             return at_most
         now = self._clock.now()
         if now >= self._asked_at + _PINS_KNOWN_S or not self._residents.keys() <= self._asked_for:
             self._asked_for, self._asked_at = set(self._residents), now
-            self._pinned = self._adapters.pinned(list(self._residents))[: self._limit // 2]
+            pinned = self._adapters.pinned(list(self._residents))[: self._limit // 2]
+            self._pinned = pinned[: self._memory.num_fitting(pinned, part=0.5)]
         return min(at_most, self._limit - len({*self._pinned, *self._in_use}))
+
+    def fitting(self, batch: list[Head]) -> list[Head]:
+        """As much of a batch, from its first on, as has its adapters on the device together, beside those that stay.
+
+        Pinned ones make room where the first does not fit beside them; it waits for those that are in use.
+        """
+        lanes = list(dict.fromkeys(head.lane for head in batch))
+        staying = {*self._pinned, *self._in_use} - set(lanes)
+        num_fitting = self._memory.num_fitting(lanes, beside=staying)
+        if num_fitting == len(lanes):
+            return batch
+        if not num_fitting:
+            self._pinned = []
+            in_use = self._in_use.keys() - set(lanes)
+            num_fitting = self._memory.num_fitting(lanes, beside=in_use) or int(not in_use)
+        together = set(lanes[:num_fitting])
+        return list(takewhile(lambda head: head.lane in together, batch))
 
     def make_room(self, adapters: Collection[str], places: Callable[[], Mapping[str, int]]) -> None:
         """Let so many leave that these fit. Called before a batch, when every resident is as the journal says.
 
-        Pinned adapters stay, the longest pinned first, but never in more than half of the places.
+        Pinned adapters stay, the longest pinned first, but never in more than half of the places or of the memory.
 
         Args:
             adapters: What the batch needs, no more than it may.
             places: In which order adapters will be needed next; those that nobody waits for have none.
         """
-        excess = len(self._residents.keys() | set(adapters)) - self._limit
-        if excess <= 0:
+        together = self._residents.keys() | set(adapters)
+        excess, excess_bytes = len(together) - self._limit, self._memory.excess(together)
+        if excess <= 0 and excess_bytes <= 0:
             return
-        for adapter in leaving_first(self._residents, places(), pinned={*adapters, *self._pinned, *self._in_use})[
-            :excess
-        ]:
+        for adapter in leaving_first(self._residents, places(), pinned={*adapters, *self._pinned, *self._in_use}):
+            if excess <= 0 and excess_bytes <= 0:
+                break
+            excess, excess_bytes = excess - 1, excess_bytes - self._memory.of([adapter])
             resident = self._residents.pop(adapter)
             _log.info("adapter.parked", adapter=adapter, seq=resident.coverage.applied_seq)
             for name, left in self._parked.put(

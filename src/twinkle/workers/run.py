@@ -288,8 +288,7 @@ class MeshWorker(Generic[State]):
             claims = self._journal.claim(lease, with_virtual_time(self._choose), _HEADS_OFFERED, held=held)
         self._previous_was_light = bool(claims) and claims[0].kind in _LIGHT
         if claims or self._executor.is_idle:
-            left_over = len(self._offered) > len(claims)
-            self._lookahead.has_others = left_over
+            self._lookahead.has_others = len(self._offered) > len(claims)
             self._lookahead.has_next = any(head.has_next for head in self._chosen)
         return claims
 
@@ -388,7 +387,7 @@ class MeshWorker(Generic[State]):
         self._offered = heads
         if self._room <= 0:
             return []
-        self._chosen = choose_batch(
+        batch = choose_batch(
             beside(heads, self._executor.passing, large_tokens=self._max_tokens, suspect_from=self._suspect_from),
             max_adapters=self._room,
             max_tokens=self._max_tokens,
@@ -397,4 +396,5 @@ class MeshWorker(Generic[State]):
             suspect_from=self._suspect_from,
             has_suspect=max(self._samples.max_suspicions, self._executor.max_suspicions) >= self._suspect_from,
         )
+        self._chosen = self._residents.fitting(batch)
         return self._chosen

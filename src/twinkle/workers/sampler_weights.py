@@ -7,19 +7,20 @@ they are saved; where the copy is gone they are made anew from the adapter's rec
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias
 
 import structlog
 
-from twinkle.core.adapter import Checkpoint
+from twinkle.core.adapter import AdapterConfig, Checkpoint
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable, TwinkleError
 from twinkle.scheduler.charges import PassRate, charge_of_time
 from twinkle.storage.sampling.ephemeral import EphemeralWeights
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
 from twinkle.storage.stores import Stores
+from twinkle.workers.adapter_memory import AdapterMemory
 from twinkle.workers.artifacts import Artifacts
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.residents import Residents
@@ -36,15 +37,29 @@ _Key: TypeAlias = tuple[str, int] | tuple[str, ...]
 
 
 @dataclass(frozen=True)
+class Held:
+    """A copy on the device: what it is of, and what it takes in bytes."""
+
+    key: _Key
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class WeightsToSample(Generic[State]):
     """What a sample is drawn from, the base model if there is no state, and what it is charged for what that took."""
 
     state: State | None
     charge: int = 0
+    held: Held | None = None
+    """As whoever draws says by ``in_use`` until it has ended."""
 
 
 class SamplerWeights(Generic[State]):
-    """At most ``limit`` copies. What has been open for ``pin_after_s`` gets a recovery point of its own."""
+    """At most ``limit`` copies, and no more than fit beside those in use: who needs another one waits in line.
+
+    One that is larger than the memory for all of them is there alone. What has been open for ``pin_after_s`` gets a
+    recovery point of its own.
+    """
 
     def __init__(
         self,
@@ -55,6 +70,7 @@ class SamplerWeights(Generic[State]):
         residents: Residents[State],
         clock: Clock,
         limit: int,
+        memory: AdapterMemory,
         mesh: str,
         pin_after_s: float,
         rate: PassRate,
@@ -63,14 +79,19 @@ class SamplerWeights(Generic[State]):
         self._artifacts = artifacts
         self._sampling_sessions = stores.sampling_sessions
         self._checkpoints = stores.checkpoints
+        self._adapters = stores.adapters
         self._residents = residents
         self._clock = clock
         self._limit = limit
+        self._memory = memory
         self._mesh = mesh
         self._pin_after_s = pin_after_s
         self._rate = rate
-        self._copies: OrderedDict[_Key, State] = OrderedDict()
-        self._being_made: set[_Key] = set()
+        self.in_use: Callable[[], Iterable[Held]] = list
+        """What is drawn from now."""
+        self._copies: OrderedDict[_Key, tuple[State, int]] = OrderedDict()
+        self._being_made: dict[_Key, int] = {}
+        self._line: list[object] = []
         self._nameless: dict[str, tuple[str, int]] = {}
         self._used: set[str] = set()
         self._next_look_at = 0.0
@@ -84,9 +105,15 @@ class SamplerWeights(Generic[State]):
         return len(self._copies)
 
     def keep(self, sampling_session: str, adapter: str, seq: int, state: State) -> int:
-        """Copy an adapter's weights as they are after operation ``seq``; what they take up in bytes."""
-        self._nameless[sampling_session] = (adapter, seq)
-        self._hold((adapter, seq), self._engine.freeze(state))
+        """Copy an adapter's weights as they are after operation ``seq``; what they take up in bytes.
+
+        Where there is no room beside those in use, the copy is made when it is asked for.
+        """
+        num_bytes = self._memory.of_copy(self._adapters.find(adapter).config) if self._memory.sampled_bytes else 0
+        if self._has_room(num_bytes):
+            self._make_room(num_bytes)
+            self._nameless[sampling_session] = (adapter, seq)
+            self._hold((adapter, seq), self._engine.freeze(state), num_bytes)
         return self._engine.weights_bytes(state)
 
     @property
@@ -118,7 +145,7 @@ class SamplerWeights(Generic[State]):
         if checkpoint is None:
             return WeightsToSample(None)
         key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
-        return (yield from self._copy(key, lambda: self._read(checkpoint)))
+        return (yield from self._copy(key, checkpoint.config, lambda: self._read(checkpoint)))
 
     def forget_pinning(self) -> None:
         """The mesh is somebody else's now."""
@@ -179,24 +206,74 @@ class SamplerWeights(Generic[State]):
         self._used.add(session.id)
         key = (weights.adapter, weights.seq)
         self._nameless[session.id] = key
-        return (yield from self._copy(key, lambda: self._rebuild(weights)))
+        config = self._adapters.find(weights.adapter).config
+        return (yield from self._copy(key, config, lambda: self._rebuild(weights)))
 
-    def _copy(self, key: _Key, make: Callable[[], Steps[WeightsToSample[State]]]) -> Steps[WeightsToSample[State]]:
-        """The copy that is here, else one that is made. Of those that want it at once the first makes it and pays."""
+    def _copy(
+        self, key: _Key, config: AdapterConfig, make: Callable[[], Steps[WeightsToSample[State]]]
+    ) -> Steps[WeightsToSample[State]]:
+        """The copy that is here, else one that is made. Of those that want it at once the first makes it and pays.
+
+        Where memory is short all wait in one line, so that no large one waits for ever while small ones go by.
+        """
+        num_bytes = self._memory.of_copy(config)
+        yield from self._in_turn(key, num_bytes)
         while key not in self._copies and key in self._being_made:
             yield lambda: key not in self._being_made
-        state = self._copies.get(key)
-        if state is not None:
+            yield from self._in_turn(key, num_bytes)
+        here = self._copies.get(key)
+        if here is not None:
             self._copies.move_to_end(key)
-            return WeightsToSample(state)
-        self._being_made.add(key)
+            return WeightsToSample(here[0], held=Held(key, num_bytes))
+        self._make_room(num_bytes)
+        self._being_made[key] = num_bytes
         try:
             made = yield from make()
         finally:
-            self._being_made.discard(key)
+            self._being_made.pop(key, None)
         assert made.state is not None
-        self._hold(key, made.state)
-        return made
+        self._hold(key, made.state, num_bytes)
+        return replace(made, held=Held(key, num_bytes))
+
+    def _in_turn(self, key: _Key, num_bytes: int) -> Steps[None]:
+        """Wait until all before it have what they need, and there is room for it."""
+        if not self._line and self._can_be_had(key, num_bytes):
+            return
+        place = object()
+        self._line.append(place)
+        try:
+            while self._line[0] is not place or not self._can_be_had(key, num_bytes):
+                yield lambda: self._line[0] is place and self._can_be_had(key, num_bytes)
+        finally:
+            self._line.remove(place)
+
+    def _can_be_had(self, key: _Key, num_bytes: int) -> bool:
+        return key in self._copies or key in self._being_made or self._has_room(num_bytes)
+
+    @property
+    def _staying(self) -> dict[_Key, int]:
+        """What cannot leave the device now."""
+        return {held.key: held.num_bytes for held in self.in_use()} | self._being_made
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether there is room for so many beside what stays; for the first there always is."""
+        if not self._memory.sampled_bytes:
+            return True
+        staying = self._staying
+        return not staying or sum(staying.values()) + num_bytes <= self._memory.sampled_bytes
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Let the longest unused leave, those in use aside, until so many bytes fit."""
+        if not self._memory.sampled_bytes:
+            return
+        staying = self._staying
+        idle = {key: size for key, (_, size) in self._copies.items() if key not in staying}
+        excess = sum(staying.values()) + sum(idle.values()) + num_bytes - self._memory.sampled_bytes
+        for key, size in idle.items():
+            if excess <= 0:
+                break
+            self._drop(key)
+            excess -= size
 
     def _rebuild(self, weights: EphemeralWeights) -> Steps[WeightsToSample[State]]:
         rebuilding = self._residents.state_after(weights.adapter, weights.seq, is_last=weights.is_current)
@@ -211,11 +288,12 @@ class SamplerWeights(Generic[State]):
         files = yield from self._artifacts.read_files(checkpoint)
         return WeightsToSample(self._engine.load(checkpoint.config, files, with_optimizer=False, trainable=False))
 
-    def _hold(self, key: _Key, state: State) -> None:
-        self._copies[key] = state
+    def _hold(self, key: _Key, state: State, num_bytes: int) -> None:
+        self._copies[key] = state, num_bytes
         self._copies.move_to_end(key)
-        while len(self._copies) > self._limit:
-            self._drop(next(iter(self._copies)))
+        idle = [each for each in self._copies if each != key and each not in self._staying]
+        for each in idle[: max(len(self._copies) - self._limit, 0)]:
+            self._drop(each)
 
     def _drop(self, key: _Key) -> None:
         # There is none where making it anew has failed.

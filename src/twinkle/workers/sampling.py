@@ -16,7 +16,7 @@ from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.sampling import check_prompt_and_scores
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import Engine, SampleOutput, State
-from twinkle.workers.sampler_weights import SamplerWeights
+from twinkle.workers.sampler_weights import Held, SamplerWeights
 from twinkle.workers.steps import Job, Steps, Transfers
 from twinkle.workers.token_reports import TokenReports
 
@@ -31,6 +31,7 @@ class _UnderWay:
     started_at: float
     num_prompt_tokens: int = 0
     weights_charge: int = 0
+    weights: Held | None = None
 
     def charge(self, num_tokens: int) -> int:
         """What it is charged once so many tokens are drawn."""
@@ -98,6 +99,7 @@ class SampleDesk(Generic[State]):
         self._entering: dict[str, tuple[_UnderWay, Job[ListenedSample]]] = {}
         self._drawing: dict[str, _UnderWay] = {}
         self._leaving: dict[str, _Leaving] = {}
+        weights.in_use = self._weights_in_use
 
     @property
     def room(self) -> int:
@@ -112,8 +114,13 @@ class SampleDesk(Generic[State]):
     @property
     def _placed(self) -> list[Claim]:
         """The samples that have places, or are about to."""
-        entering = (entering for entering, _ in self._entering.values())
-        return [one.claim for one in (*self._drawing.values(), *entering)]
+        return [one.claim for one in self._with_places()]
+
+    def _with_places(self) -> list[_UnderWay]:
+        return [*self._drawing.values(), *(entering for entering, _ in self._entering.values())]
+
+    def _weights_in_use(self) -> list[Held]:
+        return [one.weights for one in self._with_places() if one.weights is not None]
 
     @property
     def under_way(self) -> list[str]:
@@ -165,7 +172,7 @@ class SampleDesk(Generic[State]):
         request = parse_body(ListenedSample, (yield from self._transfers.read(self._blobs, claim.payload)))
         check_prompt_and_scores(request)
         weights = yield from self._weights.of(claim.lane)
-        entering.weights_charge = weights.charge
+        entering.weights_charge, entering.weights = weights.charge, weights.held
         group = self._cache_groups.of(claim.tenant)
         self._engine.add_sample(claim.request_id, weights.state, request, cache_group=group)
         entering.num_prompt_tokens = request.num_prompt_tokens

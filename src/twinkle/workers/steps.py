@@ -194,7 +194,7 @@ class Job(Generic[Result]):
                 self.has_ended, self._result = True, end.value
             except Exception as error:  # noqa: BLE001 - the border: whatever it is, it is this job's
                 self.has_ended, self.error = True, error
-            if self._wait is turn or not self._wait():
+            if self.has_ended or self._wait is turn or not self._wait():
                 return
 
 

@@ -90,6 +90,13 @@ class WorkerSettings(SettingsGroup):
     transfer_threads: int = Field(default=8, gt=0)
     transfer_bytes: int = Field(default=1 << 30, gt=0)
     max_resident_adapters: int = Field(default=64, gt=0)
+    adapter_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="device memory for adapters: three quarters for those that train, with gradients and moments, a"
+        " quarter for copies that are sampled from; beyond it they are parked before others come. 0: half of what is"
+        " free once the base model is loaded, on a CPU a quarter of all memory",
+    )
     parked_adapter_bytes: int = Field(
         default=4 << 30,
         ge=0,
