@@ -16,7 +16,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_text_model(tmp_path_factory.mktemp("models") / "some" / "tiny")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
     """One embedded stack with Flower, shared by every test that does not break it."""
     flags = ("--flower", "--flower-port", "0")

@@ -18,9 +18,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_text_model(tmp_path_factory.mktemp("models") / "some" / "tiny")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
-    """One embedded stack on the engine that computes nothing, for all the faults of a module."""
+    """One embedded stack on the engine that computes nothing, for all the faults of all files."""
     folder = tmp_path_factory.mktemp("struck")
     crashes = Crashes(folder / "crashes")
     settings = {

@@ -20,8 +20,10 @@ import tinker
 
 from harness.leftovers import close_sdk_clients, sdk_client
 from harness.polling import wait_for
+from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.parent_death import dies_with
+from twinkle.storage.stores import Stores
 
 TWINKLE = (sys.executable, "-m", "twinkle.cli")
 PARTS = {
@@ -127,10 +129,12 @@ class Served:
             process.wait(STOP_S)
 
     def create_key(self, tenant: str) -> str:
-        """A new key, made on the command line."""
-        command = [*TWINKLE, "keys", "create", "--tenant", tenant, "--home", str(self.home)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=self._environment)
-        return done.stdout.split()[-1]
+        """A new key, in the journal as ``twinkle keys create`` would make it."""
+        stores = Stores.at(f"sqlite:///{self.home / 'journal.db'}", SystemClock())
+        try:
+            return stores.tenants.create_key(tenant, "cli")
+        finally:
+            stores.close()
 
     def client(self, tenant: str) -> tinker.ServiceClient:
         """The official SDK, logged in as ``tenant``."""
