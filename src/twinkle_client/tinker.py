@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from twinkle.core.adapter import WHOLE_MODEL
 from twinkle_client.errors import InvalidInput
 
@@ -22,6 +24,7 @@ ANY_KEY = "EMPTY_TOKEN"
 
 _SDK_PREFIX = "tml-"
 _IGNORED_LABEL = -100
+_PATCHES, _GRIDS, _KINDS = "pixel_values", "image_grid_thw", "mm_token_type_ids"
 _PATCHED = "_twinkle_was_here"
 
 
@@ -104,10 +107,12 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> tinker.Datum:
 
     Args:
         input_feature: ``input_ids`` (N,), ``labels`` (N,), the label of a token being the next one or -100; with an
-            ``attention_mask`` (N,) what it leaves out is left out.
+            ``attention_mask`` (N,) what it leaves out is left out. Pictures go along as ``pixel_values`` (P, ...) and
+            ``image_grid_thw`` (B, 3).
 
     Raises:
-        ValueError: Something is missing, or lengths differ.
+        ValueError: Something is missing, lengths differ, pictures are of a kind that does not travel, or the row is
+            packed: a datum is one sequence.
     """
     types = importlib.import_module("tinker").types
     rows = {name: [int(value) for value in _column(input_feature, name)] for name in ("input_ids", "labels")}
@@ -117,14 +122,42 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> tinker.Datum:
         lengths = f"{len(rows['input_ids'])} input_ids, {len(rows['labels'])} labels, {len(kept)} in attention_mask"
         raise ValueError(f"input_feature: {lengths}; they must be as many")
     tokens, labels = ([value for value, keep in zip(row, kept, strict=True) if keep] for row in rows.values())
+    _refuse_packed(input_feature, kept)
     datum: tinker.Datum = types.Datum(
         model_input=types.ModelInput.from_ints(tokens),
         loss_fn_inputs={
             "target_tokens": _tensor(types, [max(label, 0) for label in labels], "int64"),
             "weights": _tensor(types, [float(label != _IGNORED_LABEL) for label in labels], "float32"),
+            **_pictures(types, input_feature),
         },
     )
     return datum
+
+
+def _refuse_packed(row: Mapping[str, Any], kept: Sequence[bool]) -> None:
+    advice = "a datum is one; make one of each row before it is packed"
+    if len(row.get("member_lengths") or ()) > 1:
+        raise ValueError(f"input_feature.member_lengths: are of {len(row['member_lengths'])} sequences, {advice}")
+    positions = np.asarray([] if row.get("position_ids") is None else row["position_ids"])
+    if positions.size == len(kept) and (positions.reshape(-1)[np.asarray(kept, dtype=bool)][1:] == 0).any():
+        raise ValueError(f"input_feature.position_ids: begin again, so of several sequences, {advice}")
+
+
+def _pictures(types: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: np.asarray(row[name]) for name in (_PATCHES, _GRIDS, _KINDS) if row.get(name) is not None}
+    if given.keys().isdisjoint((_PATCHES, _GRIDS)):
+        return {}
+    if row.get("image_position_ids") is not None:
+        raise ValueError(f"input_feature.image_position_ids: do not travel; send pictures with {_GRIDS}")
+    mask = row.get("attention_mask")
+    if mask is not None and _KINDS in given:
+        given[_KINDS] = given[_KINDS].reshape(-1)[np.asarray(_flat(mask), dtype=bool)]
+    return {
+        name: types.TensorData(
+            data=values.reshape(-1).tolist(), dtype="float32" if name == _PATCHES else "int64", shape=list(values.shape)
+        )
+        for name, values in given.items()
+    }
 
 
 def _refuse_whole_model(self: Any, *arguments: Any, **options: Any) -> None:

@@ -124,6 +124,16 @@ class SamplingParams(RequestBody):
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_k: int = Field(default=-1, ge=-1, le=MAX_INT32)
     top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Twinkle's dialect has it; the Tinker SDK does not send it, and neither OpenAI's API."""
+
+    @model_serializer(mode="wrap")
+    def _without_penalty(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        # What is written without one stays, to the byte, what the SDK's own bodies have always been kept as.
+        written: dict[str, object] = write(self)
+        if self.repetition_penalty == 1:
+            written.pop("repetition_penalty", None)
+        return written
 
     @field_validator("top_k")
     @classmethod

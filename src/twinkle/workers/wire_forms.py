@@ -84,6 +84,7 @@ def sampler_request(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
+        repetition_penalty=params.repetition_penalty,
         stop_token_ids=None if params.stops_at_end_of_text else frozenset(params.stop_tokens),
         stop_strings=tuple(params.stop_strings),
         prompt_logprobs=bool(request.prompt_logprobs),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,9 +118,38 @@ def test_a_row_becomes_a_datum_whose_ignored_tokens_weigh_nothing() -> None:
     assert datum.loss_fn_inputs["weights"].data == [0.0, 1.0, 1.0]
 
 
+def test_a_rows_pictures_go_along_in_its_datum() -> None:
+    datum = input_feature_to_datum(
+        {
+            "input_ids": [5, 300, 6, 0],
+            "labels": [-100, 6, 7, -100],
+            "attention_mask": [1, 1, 1, 0],
+            "position_ids": np.zeros((3, 4), dtype=int),
+            "pixel_values": np.ones((4, 12), dtype=np.float32),
+            "image_grid_thw": [[1, 2, 2]],
+            "mm_token_type_ids": [0, 1, 0, 0],
+        }
+    )
+
+    inputs = datum.loss_fn_inputs
+    assert inputs["pixel_values"].shape == [4, 12] and inputs["pixel_values"].data == [1.0] * 48
+    assert (inputs["image_grid_thw"].shape, inputs["image_grid_thw"].data) == ([1, 3], [1, 2, 2])
+    assert inputs["mm_token_type_ids"].data == [0, 1, 0]
+
+
+ROW: dict[str, Any] = {"input_ids": [1, 2, 3], "labels": [2, 3, 4]}
+
+
 @pytest.mark.parametrize(
-    ("row", "says"), [({"input_ids": [1]}, "labels: is missing"), ({"input_ids": [1], "labels": [1, 2]}, "as many")]
+    ("row", "says"),
+    [
+        ({"input_ids": [1]}, "labels: is missing"),
+        ({"input_ids": [1], "labels": [1, 2]}, "as many"),
+        ({**ROW, "member_lengths": [1, 2]}, "member_lengths: are of 2 sequences"),
+        ({**ROW, "position_ids": np.array([0, 0, 1])}, "position_ids: begin again"),
+        ({**ROW, "pixel_values": [[1.0]], "image_position_ids": [[0, 0]]}, "image_position_ids: do not travel"),
+    ],
 )
-def test_a_row_that_is_none_is_refused(row: dict[str, list[int]], says: str) -> None:
+def test_a_row_that_is_no_datum_is_refused(row: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         input_feature_to_datum(row)

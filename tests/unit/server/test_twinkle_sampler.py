@@ -99,7 +99,15 @@ def stage(served: tuple[Api, FakeWorker, Path]) -> Iterator[Stage]:
 
 
 def test_a_row_is_continued_and_comes_back_ready_to_be_trained_on(stage: Stage) -> None:
-    params = {"max_tokens": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "seed": 3, "num_samples": 2}
+    params = {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "repetition_penalty": 1.3,
+        "seed": 3,
+        "num_samples": 2,
+    }
     (one,) = stage.sample(ROW, sampling_params=params, num_samples=1)
     sent = stage.last()
 
@@ -118,6 +126,7 @@ def test_a_row_is_continued_and_comes_back_ready_to_be_trained_on(stage: Stage) 
     assert one["prompt_logprobs"] is None and one["topk_prompt_logprobs"] is None
     drawn = sent.sampling_params
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.seed, drawn.stop) == (0.5, 7, 0.9, 3, None)
+    assert drawn.repetition_penalty == 1.3
 
 
 @pytest.mark.parametrize(
@@ -300,7 +309,7 @@ def test_patches_that_are_not_of_their_row_are_refused_by_name(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"inputs": [ROW], "sampling_params": {"repetition_penalty": 1.1}}, "repetition_penalty"),
+        ({"inputs": [ROW], "sampling_params": {"repetition_penalty": 0}}, "repetition_penalty"),
         ({"inputs": [ROW], "sampling_params": {"temprature": 1}}, "did you mean temperature"),
         ({"inputs": [ROW], "sampling_params": {"temperature": "hot"}}, "sampling_params"),
         ({"inputs": [ROW], "sampling_params": {"stop": [1, "a"]}}, "stop"),
@@ -310,6 +319,8 @@ def test_patches_that_are_not_of_their_row_are_refused_by_name(
         ({"inputs": [{"input_ids": [0] * 3000}]}, "inputs[0].input_ids"),
         ({"inputs": [{"input_ids": [[1], 2]}]}, "inputs[0].input_ids"),
         ({"inputs": [{"input_ids": [1], "position_ids": [[1], 2]}]}, "inputs[0].position_ids"),
+        ({"inputs": [{"input_ids": [1, 2], "member_lengths": [1, 1]}]}, "inputs[0].member_lengths: are of 2"),
+        ({"inputs": [{"input_ids": [1, 2], "position_ids": [0, 0]}]}, "inputs[0].position_ids: begin again"),
         ({"inputs": [{"input_ids": [1], "x": 2**70}]}, "inputs[0].row"),
         ({"inputs": [{"messages": [{"role": "user", "content": [{"type": "smell"}]}], "images": ["a"]}]}, "messages"),
         ({"inputs": [{"messages": [{"role": "king", "content": ""}]}]}, "inputs[0].messages[0].role"),

@@ -13,6 +13,7 @@ from PIL import Image
 
 from harness.called_engine import Called
 from harness.pictures import image_processor, picture_prompt, save_picture_model
+from twinkle.core.errors import InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.model import MultiLoraTransformersModel
 from twinkle.workers.transformers_engine import TransformersEngine
@@ -53,3 +54,21 @@ def test_rows_with_pictures_train_by_calls_as_they_do_locally(folder: Path) -> N
     assert torch.equal(at_once.grad, in_pieces.grad)
     assert torch.equal(at_once.grad, local._adapters["x"].grad)
     assert at_once.grad.any()
+
+
+def test_a_packed_row_with_pictures_trains_by_calls_as_its_members_do(folder: Path) -> None:
+    engine = TransformersEngine.from_settings(Settings(model=str(folder), model_name="tiny", threads=1))
+    alone, packed = Called(engine), Called(engine)
+    rows = [_row(1), {"input_ids": [5, 6, 7], "labels": [6, 7, -100]}, _row(2)]
+    whole: dict[str, Any] = {name: [*rows[0][name], *rows[2][name]] for name in ("pixel_values", "image_grid_thw")}
+    for name in ("input_ids", "labels"):
+        whole[name] = [value for row in rows for value in row[name]]
+    whole["member_lengths"] = [len(row["input_ids"]) for row in rows]
+    whole["member_pictures"] = [2, 0, 2]
+
+    expected = alone("forward_backward", inputs=rows)
+    told = packed("forward_backward", inputs=[whole])
+
+    assert told["loss"] == expected["loss"] and torch.equal(packed.grad, alone.grad) and alone.grad.any()
+    with pytest.raises(InvalidInput, match="member_pictures"):
+        packed("forward_backward", inputs=[{**whole, "member_pictures": [2, 1, 0]}])

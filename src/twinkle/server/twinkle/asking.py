@@ -205,12 +205,9 @@ def _params(body: TwinkleSampleRequest) -> SamplingParams:
     if "num_samples" not in given and body.num_samples is not None:
         given["num_samples"] = body.num_samples
     try:
-        params = SamplingParams.from_dict(given)
+        return SamplingParams.from_dict(given)
     except TypeError:
         raise InvalidInput("sampling_params", "holds a value of another kind than its name takes") from None
-    if params.repetition_penalty != 1:
-        raise InvalidInput("repetition_penalty", f"is {params.repetition_penalty}; only 1 (off) is supported")
-    return params
 
 
 def _request(prompt: RowPrompt, params: SamplingParams, lane: str, seq: int) -> SampleRequest:
@@ -226,6 +223,7 @@ def _request(prompt: RowPrompt, params: SamplingParams, lane: str, seq: int) -> 
                 temperature=params.temperature,
                 top_k=params.top_k or -1,
                 top_p=params.top_p,
+                repetition_penalty=params.repetition_penalty,
             ),
             num_samples=params.num_samples,
             sampling_session_id=lane,

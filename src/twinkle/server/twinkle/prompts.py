@@ -145,11 +145,23 @@ def _read_tokens(row: dict[str, Any], capabilities: MeshCapabilities, limits: Pi
         raise InvalidInput("input_ids", "must be a list of token ids")
     if not all(0 <= token <= min(_MAX_TOKEN, capabilities.vocab_size - 1) for token in tokens):
         raise InvalidInput("input_ids", f"must be token ids from 0 to {capabilities.vocab_size - 1}")
+    _refuse_packed(row)
     try:
         continued_row(row, [], texts=Texts())
     except _UNREADABLE as error:
         raise InvalidInput("position_ids", f"or another list does not belong to these tokens: {error}") from error
     return RowPrompt(row=row, tokens=tokens, pictures=_patches(row, tokens, capabilities, limits))
+
+
+def _refuse_packed(row: Mapping[str, Any]) -> None:
+    members = row.get("member_lengths")
+    if isinstance(members, list) and len(members) > 1:
+        raise InvalidInput(
+            "member_lengths", f"are of {len(members)} sequences; a prompt is one, so send each by itself"
+        )
+    positions = row.get("position_ids")
+    if isinstance(positions, list) and 0 in positions[1:]:
+        raise InvalidInput("position_ids", "begin again, so the row holds several sequences; send each by itself")
 
 
 def _patches(
