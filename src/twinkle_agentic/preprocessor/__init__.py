@@ -19,7 +19,14 @@ from twinkle_agentic.preprocessor.rules import (
     RefuseFilter,
     TokenNumFilter,
 )
-from twinkle_agentic.preprocessor.scores import IFDScorer, PassNScorer, ScoreFilter, Scorer
+from twinkle_agentic.preprocessor.scores import (
+    ChrMinScorer,
+    IFDScorer,
+    ParaphraseScorer,
+    PassNScorer,
+    ScoreFilter,
+    Scorer,
+)
 from twinkle_agentic.preprocessor.texts import (
     FixUnicodeFilter,
     MessageNormalizer,
@@ -29,6 +36,7 @@ from twinkle_agentic.preprocessor.texts import (
 )
 
 __all__ = [
+    "ChrMinScorer",
     "DeadLoopFilter",
     "DedupFilter",
     "FixUnicodeFilter",
@@ -39,6 +47,7 @@ __all__ = [
     "MessageNormalizer",
     "MessageSanityFilter",
     "ModelFilter",
+    "ParaphraseScorer",
     "PassNScorer",
     "QualityFilter",
     "QualityPreprocessor",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
@@ -19,6 +20,10 @@ KEY_ROUNDS = "key_rounds"
 VERDICT = (
     "Here is a question, the right answer, and an attempt at it. Say whether the attempt is right; answer with yes or"
     " no and nothing else.\n\nQuestion:\n{question}\n\nRight answer:\n{truth}\n\nAttempt:\n{attempt}"
+)
+PARAPHRASE = (
+    "Here is a good answer to what was asked before. Answer it yourself, completely and in your own words; do not copy"
+    " the answer.\n\n{answer}"
 )
 
 
@@ -72,21 +77,118 @@ class IFDScorer(Scorer):
 
     def score(self, rounds: Sequence[Round]) -> list[Score]:
         """See :class:`Scorer`."""
-        whole = self._answer_logprobs([(*one.prompt_ids, *one.answer_ids) for one in rounds], rounds)
-        alone = self._answer_logprobs([one.answer_ids for one in rounds], rounds)
+        whole = answer_logprobs(self._sampler, [(*one.prompt_ids, *one.answer_ids) for one in rounds], rounds)
+        alone = answer_logprobs(self._sampler, [one.answer_ids for one in rounds], rounds)
         low, high = self._bounds
-        ratios = [math.exp(without - after) for after, without in zip(whole, alone, strict=True)]
+        ratios = [math.exp(fmean(without) - fmean(after)) for after, without in zip(whole, alone, strict=True)]
         return [Score(ratio, low <= ratio <= high) for ratio in ratios]
 
-    def _answer_logprobs(self, prompts: Sequence[tuple[int, ...]], rounds: Sequence[Round]) -> list[float]:
-        """The mean logprob of each answer but its first token, which nothing precedes where it stands alone."""
-        params = {"max_tokens": 0, "prompt_logprobs": 0}
-        responses = self._sampler.sample([{"input_ids": list(ids)} for ids in prompts], params)
-        means = []
-        for response, one in zip(responses, rounds, strict=True):
-            logprobs = response["prompt_logprobs"][-len(one.answer_ids) + 1 :]
-            means.append(sum(logprobs) / len(logprobs))
-        return means
+
+def answer_logprobs(sampler: Any, prompts: Sequence[tuple[int, ...]], rounds: Sequence[Round]) -> list[list[float]]:
+    """The logprobs of each answer's tokens at the end of a prompt but the first's, which nothing precedes alone."""
+    params = {"max_tokens": 0, "prompt_logprobs": 0}
+    responses = sampler.sample([{"input_ids": list(ids)} for ids in prompts], params) if prompts else []
+    return [
+        list(response["prompt_logprobs"][-len(one.answer_ids) + 1 :])
+        for response, one in zip(responses, rounds, strict=True)
+    ]
+
+
+class ChrMinScorer(Scorer):
+    """The share of an answer's distinct tokens that the question makes likelier wherever they stand: low is hard.
+
+    Of a token that occurs several times the least gain counts, ``min(log p(token | question, before) - log p(token |
+    before))``; the token counts as told where that is above 0. The first token, which nothing precedes without the
+    question, is left out.
+
+    Args:
+        sampler: Whose prompt logprobs are read.
+        threshold: Rounds from it on do not pass; None lets all pass, for their scores alone.
+        exclude_prompt_echoed_ids: Leave out tokens that the question holds too.
+    """
+
+    name = "chr_min"
+
+    def __init__(self, sampler: Any, threshold: float | None = 0.5, exclude_prompt_echoed_ids: bool = False) -> None:
+        _check_threshold("threshold", threshold)
+        self._sampler = sampler
+        self._threshold = threshold
+        self._excludes = exclude_prompt_echoed_ids
+
+    def score(self, rounds: Sequence[Round]) -> list[Score]:
+        """See :class:`Scorer`."""
+        whole = answer_logprobs(self._sampler, [(*one.prompt_ids, *one.answer_ids) for one in rounds], rounds)
+        alone = answer_logprobs(self._sampler, [one.answer_ids for one in rounds], rounds)
+        return [self._score(*of_one) for of_one in zip(rounds, whole, alone, strict=True)]
+
+    def _score(self, one: Round, after: Sequence[float], without: Sequence[float]) -> Score:
+        echoed = frozenset(one.prompt_ids) if self._excludes else frozenset()
+        least: dict[int, float] = {}
+        for token, with_it, by_itself in zip(one.answer_ids[1:], after, without, strict=True):
+            if token not in echoed:
+                least[token] = min(least.get(token, math.inf), with_it - by_itself)
+        if not least:
+            return Score(None)
+        share = sum(gain > 0 for gain in least.values()) / len(least)
+        return Score(share, self._threshold is None or share < self._threshold)
+
+
+class ParaphraseScorer(Scorer):
+    """:class:`ChrMinScorer` of what the model itself makes of the answer: it is shown it, and says it in its own words.
+
+    Args:
+        sampler: Says it and is scored.
+        template: Of the same model.
+        chr_min_threshold: Rounds from it on do not pass; None lets all pass, for their scores alone.
+        sampling_params: Of the paraphrase.
+        max_answer_tokens: That the model is shown of an answer.
+    """
+
+    name = "paraphrase"
+
+    def __init__(
+        self,
+        sampler: Any,
+        template: Any,
+        chr_min_threshold: float | None = None,
+        sampling_params: Mapping[str, Any] | None = None,
+        max_answer_tokens: int = 2048,
+    ) -> None:
+        _check_threshold("chr_min_threshold", chr_min_threshold)
+        if max_answer_tokens < 1:
+            raise InvalidInput("max_answer_tokens", f"is {max_answer_tokens}; send 1 or more")
+        self._sampler = sampler
+        self._template = template
+        self._inner = ChrMinScorer(sampler, chr_min_threshold)
+        self._params = {"max_tokens": 512, "temperature": 0.7, **(sampling_params or {}), "num_samples": 1}
+        self._max_answer_tokens = max_answer_tokens
+
+    def score(self, rounds: Sequence[Round]) -> list[Score]:
+        """See :class:`Scorer`; a round of whose answer little is left has no score."""
+        prompts = [{"messages": self._asked(one)} for one in rounds]
+        responses = self._sampler.sample(prompts, self._params) if prompts else []
+        said = [str(response["sequences"][0].get("decoded") or "") for response in responses]
+        ids = [tuple(self._template.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in said]
+        own = [
+            replace(one, answer=text, answer_ids=of_one) for one, text, of_one in zip(rounds, said, ids, strict=True)
+        ]
+        scores = iter(self._inner.score([one for one in own if len(one.answer_ids) >= MIN_ANSWER_TOKENS]))
+        return [next(scores) if len(one.answer_ids) >= MIN_ANSWER_TOKENS else Score(None) for one in own]
+
+    def _asked(self, one: Round) -> list[Mapping[str, Any]]:
+        shown = one.answer
+        if len(one.answer_ids) > self._max_answer_tokens:
+            shown = self._template.decode(one.answer_ids[: self._max_answer_tokens])
+        told = PARAPHRASE.format(answer=shown)
+        last = one.context[-1]
+        if last.get("role") == "user" and isinstance(last.get("content"), str):
+            return [*one.context[:-1], {**last, "content": f"{last['content']}\n\n{told}"}]
+        return [*one.context, {"role": "user", "content": told}]
+
+
+def _check_threshold(field: str, threshold: float | None) -> None:
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise InvalidInput(field, f"is {threshold}; send a share of 0 to 1, or None")
 
 
 class PassNScorer(Scorer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
@@ -13,6 +14,7 @@ from twinkle.data_format.sampling import SamplingParams
 from twinkle_agentic.protocol.openai import API
 from twinkle_agentic.rollout.base import Rollout, Row
 from twinkle_agentic.rollout.multi_turn import MAX_TURNS, Params, managers_of, one_sample, tool_messages
+from twinkle_agentic.rollout.traces import Judge, Traces
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 CONCURRENCY = 8
@@ -37,6 +39,9 @@ class APIMultiTurnRollout(Rollout):
         max_turns: Of a conversation.
         concurrency: Conversations at once.
         extra_body: Further fields of every request.
+        trace_dir: A folder for the conversations, a file each (:class:`~twinkle_agentic.rollout.traces.Traces`).
+        trace_callback: Which conversations are written there; all if omitted.
+        success_callback: Which of them went well, as the files' names say.
     """
 
     def __init__(
@@ -47,6 +52,9 @@ class APIMultiTurnRollout(Rollout):
         max_turns: int = MAX_TURNS,
         concurrency: int = CONCURRENCY,
         extra_body: Mapping[str, Any] | None = None,
+        trace_dir: str | Path | None = None,
+        trace_callback: Judge | None = None,
+        success_callback: Judge | None = None,
     ) -> None:
         for name, value in (("max_turns", max_turns), ("concurrency", concurrency)):
             if value < 1:
@@ -57,6 +65,7 @@ class APIMultiTurnRollout(Rollout):
         self.max_turns = max_turns
         self.concurrency = concurrency
         self.extra_body = dict(extra_body or {})
+        self.traces = Traces.into(trace_dir, trace_callback, success_callback)
 
     def __call__(
         self,
@@ -65,6 +74,7 @@ class APIMultiTurnRollout(Rollout):
         sampling_params: Params = None,
         tool_manager: ToolManager | Sequence[ToolManager] | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        global_step: int | None = None,
         **kwargs: Any,
     ) -> list[Row]:
         """The trajectories with what was said: ``messages``, ``turns``, ``stop_reason``, ``truncated``.
@@ -83,7 +93,10 @@ class APIMultiTurnRollout(Rollout):
             return self._converse(trajectory, tools, locks[id(tools)], params, extra)
 
         with ThreadPoolExecutor(max_workers=self.concurrency) as threads:
-            return list(threads.map(converse, trajectories, managers))
+            rows = list(threads.map(converse, trajectories, managers))
+        if self.traces is not None:
+            self.traces.write(rows, global_step)
+        return rows
 
     def _converse(
         self,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.sampling import SampledSequence, SamplingParams
 from twinkle_agentic.rollout.base import Rollout, Row
 from twinkle_agentic.rollout.bridge import IGNORED_LABEL, BridgeTemplate, extend_with_bridge, longer_positions
+from twinkle_agentic.rollout.traces import Judge, Traces
 from twinkle_agentic.tools.tool_manager import ToolManager
 
 MAX_TURNS = 6
@@ -68,6 +70,9 @@ class MultiTurnRollout(Rollout):
         sampling_params: Of every turn; one sample each, whose logprobs are asked for if nothing is said of them.
         max_turns: Of a conversation.
         max_trajectory_tokens: Of a whole conversation; the template's ``max_length`` if omitted.
+        trace_dir: A folder for the conversations, a file each (:class:`~twinkle_agentic.rollout.traces.Traces`).
+        trace_callback: Which conversations are written there; all if omitted.
+        success_callback: Which of them went well, as the files' names say.
         adapter_path: Of an adapter to sample with.
     """
 
@@ -79,6 +84,9 @@ class MultiTurnRollout(Rollout):
         sampling_params: Params = None,
         max_turns: int = MAX_TURNS,
         max_trajectory_tokens: int | None = None,
+        trace_dir: str | Path | None = None,
+        trace_callback: Judge | None = None,
+        success_callback: Judge | None = None,
         *,
         adapter_path: str | None = None,
     ) -> None:
@@ -95,6 +103,7 @@ class MultiTurnRollout(Rollout):
         self.max_turns = max_turns
         self.max_trajectory_tokens = max_trajectory_tokens
         self.adapter_path = adapter_path
+        self.traces = Traces.into(trace_dir, trace_callback, success_callback)
 
     def __call__(
         self,
@@ -103,6 +112,7 @@ class MultiTurnRollout(Rollout):
         sampling_params: Params = None,
         tool_manager: ToolManager | Sequence[ToolManager] | None = None,
         adapter_path: str | None = None,
+        global_step: int | None = None,
         **kwargs: Any,
     ) -> list[Row]:
         """Take conversations as far as they go.
@@ -112,6 +122,7 @@ class MultiTurnRollout(Rollout):
             sampling_params: In place of the rollout's.
             tool_manager: In place of the rollout's, for all conversations or one for each.
             adapter_path: In place of the rollout's.
+            global_step: For the names of the traces.
             kwargs: For the sampler's call.
 
         Returns:
@@ -137,7 +148,10 @@ class MultiTurnRollout(Rollout):
                 break
             calls = self._sample(under_way, params, call)
             self._call_tools(under_way, calls, is_last=turn + 1 == self.max_turns)
-        return [episode.result() for episode in episodes]
+        rows = [episode.result() for episode in episodes]
+        if self.traces is not None:
+            self.traces.write(rows, global_step)
+        return rows
 
     def _first_row(self, trajectory: Mapping[str, Any]) -> Row:
         encoded = self.template.encode(trajectory, add_generation_prompt=True)

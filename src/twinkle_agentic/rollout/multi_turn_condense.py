@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
@@ -11,6 +12,7 @@ from twinkle_agentic.condenser.chunks import Chunks, Condenser
 from twinkle_agentic.rollout.base import Row
 from twinkle_agentic.rollout.bridge import BridgeTemplate
 from twinkle_agentic.rollout.multi_turn import MAX_TURNS, MultiTurnRollout, Params, SamplerLike, managers_of
+from twinkle_agentic.rollout.traces import Judge
 from twinkle_agentic.tools.extract_condensed import ExtractCondensed
 from twinkle_agentic.tools.tool_manager import ToolManager
 
@@ -36,6 +38,9 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
         condenser_kwargs: Keywords of every call of the condenser.
         post_compress_callback: Called with a condensed trajectory, its passages and the call's keywords; gives the
             trajectory to take.
+        trace_dir: See :class:`MultiTurnRollout`.
+        trace_callback: See :class:`MultiTurnRollout`.
+        success_callback: See :class:`MultiTurnRollout`.
         adapter_path: See :class:`MultiTurnRollout`.
     """
 
@@ -51,6 +56,9 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
         max_trajectory_tokens: int | None = None,
         condenser_kwargs: Mapping[str, Any] | None = None,
         post_compress_callback: AfterCondensing | None = None,
+        trace_dir: str | Path | None = None,
+        trace_callback: Judge | None = None,
+        success_callback: Judge | None = None,
         *,
         adapter_path: str | None = None,
     ) -> None:
@@ -61,6 +69,9 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
             sampling_params,
             max_turns,
             max_trajectory_tokens,
+            trace_dir,
+            trace_callback,
+            success_callback,
             adapter_path=adapter_path,
         )
         if chunker is None or condenser is None:
@@ -78,6 +89,7 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
         sampling_params: Params = None,
         tool_manager: ToolManager | Sequence[ToolManager] | None = None,
         adapter_path: str | None = None,
+        global_step: int | None = None,
         **kwargs: Any,
     ) -> list[Row]:
         """See :class:`MultiTurnRollout`; ``messages`` of the rows are the condensed ones.
@@ -101,7 +113,12 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
             condensed.append(shorter)
             tools.append(own)
         return super().__call__(
-            condensed, sampling_params=sampling_params, tool_manager=tools, adapter_path=adapter_path, **kwargs
+            condensed,
+            sampling_params=sampling_params,
+            tool_manager=tools,
+            adapter_path=adapter_path,
+            global_step=global_step,
+            **kwargs,
         )
 
     def _condensed(self, trajectories: Sequence[Mapping[str, Any]]) -> list[Chunks]:

@@ -1,5 +1,7 @@
 """Rollouts of several turns: token by token what was sampled, with tools between the turns."""
 
+import json
+
 import numpy as np
 import peft
 import pytest
@@ -188,3 +190,34 @@ def test_a_loop_of_rollout_advantage_loss_and_sync_learns_what_its_environment_r
     manager.sync_weights(merge_and_sync=False)
     assert mean_length() < 0.9 * before
     pool.close()
+
+
+def test_conversations_are_written_down_as_the_callbacks_say_and_none_of_them_ends_a_rollout(template, tmp_path):
+    def wanted(row):
+        if row["user_data"][0][1] == "c":
+            raise KeyError("c")
+        return row["user_data"][0][1] != "b"
+
+    rollout = MultiTurnRollout(
+        Scripted(template, ["one"] * 4),
+        template,
+        max_turns=1,
+        trace_dir=tmp_path / "traces",
+        trace_callback=wanted,
+        success_callback=lambda row: row["user_data"][0][1] == "a/x",
+    )
+    prompts = [{**PROMPT, "user_data": [("id", name), ("ground_truth", "4")]} for name in ("a/x", "b", "c", "d")]
+
+    rows = rollout(prompts, global_step=12)
+
+    assert len(rows) == 4
+    failed, good = sorted((tmp_path / "traces").iterdir())
+    assert good.name.startswith("step000012-ok-a_x-") and failed.name.startswith("step000012-fail-d-")
+    record = json.loads(good.read_text())
+    assert record["trajectory"]["messages"] == rows[0]["messages"] and "input_ids" not in record["trajectory"]
+    assert (record["ground_truth"], record["success"], record["turns"]) == ("4", True, rows[0]["turns"])
+    assert (record["stop_reason"], record["truncated"]) == (rows[0]["stop_reason"], rows[0]["truncated"])
+    with pytest.raises(InvalidInput, match="trace_dir: is missing"):
+        MultiTurnRollout(None, template, success_callback=lambda row: True)
+    with pytest.raises(InvalidInput, match="trace_dir: cannot be made"):
+        MultiTurnRollout(None, template, trace_dir=good)

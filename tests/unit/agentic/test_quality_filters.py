@@ -8,6 +8,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.sampler import TorchSampler
 from twinkle.template import Template
 from twinkle_agentic.preprocessor import (
+    ChrMinScorer,
     DeadLoopFilter,
     DedupFilter,
     FixUnicodeFilter,
@@ -18,6 +19,7 @@ from twinkle_agentic.preprocessor import (
     MessageNormalizer,
     MessageSanityFilter,
     ModelFilter,
+    ParaphraseScorer,
     PassNScorer,
     QualityPreprocessor,
     RefuseFilter,
@@ -213,9 +215,63 @@ def test_turns_that_a_model_reaches_always_or_never_can_be_left_out(model_id):
     assert [row["scores"]["pass_n"] for row in kept] == [[0.5], [None]]
 
 
+def test_turns_are_scored_by_the_share_of_their_tokens_that_the_question_makes_likelier(model_id):
+    sampler, template = TorchSampler(model_id), Template(model_id)
+    sampler.set_template(template)
+    answer = GOOD["messages"][1]["content"]
+    rows = [chat("Why does a bird fly?", answer), chat(answer, answer)]
+    score_all = ScoreFilter(template, [ChrMinScorer(sampler, None)])
+    scores = [row["scores"]["chr_min"][0] for row in score_all.apply(rows)]
+
+    ids = template.tokenizer(answer, add_special_tokens=False)["input_ids"]
+    prompt = template.encode({"messages": rows[0]["messages"][:1]}, add_generation_prompt=True)["input_ids"].tolist()
+    params = {"max_tokens": 0, "prompt_logprobs": 0}
+    after, alone = (
+        sampler.sample([{"input_ids": given}], params)[0].prompt_logprobs[-len(ids) + 1 :]
+        for given in (prompt + ids, ids)
+    )
+    gains = {
+        token: min(a - b for other, a, b in zip(ids[1:], after, alone, strict=True) if other == token)
+        for token in ids[1:]
+    }
+    assert scores[0] == sum(gain > 0 for gain in gains.values()) / len(gains)
+    strict = ChrMinScorer(sampler, max(scores))
+    kept = ScoreFilter(template, [strict]).apply(rows)
+    assert [row["scores"]["chr_min"][0] for row in kept] == [score for score in scores if score < max(scores)]
+    # Every token of the answer stands in the question.
+    echoed = ScoreFilter(template, [ChrMinScorer(sampler, 0.0, exclude_prompt_echoed_ids=True)]).apply(rows[1:])
+    assert [row["scores"]["chr_min"] for row in echoed] == [[None]]
+
+
+def test_a_turn_said_in_the_models_own_words_is_scored_as_its_own_answer_is(model_id):
+    class Rephrasing:
+        def __init__(self, sampler):
+            self.sampler, self.asked = sampler, []
+
+        def sample(self, prompts, params):
+            if "messages" not in prompts[0]:
+                return self.sampler.sample(prompts, params)
+            self.asked += [prompt["messages"][-1]["content"] for prompt in prompts]
+            return [{"sequences": [{"decoded": text}]} for text in (OWN, "short")]
+
+    OWN = "Its wings push the air down as it moves."
+    template = Template(model_id)
+    rephrasing = Rephrasing(TorchSampler(model_id))
+    scorer = ParaphraseScorer(rephrasing, template, max_answer_tokens=8)
+    kept = ScoreFilter(template, [scorer]).apply([GOOD, GOOD])
+    question = GOOD["messages"][0]["content"]
+    own = ScoreFilter(template, [ChrMinScorer(rephrasing, None)]).apply([chat(question, OWN)])
+
+    assert kept[0]["scores"]["paraphrase"] == own[0]["scores"]["chr_min"] and kept[1]["scores"]["paraphrase"] == [None]
+    assert all(text.startswith(question) and GOOD["messages"][1]["content"] not in text for text in rephrasing.asked)
+
+
 @pytest.mark.parametrize(
     ("make", "field"),
     [
+        (lambda: ChrMinScorer(None, 2.0), "threshold"),
+        (lambda: ParaphraseScorer(None, None, -1.0), "chr_min_threshold"),
+        (lambda: ParaphraseScorer(None, None, max_answer_tokens=0), "max_answer_tokens"),
         (lambda: ScoreFilter(None, []), "scorers"),
         (lambda: ScoreFilter(None, [None], max_prompt_tokens=0), "max_prompt_tokens"),
         (lambda: IFDScorer(None, 2.0, 1.0), "minimum"),

@@ -1,0 +1,5 @@
+"""Where scripts import it from."""
+
+from twinkle_agentic.preprocessor.scores import ChrMinScorer, ParaphraseScorer, PassNScorer, ScoreFilter, Scorer
+
+__all__ = ["ChrMinScorer", "ParaphraseScorer", "PassNScorer", "ScoreFilter", "Scorer"]
