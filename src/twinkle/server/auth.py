@@ -168,9 +168,12 @@ class Keys:
 
     async def _known(self, name: str, look_up: Callable[[], ValidKey | None]) -> ValidKey | None:
         """What is remembered under a name, else one query however many requests bring the same at once."""
-        await self._hear_of_ends()
+        now = self._clock.now()
+        if now - self._heard_at >= _HEARD_TTL_S:
+            await self._hear_of_ends(now)
+            now = self._clock.now()
         remembered = self._remembered.get(name)
-        if remembered is not None and remembered.is_fresh(self._clock.now()):
+        if remembered is not None and remembered.is_fresh(now):
             return remembered.key
         task = self._lookups.get(name)
         if task is None:
@@ -179,11 +182,8 @@ class Keys:
             task.add_done_callback(lambda _: self._lookups.pop(name, None))
         return await asyncio.shield(task)
 
-    async def _hear_of_ends(self) -> None:
-        """Forget the keys that were revoked since this was last asked, at most a second ago."""
-        now = self._clock.now()
-        if now - self._heard_at < _HEARD_TTL_S:
-            return
+    async def _hear_of_ends(self, now: float) -> None:
+        """Forget the keys that were revoked since this was last asked."""
         if self._hearing is None or self._hearing.done():
             self._hearing = asyncio.create_task(self._forget_ended(now))
         await asyncio.shield(self._hearing)

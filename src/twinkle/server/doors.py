@@ -134,6 +134,8 @@ class GuardedProtocol(WholeResponses):
     _awaited: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
     _num_unsent = 0
+    # The door's, kept here: asked of every header.
+    _max_head_bytes = 0
 
     @property
     def door(self) -> Door:
@@ -145,6 +147,7 @@ class GuardedProtocol(WholeResponses):
         """Come in, or be told that there is no room."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
+        self._max_head_bytes = self.door.limits.max_head_bytes
         self._is_in = True
         if not self.door.enter(self):
             self._refuse(503, b"the server has no room for more connections; come again in a moment", 1)
@@ -167,7 +170,7 @@ class GuardedProtocol(WholeResponses):
             self._await_head()
         self._num_unseen += len(data)
         super().data_received(data)
-        if self._num_unseen > self.door.limits.max_head_bytes and not self.transport.is_closing():
+        if self._num_unseen > self._max_head_bytes and not self.transport.is_closing():
             self._refuse_head()
 
     def on_message_begin(self) -> None:
@@ -187,7 +190,7 @@ class GuardedProtocol(WholeResponses):
         """A header, or after the body a trailer."""
         self._num_unseen = 0
         self._num_head += len(name) + len(value)
-        if self._num_head > self.door.limits.max_head_bytes:
+        if self._num_head > self._max_head_bytes:
             self._refusal = self._too_long_a_head()
             raise ValueError("too long a head")
         super().on_header(name, value)
@@ -270,7 +273,7 @@ class GuardedProtocol(WholeResponses):
         self.send_400_response("")
 
     def _too_long_a_head(self) -> bytes:
-        return _answer(431, b"the headers of a request have at most %d bytes" % self.door.limits.max_head_bytes)
+        return _answer(431, b"the headers of a request have at most %d bytes" % self._max_head_bytes)
 
     def _refuse(self, status: int, words: bytes, retry_after_s: int | None = None) -> None:
         self._refusal = _answer(status, words, retry_after_s)

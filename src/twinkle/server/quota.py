@@ -120,8 +120,14 @@ class Quotas:
 
     async def bodies_of(self, tenant: str) -> ByteBudget:
         """What may be held of a tenant's request bodies; one alone always may."""
-        limit_bytes = (await self.account(tenant)).limits.max_body_bytes
-        budget = self._bodies.setdefault(tenant, ByteBudget(0, of="yours"))
+        return self.bodies_under(await self.account(tenant))
+
+    def bodies_under(self, account: TenantAccount) -> ByteBudget:
+        """The same of a tenant whose account was read just now."""
+        limit_bytes = account.limits.max_body_bytes
+        budget = self._bodies.get(account.id)
+        if budget is None:
+            budget = self._bodies[account.id] = ByteBudget(0, of="yours")
         budget.limit_bytes = max(min(limit_bytes or sys.maxsize, self._largest_share), self._max_body_bytes)
         return budget
 

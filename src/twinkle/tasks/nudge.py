@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import redis
 import structlog
@@ -63,7 +64,12 @@ class Nudger:
 
     def __init__(self, app: Celery, redis_url: str) -> None:
         self._app = app
-        self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S)
+        # One connection, and its commands as they go over the wire: this happens with every transaction, and a pipeline
+        # would cost five times as much.
+        pool = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S).connection_pool
+        # redis-py has no types for it.
+        self._connection: Any = pool.make_connection()
+        self._packed: dict[str, list[bytes]] = {}
         self._wanted: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = False
@@ -92,18 +98,32 @@ class Nudger:
                 self._changed.wait_for(lambda: self._wanted or self._stopping)
                 meshes, self._wanted = self._wanted, set()
                 if not meshes:
+                    self._connection.disconnect()
                     return
             for mesh in meshes:
                 self._ring_now(mesh)
 
     def _ring_now(self, mesh: str) -> None:
         try:
-            with self._redis.pipeline(transaction=False) as both:
-                _raise_bell(both, mesh)
-                # One round trip for an awake worker, who is in a hurry; a sleeping one does not hear it.
-                both.publish(ring_channel(mesh), "")
-                was_down, _ = both.execute()
+            was_down = self._connection.retry.call_with_retry(
+                lambda: self._raise_and_ring(mesh), lambda _: self._connection.disconnect()
+            )
             if was_down:
                 _send(self._app, mesh)
         except Exception as error:  # noqa: BLE001 - the border: whatever the broker's client meets, the next ring must work
             _log.warning("nudge.failed", mesh=mesh, error=str(error), next="the sweep nudges again")
+
+    def _raise_and_ring(self, mesh: str) -> bool:
+        """Raise the bell and tell an awake worker, who is in a hurry, in one round trip; whether the bell was down."""
+        if mesh not in self._packed:
+            bell = ("SET", bell_key(mesh), 1, "NX", "PX", _BELL_TTL_MS)
+            self._packed[mesh] = self._connection.pack_commands([bell, ("PUBLISH", ring_channel(mesh), "")])
+        try:
+            self._connection.send_packed_command(self._packed[mesh])
+            was_down = self._connection.read_response() is not None
+            self._connection.read_response()
+        except BaseException:
+            # An answer that is still to come would be taken for the next one's.
+            self._connection.disconnect()
+            raise
+        return was_down

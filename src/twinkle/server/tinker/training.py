@@ -24,7 +24,7 @@ from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Ten
 from twinkle.server.tinker.answers import canonical_json, ticket
 from twinkle.server.tinker.grants import grant_of, load_payload
 from twinkle.server.tinker.models import create_from_checkpoint
-from twinkle.wire.bodies.base import RequestBody, parse_body
+from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import FutureResponse
 from twinkle.wire.bodies.training import (
     LoadWeightsRequest,
@@ -49,7 +49,14 @@ from twinkle.wire.training import (
 _BYTES_PER_TOKEN = 4
 _PASSES = Raw(PROTOBUF, "A ForwardBackwardRequest of twinkle/wire/schema.proto; zstd is understood.")
 
-BodyT = TypeVar("BodyT", bound=RequestBody)
+BodyT = TypeVar(
+    "BodyT",
+    bound=OptimStepRequest
+    | SaveWeightsRequest
+    | SaveWeightsForSamplerRequest
+    | SaveWeightsExternalRequest
+    | LoadWeightsRequest,
+)
 
 router = APIRouter()
 
@@ -239,17 +246,17 @@ def _read_json(
     Raises:
         UserError: Not even the number could be read.
     """
-    key = peek_operation(raw)
     try:
         body = parse_body(body_class, raw)
         judge(body)
     except UserError as error:
+        key = peek_operation(raw)
         if key is None:
             raise
         return Numbered(key=key, kind=kind, digest=hashlib.sha256(raw).hexdigest(), rejection=error.message)
-    assert key is not None, "a body that could be read has an address"
+    assert body.model_id is not None and body.seq_id is not None, "a body that could be read has an address"
     digest = body_digest(body, ignore=EPHEMERAL_SAVE_IGNORES)
-    return Numbered(key=key, kind=kind, digest=digest, payload=write(body))
+    return Numbered(key=EnvelopeKey(body.model_id, body.seq_id), kind=kind, digest=digest, payload=write(body))
 
 
 def _judge_optimizer(body: OptimStepRequest) -> None:
