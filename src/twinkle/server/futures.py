@@ -1,19 +1,23 @@
 """Long polls: a waiter is registered first, the journal is read second, so no completion falls between the two.
 
 One listener, one query per batch for all waiters, one sweep as safety net. A poll that follows its submission at once
-asks the journal nothing: this process has just written the row, and hears when it changes.
+asks the journal nothing: this process has just written the row, and hears when it changes. What is heard goes to the
+thread that reads, and only what was read comes to the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
 
 import structlog
 
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.operation import Accepted, FutureStatus, OperationState, Submission
-from twinkle.server.threads import Threads, say_if_it_ends
+from twinkle.server.threads import say_if_it_ends
 from twinkle.storage.journal.answers import OwnedStatus
 from twinkle.storage.journal.journal import Journal
 
@@ -52,35 +56,42 @@ class _JustAccepted:
     """What this process accepted a moment ago, unless somebody has called it done since.
 
     An id is noted before its transaction begins, so that a notice which overtakes the answer of the commit counts. It
-    is forgotten after one sweep: a notice that was lost costs what it costs everybody else.
+    is forgotten after one sweep: a notice that was lost costs what it costs everybody else. Notices come on a thread of
+    their own.
     """
 
     def __init__(self, lifetime_s: float) -> None:
         self._lifetime_s = lifetime_s
+        self._lock = threading.Lock()
         self._noted: dict[str, tuple[float, OwnedStatus | None]] = {}
 
     def expect(self, request_id: str, now: float) -> None:
         """It may be accepted soon."""
-        self._noted.pop(request_id, None)
-        self._noted[request_id] = (now, None)
-        oldest = next(iter(self._noted))
-        while self._noted[oldest][0] < now - self._lifetime_s:
-            del self._noted[oldest]
+        with self._lock:
+            self._noted.pop(request_id, None)
+            self._noted[request_id] = (now, None)
             oldest = next(iter(self._noted))
+            while self._noted[oldest][0] < now - self._lifetime_s:
+                del self._noted[oldest]
+                oldest = next(iter(self._noted))
 
     def accept(self, owned: OwnedStatus) -> None:
         """It is written, as new."""
-        noted = self._noted.get(owned.status.request_id)
-        if noted is not None:
-            self._noted[owned.status.request_id] = (noted[0], owned)
+        with self._lock:
+            noted = self._noted.get(owned.status.request_id)
+            if noted is not None:
+                self._noted[owned.status.request_id] = (noted[0], owned)
 
-    def forget(self, request_id: str) -> None:
-        """It is done, or was not new."""
-        self._noted.pop(request_id, None)
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """They are done, or were not new."""
+        with self._lock:
+            for request_id in request_ids:
+                self._noted.pop(request_id, None)
 
     def get(self, request_id: str, tenant: str, now: float) -> OwnedStatus | None:
         """How it stands, if that is known without asking."""
-        at, owned = self._noted.get(request_id, (0.0, None))
+        with self._lock:
+            at, owned = self._noted.get(request_id, (0.0, None))
         is_theirs = owned is not None and owned.tenant == tenant
         return owned if is_theirs and now - at < self._lifetime_s else None
 
@@ -91,28 +102,30 @@ class Futures:
     def __init__(self, journal: Journal, *, sweep_s: float = _SWEEP_S) -> None:
         self._journal = journal
         self._sweep_s = sweep_s
-        self._reader = Threads("futures", 1)
+        self._reader = threading.Thread(target=self._read_forever, name="futures", daemon=True)
+        # Changed on the event loop only; the reader asks who is in it.
         self._waiters: dict[str, set[_Waiter]] = {}
         self._just_accepted = _JustAccepted(sweep_s)
         self._unread: set[str] = set()
-        self._to_read = asyncio.Event()
+        self._to_read: SimpleQueue[Sequence[str] | None] = SimpleQueue()
         self._released = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to read and to sweep. Call it on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._sweep_forever())]
-        for task in self._tasks:
-            say_if_it_ends(task)
+        self._sweeper = asyncio.create_task(self._sweep_forever())
+        say_if_it_ends(self._sweeper)
+        self._reader.start()
 
     async def stop(self) -> None:
         """End; nobody may wait any more."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
-        await asyncio.to_thread(self._reader.stop)
+        assert self._sweeper is not None, "stop() follows start()"
+        self._sweeper.cancel()
+        await asyncio.wait([self._sweeper])
+        self._to_read.put(None)
+        await asyncio.to_thread(self._reader.join)
 
     def release(self) -> None:
         """Let all held polls go, and those to come: the server is about to stop."""
@@ -128,8 +141,9 @@ class Futures:
 
     def notify(self, request_ids: list[str]) -> None:
         """Hear that these futures may be done. Callable from any thread, also when the loop is about to end."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._hear, request_ids)
+        # Forgotten first, looked for among the waiters second; a poll registers first and asks what is known second.
+        self._just_accepted.forget(request_ids)
+        self._to_read.put(request_ids)
 
     def expect(self, request_ids: Iterable[str]) -> None:
         """Hear that these are about to be accepted here; :meth:`accepted` says whether they were."""
@@ -140,7 +154,7 @@ class Futures:
     def accepted(self, submission: Submission, answer: Accepted) -> None:
         """Hear what became of an expected one: it was written, or it had been before and may be done by now."""
         if not answer.is_new:
-            self._just_accepted.forget(answer.request_id)
+            self._just_accepted.forget([answer.request_id])
             return
         status = FutureStatus(
             request_id=answer.request_id,
@@ -202,39 +216,57 @@ class Futures:
             raise StorageUnavailable("the journal could not be read")
         return waiter.statuses
 
-    def _hear(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self._just_accepted.forget(request_id)
-        self._want(request_ids)
-
     def _want(self, request_ids: Iterable[str]) -> None:
-        self._unread.update(request_id for request_id in request_ids if request_id in self._waiters)
-        if self._unread:
-            self._to_read.set()
+        """Have these read, together with all that is wanted before the loop comes round."""
+        had_unread = bool(self._unread)
+        self._unread.update(request_ids)
+        if self._unread and not had_unread:
+            asyncio.get_running_loop().call_soon(self._ask)
 
-    async def _read_forever(self) -> None:
-        while True:
-            await self._to_read.wait()
-            self._to_read.clear()
-            wanted, self._unread = list(self._unread), set()
+    def _ask(self) -> None:
+        self._to_read.put(list(self._unread))
+        self._unread = set()
+
+    def _read_forever(self) -> None:
+        """Read what anybody waits for; runs on the reader's thread."""
+        while (first := self._to_read.get()) is not None:
+            asked = dict.fromkeys(first)
+            try:
+                while (more := self._to_read.get_nowait()) is not None:
+                    asked.update(dict.fromkeys(more))
+            except Empty:
+                pass
+            else:
+                return
+            wanted = [request_id for request_id in asked if request_id in self._waiters]
             for start in range(0, len(wanted), _MAX_IDS_PER_QUERY):
-                await self._look(wanted[start : start + _MAX_IDS_PER_QUERY])
+                self._look(wanted[start : start + _MAX_IDS_PER_QUERY])
 
-    async def _look(self, request_ids: Sequence[str]) -> None:
+    def _look(self, request_ids: Sequence[str]) -> None:
         try:
-            statuses = await self._reader.run(self._journal.statuses, request_ids)
+            statuses = self._journal.statuses(request_ids)
         except StorageUnavailable as error:
             _log.warning(
                 "futures.read_failed", error=error.message, waiting=len(request_ids), next="the sweep asks again"
             )
-            return
         except Exception as error:  # noqa: BLE001 - the border: those who wait are told, whatever it is
-            for waiter in {waiter for request_id in request_ids for waiter in self._waiters.get(request_id, ())}:
-                waiter.fail(error)
-            return
+            self._tell(partial(self._fail, request_ids, error))
+        else:
+            self._tell(partial(self._see, request_ids, statuses))
+
+    def _tell(self, news: Callable[[], None]) -> None:
+        assert self._loop is not None, "the reader begins with start()"
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(news)
+
+    def _see(self, request_ids: Sequence[str], statuses: Mapping[str, OwnedStatus]) -> None:
         for request_id in request_ids:
             for waiter in self._waiters.get(request_id, ()):
                 waiter.see(request_id, statuses.get(request_id))
+
+    def _fail(self, request_ids: Sequence[str], error: Exception) -> None:
+        for waiter in {waiter for request_id in request_ids for waiter in self._waiters.get(request_id, ())}:
+            waiter.fail(error)
 
     async def _sweep_forever(self) -> None:
         while True:

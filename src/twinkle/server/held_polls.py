@@ -87,8 +87,10 @@ class HeldPolls(ABC, Generic[WaiterT]):
 
     def _tell(self, keys: set[str]) -> None:
         """Wake who waits for these. Callable from any thread, also when the loop is about to end."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake, keys)
+        # Whoever registers after this look reads after it, and what this is about was written before.
+        waited_for = [key for key in keys if key in self._waiters]
+        if waited_for and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, waited_for)
 
     def _wake(self, keys: Iterable[str]) -> None:
         for key in keys:
