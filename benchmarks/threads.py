@@ -32,7 +32,8 @@ from workload import adam_params, make_batch
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("tinker", "torch", "transformers", "numpy")
 TEXTS = Path(__file__).parents[1] / "examples" / "data" / "self_cognition.jsonl"
-SIDES = ("1", "2", "measured")
+MEASURED = "measured"
+SIDES = ("1", "2", MEASURED)
 RANK = 16
 NUM_DATUMS = 4
 TOKENS_PER_DATUM = 64
@@ -93,14 +94,19 @@ def measure(load: Load, *, turns: int) -> dict[str, object]:
                 home = Path(folder) / f"home-{side}-{turn}"
                 # Neighbours' work and the machine's changes of pace are spread over all sides.
                 rates[side].append(steps_per_s(home, model, load, threads=side))
-                if side == "measured":
+                if side == MEASURED:
                     measured = thread_facts(home)
+    medians = {side: statistics.median(values) for side, values in rates.items()}
+    best = max((side for side in SIDES if side != MEASURED), key=lambda side: medians[side])
     cell = {
         "hidden_size": load.hidden_size,
         "layers": load.layers,
         "tenants": load.tenants,
-        "steps_per_s": {side: rounded(statistics.median(values)) for side, values in rates.items()},
+        "steps_per_s": {side: rounded(rate) for side, rate in medians.items()},
         "measured": measured,
+        "best": best,
+        "chose_best": measured["chosen"] == best,
+        "measured_of_best": rounded(medians[MEASURED] / medians[best]),
         "load_average": load_average(),
     }
     print(cell, flush=True)
@@ -112,7 +118,7 @@ def steps_per_s(home: Path, model: Path, load: Load, *, threads: str) -> float:
     # A limit that the shell has set shall not decide what is measured.
     cores = str(os.cpu_count() or 1)
     settings = {"TWINKLE_MODEL_NAME": "tiny", "TWINKLE_LOG_LEVEL": "INFO", "OMP_NUM_THREADS": cores}
-    if threads != "measured":
+    if threads != MEASURED:
         settings["TWINKLE_THREADS"] = threads
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     with TwinkleService(home, model=str(model), settings=settings) as service:
@@ -144,10 +150,16 @@ def train(adapter: tinker.TrainingClient, batch: list[tinker.Datum], num_steps: 
 
 
 def thread_facts(home: Path) -> dict[str, object]:
-    """What the worker said of its measurement."""
+    """What the worker said of its measurement: the number it took, and the times it took it for.
+
+    Raises:
+        RuntimeError: It said nothing.
+    """
     log = (home / "logs" / "worker-default.log").read_text()
-    found = re.search(r"threads\.measured.*", re.sub(r"\x1b\[[0-9;]*m", "", log))
-    return {"log": found[0] if found else "nothing was said"}
+    found = re.search(r"threads\.measured.*?\bthreads=(\d+).*", re.sub(r"\x1b\[[0-9;]*m", "", log))
+    if found is None:
+        raise RuntimeError(f"no number of threads in {home / 'logs' / 'worker-default.log'}")
+    return {"log": found[0], "chosen": found[1]}
 
 
 if __name__ == "__main__":
