@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from urllib.parse import quote, urlencode
 
+import httpx
+
+from harness.calls import passes
 from harness.fake_worker import BASE_MODEL
 from harness.hostile import Json
-from harness.victim import REVOKE
+from harness.victim import REVOKE, Victim
+from twinkle.core.processors import PROCESSOR_PREFIX
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
+from twinkle.server.errors import JSON
 
 CHAT: Json = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 # Refused whatever else is: a sample would be waited for, and the worker rests.
@@ -260,6 +266,21 @@ IGNORING = {"/api/v1/client/config", "/api/v1/client/dynamic_config", "/api/v1/t
 """They look at no body."""
 # Nobody waits for a worker that rests; the adapters of this client have a session.
 ASIDE = {"prefer": "respond-async", "x-request-id": "hostile"}
+_ID_OF_PARAMETER = {
+    "run_id": "$run",
+    "session_id": "$session",
+    "sampler_id": "$sampler",
+    "request_id": "$request",
+    "base_model": "$model",
+    "method": "$method",
+    "segment": "$segment",
+    "name": "$name",
+    "processor_id": "$processor",
+    "mesh": "$mesh",
+}
+# What nobody owns: the names of models, methods and kinds are the same for all.
+_PUBLIC = {"$model", "$method", "$segment", "$name", "$mesh"}
+_NOBODYS = "00000000-0000-4000-8000-000000000000"
 
 
 @dataclass(frozen=True)
@@ -290,3 +311,28 @@ def _routes() -> list[Route]:
 
 
 ROUTES = [route for route in _routes() if (route.method, route.path) != REVOKE]
+
+
+def send(client: httpx.Client, route: Route, ids: dict[str, str], victim: Victim, key: str | None) -> httpx.Response:
+    """One request to a route: with these ids in its path, query and body, and this key or none but the client's."""
+    path = route.path
+    for name in route.path_names:
+        path = path.replace(f"{{{name}}}", quote(ids.get(_ID_OF_PARAMETER.get(name, ""), "x"), safe=""))
+    query = {name: ids[_ID_OF_PARAMETER[name]] for name in route.query_names if name in _ID_OF_PARAMETER}
+    attacker = replace(victim, ids=ids)
+    headers = ASIDE | ({} if key is None else {"X-API-Key": key}) | {"X-Twinkle-Session-Id": ids["$session"]}
+    url = f"{path}?{urlencode(query)}" if query else path
+    if not route.body_types:
+        return client.request(route.method, url, headers=headers)
+    if JSON in route.body_types:
+        return client.request(route.method, url, json=attacker.filled(BODIES[route.path]), headers=headers)
+    headers["content-type"] = next(iter(route.body_types))
+    return client.request(route.method, url, content=passes(ids["$run"], 1), headers=headers)
+
+
+def ids_of_nothing(victim: Victim) -> dict[str, str]:
+    """Ids of the same form as the victim's, of nothing that exists."""
+    session = victim.ids["$session"]
+    made = {name: text.replace(session, _NOBODYS) for name, text in victim.ids.items()}
+    made["$processor"] = PROCESSOR_PREFIX + "0" * len(made["$processor"].removeprefix(PROCESSOR_PREFIX))
+    return made | {name: victim.ids[name] for name in _PUBLIC}

@@ -39,6 +39,9 @@ app.add_typer(submit, name="submit")
 app.add_typer(jobs, name="jobs")
 app.add_typer(files, name="files")
 
+_COMPUTING = (["serve"], ["worker"], ["jobs-worker"], ["processors"])
+"""What the extra of the API alone does not suffice for."""
+
 
 def main() -> None:
     """Run the command line. Our own errors become one line and an exit code, never a traceback."""
@@ -50,8 +53,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "twinkle").startswith("twinkle"):
             raise
-        told = f"{error.name} is not installed: pip install 'twinkle-queue[server]', and for a worker [worker]"
-        print(f"twinkle: {told}", file=sys.stderr)
+        extra = "worker" if sys.argv[1:2] in _COMPUTING else "server"
+        print(f"twinkle: {error.name} is not installed: pip install 'twinkle-queue[{extra}]'", file=sys.stderr)
         raise SystemExit(EXIT_ERROR) from None
     except PermissionError as error:
         print(f"twinkle: {error.filename or 'a file or folder'}: {error.strerror}", file=sys.stderr)

@@ -55,6 +55,8 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
         ("PUT", r"/api/native/v1/uploads/[^/]+/parts/[^/]+", Need(_SAMPLE)),
         ("DELETE", r"/api/native/v1/files/[^/]+", Need(_SAMPLE, ends=True)),
         ("POST", r"/v1/fine_tuning/alpha/graders/(run|validate)", Need(_SAMPLE)),
+        # With it anybody could speak in our name to the tenant's webhooks. Who is suspended may go on checking them.
+        ("GET HEAD", r"/api/native/v1/jobs/webhook_secret", Need(_TRAIN, ends=True)),
         # All that makes or changes runs, checkpoints and jobs.
         ("POST", r"/api/v1/(create_model|create_custom_loss|forward_backward|optim_step|load_weights)", Need(_TRAIN)),
         ("POST", r"/api/v1/(save_weights(_external|_for_sampler)?|copy_weights)", Need(_TRAIN)),
@@ -81,9 +83,8 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
 
 def need_of(method: str, path: str) -> Need | None:
     """What a request needs; ``None`` where no line of the table says, which is refused to all but full keys."""
-    if method in READING:
-        return _READ_ALL
-    return next((need for methods, pattern, need in _TABLE if method in methods and pattern.match(path)), None)
+    otherwise = _READ_ALL if method in READING else None
+    return next((need for methods, pattern, need in _TABLE if method in methods and pattern.match(path)), otherwise)
 
 
 def may_go_on(method: str, path: str) -> bool:

@@ -31,20 +31,30 @@ def bound_by_modes() -> None:
         drop(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
+def process(*arguments: str, before: Callable[[], None] | None = None, **settings: str) -> subprocess.Popen[str]:
+    """A process of the service with these settings."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "twinkle.cli", *arguments],
+        env=environment | {f"TWINKLE_{name}": value for name, value in settings.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+    )
+
+
 def start(
     *arguments: str, before: Callable[[], None] | None = None, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """A process of the service with these settings, until it ends."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TWINKLE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "twinkle.cli", *arguments],
-        env=environment | {f"TWINKLE_{name}": value for name, value in settings.items()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        preexec_fn=before,
-    )
+    """One until it ends."""
+    with process(*arguments, before=before, **settings) as started:
+        try:
+            stdout, stderr = started.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            raise
+    return subprocess.CompletedProcess(arguments, started.returncode, stdout, stderr)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +137,25 @@ def test_a_bucket_that_is_not_there_is_named_at_the_start(tmp_path: Path, s3_url
 
     assert s3_url and done.returncode == 2
     assert "TWINKLE_OBJECT_STORE: there is no such bucket" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_api_whose_secret_is_not_that_of_the_one_that_runs_is_refused_by_the_settings_name(
+    tmp_path: Path, redis_url: str
+) -> None:
+    shared = {"REDIS_URL": redis_url, "DATABASE_URL": f"sqlite:///{tmp_path}/journal.db", "PORT": "0"}
+    first = process("server", HOME=str(tmp_path / "one"), DOWNLOAD_URL_SECRET="a" * 32, **shared)
+    try:
+        assert first.stderr is not None
+        assert any("api.started" in line for line in first.stderr), "it did not start"
+        second = start("server", HOME=str(tmp_path / "two"), DOWNLOAD_URL_SECRET="b" * 32, **shared)
+        goes_on = first.poll() is None
+    finally:
+        first.terminate()
+        first.communicate(timeout=60)
+
+    assert second.returncode == 2 and goes_on
+    assert "TWINKLE_DOWNLOAD_URL_SECRET: other processes of this service" in second.stderr
+    assert "Traceback" not in second.stderr and "a" * 32 not in second.stderr and "b" * 32 not in second.stderr
 
 
 def test_a_worker_that_is_killed_at_every_start_gives_up_with_the_reason_which_status_tells(

@@ -8,36 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
 
-from harness.attacked_routes import ASIDE, BODIES, ROUTES, Route
-from harness.calls import passes
+from harness.attacked_routes import ROUTES, Route, ids_of_nothing, send
 from harness.victim import ANSWER_S, Victim
-from twinkle.core.processors import PROCESSOR_PREFIX
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
-from twinkle.server.errors import JSON
 
 _DOCUMENT = create_app(Settings(redis_url="redis://nowhere")).openapi()["paths"]
-_ID_OF_PARAMETER = {
-    "run_id": "$run",
-    "session_id": "$session",
-    "sampler_id": "$sampler",
-    "request_id": "$request",
-    "base_model": "$model",
-    "method": "$method",
-    "segment": "$segment",
-    "name": "$name",
-    "processor_id": "$processor",
-    "mesh": "$mesh",
-}
-# What nobody owns: the names of models, methods and kinds are the same for all.
-_PUBLIC = {"$model", "$method", "$segment", "$name", "$mesh"}
-_NOBODYS = "00000000-0000-4000-8000-000000000000"
 _VOLATILE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}|eyJ[\w.-]+|\d+(\.\d+)?")
 STRANGERS = {
     "no key": {},
@@ -60,31 +40,12 @@ def stranger(victim: Victim) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def nobodys(victim: Victim) -> dict[str, str]:
     """Ids of the same form as the victim's, of nothing that exists."""
-    session = victim.ids["$session"]
-    made = {name: text.replace(session, _NOBODYS) for name, text in victim.ids.items()}
-    made["$processor"] = PROCESSOR_PREFIX + "0" * len(made["$processor"].removeprefix(PROCESSOR_PREFIX))
-    return made | {name: victim.ids[name] for name in _PUBLIC}
+    return ids_of_nothing(victim)
 
 
 def _security(route: Route) -> list[dict[str, list[str]]]:
     security: list[dict[str, list[str]]] = _DOCUMENT[route.path][route.method.lower()].get("security", [])
     return security
-
-
-def _send(client: httpx.Client, route: Route, ids: dict[str, str], victim: Victim, key: str | None) -> httpx.Response:
-    path = route.path
-    for name in route.path_names:
-        path = path.replace(f"{{{name}}}", quote(ids.get(_ID_OF_PARAMETER.get(name, ""), "x"), safe=""))
-    query = {name: ids[_ID_OF_PARAMETER[name]] for name in route.query_names if name in _ID_OF_PARAMETER}
-    attacker = replace(victim, ids=ids)
-    headers = ASIDE | ({} if key is None else {"X-API-Key": key}) | {"X-Twinkle-Session-Id": ids["$session"]}
-    url = f"{path}?{urlencode(query)}" if query else path
-    if not route.body_types:
-        return client.request(route.method, url, headers=headers)
-    if JSON in route.body_types:
-        return client.request(route.method, url, json=attacker.filled(BODIES[route.path]), headers=headers)
-    headers["content-type"] = next(iter(route.body_types))
-    return client.request(route.method, url, content=passes(ids["$run"], 1), headers=headers)
 
 
 def _seen(response: httpx.Response, ids: dict[str, str]) -> tuple[int, str]:
@@ -100,7 +61,7 @@ def test_who_is_nobody_learns_nothing_on_any_route(stranger: httpx.Client, victi
     security = _security(route)
     for kind, headers in STRANGERS.items():
         stranger.headers = httpx.Headers(headers)
-        answer = _send(stranger, route, victim.ids, victim, None)
+        answer = send(stranger, route, victim.ids, victim, None)
         if not security:
             assert answer.status_code not in (401, 500), kind
         elif security == [{"adminKey": []}]:
@@ -116,8 +77,8 @@ def test_who_is_nobody_learns_nothing_on_any_route(stranger: httpx.Client, victi
 def test_what_is_another_tenants_answers_like_what_is_not_there(
     stranger: httpx.Client, victim: Victim, nobodys: dict[str, str], strange_key: str, route: Route
 ) -> None:
-    theirs = _send(stranger, route, victim.ids, victim, strange_key)
-    nothing = _send(stranger, route, nobodys, victim, strange_key)
+    theirs = send(stranger, route, victim.ids, victim, strange_key)
+    nothing = send(stranger, route, nobodys, victim, strange_key)
 
     assert theirs.status_code < 500, theirs.text
     assert _seen(theirs, victim.ids) == _seen(nothing, nobodys)
