@@ -50,7 +50,7 @@ TABLES_OF_JOBS = ("job_event", "job_attempt", "job_dependency")
 # A walk along one of these is one along what waits, not along what there is.
 _SMALL = (
     "lane_ready|lane_gap|lane_prunable|lane_unloaded|sample_waiting|operation_open"
-    "|ephemeral_of_session|ephemeral_pinned|job_ready|job_running|job_settled|job_paused|job_holds|job_untold"
+    "|lane_forgettable|sample_forgettable|ephemeral_of_session|ephemeral_pinned|job_ready|job_running|job_settled|job_paused|job_holds|job_untold"
 )
 _ANY_TABLE = "|".join(TABLES + TABLES_OF_JOBS)
 _WHOLE_TABLE = re.compile(
@@ -216,6 +216,12 @@ def _expire_overdue(bench: Bench, lease: Lease) -> None:
     assert bench.upkeep.expire_overdue(deadline_s=DAY_S, deadline_s_of={OperationKind.SAMPLE: 60.0})
 
 
+def _resend_forgotten(bench: Bench, lease: Lease) -> None:
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE lane SET gone_seq = 5 WHERE id IN ('7', 's')")
+    bench.append(submission("7", 3), submission("s", 4, OperationKind.SAMPLE))
+
+
 # In this order, each finds something to do.
 ACTIONS: dict[str, Action] = {
     "append": lambda bench, lease: bench.append(submission("1", 1), submission("2", 2), submission("s", 1)),
@@ -273,6 +279,16 @@ ACTIONS: dict[str, Action] = {
     "end_paused_jobs": lambda bench, lease: bench.stores.job_keeping.end_paused(older_than_s=0.0),
     "release_results_of_jobs": lambda bench, lease: bench.stores.job_keeping.release(),
     "forget_jobs": lambda bench, lease: bench.stores.job_keeping.forget(older_than_s=100 * DAY_S),
+    "resend_of_what_is_forgotten": _resend_forgotten,
+    "statuses_of_what_is_forgotten": lambda bench, lease: bench.journal.statuses(["1:req:0", "7:req:5", "no:req:0"]),
+    "sampled_before": lambda bench, lease: bench.sampling_sessions.sampled_before(
+        "session-t0", checkpoint="tinker://1/weights/x", seq=2**60
+    ),
+    "forget_operations": lambda bench, lease: bench.stores.forgetting.forget_operations(
+        older_than_s=DAY_S, max_batches=4
+    ),
+    "forget_usage": lambda bench, lease: bench.stores.forgetting.forget_usage(older_than_s=DAY_S),
+    "forget_audit": lambda bench, lease: bench.stores.audit.forget(older_than_s=DAY_S),
     "expire_results": lambda bench, lease: bench.upkeep.expire_results(older_than_s=DAY_S),
 }
 

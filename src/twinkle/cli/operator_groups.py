@@ -48,6 +48,7 @@ def tenants_set(
     max_queued_bytes: LimitFlag = None,
     max_checkpoints: LimitFlag = None,
     max_checkpoint_bytes: LimitFlag = None,
+    max_kept_bytes: LimitFlag = None,
     home: HomeFlag = None,
 ) -> None:
     """Change a tenant's weight or limits; what is not given stays. Where nothing is given, show them.
@@ -72,6 +73,7 @@ def tenants_set(
         "max_queued_bytes": max_queued_bytes,
         "max_checkpoints": max_checkpoints,
         "max_checkpoint_bytes": max_checkpoint_bytes,
+        "max_kept_bytes": max_kept_bytes,
     }
     set_tenant(settings_of(home=home), tenant, weight=weight, limits=limits)
 

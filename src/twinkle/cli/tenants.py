@@ -87,6 +87,7 @@ def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
         "max_queued_bytes": held.open_bytes,
         "max_checkpoints": held.num_checkpoints,
         "max_checkpoint_bytes": held.checkpoint_bytes,
+        "max_kept_bytes": held.kept_bytes,
     }
     rows = [
         (

@@ -14,7 +14,8 @@ class TenantLimits:
     the API holds of the tenant, ``max_files_bytes`` what its files, unfinished uploads and prepared rows take up,
     ``max_jobs`` the jobs that have not ended, ``max_running_jobs`` those among them that run at once. ``max_sessions``
     and ``max_runs`` count what is kept of them, ``max_queued`` and ``max_queued_bytes`` the operations that wait or run
-    and what they were sent with, ``max_checkpoints`` and ``max_checkpoint_bytes`` those that have not expired.
+    and what they were sent with, ``max_checkpoints`` and ``max_checkpoint_bytes`` those that have not expired,
+    ``max_kept_bytes`` what lies in the object store so that runs can be rebuilt: recovery points and large payloads.
     """
 
     max_adapters: int = 0
@@ -31,6 +32,7 @@ class TenantLimits:
     max_queued_bytes: int = 0
     max_checkpoints: int = 0
     max_checkpoint_bytes: int = 0
+    max_kept_bytes: int = 0
 
 
 NO_LIMITS = TenantLimits()

@@ -216,7 +216,11 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class FutureStatus:
-    """What a future's owner may know."""
+    """What a future's owner may know.
+
+    Of one that is ``expired`` the result is gone. Of one that was forgotten altogether nothing is known but that it has
+    ended, which its failure says; its kind is that of a gap.
+    """
 
     request_id: str
     kind: OperationKind
@@ -227,3 +231,9 @@ class FutureStatus:
     result: Payload | None
     failure: Failure | None
     expired: bool = False
+
+    def why_expired(self, kept_s: float) -> str:
+        """What to tell of it; ``kept_s`` is how long results are kept."""
+        if self.kind is OperationKind.GAP and self.failure is not None:
+            return self.failure.message
+        return f"the result of {self.request_id} was kept for {kept_s / 3600:g} h and is gone"

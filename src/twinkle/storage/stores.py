@@ -41,6 +41,7 @@ from twinkle.storage.tenants.holdings import Holdings
 from twinkle.storage.tenants.keyring import Keyring
 from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants
+from twinkle.storage.upkeep.forgetting import Forgetting
 from twinkle.storage.upkeep.upkeep import Upkeep
 from twinkle.storage.upkeep.waste import Waste
 
@@ -63,7 +64,8 @@ class Stores:
     - ``files`` are what tenants have uploaded and their jobs have written, ``uploads`` what is on its way,
       ``growing_files`` what jobs are at, and ``prepared_rows`` what was made of files to train on.
     - ``processors`` are the data sets and loaders that clients have here.
-    - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for.
+    - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for, and
+      ``forgetting`` takes the rows of what ended long ago.
     """
 
     def __init__(self, database: Database, engine: Engine, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
@@ -113,6 +115,7 @@ class Stores:
         self.processors = Processors(database, clock)
         self.upkeep = Upkeep(database, clock)
         self.waste = Waste(database, clock)
+        self.forgetting = Forgetting(database, clock)
 
     @classmethod
     def at(cls, url: str, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> Stores:

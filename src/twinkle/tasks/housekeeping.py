@@ -127,6 +127,7 @@ class Housekeeping:
             _log.info("housekeeping.ephemeral_ended", count=num_ended)
         for run in self._stores.snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
             self._stores.snapshots.prune(run, self._retention.choose)
+        self.forget()
         num_deleted = 0
         for _ in range(_MAX_BATCHES):
             crash_point("housekeeping.deleting")
@@ -136,6 +137,17 @@ class Housekeeping:
                 break
         if num_deleted:
             _log.info("housekeeping.deleted", blobs=num_deleted)
+
+    def forget(self) -> None:
+        """Delete the rows of what ended long ago: operations, then what was added up of them, and the audit log."""
+        crash_point("housekeeping.forgetting")
+        num_forgotten = self._stores.forgetting.forget_operations(
+            older_than_s=self._settings.operation_retention_s, max_batches=_MAX_BATCHES
+        )
+        self._stores.forgetting.forget_usage(older_than_s=self._settings.usage_retention_s)
+        num_entries = self._stores.audit.forget(older_than_s=self._settings.audit_retention_s)
+        if num_forgotten or num_entries:
+            _log.info("housekeeping.forgotten", operations=num_forgotten, audit_entries=num_entries)
 
 
 def register(app: Celery, housekeeping: Housekeeping) -> None:

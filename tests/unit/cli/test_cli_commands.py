@@ -411,6 +411,7 @@ def test_what_a_tenant_used_and_has_stored_is_shown_with_its_limits(twinkle: Twi
     # With one for what began the run.
     assert [told["usage"][span]["tokens trained"] for span in ("last day", "last 30 days")] == [50, 751]
     assert told["held"]["checkpoint_bytes"] == 1_500_000_000
+    assert told["held"]["kept_bytes"] == 0 and "max_kept_bytes 1099511627776 the settings' 0" in shown
     assert "tokens trained 50 751" in shown and "stored now: 1.500 GB of checkpoints" in shown
 
 

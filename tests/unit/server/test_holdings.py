@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from harness.calls import optim_step, retrieve
+from harness.calls import optim_step, passes, retrieve, send_passes
 from harness.fake_worker import BASE_MODEL
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import DiskFull
 from twinkle.server.room import check_room
+from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.disks import Disks
 from twinkle.storage.tenants.sessions import NewSession
 
@@ -25,6 +26,7 @@ LIMITS = {
     "tenant_max_runs": 2,
     "tenant_max_queued": 4,
     "tenant_max_checkpoints": 2,
+    "tenant_max_kept_bytes": 100_000,
 }
 
 
@@ -113,6 +115,25 @@ def test_checkpoints_have_an_end_and_deleting_one_makes_room(tight: Api, client:
     assert again.status_code == 200, again.text
 
 
+def test_what_runs_are_rebuilt_from_has_an_end_and_the_refusal_says_what_makes_room(
+    tight: Api, client: httpx.Client
+) -> None:
+    run = _run(client, _session(client).json()["session_id"], 0).json()["model_id"]
+    small = send_passes(client, passes(run, 1))
+    tight.stores.snapshots.add(
+        Snapshot(adapter=run, seq=1, blob=f"snapshots/{run}", size_bytes=100_000, created_at=SystemClock().now())
+    )
+    tight.state().accounts.holdings.forget()
+    refused = send_passes(client, passes(run, 2))
+    step = client.post("/optim_step", json=optim_step(run, 2))
+
+    assert (small.status_code, refused.status_code, step.status_code) == (200, 400, 200), refused.text
+    assert refused.json()["code"] == "limit_reached"
+    for word in ("100000 may be", "max_kept_bytes", "unload_model"):
+        assert word in refused.json()["detail"]
+    assert client.post("/unload_model", json={"model_id": run}).status_code == 200
+
+
 def test_sessions_of_which_nothing_is_kept_go_and_others_stay(tight: Api, client: httpx.Client) -> None:
     empty, used = (_session(client).json()["session_id"] for _ in range(2))
     _run(client, used, 0)
@@ -189,4 +210,4 @@ def test_what_a_tenant_holds_is_counted(tight: Api) -> None:
     held = tight.stores.holdings.of(tenant.tenant)
 
     assert (held.num_sessions, held.num_runs, held.num_open, held.num_checkpoints) == (1, 0, 0, 0)
-    assert (held.open_bytes, held.checkpoint_bytes) == (0, 0)
+    assert (held.open_bytes, held.checkpoint_bytes, held.kept_bytes) == (0, 0, 0)

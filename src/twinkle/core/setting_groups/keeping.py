@@ -39,6 +39,18 @@ class KeepingSettings(SettingsGroup):
         gt=0,
         description="how long a session stays that has ended, or is silent, and of which nothing else is kept",
     )
+    operation_retention_s: float = Field(
+        default=30 * 24 * 3600.0,
+        gt=0,
+        description="how long the rows of ended operations stay, and of a run those that it may be rebuilt from;"
+        " sent again afterwards, an operation is answered 410",
+    )
+    usage_retention_s: float = Field(
+        default=2 * 365 * 24 * 3600.0, gt=0, description="how long what such operations came to is kept, by the hour"
+    )
+    audit_retention_s: float = Field(
+        default=365 * 24 * 3600.0, gt=0, description="how long the audit log is kept, saves and loads included"
+    )
     disk_low_bytes: int = Field(
         default=2**30,
         ge=0,

@@ -82,6 +82,12 @@ class TenantSettings(SettingsGroup):
         ge=0,
         description="bytes of such checkpoints, per tenant; 0: no limit; beyond it no more are saved",
     )
+    tenant_max_kept_bytes: int = Field(
+        default=2**40,
+        ge=0,
+        description="bytes in the object store of runs' recovery points and of payloads above 64 KiB, per tenant; 0: no"
+        " limit; beyond it nothing more is trained",
+    )
 
     @property
     def tenant_limits(self) -> TenantLimits:
@@ -101,4 +107,5 @@ class TenantSettings(SettingsGroup):
             max_queued_bytes=self.tenant_max_queued_bytes,
             max_checkpoints=self.tenant_max_checkpoints,
             max_checkpoint_bytes=self.tenant_max_checkpoint_bytes,
+            max_kept_bytes=self.tenant_max_kept_bytes,
         )

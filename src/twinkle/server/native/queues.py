@@ -76,7 +76,12 @@ def _describe(request_id: str, owned: OwnedStatus | None) -> CollectedFuture:
         return CollectedFuture(request_id=request_id, state="unknown")
     status = owned.status
     if status.expired:
-        return CollectedFuture(request_id=request_id, state="expired", kind=status.kind)
+        return CollectedFuture(
+            request_id=request_id,
+            state="expired",
+            kind=status.kind,
+            error=None if status.failure is None else status.failure.message,
+        )
     if status.failure is not None:
         return CollectedFuture(
             request_id=request_id,

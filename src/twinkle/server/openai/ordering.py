@@ -299,7 +299,7 @@ async def sample_result(request: Request, server: Server, status: FutureStatus) 
         TwinkleError: It failed.
     """
     if status.expired:
-        raise Expired("the result of this request was kept for its time and is gone")
+        raise Expired(status.why_expired(server.common.settings.result_ttl_s))
     if status.failure is not None:
         if status.failure.code == Cancelled.code:
             raise Cancelled(status.failure.message)

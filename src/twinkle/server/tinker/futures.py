@@ -136,8 +136,7 @@ async def _outcome(
     request: Request, common: Common, artifacts: Artifacts, status: FutureStatus, *, allow_metadata_only: bool
 ) -> Response:
     if status.expired:
-        kept_h = common.settings.result_ttl_s / 3600
-        raise Expired(f"the result of {status.request_id} was kept for {kept_h:g} h and is gone")
+        raise Expired(status.why_expired(common.settings.result_ttl_s))
     if status.failure is not None:
         return answer(FailedResponse(error=status.failure.message, category=status.failure.category.value))
     assert status.result is not None, "a final future has a result or a failure"

@@ -138,8 +138,7 @@ async def outcome_of(request: Request, server: ServerState, status: FutureStatus
         Expired: Its result was kept for its time.
     """
     if status.expired:
-        kept_h = server.common.settings.result_ttl_s / 3600
-        raise Expired(f"the result of {status.request_id} was kept for {kept_h:g} h and is gone")
+        raise Expired(status.why_expired(server.common.settings.result_ttl_s))
     if status.failure is not None:
         return _failed(status.failure)
     if status.kind is OperationKind.CREATE_MODEL:

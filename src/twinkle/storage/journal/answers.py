@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twinkle.core.errors import Expired
 from twinkle.core.operation import Failure, FailureCategory, FutureStatus, OperationKind, OperationState, Payload
 from twinkle.storage.database import Row
+from twinkle.storage.journal.forgotten import why_forgotten
 from twinkle.storage.journal.records import PastOperation
 
 STATUS_COLUMNS = (
@@ -62,3 +64,21 @@ def status_of(row: Row) -> OwnedStatus:
         expired=bool(row.expired),
     )
     return OwnedStatus(tenant=row.tenant, mesh=row.mesh, status=status)
+
+
+def forgotten_status(request_id: str, tenant: str) -> OwnedStatus:
+    """Where an operation stands whose row is gone: it has ended, and nobody knows how."""
+    lane, _, seq = request_id.rpartition(":req:")
+    failure = Failure(message=why_forgotten(request_id), category=FailureCategory.USER, code=Expired.code)
+    status = FutureStatus(
+        request_id=request_id,
+        kind=OperationKind.GAP,
+        state=OperationState.FAILED,
+        lane=lane,
+        seq=int(seq),
+        attempt=0,
+        result=None,
+        failure=failure,
+        expired=True,
+    )
+    return OwnedStatus(tenant=tenant, mesh="", status=status)

@@ -6,10 +6,11 @@ futures, those of the other do neither.
 
 from __future__ import annotations
 
-from twinkle.core.errors import Conflict, InvalidInput, NotFound, UserError
+from twinkle.core.errors import Conflict, Expired, InvalidInput, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Submission, Unnumbered
 from twinkle.storage.database import Transaction
+from twinkle.storage.journal.forgotten import seq_of_key, why_forgotten
 from twinkle.storage.journal.lanes import NO_MESH, LockedLane, accept, in_journal_numbers
 
 _INSTEAD = "read it, sample it, or fork it for this one (or load one of its checkpoints into a run of this one)"
@@ -46,15 +47,16 @@ def accept_next(
     return earlier or accept(transaction, lanes, request.at(lane.next_seq), now=now)
 
 
-def _answer_key(transaction: Transaction, lane: LockedLane, request: Unnumbered) -> Accepted | Conflict | None:
-    """The answer to a request whose key was used before: its own future, or that it is another request's."""
+def _answer_key(transaction: Transaction, lane: LockedLane, request: Unnumbered) -> Accepted | UserError | None:
+    """The answer to a key that was used before: its own future, that it is another request's, or that it is gone."""
     if request.request_key is None:
         return None
     row = transaction.execute(
         "SELECT seq, digest, kind FROM operation WHERE lane = ? AND request_key = ?", (lane.id, request.request_key)
     ).fetchone()
     if row is None:
-        return None
+        seq = None if lane.gone_seq < 0 else seq_of_key(transaction, lane.id, request.request_key)
+        return None if seq is None else Expired(why_forgotten(request_id_of(lane.id, seq)))
     request_id = request_id_of(lane.id, row.seq)
     if row.digest == request.digest:
         return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)

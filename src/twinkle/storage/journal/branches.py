@@ -23,6 +23,7 @@ from twinkle.storage.journal.lanes import LockedLane, accept_own, lock_lanes, un
 from twinkle.storage.journal.records import NewAdapter
 
 _STATE_KINDS = "('create_model', 'load_weights', 'fork', 'rewind', 'optim_step')"
+_IS_STEP = " AND kind = 'optim_step' AND state = 'done'"
 # After these the gradients are empty: what a run may go back to.
 _IS_STATE = f"kind IN {_STATE_KINDS} AND (state = 'done' OR kind = 'optim_step' AND error_code = 'window_failed')"
 
@@ -146,13 +147,20 @@ class Branches:
         """The operation that made a step of the run; step 0 is how the run began.
 
         Raises:
-            InvalidInput: It has not made so many steps.
+            InvalidInput: It has not made so many steps, or that one is forgotten.
         """
         if step == 0:
             return 0
         where, parameters = self._applied_steps(adapter)
+        num_past = self._num_past(where, parameters)
+        if step <= num_past:
+            raise InvalidInput(
+                "step",
+                f"what {adapter} was after step {step} is no longer kept; its first {num_past} steps are forgotten",
+            )
         rows = self._database.read(
-            f"SELECT seq FROM operation WHERE {where} ORDER BY seq LIMIT 1 OFFSET ?", (*parameters, step - 1)
+            f"SELECT seq FROM operation WHERE {where}{_IS_STEP} ORDER BY seq LIMIT 1 OFFSET ?",
+            (*parameters, step - 1 - num_past),
         )
         if not rows:
             raise InvalidInput("step", f"{adapter} has made {self.num_steps(adapter)} steps, not {step}")
@@ -160,31 +168,43 @@ class Branches:
 
     def num_steps(self, adapter: str) -> int:
         """How many steps of the optimizer the run's present state has come from."""
-        where, parameters = self._applied_steps(adapter)
-        return int(self._database.read(f"SELECT COUNT(*) AS number FROM operation WHERE {where}", parameters)[0].number)
+        return self._num_steps(*self._applied_steps(adapter))
 
     def steps(self, adapter: str, *, limit: int) -> list[Step]:
         """The latest of these steps, in order."""
         where, parameters = self._applied_steps(adapter)
         rows = self._database.read(
-            f"SELECT seq, finished_at FROM operation WHERE {where} ORDER BY seq DESC LIMIT ?", (*parameters, limit)
+            f"SELECT seq, finished_at FROM operation WHERE {where}{_IS_STEP} ORDER BY seq DESC LIMIT ?",
+            (*parameters, limit),
         )
         if not rows:
             return []
-        counted = self._database.read(
-            f"SELECT COUNT(*) AS number FROM operation WHERE {where} AND seq <= ?", (*parameters, rows[0].seq)
-        )
-        last = int(counted[0].number)
+        last = self._num_steps(f"{where} AND seq <= ?", (*parameters, rows[0].seq))
         return [
             Step(number=last - place, seq=row.seq, finished_at=row.finished_at)
             for place, row in reversed(list(enumerate(rows)))
         ]
 
     def _applied_steps(self, adapter: str) -> tuple[str, tuple[object, ...]]:
-        """A condition on ``operation``, and its parameters."""
+        """A condition on ``operation`` and ``past_steps``, and its parameters."""
         undone = self._undone(adapter)
-        where = "lane = ? AND kind = 'optim_step' AND state = 'done'" + " AND NOT (seq > ? AND seq < ?)" * len(undone)
+        where = "lane = ?" + " AND NOT (seq > ? AND seq < ?)" * len(undone)
         return where, (adapter, *(seq for cut in undone for seq in cut))
+
+    def _num_steps(self, where: str, parameters: tuple[object, ...]) -> int:
+        (row,) = self._database.read(
+            f"SELECT (SELECT COUNT(*) FROM operation WHERE {where}{_IS_STEP})"
+            f" + (SELECT COALESCE(SUM(num_steps), 0) FROM past_steps WHERE {where}) AS number",
+            (*parameters, *parameters),
+        )
+        return int(row.number)
+
+    def _num_past(self, where: str, parameters: tuple[object, ...]) -> int:
+        """How many of them are forgotten: the first ones."""
+        (row,) = self._database.read(
+            f"SELECT COALESCE(SUM(num_steps), 0) AS number FROM past_steps WHERE {where}", parameters
+        )
+        return int(row.number)
 
     def _undone(self, adapter: str) -> list[tuple[int, int]]:
         """What rewinds have cut out of the run's history: operations strictly between two numbers."""
@@ -236,13 +256,13 @@ def _submission(tenant: str, lane: str, seq: int, kind: OperationKind, source: s
 
 def _check_reachable(transaction: Transaction, lane: LockedLane, at: int) -> None:
     floor_seq, state = _look_up(transaction, lane.id, at)
-    if at >= lane.head_seq or state is None:
-        raise InvalidInput(
-            "operation", f"{lane.id} has not executed operation {at} yet; its next one is {lane.head_seq}"
-        )
     if at < floor_seq:
         raise InvalidInput(
             "operation", f"what {lane.id} was before operation {floor_seq} is no longer kept; go back to {floor_seq}"
+        )
+    if at >= lane.head_seq or state is None:
+        raise InvalidInput(
+            "operation", f"{lane.id} has not executed operation {at} yet; its next one is {lane.head_seq}"
         )
     if not state:
         row = transaction.execute(

@@ -32,6 +32,7 @@ from twinkle.storage.journal.answers import (
     STATUS_COLUMNS,
     OwnedStatus,
     failure_of,
+    forgotten_status,
     past_of,
     status_of,
 )
@@ -46,6 +47,7 @@ from twinkle.storage.journal.executing import (
     start_operations,
     state_of,
 )
+from twinkle.storage.journal.forgotten import owners_of_forgotten
 from twinkle.storage.journal.lanes import (
     NO_MESH,
     LockedLane,
@@ -339,10 +341,15 @@ class Journal:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
-        """The futures that exist among ``request_ids``, in one query."""
+        """The futures that exist among ``request_ids``, or did; in one query, unless some have no row."""
         marks = placeholders(request_ids)
         rows = self.database.read(f"SELECT {STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
-        return {row.request_id: status_of(row) for row in rows}
+        found = {row.request_id: status_of(row) for row in rows}
+        missing = [request_id for request_id in request_ids if request_id not in found]
+        if missing:
+            owners = owners_of_forgotten(self.database, missing)
+            found |= {request_id: forgotten_status(request_id, owner) for request_id, owner in owners.items()}
+        return found
 
     def failed_meanwhile(self, request_ids: Sequence[str]) -> dict[str, Failure]:
         """Those that were cancelled or are overdue: what a worker looks up between two slices of what it works on."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from twinkle.core.errors import Conflict, InvalidInput, NotFound, UserError
+from twinkle.core.errors import Conflict, Expired, InvalidInput, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Outcome, Submission
 from twinkle.storage.database import Transaction, placeholders, raised
+from twinkle.storage.journal.forgotten import is_forgotten, why_forgotten
 
 NO_MESH = ""
 """The mesh of a lane that nobody executes: its operations are complete when they are accepted."""
@@ -37,6 +38,8 @@ class LockedLane:
     num_rewinds: int
     unload_seq: int | None
     arrival_numbered: bool
+    gone_seq: int
+    """No operation above this number has been forgotten."""
 
     @property
     def next_seq(self) -> int:
@@ -76,7 +79,7 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
     ordered_ids = sorted(set(ids))
     rows = transaction.execute(
         "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since, num_rewinds, unload_seq,"
-        " arrival_numbered"
+        " arrival_numbered, gone_seq"
         f" FROM lane WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
     ).fetchall()
@@ -94,6 +97,7 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
             num_rewinds=row.num_rewinds,
             unload_seq=row.unload_seq,
             arrival_numbered=bool(row.arrival_numbered),
+            gone_seq=row.gone_seq,
         )
         for row in rows
     }
@@ -114,6 +118,8 @@ def accept(
             "seq_id", f"{submission.seq} is more than {MAX_NUMBERS_AHEAD} ahead of the last number, {lane.max_seq}"
         )
     request_id = request_id_of(submission.lane, submission.seq)
+    if submission.seq <= lane.gone_seq and is_forgotten(transaction, lane.id, submission.seq, ordered=lane.ordered):
+        return answer_resend(transaction, lane, submission, request_id)
     inserted = transaction.execute(
         "INSERT INTO operation (request_id, tenant, lane, mesh, seq, kind, digest, state, attempts, claim_epoch,"
         " payload, payload_blob, payload_bytes, rejection, num_tokens, num_prompt_tokens, num_sequences,"
@@ -201,11 +207,12 @@ def in_journal_numbers(transaction: Transaction, lanes: dict[str, LockedLane], s
 def answer_resend(
     transaction: Transaction, lane: LockedLane, submission: Submission, request_id: str
 ) -> Accepted | UserError:
-    """The answer to a submission whose number was used before: its own future, or that it is another request's."""
+    """The answer to a number that was used before: its own future, that it is another request's, or that it is gone."""
     row = transaction.execute(
         "SELECT digest, kind FROM operation WHERE lane = ? AND seq = ?", (submission.lane, submission.seq)
     ).fetchone()
-    assert row is not None
+    if row is None:
+        return Expired(why_forgotten(request_id))
     if row.digest == submission.digest or row.kind == OperationKind.GAP:
         return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
     return Conflict(

@@ -6,9 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Conflict, NotFound
+from twinkle.core.errors import Conflict, Expired, NotFound
 from twinkle.core.operation import CANCELLED_BY_OPERATOR, OperationKind, OperationState
 from twinkle.storage.database import Database, Row, placeholders
+from twinkle.storage.journal.forgotten import owners_of_forgotten, why_forgotten
 from twinkle.storage.journal.lanes import lock_lanes
 from twinkle.storage.tenants.audit import insert_entry
 
@@ -98,10 +99,13 @@ class Operations:
         """One operation.
 
         Raises:
-            NotFound: There is none of that id, or it has been forgotten.
+            NotFound: There is none of that id.
+            Expired: It has been forgotten.
         """
         rows = self._database.read(f"SELECT {_COLUMNS} WHERE o.request_id = ?", (request_id,))
         if not rows:
+            if owners_of_forgotten(self._database, [request_id]):
+                raise Expired(why_forgotten(request_id))
             raise NotFound(f"no operation {request_id!r}; `twinkle ops list` shows those that wait or have failed")
         return _info(rows[0])
 

@@ -164,6 +164,10 @@ class Processors:
                     "UPDATE processor SET ended_at = ?, recipe = NULL WHERE id = ? AND ended_at IS NULL",
                     (now, processor),
                 )
+                # Nothing of it is read again.
+                transaction.execute(
+                    "UPDATE lane SET floor_seq = max_seq, pruned_seq = max_seq WHERE id = ?", (processor,)
+                )
                 rows = transaction.execute(
                     "SELECT request_id, payload_blob FROM operation WHERE lane = ?"
                     " AND state IN ('done', 'failed') AND (payload IS NOT NULL OR payload_blob IS NOT NULL)",

@@ -13,11 +13,11 @@ from twinkle.core.errors import Cancelled, InvalidInput, NotFound
 from twinkle.core.operation import FailureCategory, OperationKind, OperationState, Payload
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.jobs.keeping import IS_HELD
+from twinkle.storage.journal.forgotten import SEQS_PER_CLIENT, has_sample, owners_of_forgotten, sample_parameters
 from twinkle.storage.journal.lanes import lock_lanes, number_ended_sample
 from twinkle.storage.sampling.ephemeral import KEEP, NOTHING_WAITS, EphemeralWeights
 from twinkle.storage.tables import SamplingSessionRow
 
-_SEQS_PER_CLIENT = 1_000_000_000
 _CANCELLED_TEXT = "cancelled by its client"
 _MAX_TO_PIN = 16
 _HELD_FOR_JOB = IS_HELD.format(session="ephemeral_weights.session")
@@ -99,9 +99,9 @@ class SamplingSessions:
     def sampled_before(self, session_id: str, *, checkpoint: str, seq: int) -> str | None:
         """The sampling session on a path, whatever that meant then, in which a sample of this number was accepted."""
         rows = self._database.read(
-            "SELECT s.id FROM sampling_session s JOIN operation o ON o.lane = s.id"
-            " WHERE s.session = ? AND s.checkpoint = ? AND o.seq = ? LIMIT 1",
-            (session_id, checkpoint, seq),
+            f"SELECT s.id FROM sampling_session s WHERE s.session = ? AND s.checkpoint = ? AND {has_sample('s.id')}"
+            " LIMIT 1",
+            (session_id, checkpoint, *sample_parameters(seq)),
         )
         return str(rows[0].id) if rows else None
 
@@ -124,18 +124,18 @@ class SamplingSessions:
         """The path of that checkpoint of a run from which a sample of this number was accepted."""
         prefix = f"tinker://{run}/"
         rows = self._database.read(
-            "SELECT s.checkpoint FROM sampling_session s JOIN operation o ON o.lane = s.id"
-            " WHERE s.session = ? AND SUBSTR(s.checkpoint, 1, ?) = ? AND o.seq = ? LIMIT 1",
-            (session_id, len(prefix), prefix, seq),
+            "SELECT s.checkpoint FROM sampling_session s"
+            f" WHERE s.session = ? AND SUBSTR(s.checkpoint, 1, ?) = ? AND {has_sample('s.id')} LIMIT 1",
+            (session_id, len(prefix), prefix, *sample_parameters(seq)),
         )
         return str(rows[0].checkpoint) if rows else None
 
     def sampled_weights_before(self, adapter: str, *, seq: int) -> str | None:
         """The sampling session on an adapter's nameless weights, still open, that has a sample of this number."""
         rows = self._database.read(
-            "SELECT e.sampling_session FROM ephemeral_weights e JOIN operation o ON o.lane = e.sampling_session"
-            " AND o.seq = ? WHERE e.adapter = ? AND e.ended_at IS NULL LIMIT 1",
-            (seq, adapter),
+            "SELECT e.sampling_session FROM ephemeral_weights e WHERE e.adapter = ? AND e.ended_at IS NULL"
+            f" AND {has_sample('e.sampling_session')} LIMIT 1",
+            (adapter, *sample_parameters(seq)),
         )
         return str(rows[0].sampling_session) if rows else None
 
@@ -160,7 +160,9 @@ class SamplingSessions:
             row = transaction.execute(
                 "SELECT tenant, kind, lane FROM operation WHERE request_id = ?", (request_id,)
             ).fetchone()
-            if row is None or row.tenant != tenant:
+            if row is None:
+                return self._was_forgotten(request_id, tenant)
+            if row.tenant != tenant:
                 raise NotFound(f"no future {request_id!r}")
             if row.kind != OperationKind.SAMPLE:
                 raise InvalidInput(
@@ -168,6 +170,12 @@ class SamplingSessions:
                 )
             lock_lanes(transaction, [row.lane])
             return _cancel(transaction, row.lane, request_id, self._clock.now())
+
+    def _was_forgotten(self, request_id: str, tenant: str) -> bool:
+        """False, of one that ended long ago."""
+        if owners_of_forgotten(self._database, [request_id]).get(request_id) != tenant:
+            raise NotFound(f"no future {request_id!r}")
+        return False
 
     def cancel_all(self, session_id: str, tenant: str) -> list[str]:
         """End all samples of a session that have not ended; their futures."""
@@ -191,11 +199,11 @@ class SamplingSessions:
 
     def ended(self, sampling_session: str, *, client: int, after: int, limit: int) -> list[EndedSample]:
         """One client's samples with an ``ended_no`` above ``after``, in the order in which they ended."""
-        first_seq = client * _SEQS_PER_CLIENT
+        first_seq = client * SEQS_PER_CLIENT
         rows = self._database.read(
             "SELECT request_id, ended_no, state, result_bytes FROM operation"
             " WHERE lane = ? AND ended_no > ? AND seq >= ? AND seq < ? ORDER BY ended_no LIMIT ?",
-            (sampling_session, after, first_seq, first_seq + _SEQS_PER_CLIENT, limit),
+            (sampling_session, after, first_seq, first_seq + SEQS_PER_CLIENT, limit),
         )
         return [
             EndedSample(
@@ -212,8 +220,8 @@ class SamplingSessions:
         wanted = ", ".join(["(?, ?, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT))"] * len(polls))
         parameters: list[object] = []
         for place, poll in enumerate(polls):
-            first_seq = poll.client * _SEQS_PER_CLIENT
-            parameters += [place, poll.lane, poll.after, first_seq, first_seq + _SEQS_PER_CLIENT]
+            first_seq = poll.client * SEQS_PER_CLIENT
+            parameters += [place, poll.lane, poll.after, first_seq, first_seq + SEQS_PER_CLIENT]
         rows = self._database.read(
             f"WITH wanted(place, lane, after_no, first_seq, end_seq) AS (VALUES {wanted})"
             " SELECT w.place FROM wanted w WHERE EXISTS (SELECT 1 FROM operation o WHERE o.lane = w.lane"

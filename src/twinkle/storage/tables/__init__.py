@@ -28,8 +28,24 @@ from twinkle.storage.tables.files import (
 )
 from twinkle.storage.tables.jobs import JobAttemptRow, JobDependencyRow, JobEventRow, JobRow
 from twinkle.storage.tables.processors import ProcessorRow
-from twinkle.storage.tables.queue import BranchRow, LaneRow, MeshRow, OperationRow, ShareRow
-from twinkle.storage.tables.tenants import ApiKeyRow, AuditFloorRow, AuditRow, SessionRow, SharedSecretRow, TenantRow
+from twinkle.storage.tables.queue import (
+    BranchRow,
+    ForgottenRow,
+    LaneRow,
+    MeshRow,
+    OperationRow,
+    PastStepsRow,
+    ShareRow,
+)
+from twinkle.storage.tables.tenants import (
+    ApiKeyRow,
+    AuditFloorRow,
+    AuditRow,
+    PastWorkRow,
+    SessionRow,
+    SharedSecretRow,
+    TenantRow,
+)
 
 __all__ = [
     "AccessTokenRow",
@@ -44,6 +60,7 @@ __all__ = [
     "FileContentRow",
     "FilePieceRow",
     "FileRow",
+    "ForgottenRow",
     "JobAttemptRow",
     "JobDependencyRow",
     "JobEventRow",
@@ -53,6 +70,8 @@ __all__ = [
     "NamedAdapterRow",
     "OperationRow",
     "PastCheckpointRow",
+    "PastStepsRow",
+    "PastWorkRow",
     "PreparedDataRow",
     "ProcessorRow",
     "PushRow",

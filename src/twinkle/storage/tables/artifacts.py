@@ -12,6 +12,7 @@ class AdapterRow(SQLModel, table=True):
     __tablename__ = "adapter"
     __table_args__ = (
         Index("adapter_of_mesh", "mesh"),
+        Index("adapter_of_tenant", "tenant", "created_at", "id"),
         Index(
             "adapter_present",
             "mesh",
@@ -56,7 +57,11 @@ class SnapshotRow(SQLModel, table=True):
     """A recovery point: the adapter's state after operation ``seq``, which cannot be replayed if it ``is_start``."""
 
     __tablename__ = "snapshot"
-    __table_args__ = (Index("snapshot_age", "created_at"), Index("snapshot_blob", "blob"))
+    __table_args__ = (
+        Index("snapshot_age", "created_at"),
+        Index("snapshot_blob", "blob"),
+        Index("snapshot_size", "adapter", "size_bytes"),
+    )
     adapter: str = Field(primary_key=True, foreign_key="adapter.id")
     seq: int = Field(primary_key=True)
     blob: str

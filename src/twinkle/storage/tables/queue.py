@@ -70,6 +70,12 @@ class LaneRow(SQLModel, table=True):
             postgresql_where=text("pruned_seq < floor_seq"),
         ),
         Index(
+            "lane_forgettable",
+            "id",
+            sqlite_where=text("pruned_seq > gone_seq + 1"),
+            postgresql_where=text("pruned_seq > gone_seq + 1"),
+        ),
+        Index(
             "lane_moving",
             "mesh",
             "id",
@@ -107,6 +113,8 @@ class LaneRow(SQLModel, table=True):
     """Whether the journal numbers its operations, as they arrive; else their client does."""
     moving_to: str | None = None
     """The mesh it is on its way to; meanwhile its operations are offered to nobody."""
+    gone_seq: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
+    """Up to this number operations are forgotten: all of an ordered lane, of another those in ``forgotten``."""
 
 
 class BranchRow(SQLModel, table=True):
@@ -167,6 +175,12 @@ class OperationRow(SQLModel, table=True):
             postgresql_where=text("ended_no IS NOT NULL"),
         ),
         Index(
+            "sample_forgettable",
+            "finished_at",
+            sqlite_where=text("kind = 'sample' AND expired"),
+            postgresql_where=text("kind = 'sample' AND expired"),
+        ),
+        Index(
             "operation_held",
             "held_by",
             sqlite_where=text("held_by IS NOT NULL"),
@@ -182,6 +196,13 @@ class OperationRow(SQLModel, table=True):
         Index(
             "operation_payload_blob",
             "payload_blob",
+            sqlite_where=text("payload_blob IS NOT NULL"),
+            postgresql_where=text("payload_blob IS NOT NULL"),
+        ),
+        Index(
+            "operation_payload_size",
+            "tenant",
+            "payload_bytes",
             sqlite_where=text("payload_blob IS NOT NULL"),
             postgresql_where=text("payload_blob IS NOT NULL"),
         ),
@@ -231,3 +252,28 @@ class OperationRow(SQLModel, table=True):
     """A sample's place among those of its lane that have ended: given under the lane's lock, so none is seen late."""
     request_key: str | None = None
     """What its client calls it, where the journal numbers: a second one of the name is a resend."""
+
+
+class ForgottenRow(SQLModel, table=True):
+    """What tells a resend of an operation whose row is gone, where its number alone does not.
+
+    ``number`` is that of a request key, or of a client of a sampling session (``journal/forgotten.py``), ``last_seq``
+    the operation's, of a client the highest one.
+    """
+
+    __tablename__ = "forgotten"
+    lane: str = Field(primary_key=True, foreign_key="lane.id")
+    number: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    last_seq: int = Field(sa_type=BigInteger)
+
+
+class PastStepsRow(SQLModel, table=True):
+    """How many steps were applied in a stretch of a run whose operations are gone; it ends with number ``seq``.
+
+    No rewind begins or leads into the middle of one.
+    """
+
+    __tablename__ = "past_steps"
+    lane: str = Field(primary_key=True, foreign_key="lane.id")
+    seq: int = Field(primary_key=True, sa_type=BigInteger, sa_column_kwargs={"autoincrement": False})
+    num_steps: int = Field(sa_type=BigInteger)

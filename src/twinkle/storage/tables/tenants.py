@@ -31,6 +31,7 @@ class TenantRow(SQLModel, table=True):
     max_queued_bytes: int | None = Field(default=None, sa_type=BigInteger)
     max_checkpoints: int | None = None
     max_checkpoint_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    max_kept_bytes: int | None = Field(default=None, sa_type=BigInteger)
     paid_until: float = Field(default=0.0, sa_type=Float, sa_column_kwargs={"server_default": text("0")})
     suspended_at: float | None = Field(default=None, sa_type=Float)
     suspension: str | None = None
@@ -111,3 +112,19 @@ class SharedSecretRow(SQLModel, table=True):
     name: str = Field(primary_key=True)
     fingerprint: str
     seen_at: float = Field(sa_type=Float)
+
+
+class PastWorkRow(SQLModel, table=True):
+    """What a tenant's operations came to that ended well in an hour (from the epoch) and whose rows are gone."""
+
+    __tablename__ = "past_work"
+    __table_args__ = (Index("past_work_by_hour", "hour"),)
+    tenant: str = Field(primary_key=True, foreign_key="tenant.id")
+    hour: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
+    session: str = Field(primary_key=True)
+    base_model: str = Field(primary_key=True)
+    kind: str = Field(primary_key=True)
+    num_tokens: int = Field(sa_type=BigInteger)
+    num_prompt_tokens: int = Field(sa_type=BigInteger)
+    device_s: float = Field(sa_type=Float)
+    num_operations: int = Field(sa_type=BigInteger)

@@ -95,7 +95,10 @@ class Accounting:
         self._clock = clock
 
     def work(self, tenant: str, *, start: float, end: float) -> dict[Place, Work]:
-        """What ended well from ``start`` until before ``end``: failed and cancelled operations cost nothing."""
+        """What ended well from ``start`` until before ``end``: failed and cancelled operations cost nothing.
+
+        Of operations that are forgotten it is known by full hours: those that begin in that time are counted.
+        """
         # The dialects differ in how a number loses its fraction.
         hour = "TRUNC(o.finished_at / 3600)" if self._database.is_postgres else "CAST(o.finished_at / 3600 AS INTEGER)"
         rows = self._database.read(
@@ -105,8 +108,11 @@ class Accounting:
             " LEFT JOIN adapter a ON a.id = o.lane LEFT JOIN sampling_session s ON s.id = o.lane"
             " WHERE o.tenant = ? AND o.state = 'done' AND o.finished_at >= ? AND o.finished_at < ?"
             " AND (a.id IS NOT NULL OR s.id IS NOT NULL)"
-            f" GROUP BY {hour}, o.kind, COALESCE(a.session, s.session), a.config, s.base_model",
-            (tenant, start, end),
+            f" GROUP BY {hour}, o.kind, COALESCE(a.session, s.session), a.config, s.base_model"
+            # In one statement: what goes from there comes here, in the same transaction.
+            " UNION ALL SELECT hour, kind, session, NULL, base_model, num_tokens, num_prompt_tokens, device_s,"
+            " num_operations FROM past_work WHERE tenant = ? AND hour >= ? AND hour < ?",
+            (tenant, start, end, tenant, start / HOUR_S, end / HOUR_S),
         )
         found: defaultdict[Place, Work] = defaultdict(Work)
         for row in rows:

@@ -25,6 +25,8 @@ _KIND_OF_SAVE = {
 TOLD_BY_OPERATIONS = (*_KIND_OF_SAVE, OperationKind.LOAD_WEIGHTS)
 """Kinds of operations that belong in the audit log."""
 
+_BATCH = 1000
+_MAX_BATCHES = 200
 _NOTED = (
     "SELECT a.id, a.at, a.actor, a.event, a.details, t.name AS tenant_name FROM audit a"
     " LEFT JOIN tenant t ON t.id = a.tenant WHERE a.at >= ? AND a.at < ?"
@@ -32,7 +34,7 @@ _NOTED = (
 _SAVED_AND_LOADED = (
     "SELECT o.finished_at, o.kind, o.lane, o.payload, t.name AS tenant_name FROM operation o"
     f" JOIN tenant t ON t.id = o.tenant WHERE o.state = 'done' AND o.kind IN ({placeholders(TOLD_BY_OPERATIONS)})"
-    " AND o.finished_at >= ? AND o.finished_at < ?"
+    " AND o.finished_at >= ? AND o.finished_at < ? AND o.finished_at >= (SELECT at FROM audit_floor)"
 )
 
 
@@ -71,25 +73,38 @@ class Audit:
             limit: How many of the latest; all, where it is none.
         """
         latest = "" if limit is None else f" LIMIT {int(limit)}"
-        noted = self._database.read(
-            f"{_NOTED}{_of(tenant, 'a')} ORDER BY a.at DESC, a.id DESC{latest}", (start, end, *_given(tenant))
-        )
+        # The operations first: one that goes meanwhile is told twice rather than not at all.
         told = self._database.read(
             f"{_SAVED_AND_LOADED}{_of(tenant, 'o')} ORDER BY o.finished_at DESC{latest}",
             (*TOLD_BY_OPERATIONS, start, end, *_given(tenant)),
+        )
+        noted = self._database.read(
+            f"{_NOTED}{_of(tenant, 'a')} ORDER BY a.at DESC, a.id DESC{latest}", (start, end, *_given(tenant))
         )
         found = [_record_of(row) for row in reversed(noted)]
         found += [_told_by(row, tenant=row.tenant_name) for row in reversed(told)]
         found.sort(key=lambda entry: entry.at)
         return found if limit is None else found[-limit:]
 
+    def forget(self, *, older_than_s: float) -> int:
+        """Delete what is older than that; how many."""
+        return self.forget_before(self._clock.now() - older_than_s)
+
     def forget_before(self, moment: float) -> int:
-        """Delete what is older; how many. Nothing else ever leaves the log, and this never goes back."""
+        """Delete what is older, some at a time; how many. Nothing else ever leaves the log, nor does this go back."""
         with self._database.transaction() as transaction:
             transaction.execute("UPDATE audit_floor SET at = ? WHERE at < ?", (moment, moment))
-            return transaction.execute(
-                "DELETE FROM audit WHERE at < (SELECT at FROM audit_floor) AND at < ?", (moment,)
-            ).rowcount
+        num_gone = 0
+        for _ in range(_MAX_BATCHES):
+            with self._database.transaction() as transaction:
+                num = transaction.execute(
+                    "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at < ? ORDER BY at LIMIT ?)",
+                    (moment, _BATCH),
+                ).rowcount
+            num_gone += num
+            if num < _BATCH:
+                break
+        return num_gone
 
 
 def insert_entry(
@@ -100,14 +115,18 @@ def insert_entry(
 
 
 def keep(transaction: Transaction, operations: Iterable[Row]) -> None:
-    """Write down what operations tell that are about to go.
+    """Write down what operations tell that are about to go, unless the log has forgotten that time.
 
     Args:
         transaction: That in which they go.
         operations: Ended well, and of the kinds ``TOLD_BY_OPERATIONS``; with ``tenant``, ``finished_at``, ``kind``,
             ``lane`` and ``payload``.
     """
+    floor = transaction.execute("SELECT at FROM audit_floor").fetchone()
+    assert floor is not None, "it has a row from the beginning"
     for row in operations:
+        if row.finished_at < floor.at:
+            continue
         entry = _told_by(row, tenant=None)
         _insert(transaction, row.tenant, entry.actor, entry.event, entry.details, at=entry.at)
 

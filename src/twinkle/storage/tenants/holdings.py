@@ -18,6 +18,8 @@ class Held:
     open_bytes: int
     num_checkpoints: int
     checkpoint_bytes: int
+    kept_bytes: int
+    """Of recovery points, and of payloads that lie in the object store."""
 
 
 class Holdings:
@@ -32,12 +34,16 @@ class Holdings:
         (row,) = self._database.read(
             "SELECT (SELECT COUNT(*) FROM session WHERE tenant = ?) AS num_sessions,"
             " (SELECT COUNT(*) FROM adapter WHERE tenant = ?) AS num_runs,"
+            " (SELECT COALESCE(SUM(s.size_bytes), 0) FROM adapter a JOIN snapshot s ON s.adapter = a.id"
+            " WHERE a.tenant = ?) AS snapshot_bytes,"
+            " (SELECT COALESCE(SUM(payload_bytes), 0) FROM operation WHERE payload_blob IS NOT NULL AND tenant = ?)"
+            " AS payload_bytes,"
             " o.num_open, o.open_bytes, c.num_checkpoints, c.checkpoint_bytes"
             " FROM (SELECT COUNT(*) AS num_open, COALESCE(SUM(payload_bytes), 0) AS open_bytes FROM operation"
             " WHERE state IN ('queued', 'running') AND tenant = ?) o,"
             " (SELECT COUNT(*) AS num_checkpoints, COALESCE(SUM(size_bytes), 0) AS checkpoint_bytes FROM checkpoint"
             " WHERE tenant = ? AND (expires_at IS NULL OR expires_at > ?)) c",
-            (tenant, tenant, tenant, tenant, self._clock.now()),
+            (tenant, tenant, tenant, tenant, tenant, tenant, self._clock.now()),
         )
         return Held(
             num_sessions=int(row.num_sessions),
@@ -46,4 +52,5 @@ class Holdings:
             open_bytes=int(row.open_bytes),
             num_checkpoints=int(row.num_checkpoints),
             checkpoint_bytes=int(row.checkpoint_bytes),
+            kept_bytes=int(row.snapshot_bytes) + int(row.payload_bytes),
         )
