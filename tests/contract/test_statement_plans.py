@@ -19,6 +19,7 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.job import JobEvent, JobKind, JobPlace, JobState
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
+from twinkle.core.places import Place
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.database import Cursor, Database, Row, Transaction
 from twinkle.storage.jobs.hooks import DueJob
@@ -334,6 +335,25 @@ def test_with_ten_thousand_ready_jobs_a_claim_and_a_page_of_the_list_read_few_of
             plan = _plan(bench, sql, parameters)
             assert not re.search(r"SCAN (j|job)\b(?! USING)|Seq Scan[^{}]*\"job\"", plan), f"{name}: {sql}\n{plan}"
             assert not re.search(r"TEMP B-TREE FOR ORDER BY|\"Node Type\": \"Sort\"", plan), f"{name}: {sql}\n{plan}"
+
+
+def test_a_page_of_runs_or_checkpoints_is_one_query_that_walks_an_index(
+    crowded: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(created_at=0.0, id="tinker://4/weights/x")
+    lists: dict[str, Callable[[], object]] = {
+        "runs": lambda: crowded.adapters.newest_of("t0", limit=100, after=replace(place, id="a")),
+        "checkpoints": lambda: crowded.checkpoints.newest_of("t0", limit=100, after=place),
+    }
+    monkeypatch.setattr("twinkle.storage.adapters.adapters._adapter_of", lambda row: row.id)
+    monkeypatch.setattr("twinkle.storage.checkpoints.checkpoints._checkpoint_of", lambda row: row.path)
+    for name, action in lists.items():
+        statements = _statements_of(action, monkeypatch)
+
+        assert len(statements) == 1, name
+        plan = _plan(crowded, *statements[0])
+        assert not _WHOLE_TABLE.search(plan), f"{name}\n{plan}"
+        assert not re.search(r"TEMP B-TREE|\"Node Type\": \"(Sort|Incremental Sort)\"", plan), f"{name}\n{plan}"
 
 
 def test_a_statement_that_reads_a_whole_table_is_recognised(crowded: Bench) -> None:

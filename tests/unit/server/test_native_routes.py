@@ -67,3 +67,57 @@ def test_a_run_says_with_which_number_to_go_on(api: Api, http: httpx.Client, mod
     assert (run["run_id"], run["next_seq"], run["rank"]) == (model_id, 3, 8)
     with api.http(api.new_key()) as stranger:
         assert stranger.get(f"{api.url}/api/native/v1/runs/{model_id}").status_code == 404
+
+
+def test_runs_and_checkpoints_are_read_page_by_page_behind_cursors_that_are_nobody_elses(
+    api: Api, http: httpx.Client, model_id: str
+) -> None:
+    for seq, name in enumerate(("a", "b", "c"), start=1):
+        retrieve(
+            http,
+            http.post("/save_weights", json={"model_id": model_id, "seq_id": seq, "path": name}).json()["request_id"],
+        )
+    lists = {"checkpoints": "tinker_path", "runs": "run_id"}
+    for name, key in lists.items():
+        url, seen, cursor = f"{api.url}/api/native/v1/{name}", [], None
+        whole = [one[key] for one in http.get(url, params={"limit": 1000}).json()[name]]
+        while True:
+            page = http.get(url, params={"limit": 2} | ({} if cursor is None else {"cursor": cursor})).json()
+            seen += [one[key] for one in page[name]]
+            cursor = page.get("cursor")
+            if cursor is None:
+                break
+            with api.http(api.new_key()) as stranger:
+                assert stranger.get(url, params={"cursor": cursor}).status_code == 400
+
+        assert seen == whole and len(seen) == len(set(seen)), name
+    paths = [f"tinker://{model_id}/weights/{name}" for name in ("c", "b", "a")]
+    assert [path for path in whole_checkpoints(api, http) if path in paths] == paths
+
+
+def whole_checkpoints(api: Api, http: httpx.Client) -> list[str]:
+    answer = http.get(f"{api.url}/api/native/v1/checkpoints", params={"limit": 1000})
+    return [one["tinker_path"] for one in answer.json()["checkpoints"]]
+
+
+def test_an_operation_that_was_forgotten_is_gone_by_its_name_and_is_not_done_again(
+    api: Api, http: httpx.Client, model_id: str
+) -> None:
+    request_id = send_passes(http, passes(model_id, 1)).json()["request_id"]
+    retrieve(http, request_id)
+    with api.stores.database.transaction() as transaction:
+        transaction.execute("DELETE FROM operation WHERE request_id = ?", (request_id,))
+        transaction.execute("UPDATE lane SET gone_seq = 1 WHERE id = ?", (model_id,))
+
+    polled = retrieve(http, request_id)
+    again = send_passes(http, passes(model_id, 1))
+    collected = collect(http, request_id)[request_id]
+    on = send_passes(http, passes(model_id, 2))
+
+    for gone in (polled, again):
+        assert gone.status_code == 410, gone.text
+        assert f"operation {request_id} ended so long ago" in gone.json()["detail"]
+    assert collected.state == "expired" and request_id in (collected.error or "")
+    assert retrieve(http, on.json()["request_id"]).status_code == 200
+    with api.http(api.new_key()) as stranger:
+        assert retrieve(stranger, request_id).status_code == 404

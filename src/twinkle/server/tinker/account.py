@@ -8,6 +8,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
+from twinkle.core.places import Place
 from twinkle.server.auth import is_token
 from twinkle.server.openapi import described
 from twinkle.server.signing import Part
@@ -15,7 +16,7 @@ from twinkle.server.state import Accounts, Common, Key, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer, moment
 from twinkle.storage.adapters.adapters import NO_PROJECT
 from twinkle.storage.tenants.audit import AuditRecord
-from twinkle.storage.tenants.sessions import FoundSession, Place
+from twinkle.storage.tenants.sessions import FoundSession
 from twinkle.wire.bodies.account import (
     ActiveStatus,
     ApiKeyDetails,

@@ -15,7 +15,8 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
-from twinkle.storage.database import Database, placeholders
+from twinkle.core.places import Place
+from twinkle.storage.database import Database, Row, placeholders
 from twinkle.storage.journal.lanes import accept_own, lock_lanes, unloaded_error
 from twinkle.storage.tables import AdapterRow, LaneRow, OperationRow, SessionRow
 
@@ -79,6 +80,16 @@ class Adapters:
                 .order_by(requested_at.desc(), col(AdapterRow.id).desc())
             )
             return [_adapter_of(row) for row in session.exec(page.limit(limit).offset(offset)).all()], total
+
+    def newest_of(self, tenant: str, *, limit: int, after: Place | None = None) -> list[Adapter]:
+        """Some of a tenant's training runs, newest first: those behind a place, if one is given. One query."""
+        behind = "" if after is None else " AND (created_at, id) < (?, ?)"
+        rows = self._database.read(
+            "SELECT id, tenant, session, mesh, config, optimizer, user_metadata, created_at, parked_at, pinned_at"
+            f" FROM adapter WHERE tenant = ?{behind} ORDER BY created_at DESC, id DESC LIMIT ?",
+            (tenant, *(() if after is None else (after.created_at, after.id)), limit),
+        )
+        return [_adapter_of(row) for row in rows]
 
     def newest(self, *, limit: int) -> list[Adapter]:
         """The newest training runs of every tenant."""
@@ -204,7 +215,7 @@ class Adapters:
             raise unloaded_error(adapter)
 
 
-def _adapter_of(row: AdapterRow) -> Adapter:
+def _adapter_of(row: AdapterRow | Row) -> Adapter:
     return Adapter(
         id=row.id,
         tenant=row.tenant,

@@ -13,6 +13,7 @@ from twinkle.core.adapter import AdapterConfig, Checkpoint, CheckpointKind, Gran
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.ids import new_id
+from twinkle.core.places import Place
 from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database, Row, Transaction
 from twinkle.storage.journal.records import insert_lane
@@ -20,6 +21,10 @@ from twinkle.storage.sampling.sampling_sessions import SamplingSession
 from twinkle.storage.tables import CheckpointRow
 from twinkle.storage.tenants.audit import insert_entry
 
+_COLUMNS = (
+    "path, tenant, adapter, kind, name, seq, config, files, created_at, expires_at, public, user_metadata, listed,"
+    " content, generation"
+)
 _COPIED = "kind, name, seq, config, files, size_bytes, user_metadata"
 
 
@@ -117,6 +122,16 @@ class Checkpoints:
             total = session.exec(select(func.count()).select_from(mine.subquery())).one()
             newest = mine.order_by(col(CheckpointRow.created_at).desc(), col(CheckpointRow.path))
             return [_checkpoint_of(row) for row in session.exec(newest.limit(limit).offset(offset)).all()], total
+
+    def newest_of(self, tenant: str, *, limit: int, after: Place | None = None) -> list[Checkpoint]:
+        """Some of a tenant's listed checkpoints, newest first: those behind a place, if one is given. One query."""
+        behind = "" if after is None else " AND (created_at, path) < (?, ?)"
+        rows = self._database.read(
+            f"SELECT {_COLUMNS} FROM checkpoint WHERE tenant = ?{behind} AND listed"
+            " AND (expires_at IS NULL OR expires_at > ?) ORDER BY created_at DESC, path DESC LIMIT ?",
+            (tenant, *(() if after is None else (after.created_at, after.id)), self._clock.now(), limit),
+        )
+        return [_checkpoint_of(row) for row in rows]
 
     def latest(self, adapter_ids: Sequence[str]) -> dict[tuple[str, CheckpointKind], Checkpoint]:
         """The newest listed checkpoint of each kind that each of these adapters has, of those that have not expired.
@@ -267,7 +282,7 @@ def _may_sample(row: CheckpointRow, sampling_session: SamplingSession) -> bool:
     return row.public and row.generation == sampling_session.generation
 
 
-def _checkpoint_of(row: CheckpointRow) -> Checkpoint:
+def _checkpoint_of(row: CheckpointRow | Row) -> Checkpoint:
     return Checkpoint(
         path=row.path,
         tenant=row.tenant,
@@ -279,9 +294,9 @@ def _checkpoint_of(row: CheckpointRow) -> Checkpoint:
         files={name: StoredFile.model_validate(file) for name, file in json.loads(row.files).items()},
         created_at=row.created_at,
         expires_at=row.expires_at,
-        public=row.public,
+        public=bool(row.public),
         user_metadata=None if row.user_metadata is None else json.loads(row.user_metadata),
-        listed=row.listed,
+        listed=bool(row.listed),
         content=row.content,
         generation=row.generation,
     )

@@ -139,7 +139,7 @@ class CheckpointRow(SQLModel, table=True):
 
     __tablename__ = "checkpoint"
     __table_args__ = (
-        Index("checkpoint_of_tenant", "tenant", "created_at"),
+        Index("checkpoint_of_tenant", "tenant", "created_at", "path"),
         Index("checkpoint_content", "content", unique=True),
         Index(
             "checkpoint_end",

@@ -13,6 +13,7 @@ from sqlmodel import Session, col, select
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
 from twinkle.core.ids import new_session_id
+from twinkle.core.places import Place
 from twinkle.storage.database import Database, Row, placeholders
 from twinkle.storage.tables import SessionRow
 
@@ -62,14 +63,6 @@ class FoundSession:
     user_metadata: dict[str, str] | None
     num_checkpoints: int = 0
     checkpoint_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A place among a tenant's sessions: behind this one, which need not be there."""
-
-    created_at: float
-    id: str
 
 
 @dataclass(frozen=True)

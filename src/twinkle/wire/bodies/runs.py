@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from twinkle.wire.bodies.base import MAX_INT64, Identifier, RequestBody, ResponseBody, SeqId
+from twinkle.wire.bodies.checkpoints import CheckpointInfo
 
 
 class PastState(RequestBody):
@@ -104,3 +105,28 @@ class HistoryResponse(ResponseBody):
     snapshot_bytes: int
     num_payloads: int
     payload_bytes: int
+
+
+class ListedRun(ResponseBody):
+    """A training run in a list."""
+
+    run_id: str
+    session_id: str
+    base_model: str
+    rank: int
+    created_at: datetime
+    user_metadata: dict[str, str] | None = None
+
+
+class RunsPage(ResponseBody):
+    """``GET runs``; without a cursor it was the last page."""
+
+    runs: list[ListedRun]
+    cursor: str | None = None
+
+
+class CheckpointsPage(ResponseBody):
+    """``GET checkpoints``; without a cursor it was the last page."""
+
+    checkpoints: list[CheckpointInfo]
+    cursor: str | None = None

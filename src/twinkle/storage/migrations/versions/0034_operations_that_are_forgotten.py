@@ -53,6 +53,8 @@ def upgrade() -> None:
     op.create_index("past_work_by_hour", "past_work", ["hour"])
     op.add_column("tenant", sa.Column("max_kept_bytes", sa.BigInteger(), nullable=True))
     op.create_index("adapter_of_tenant", "adapter", ["tenant", "created_at", "id"])
+    op.drop_index("checkpoint_of_tenant", table_name="checkpoint")
+    op.create_index("checkpoint_of_tenant", "checkpoint", ["tenant", "created_at", "path"])
     op.create_index("snapshot_size", "snapshot", ["adapter", "size_bytes"])
     op.create_index(
         "operation_payload_size",
@@ -71,6 +73,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("operation_payload_size", table_name="operation")
     op.drop_index("snapshot_size", table_name="snapshot")
+    op.drop_index("checkpoint_of_tenant", table_name="checkpoint")
+    op.create_index("checkpoint_of_tenant", "checkpoint", ["tenant", "created_at"])
     op.drop_index("adapter_of_tenant", table_name="adapter")
     op.drop_column("tenant", "max_kept_bytes")
     op.drop_index("past_work_by_hour", table_name="past_work")
