@@ -110,3 +110,24 @@ def test_the_mesh_that_was_served_more_lately_gets_fewer_new_ones(bench: Bench) 
     placed = [_place(bench, f"new{number}") for number in range(2)]
 
     assert placed == ["mesh0", "mesh0"]
+
+
+def mesh_that_serves(name: str, serves: str) -> MeshStatus:
+    capabilities = _CAPABILITIES.model_copy(update={"serves": serves})
+    return MeshStatus(name=name, capabilities=capabilities, epoch=1, alive=True, num_adapters=0)
+
+
+def test_a_mesh_that_only_trains_is_sampled_on_by_nobody() -> None:
+    trains, samples = mesh_that_serves("trains", "training"), mesh_that_serves("samples", "samples")
+
+    assert choose_mesh([trains, samples], "base").name == "trains"
+    assert choose_mesh([trains, samples], "base", to_sample=True).name == "samples"
+    with pytest.raises(InvalidInput, match="not to sample from"):
+        choose_mesh([trains], "base", to_sample=True)
+
+
+def test_a_run_of_a_mesh_that_only_trains_may_go_on_where_more_is_done_and_not_the_other_way() -> None:
+    training, everything = (_CAPABILITIES.model_copy(update={"serves": each}) for each in ("training", "everything"))
+
+    assert training.why_not_on(everything) is None
+    assert everything.why_not_on(training) is not None

@@ -18,7 +18,17 @@ class MeshCapabilities(BaseModel, frozen=True):
     max_rank: int
     device: str
     determinism: str
-    """``mkl-strict``, ``tiled`` or ``none``: what holds for bit-equality of fused and replayed operations."""
+    """What holds for bit-equality of fused and replayed operations.
+
+    ``mkl-strict`` or ``tiled``: one has the bits it has alone, whatever it was fused with. ``unfused``: they share no
+    pass, and one done again on as many ranks has the same bits. ``none``: neither was shown.
+    """
+    engine: str = "transformers"
+    """``transformers`` or ``megatron``: whose layers they are."""
+    tensor_parallel: int = 1
+    """Over how many of the ranks the tensors of a layer are split."""
+    pipeline_parallel: int = 1
+    """Over how many of them the layers are."""
     sampler: str = "torch"
     """``torch`` or ``vllm``: what computes samples."""
     tokenizer_path: str | None = None
@@ -38,7 +48,7 @@ class MeshCapabilities(BaseModel, frozen=True):
     adapter_bytes: int = 0
     """Device memory for adapters that train and for copies that are sampled from. 0: it sets no bound."""
     serves: str = "everything"
-    """``everything``, or ``samples`` alone: no run is trained on it."""
+    """``everything``; ``samples`` alone: no run is trained on it; or ``training`` alone: nothing is sampled on it."""
     adapter_sizes: AdapterSizes | None = None
     """How large adapters on its model are; none: its engine has no adapters to speak of."""
 
@@ -48,7 +58,7 @@ class MeshCapabilities(BaseModel, frozen=True):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 return f"its {name} is {theirs}, not {ours}"
-        if other.serves != self.serves:
+        if other.serves not in {self.serves, "everything" if self.serves == "training" else self.serves}:
             return f"it serves {other.serves}, not {self.serves}"
         if other.max_rank < self.max_rank:
             return f"it takes adapters up to rank {other.max_rank}, not {self.max_rank}"

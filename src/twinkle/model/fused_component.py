@@ -22,6 +22,7 @@ from twinkle.data_format.answers import ModelOutput
 from twinkle.loss import Loss
 from twinkle.model.base import ComponentModel, Rows
 from twinkle.model.forward_pass import CAUSAL, EMBEDDING, ForwardPass, PassOptions
+from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.embedding import embedding_pass
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.parameters import lend_moments
@@ -51,7 +52,7 @@ class FusedComponent(ComponentModel):
         max_length: Tokens of all rows of one batch.
     """
 
-    def __init__(self, core: FusedLoraModel, *, model_id: str, max_length: int) -> None:
+    def __init__(self, core: LoraCore, *, model_id: str, max_length: int) -> None:
         super().__init__()
         self.core = core
         self.model_id = model_id
@@ -62,7 +63,18 @@ class FusedComponent(ComponentModel):
     @property
     def model(self) -> Any:
         """The frozen base model as transformers made it, its layers those of the engine."""
-        return self.core.base
+        return self._whole.base
+
+    @property
+    def _whole(self) -> FusedLoraModel:
+        """The engine, for what needs the base model's layers.
+
+        Raises:
+            InvalidInput: They are Megatron's.
+        """
+        if not isinstance(self.core, FusedLoraModel):
+            raise InvalidInput("model", "is spread over ranks by Megatron, which does not hand out its layers")
+        return self.core
 
     def set_optimizer(
         self,
@@ -229,13 +241,14 @@ class FusedComponent(ComponentModel):
             set_outputs(each.opened, outcome)
 
     def _logits(self, tokens: Sequence[torch.Tensor], adapter: LoraAdapter) -> torch.Tensor:
+        core = self._whole
         rows: list[torch.Tensor] = []
         for row_N in tokens:
-            tokens_N = row_N.to(self.core.device)
-            positions_N = torch.arange(len(tokens_N), device=self.core.device)
+            tokens_N = row_N.to(core.device)
+            positions_N = torch.arange(len(tokens_N), device=core.device)
             segments = [Segment(adapter, 0, len(tokens_N))]
-            hidden_NH = self.core.run_packed(tokens_N, positions_N, segments, CausalSpans([(0, len(tokens_N))]))
-            rows.append(self.core.logits(hidden_NH, segments).cpu())
+            hidden_NH = core.run_packed(tokens_N, positions_N, segments, CausalSpans([(0, len(tokens_N))]))
+            rows.append(core.logits(hidden_NH, segments).cpu())
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     # The end of a window.
@@ -274,7 +287,7 @@ class FusedComponent(ComponentModel):
     def send_weights(self, *, adapter_name: str = "", merge: bool = True) -> NamedWeights:
         """All weights by transformers' names, the adapter's update in them or left out."""
         adapter = self._adapters[self.group(adapter_name).name] if merge else None
-        return outgoing_fused(self.core.base_weights(), adapter)
+        return outgoing_fused(self._whole.base_weights(), adapter)
 
     def get_peft_config_dict(self, *, adapter_name: str = "") -> dict[str, Any]:
         """The adapter's config as PEFT has it."""

@@ -80,13 +80,15 @@ class Script:
         }
         return PackedScript(content=packer.pack(content), tensors=packer.tensors)
 
-    def take(self, packed: PackedScript, make: Callable[[Setting], None], embedding: FusedEmbedding) -> None:
+    def take(
+        self, packed: PackedScript, make: Callable[[Setting], None], embedding: Callable[[], FusedEmbedding]
+    ) -> None:
         """Stand where ``pack`` was called.
 
         Args:
             packed: What it gave.
             make: Makes a call on this script's group, as the client's was.
-            embedding: Runs rows again whose embeddings were computed.
+            embedding: What runs rows again whose embeddings were computed; asked for where there are any.
         """
         found = Unpacker(packed.tensors, ForwardPass, Picture, Patches, Similarities, PolicyTotals)
         content = found.unpack(packed.content)
@@ -104,7 +106,7 @@ class Script:
         self.group.go_on_from(content["position"])
         last = content["last"]
         if last is not None and content["has_parts"]:
-            last.parts = EmbeddedRows(embedding, self.adapter, last.tokens)
+            last.parts = EmbeddedRows(embedding(), self.adapter, last.tokens)
         self.group.last = last
         self.group.metrics.go_on_from(content["accumulated"], last if content["is_shown"] else None)
 

@@ -82,13 +82,14 @@ class LoraPool:
         max_rank: int,
         paths: StoredPaths = AS_LOADED,
         stack_bytes: int = STACK_BYTES,
+        device: torch.device | None = None,
     ) -> None:
         self.max_rank = max_rank
         self.product = product
         self.paths = paths
         """What modules are called in files."""
         self._targets = tuple(targets)
-        self._device = targets[0].weight.device
+        self._device = device or targets[0].weight.device
         self._compute_dtype = targets[0].weight.dtype
         self._looped = LoopedProducts(product)
         self._routing = Routing(product, Route((), self._looped))

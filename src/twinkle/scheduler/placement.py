@@ -38,7 +38,8 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str, *, to_sample: boo
         raise MeshUnavailable(f"every mesh that serves {base_model!r} is being drained; try again in a moment")
     fitting = _by_what_they_serve(fitting, to_sample=to_sample)
     if not fitting:
-        raise InvalidInput("base_model", f"{base_model!r} is served here to sample from, not to train")
+        what = "to train, not to sample from" if to_sample else "to sample from, not to train"
+        raise InvalidInput("base_model", f"{base_model!r} is served here {what}")
     num_served = sum(mesh.num_served for mesh in fitting)
     mean_tokens = sum(mesh.recent_tokens for mesh in fitting) / max(num_served, 1)
     return min(
@@ -56,7 +57,8 @@ def _by_what_they_serve(meshes: Sequence[MeshStatus], *, to_sample: bool) -> lis
     samplers = [mesh for mesh in meshes if mesh.capabilities is not None and mesh.capabilities.serves == "samples"]
     if not to_sample:
         return [mesh for mesh in meshes if mesh not in samplers]
-    return [mesh for mesh in samplers if mesh.alive] or list(meshes)
+    trainers = [mesh for mesh in meshes if mesh.capabilities is not None and mesh.capabilities.serves == "training"]
+    return [mesh for mesh in samplers if mesh.alive] or [mesh for mesh in meshes if mesh not in trainers]
 
 
 def spread(lanes: Sequence[str], source: MeshStatus, meshes: Sequence[MeshStatus]) -> dict[str, list[str]]:

@@ -36,7 +36,7 @@ def run_worker(settings: Settings) -> int:
     Raises:
         ConfigError: The child cannot build its engine with these settings.
     """
-    if settings.engine == "transformers" and settings.model:
+    if settings.engine != "null" and settings.model:
         _check_model(settings)
     check_surroundings(settings)
     # Waited for here first: until the pool has its child, Celery would hold back whoever asks this process to end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,17 @@ from twinkle.core.settings import Settings
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import RankGroup
+from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.recomputation import free_bytes
-from twinkle.model.fused.step import is_out_of_memory
+from twinkle.model.fused.step import OutOfStep, is_out_of_memory
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText
 from twinkle.sampler.stepped import SteppedSampler
 from twinkle.sampler.torch_sampler import SteppedTorchSampler
 from twinkle.sampler.vllm.sampler import SteppedVLLMSampler
+from twinkle.workers.threads import thread_limit
 from twinkle.workers.timed_passes import choose_threads
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -41,8 +44,8 @@ _log = structlog.get_logger()
 class ServedModel:
     """A base model ready to be trained on and sampled from."""
 
-    model: FusedLoraModel
-    sampler: SteppedSampler
+    model: LoraCore
+    sampler: SteppedSampler | None
     capabilities: MeshCapabilities
     folder: str
     """Where it lies, its tokenizer beside it."""
@@ -63,17 +66,7 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
     Platform.named(settings.device_type).require(device)
     folder = resolve_model_id(settings.model, field="TWINKLE_MODEL")
     try:
-        model = FusedLoraModel.from_pretrained(
-            folder,
-            device=device,
-            dtype=_DTYPES[settings.dtype],
-            tokens_per_pass=settings.tokens_per_pass or None,
-            activation_bytes=settings.activation_bytes or None,
-            ranks=ranks,
-            shard=settings.shard == "fsdp",
-            prepare=lambda model: None if settings.threads else choose_threads(model, ranks),
-            picture_cache_bytes=settings.picture_cache_bytes,
-        )
+        model = _load_model(settings, folder, device, ranks)
         tokenizer = _load_tokenizer(folder)
     except Exception as error:
         if is_out_of_memory(error):
@@ -82,8 +75,10 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
             raise
         reason = str(error).strip().partition("\n")[0][:_LONGEST_REASON]
         raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {reason}") from error
-    decode_text = None if tokenizer is None else _decoder_of(tokenizer)
-    sampler = _make_sampler(settings, model, decode_text=decode_text)
+    sampler: SteppedSampler | None = None
+    if isinstance(model, FusedLoraModel):
+        decode_text = None if tokenizer is None else _decoder_of(tokenizer)
+        sampler = _make_sampler(settings, model, decode_text=decode_text)
     # What a sampler of its own takes is taken by now.
     adapter_bytes = settings.adapter_bytes or _default_adapter_bytes(model, ranks)
     capabilities = MeshCapabilities(
@@ -102,17 +97,21 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
         tokenizer_path=_readable_tokenizer_path(folder),
         adapter_sizes=model.pool.sizes,
         adapter_bytes=adapter_bytes,
+        serves="everything" if isinstance(model, FusedLoraModel) else "training",
+        engine=settings.engine,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
     )
     return ServedModel(model=model, sampler=sampler, capabilities=capabilities, folder=folder)
 
 
-def _default_adapter_bytes(model: FusedLoraModel, ranks: RankGroup) -> int:
+def _default_adapter_bytes(model: LoraCore, ranks: RankGroup) -> int:
     free = free_bytes(model.device) * _ADAPTERS_PART
     # On a CPU all ranks of a machine share its memory.
     return int(free / ranks.size if model.device.type == "cpu" else free)
 
 
-def _largest_rank(settings: Settings, model: FusedLoraModel, adapter_bytes: int) -> int:
+def _largest_rank(settings: Settings, model: LoraCore, adapter_bytes: int) -> int:
     """Up to which adapters are taken: as the settings and the model say, and an adapter fits into their memory.
 
     Raises:
@@ -137,12 +136,53 @@ def _largest_rank(settings: Settings, model: FusedLoraModel, adapter_bytes: int)
     return min(wanted, fits)
 
 
+def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup) -> LoraCore:
+    dtype, tokens_per_pass = _DTYPES[settings.dtype], settings.tokens_per_pass or None
+    if settings.engine == "megatron":
+        # An extra, and slow to import.
+        from twinkle.model.megatron.serving.core import ServedMegatronModel  # noqa: PLC0415
+
+        if not settings.threads:
+            torch.set_num_threads(thread_limit(ranks.size))
+        # A device mesh knows its ranks by these, which torchrun sets where it starts them.
+        number = ranks.rank if ranks.device_number is None else ranks.device_number
+        os.environ |= {"RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.size), "LOCAL_RANK": str(number)}
+        return ServedMegatronModel(
+            folder,
+            name=settings.resolved_model_name,
+            ranks=ranks,
+            tp_size=settings.tensor_parallel,
+            pp_size=settings.pipeline_parallel,
+            device_type=settings.device_type,
+            dtype=dtype,
+            tokens_per_pass=tokens_per_pass,
+        )
+    return FusedLoraModel.from_pretrained(
+        folder,
+        device=device,
+        dtype=dtype,
+        tokens_per_pass=tokens_per_pass,
+        activation_bytes=settings.activation_bytes or None,
+        ranks=ranks,
+        shard=settings.shard == "fsdp",
+        prepare=lambda model: None if settings.threads else choose_threads(model, ranks),
+        picture_cache_bytes=settings.picture_cache_bytes,
+    )
+
+
 def _is_of_the_model(error: Exception) -> bool:
     """Whether an error at loading will come again, whoever tries, unlike one of the device or of the other ranks.
 
     transformers' classes are many, and what breaks in one that does not fit is of any type.
     """
-    passes = (TwinkleError, torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError, MemoryError)
+    passes = (
+        TwinkleError,
+        OutOfStep,
+        torch.OutOfMemoryError,
+        torch.AcceleratorError,
+        torch.distributed.DistError,
+        MemoryError,
+    )
     if isinstance(error, passes) or "allocate memory" in str(error):
         return False
     return not isinstance(error, ConnectionError | TimeoutError)

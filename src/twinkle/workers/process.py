@@ -70,7 +70,10 @@ class MeshProcess:
             clock=clock,
             identity=ProcessIdentity.current(),
             capabilities=thread_record.written_into(engine.capabilities).model_copy(
-                update={"adapter_slots": settings.max_resident_adapters, "serves": settings.serves}
+                update={
+                    "adapter_slots": settings.max_resident_adapters,
+                    "serves": settings.serves if settings.serves != "everything" else engine.capabilities.serves,
+                }
             ),
             publisher=CompletionPublisher(redis_url),
             token_publisher=self._tokens,
@@ -173,8 +176,15 @@ def build_engine(settings: Settings) -> Engine[Any]:
         if settings.ranks > 1 or on_ray:
             raise ConfigError("TWINKLE_RANKS: the null engine has one rank, here; use TWINKLE_ENGINE=transformers")
         return NullEngine(base_model=settings.resolved_model_name or "null", max_rank=settings.max_rank)
-    if settings.engine != "transformers":
-        raise ConfigError(f"TWINKLE_ENGINE: {settings.engine!r} is unknown; use transformers or null")
+    if settings.engine == "megatron":
+        _check_megatron(settings)
+    elif settings.engine != "transformers":
+        raise ConfigError(f"TWINKLE_ENGINE: {settings.engine!r} is unknown; use transformers, megatron or null")
+    elif settings.tensor_parallel * settings.pipeline_parallel > 1:
+        raise ConfigError(
+            "TWINKLE_TENSOR_PARALLEL, TWINKLE_PIPELINE_PARALLEL: are for TWINKLE_ENGINE=megatron; TWINKLE_SHARD=fsdp"
+            " spreads the layers of transformers"
+        )
     # They import torch, which takes seconds and which the null engine does without.
     with without_collector():
         from twinkle.workers.ranks.engine import RankedEngine  # noqa: PLC0415
@@ -183,3 +193,19 @@ def build_engine(settings: Settings) -> Engine[Any]:
     if settings.ranks > 1 or on_ray:
         return RankedEngine.start(settings)
     return TransformersEngine.from_settings(settings)
+
+
+def _check_megatron(settings: Settings) -> None:
+    parallel = settings.tensor_parallel * settings.pipeline_parallel
+    if parallel != settings.ranks:
+        raise ConfigError(
+            f"TWINKLE_RANKS: is {settings.ranks}, but TWINKLE_TENSOR_PARALLEL ({settings.tensor_parallel}) times"
+            f" TWINKLE_PIPELINE_PARALLEL ({settings.pipeline_parallel}) is {parallel}; make them equal"
+        )
+    if settings.shard == "fsdp":
+        raise ConfigError("TWINKLE_SHARD: fsdp is for transformers; leave it out with TWINKLE_ENGINE=megatron")
+    if settings.sampler == "vllm" or settings.serves == "samples":
+        raise ConfigError(
+            "TWINKLE_SERVES: a mesh by megatron trains and does not sample; give the model another mesh with"
+            " TWINKLE_ENGINE=transformers and TWINKLE_SERVES=samples"
+        )

@@ -26,7 +26,7 @@ from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import CallFailed, InvalidInput
 from twinkle.core.file_names import OPTIMIZER_SETTINGS_FILE, TRAINER_FILE
 from twinkle.core.model_names import plain_model_name
-from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.parameters import note_steps, parameters_of, set_steps
 from twinkle.model.fused_component import FusedComponent
 from twinkle.model.optimizer_group import OptimizerGroup
@@ -57,7 +57,7 @@ _OF_THE_CLIENT = (TypeError, ValueError, ArithmeticError, LookupError, Attribute
 class Scripts(FusedComponent):
     """One adapter at a time: whatever is called is called on the one that is bound."""
 
-    def __init__(self, core: FusedLoraModel, *, folder: str, served_name: str) -> None:
+    def __init__(self, core: LoraCore, *, folder: str, served_name: str) -> None:
         super().__init__(core, model_id=folder, max_length=sys.maxsize)
         self._served_name = served_name
 
@@ -90,7 +90,7 @@ class Scripts(FusedComponent):
         """The script of a snapshot, around the adapter of the snapshot."""
         script = self.dress(adapter)
         with self.bound(script):
-            script.take(packed, self._make, self.core.embedding)
+            script.take(packed, self._make, lambda: self.core.embedding)
         return script
 
     @contextmanager

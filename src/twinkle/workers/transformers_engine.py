@@ -1,4 +1,4 @@
-"""The engine on transformers: the training library's model and sampler behind the worker's protocol."""
+"""The engine on transformers or Megatron: the training library's model and sampler behind the worker's protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twinkle.core.settings import Settings
 from twinkle.core.slices import Slices, finished
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.fused.batch_jobs import Work
-from twinkle.model.fused.model import FusedLoraModel
+from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.parameters import note_steps
 from twinkle.model.fused.training import AdamParams
 from twinkle.model.script_state import Script
@@ -39,10 +39,10 @@ Trained = LoraAdapter | Script
 
 @dataclass
 class TransformersEngine:
-    """One frozen base model, its adapters, and one sampler on the same weights."""
+    """One frozen base model, its adapters, and one sampler on the same weights, unless it only trains."""
 
-    model: FusedLoraModel
-    sampler: SteppedSampler
+    model: LoraCore
+    sampler: SteppedSampler | None
     capabilities: MeshCapabilities
     folder: str = ""
     """Where the base model lies, its tokenizer beside it."""
@@ -193,6 +193,8 @@ class TransformersEngine:
 
     def add_sample(self, request_id: str, state: Trained | None, request: SampleRequest, *, cache_group: str) -> None:
         """Hand a sample to the sampler."""
+        if self.sampler is None:
+            raise InvalidInput("base_model", "this mesh only trains; sample on another one of its model")
         targets = request.targets()
         adapter = None if state is None else _lora(state)
         self.sampler.add(
@@ -202,8 +204,8 @@ class TransformersEngine:
 
     def step_samples(self) -> list[SampleOutput]:
         """One prefill or decode step over everything under way."""
-        outputs = []
-        for ended in self.sampler.step():
+        outputs: list[SampleOutput] = []
+        for ended in () if self.sampler is None else self.sampler.step():
             if isinstance(ended, SamplerResult):
                 outputs.append(sample_output(ended, self._targets.pop(ended.key)))
             else:
@@ -223,7 +225,7 @@ class TransformersEngine:
                 logprobs=stretch.logprobs,
                 topk=stretch.topk,
             )
-            for stretch in self.sampler.drawn_so_far(request_id, known)
+            for stretch in (() if self.sampler is None else self.sampler.drawn_so_far(request_id, known))
         ]
 
     @property
@@ -233,14 +235,14 @@ class TransformersEngine:
 
     def drop_sample(self, request_id: str) -> None:
         """Cancel one sample."""
-        self.sampler.cancel(request_id)
+        if self.sampler is not None:
+            self.sampler.cancel(request_id)
         self._targets.pop(request_id, None)
 
     def drop_samples(self) -> None:
         """Cancel everything under way."""
         for key in list(self._targets):
-            self.sampler.cancel(key)
-        self._targets.clear()
+            self.drop_sample(key)
 
     def close(self) -> None:
         """Nothing was started."""

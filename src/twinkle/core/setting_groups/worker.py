@@ -17,14 +17,24 @@ class WorkerSettings(SettingsGroup):
     model: str = Field(default="", description="path or id of the frozen base model")
     model_name: str = Field(default="", description="the name clients use for it; default: as given in model")
     device: str = Field(default="cpu", description="cpu, cuda, cuda:0, npu")
-    engine: str = Field(default="transformers", description="transformers, or null (computes nothing; for benchmarks)")
+    engine: str = Field(
+        default="transformers",
+        description="transformers; megatron (training alone, tensors and layers spread over ranks by Megatron's core);"
+        " or null (computes nothing; for benchmarks)",
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="by megatron: over how many ranks every layer's tensors are split"
+    )
+    pipeline_parallel: int = Field(
+        default=1, ge=1, description="by megatron: over how many ranks the layers are; times the one before, the ranks"
+    )
     sampler: Literal["torch", "vllm"] = Field(
         default="torch", description="torch: on the weights that train; vllm: a copy in vLLM, in the same process"
     )
-    serves: Literal["everything", "samples"] = Field(
+    serves: Literal["everything", "samples", "training"] = Field(
         default="everything",
         description="what the mesh takes; `samples`: sessions that sample from its model or from checkpoints that other"
-        " meshes wrote, and no runs",
+        " meshes wrote, and no runs; `training`: runs, of which nothing is sampled here",
     )
     sampler_memory: float = Field(
         default=0.4, gt=0, lt=1, description="share of a GPU's memory for vLLM: its copy of the weights and its cache"

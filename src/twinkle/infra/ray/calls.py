@@ -16,6 +16,8 @@ from twinkle.infra.ray.worker import Raised
 from twinkle.infra.remote import RemoteCall
 from twinkle.infra.spread import Layout, collected
 
+PEERS_S = 10.0
+"""After a rank has raised: those that have not ended by then are taken to wait for it, in vain."""
 MAX_UNCOLLECTED = 32
 """Calls of an object that may be under way before the next one waits for the first of them."""
 
@@ -28,6 +30,8 @@ class Workers:
     handles: list[Any]
     lost: str | None = None
     """Why they can no longer be called."""
+    unsettled: list[PendingCall] = field(default_factory=list)
+    """Calls of which a rank has raised while others had not ended."""
 
     @property
     def size(self) -> int:
@@ -35,17 +39,26 @@ class Workers:
         return len(self.handles)
 
     def require(self, call: str) -> None:
-        """Raise ``RankLost`` when one of them has ended before."""
+        """Raise ``RankLost`` when one of them has ended before, or waits for one that has raised.
+
+        What it calls would stand behind that wait, until the collective gives up after ten minutes.
+        """
+        while self.unsettled and self.lost is None:
+            self.unsettled.pop().settle()
         if self.lost is not None:
             raise RankLost(f"{call} on group {self.group!r} cannot run: {self.lost}", group=self.group)
+
+    def end(self, reason: str) -> None:
+        """End all of them: they are out of step."""
+        self.lost = reason
+        for handle in self.handles:
+            ray.kill(handle)
 
     def lose(self, rank: int, call: str, error: RayError) -> RankLost:
         """One has ended: the others, which may wait for it, are ended too."""
         # The first line says what; the rest is Ray's advice on its own logs.
         cause = str(error).strip().splitlines()[0]
-        self.lost = f"rank {rank} of group {self.group!r} ended during {call} ({type(error).__name__}: {cause})"
-        for handle in self.handles:
-            ray.kill(handle)
+        self.end(f"rank {rank} of group {self.group!r} ended during {call} ({type(error).__name__}: {cause})")
         return RankLost(
             f"{self.lost}; the group's workers are gone with what they held: start the script again and go on from the"
             " last checkpoint",
@@ -68,6 +81,8 @@ class PendingCall:
     timeout_s: float | None = None
     _failure: Exception | None = field(default=None, init=False)
     _waiting: dict[Any, int] = field(init=False)
+    _raised: str = field(default="", init=False)
+    _settled_by: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._waiting = dict(zip(self.statuses, self.ranks, strict=True))
@@ -125,7 +140,22 @@ class PendingCall:
     def _fail(self, error: Exception, rank: int, trace: str) -> None:
         error.add_note(f"raised by {self.name} on group {self.workers.group!r}, rank {rank}:\n{trace}")
         self._failure = error
+        if self._waiting:
+            self._raised = f"rank {rank} raised {type(error).__name__} in {self.name}"
+            self._settled_by = time.monotonic() + PEERS_S
+            self.workers.unsettled.append(self)
         raise error
+
+    def settle(self) -> None:
+        """Wait until the ranks beside one that has raised have ended too, or end the group where they do not."""
+        left = max(0.0, self._settled_by - time.monotonic())
+        _, waiting = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=left)
+        if waiting:
+            ranks = sorted(self._waiting[status] for status in waiting)
+            self.workers.end(
+                f"{self._raised}, and ranks {ranks} had not ended {PEERS_S:g} s later: they waited for it, and the"
+                " group's workers were ended; mend what raised and start the script again from the last checkpoint"
+            )
 
     def status(self) -> Any:
         """What the only rank said beside its value."""

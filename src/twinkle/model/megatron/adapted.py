@@ -56,7 +56,7 @@ class AdaptedModel(MegatronPasses):
                 "adapter_name", f"{adapter_name!r} is {'taken' if adapter_name else 'empty'}; send another"
             )
         folder = Path(config_or_dir) if isinstance(config_or_dir, (str, Path)) else None
-        adapters = self._adapters_of_model()
+        adapters = self.adapters()
         try:
             config = config_or_dir if folder is None else peft.PeftConfig.from_pretrained(str(folder))
         except (ValueError, TypeError, KeyError, OSError) as error:
@@ -79,7 +79,8 @@ class AdaptedModel(MegatronPasses):
     def _admit(self, adapter: MegatronAdapter) -> None:
         """Refuse an adapter that there is no room for."""
 
-    def _adapters_of_model(self) -> MegatronAdapters:
+    def adapters(self) -> MegatronAdapters:
+        """Where adapters can be on the model's layers; all ranks must ask together the first time."""
         if self._adapted is None:
             self._adapted = MegatronAdapters(
                 self.pipeline.stages,

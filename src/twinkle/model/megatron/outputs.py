@@ -42,8 +42,13 @@ class Scores:
             logits_NP = logits_NP.masked_fill(filling_P, torch.finfo(logits_NP.dtype).min)
         self._logits_NP = logits_NP
 
-    def logps(self, labels_N: torch.Tensor) -> torch.Tensor:
-        """Logprobs of the labels, of token 0 where they are ignored."""
+    def logps(self, labels: torch.Tensor) -> torch.Tensor:
+        """Logprobs of the labels (N,) or, of several a token, (N, K); of token 0 where they are ignored."""
+        if labels.dim() == 1:
+            return self._logps(labels)
+        return torch.stack([self._logps(labels_N) for labels_N in labels.unbind(dim=1)], dim=1)
+
+    def _logps(self, labels_N: torch.Tensor) -> torch.Tensor:
         targets_N = labels_N.masked_fill(labels_N == IGNORED_LABEL, 0)
         if self._group.size() == 1:
             chosen_N = self._logits_NP.gather(-1, targets_N[:, None]).squeeze(-1)
@@ -69,6 +74,10 @@ class Scores:
         gathered: Any = gather_from_tensor_model_parallel_region(self._logits_NP, group=self._group)
         whole: torch.Tensor = gathered[:, : self._vocab_size]
         return whole
+
+    def best(self) -> torch.Tensor:
+        """Each token's likeliest next one (N,)."""
+        return self.logits().argmax(dim=-1)
 
     def entropies(self) -> torch.Tensor:
         """Of each token's distribution."""

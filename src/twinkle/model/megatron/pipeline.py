@@ -35,6 +35,7 @@ class Wanted:
     logps: bool
     logits: bool
     entropies: bool
+    best: bool = False
 
     @classmethod
     def of(cls, options: PassOptions, loss: Loss, *, has_labels: bool) -> Wanted:
@@ -114,6 +115,8 @@ class Pipeline:
             found["logits"] = scores.logits()
         if wanted.entropies:
             found["entropies"] = scores.entropies()
+        if wanted.best:
+            found["best"] = scores.best()
         return {name: self._by_row(values_N, row) for name, values_N in found.items()}
 
     def _by_row(self, values_N: torch.Tensor, row: PackedRow) -> list[torch.Tensor]:

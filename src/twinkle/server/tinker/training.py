@@ -13,11 +13,13 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
+from twinkle.core.batch_loss import BATCH_LOSSES
 from twinkle.core.errors import InvalidInput, NotFound, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.core.operation_limits import OperationLimits
 from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.server.body import Body
+from twinkle.server.offers import why_no_embeddings, why_no_own_samples
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.pictures import capabilities_of_run
 from twinkle.server.state import Accounts, Artifacts, Common, Queue, Server, Tenant
@@ -72,6 +74,8 @@ class Numbered:
     num_tokens: int = 0
     rejection: str | None = None
     has_pictures: bool = False
+    embeds: str = ""
+    """A loss that compares embeddings, by its name."""
 
 
 @router.post("/forward_backward", openapi_extra=described(FutureResponse, body=_PASSES, refusals=[404]))
@@ -84,9 +88,11 @@ async def forward_backward(
             operation = _read_forward_backward(body)
         else:
             operation = await common.object_io.run(_read_forward_backward, body)
-        if operation.has_pictures:
+        if operation.has_pictures or operation.embeds:
             capabilities = await capabilities_of_run(common, artifacts, queue, tenant, operation.key.model_id)
-            if capabilities is not None:
+            if operation.embeds:
+                operation = _rejected(operation, why_no_embeddings(capabilities, operation.embeds))
+            elif capabilities is not None:
                 limits = common.settings.picture_limits
                 operation = await common.object_io.run(_with_pictures, operation, capabilities.pictures, limits)
         return await _accept(queue, tenant, _of_allowed_size(operation, common.settings.operation_limits))
@@ -110,11 +116,17 @@ async def save_weights(request: Request, common: Common, queue: Queue, tenant: T
     "/save_weights_for_sampler",
     openapi_extra=described(FutureResponse, body=SaveWeightsForSamplerRequest, refusals=[404]),
 )
-async def save_weights_for_sampler(request: Request, common: Common, queue: Queue, tenant: Tenant) -> Response:
+async def save_weights_for_sampler(
+    request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant
+) -> Response:
     """Write weights for sampling: named, or behind a sampling session."""
     raw = await common.bodies.read(request)
     kind = OperationKind.SAVE_WEIGHTS_FOR_SAMPLER
-    return await _accept(queue, tenant, _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name))
+    operation = _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name)
+    if operation.rejection is None and parse_body(SaveWeightsForSamplerRequest, raw).path is None:
+        capabilities = await capabilities_of_run(common, artifacts, queue, tenant, operation.key.model_id)
+        operation = _rejected(operation, why_no_own_samples(capabilities))
+    return await _accept(queue, tenant, operation)
 
 
 @router.post(
@@ -198,6 +210,7 @@ def _read_forward_backward(body: Body) -> Numbered:
 
 
 def _numbered(envelope: ForwardBackwardEnvelope, raw: bytes) -> Numbered:
+    loss = envelope.message.loss_fn
     return Numbered(
         key=EnvelopeKey(envelope.model_id, envelope.seq_id),
         kind=OperationKind.FORWARD if envelope.forward_only else OperationKind.FORWARD_BACKWARD,
@@ -205,7 +218,13 @@ def _numbered(envelope: ForwardBackwardEnvelope, raw: bytes) -> Numbered:
         payload=raw,
         num_tokens=_count_tokens(envelope),
         has_pictures=envelope.has_pictures,
+        embeds=loss if (rules := BATCH_LOSSES.get(loss)) is not None and rules.embeds else "",
     )
+
+
+def _rejected(operation: Numbered, reason: str | None) -> Numbered:
+    """The operation, which uses up its number and does nothing, if there is a reason."""
+    return operation if reason is None else replace(operation, payload=b"", num_tokens=0, rejection=reason)
 
 
 def _of_allowed_size(operation: Numbered, limits: OperationLimits) -> Numbered:

@@ -134,14 +134,15 @@ class RayWorld:
     def _tell(self, order: Order, ranks: list[Any]) -> list[Answer]:
         message = pickle.dumps(order)
         sent = ray.put(message) if len(message) > _INLINE_BYTES and len(ranks) > 1 else message
-        answers = [pickle.loads(data) for data in self._ask([rank.follow.remote(sent) for rank in ranks])]
-        for answer in answers:
-            if answer.fatal is not None:
-                self._give_up(answer.fatal)
-        return answers
+        return [pickle.loads(data) for data in self._ask([rank.follow.remote(sent) for rank in ranks], self._judge)]
 
-    def _ask(self, calls: list[Any]) -> list[Any]:
-        """What the ranks answer. The first that is lost is not waited for by the others."""
+    def _judge(self, data: bytes) -> str | None:
+        """Why the others are not to be waited for, now that a rank has answered so."""
+        answer: Answer = pickle.loads(data)
+        return answer.fatal
+
+    def _ask(self, calls: list[Any], judge: Callable[[Any], str | None] = lambda answer: None) -> list[Any]:
+        """What the ranks answer. The first that is lost, or has failed, is not waited for by the others."""
         pending, ends_at = list(calls), time.monotonic() + self._timeout_s
         while pending:
             ended, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, ends_at - time.monotonic()))
@@ -149,12 +150,14 @@ class RayWorld:
                 late = ", ".join(str(calls.index(call)) for call in pending)
                 self._give_up(f"rank {late} has not answered for {self._timeout_s:.0f} s")
             for call in ended:
-                self._look(call, rank=calls.index(call))
+                fatal = judge(self._look(call, rank=calls.index(call)))
+                if fatal is not None:
+                    self._give_up(fatal)
         return list(ray.get(calls))
 
-    def _look(self, call: Any, *, rank: int) -> None:
+    def _look(self, call: Any, *, rank: int) -> Any:
         try:
-            ray.get(call)
+            return ray.get(call)
         except RayError as error:
             self._give_up(f"rank {rank} is gone: {str(error).strip().splitlines()[0]}")
 

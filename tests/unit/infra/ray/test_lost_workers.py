@@ -69,6 +69,13 @@ class Waiting:
             os.kill(os.getpid(), signal.SIGKILL)
         torch.distributed.barrier()
 
+    @twinkle.remote_function(dispatch="all", lazy_collect=False)
+    def stumble(self, rank: int) -> None:
+        """One rank raises in the middle of what the others wait for."""
+        if current_rank() == rank:
+            raise ValueError("stumbled")
+        torch.distributed.barrier()
+
 
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize("is_collected", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -83,6 +90,20 @@ def test_the_death_of_a_worker_is_raised_with_its_place_and_leaves_nobody_waitin
     assert lost.value.context == {"group": "model", "rank": 1, "call": "Waiting.die"}
     with pytest.raises(RankLost, match="cannot run: rank 1 of group 'model'"):
         waiting.process()
+    wait_until(lambda: not any(psutil.pid_exists(each) for each in processes), what="the workers' end")
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("on_ray")
+def test_a_rank_that_raises_does_not_hold_the_next_call_behind_those_that_wait_for_it() -> None:
+    waiting = Waiting(remote_group="model", instance_id="stumbling")
+    processes = waiting.process()
+
+    with pytest.raises(ValueError, match="stumbled"):
+        waiting.stumble(1)
+    with pytest.raises(RankLost, match=r"rank 1 raised ValueError in Waiting\.stumble, and ranks \[0\] had not ended"):
+        waiting.process()
+
     wait_until(lambda: not any(psutil.pid_exists(each) for each in processes), what="the workers' end")
 
 

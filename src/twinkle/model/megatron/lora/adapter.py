@@ -77,11 +77,26 @@ class MegatronAdapters:
         self.targets = targets_of(self.sites.values())
         self.table = lora_table(self.sites.values())
         for name, module in self._modules.items():
-            updated = UpdatedLayer(self.sites[name], self._active, layout, is_sequence_parallel=is_sequence_parallel)
-            module.register_forward_hook(updated)
+            self._update_layer(self.sites[name], module)
         for stage in stages:
             if stage.pre_process:
                 stage.embedding.register_forward_hook(self._let_gradients_through)
+
+    @property
+    def own_names(self) -> Sequence[str]:
+        """The names of the sites whose layers are on this rank's stages."""
+        return tuple(self._modules)
+
+    def add_site(self, site: Site, module: torch.nn.Module) -> None:
+        """Let adapters be on one more of this rank's layers, which no rule of the table names."""
+        self.sites[site.name] = site
+        self._modules[site.name] = module
+        self._update_layer(site, module)
+
+    def _update_layer(self, site: Site, module: torch.nn.Module) -> None:
+        module.register_forward_hook(
+            UpdatedLayer(site, self._active, self._layout, is_sequence_parallel=self._is_sequence_parallel)
+        )
 
     def _let_gradients_through(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         # Layers that are computed again pass gradients on for marked inputs only, and the embedding is frozen.

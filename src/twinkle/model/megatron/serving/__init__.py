@@ -1,0 +1,1 @@
+"""Many tenants' adapters on one base model by Megatron's core, as a worker serves them."""

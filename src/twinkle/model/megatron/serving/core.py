@@ -1,0 +1,220 @@
+"""One frozen base model by Megatron's core, spread over ranks, that serves many tenants' adapters.
+
+What the fused engine is to a mesh whose ranks hold layers whole, this is to one whose ranks share them. Every rank
+makes the same calls in the same order, and ends each with the same adapters. A pass is one adapter's: those of several
+go through the stages one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from twinkle.core.errors import ConfigError, InvalidInput, OutOfMemory
+from twinkle.core.slices import Slices, finished
+from twinkle.hub.support import check_config
+from twinkle.infra.device_mesh import DeviceMesh
+from twinkle.infra.rank_group import ALONE, RankGroup
+from twinkle.loss import DatumLoss
+from twinkle.model.fused.adam import adam_step
+from twinkle.model.fused.batch_jobs import Work, run_with_batches
+from twinkle.model.fused.determinism import UNPADDED, strict_mode_in_force
+from twinkle.model.fused.independence import Independence
+from twinkle.model.fused.job_run import JobRun, start_runs
+from twinkle.model.fused.model_info import model_info
+from twinkle.model.fused.probe import TOLERANCE_FLOAT32, TOLERANCE_HALF
+from twinkle.model.fused.step import OutOfStep, is_out_of_memory
+from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
+from twinkle.model.fused.validation import validate_batch, validate_job
+from twinkle.model.loading import stored_paths
+from twinkle.model.megatron.multi_lora import MultiLoraMegatronModel
+from twinkle.model.megatron.serving.rounds import JobRound, MicroBatch, rounds_of
+from twinkle.model.megatron.serving.shares import Borrowed, Shares, head_site
+from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
+from twinkle.module.targets import Target, find_targets
+
+MAX_RANK = 256
+TOKENS_PER_PART = {"cpu": 1024}
+TOKENS_PER_PART_ACCELERATOR = 8192
+UNFUSED = "unfused"
+"""No operation shares a pass with another; one that is done again on the same ranks gives the same bits."""
+
+
+class ServedMegatronModel:
+    """The jobs of :mod:`twinkle.model.fused.training`, run by Megatron's layers.
+
+    Args:
+        folder: Of the base model.
+        name: What it is called.
+        ranks: All that hold parts of it.
+        tp_size, pp_size: Over how many of them tensors are split, and layers; together all of them.
+        device_type: ``cpu``, ``cuda``.
+        dtype: Of the frozen weights; by default float32 on a CPU, bfloat16 elsewhere.
+        tokens_per_pass: About how many tokens a micro-batch has at most; what suits the device if omitted.
+
+    Raises:
+        ConfigError: Megatron does not have the model, or trains less of it than the fused engine does.
+    """
+
+    picture_rules = None
+    """It takes text."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        name: str,
+        ranks: RankGroup = ALONE,
+        tp_size: int = 1,
+        pp_size: int = 1,
+        device_type: str = "cpu",
+        dtype: torch.dtype | None = None,
+        tokens_per_pass: int | None = None,
+    ) -> None:
+        mesh = DeviceMesh.from_sizes(tp_size=tp_size, pp_size=pp_size, device_type=device_type)
+        precision: Any = {None: None, torch.float32: "no", torch.bfloat16: "bf16"}[dtype]
+        keywords: dict[str, Any] = {"sequence_parallel": False} if tp_size > 1 else {}
+        self._megatron = MultiLoraMegatronModel(folder, device_mesh=mesh, mixed_precision=precision, **keywords)
+        check_config(name, self._megatron.hf_config.to_dict())
+        self.ranks = ranks
+        self.layout = self._megatron.layout
+        self.device: torch.device = self.layout.device
+        with torch.device("meta"):
+            self.base: Any = AutoModelForCausalLM.from_config(
+                self._megatron.hf_config.get_text_config(), dtype=torch.float32, trust_remote_code=False
+            )
+        self.info = model_info(self.base, name=name, max_rank=MAX_RANK)
+        paths = stored_paths(folder)
+        targets = find_targets(self.base, self.base.get_output_embeddings())
+        self._adapters = self._megatron.adapters()
+        _require_all(
+            targets, {paths.within(part.path) for each in self._adapters.sites.values() for part in each.parts}
+        )
+        for stage in self._megatron.pipeline.stages:
+            if stage.post_process:
+                site = head_site(targets[-1], vocab_size=self.info.vocab_size)
+                self._adapters.add_site(site, stage.output_layer)
+        self.pool = LoraPool(self.base, targets, product=UNPADDED, max_rank=MAX_RANK, paths=paths, device=self.device)
+        self._shares = Shares(self._adapters, self.layout, paths)
+        self._tokens_per_part = tokens_per_pass or TOKENS_PER_PART.get(device_type, TOKENS_PER_PART_ACCELERATOR)
+        self.determinism = self._measured()
+
+    def _measured(self) -> str:
+        """What of a job's bits is shown to hold here, on every rank.
+
+        Raises:
+            ConfigError: One tenant's jobs change another's.
+        """
+        jobs = Independence(
+            self.pool,
+            self.forward_backward,
+            vocab_size=self.info.vocab_size,
+            context=self.info.max_context_length,
+        )
+        is_single = self._megatron.config.params_dtype == torch.float32
+        keeps = jobs.keeps_bits(self.info.architecture, TOLERANCE_FLOAT32 if is_single else TOLERANCE_HALF)
+        keeps &= is_single and self.device.type == "cpu"
+        return UNFUSED if all(self.ranks.gather(keeps and strict_mode_in_force())) else "none"
+
+    @property
+    def embedding(self) -> NoReturn:
+        """Refused: what compares embeddings runs in another engine."""
+        raise InvalidInput("task", "is 'embedding', which a mesh by Megatron has not; use one of the fused engine")
+
+    def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
+        """A fresh adapter for one tenant, the same as on the fused engine."""
+        return self.pool.create(config, trainable=trainable)
+
+    def optim_step(self, adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
+        """Apply and clear the accumulated gradients of one adapter, on every rank."""
+        if not adapter.trainable:
+            raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
+        return adam_step(adapter, params)
+
+    def forward_backward(self, jobs: Sequence[Work]) -> list[TrainOutcome | Exception]:
+        """Run jobs of any adapters; one result each, in their order. One that fails leaves its adapter as it was."""
+        return finished(self.passes(jobs))
+
+    def passes(self, jobs: Sequence[Work]) -> Slices[list[TrainOutcome | Exception]]:
+        """The same, a few micro-batches at a time. Between two others may be made, of other adapters."""
+        return run_with_batches(jobs, self._run_jobs, self._judge_batch, self._refuse_embedded)
+
+    def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:
+        runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs])
+        is_begun = False
+        for run in runs:
+            if not isinstance(run, JobRun):
+                continue
+            if is_begun:
+                yield
+            is_begun = True
+            yield from self._run_job(run)
+        return [run.commit() if isinstance(run, JobRun) else run for run in runs]
+
+    def _run_job(self, run: JobRun) -> Slices[None]:
+        borrowed = self._shares.borrow(run.job.adapter)
+        rounds = list(rounds_of(run.job.data, tokens_per_part=self._tokens_per_part, pp_size=self.layout.pp_size))
+        for number, parts in enumerate(rounds):
+            if number:
+                yield
+            self._run_round(run, parts, borrowed)
+            if run.failure is not None:
+                return
+        if run.gradient is not None:
+            self._gather(run, borrowed)
+
+    def _run_round(self, run: JobRun, parts: Sequence[MicroBatch], borrowed: Borrowed) -> None:
+        turn = JobRound(run, parts, self.device)
+        try:
+            with self._adapters.active(borrowed.as_layers_have_it), torch.set_grad_enabled(run.job.backward):
+                found = self._megatron.pipeline.run(turn.sequences, turn.wanted, turn.objective())
+        except Exception as error:
+            if self.ranks.size > 1:
+                raise OutOfStep(f"a pass failed between the ranks: {error}") from error
+            run.fail(OutOfMemory(f"the device ran out of memory: {error}") if is_out_of_memory(error) else error)
+            return
+        turn.record(found)
+
+    def _gather(self, run: JobRun, borrowed: Borrowed) -> None:
+        """Let every rank have the gradient that all have found."""
+        assert run.gradient is not None
+        found = torch.zeros_like(run.job.adapter.grad)
+        views = run.job.adapter.layout.views(found)
+        borrowed.add_gradients(views, is_first_tensor_rank=self.layout.groups.tp.rank() == 0)
+        self.ranks.sum_(found)
+        for path, pair in run.gradient.items():
+            pair.a.add_(views[path].a)
+            pair.b.add_(views[path].b)
+
+    def _loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
+        try:
+            return validate_job(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
+        except InvalidInput as error:
+            return error
+
+    def _judge_batch(self, job: TrainJob) -> None:
+        validate_batch(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
+
+    @staticmethod
+    def _refuse_embedded(job: TrainJob) -> TrainOutcome | Exception:
+        return InvalidInput(
+            "loss_fn", f"{job.loss} compares embeddings, which a mesh by Megatron has not; use one of the fused engine"
+        )
+
+
+def _require_all(targets: Sequence[Target], paths: set[str]) -> None:
+    """Refuse a model of which less would be trained here than elsewhere, without a word to its tenants."""
+    for target in targets:
+        if target.num_experts is not None:
+            raise ConfigError(
+                f"TWINKLE_ENGINE: megatron has no adapters of experts ({target.path}); use transformers for this model"
+            )
+    missing = sorted({target.path for target in targets if target.kind != "unembed"} ^ paths)
+    if missing:
+        raise ConfigError(
+            f"TWINKLE_ENGINE: megatron and transformers train different layers of this model ({missing[0]}); use"
+            " transformers for it"
+        )

@@ -1,0 +1,110 @@
+"""A mesh by Megatron behind the worker's protocol: what the fused engine computes, on ranks that share every layer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import megatron_engine
+from harness.megatron_engine import config_of, settings_of, step, work
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import Settings
+from twinkle.hub.tiny import make_tiny_model
+from twinkle.workers.process import build_engine
+from twinkle.workers.transformers_engine import TransformersEngine
+
+TESTS = Path(megatron_engine.__file__).parents[1]
+LAYOUTS = ["2x1", pytest.param("1x2", marks=pytest.mark.soak), pytest.param("2x2", marks=pytest.mark.soak)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Two tensor ranks do not divide this vocabulary; they do its two groups of heads.
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", texts=["a tiny text"] * 4, hidden_size=128, layers=2, vocab_size=301
+    )
+
+
+@pytest.fixture(scope="module")
+def fused(model: Path) -> TransformersEngine:
+    return TransformersEngine.from_settings(settings_of(str(model)))
+
+
+@pytest.fixture(scope="module")
+def expected(fused: TransformersEngine) -> dict[str, Any]:
+    return work(fused)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def found(model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a mesh came to, in a process of its own: Megatron's groups are a process's for good."""
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, "-m", megatron_engine.__name__, str(model), request.param],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TWINKLE_LOG_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    told: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
+    return {"layout": request.param, **told[request.param]}
+
+
+def test_two_tenants_train_as_on_the_fused_engine(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for ours, theirs in zip(found["steps"], expected["steps"], strict=True):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine["loss"] == pytest.approx(other["loss"], rel=1e-4, abs=1e-3)
+            assert mine["norm"] == pytest.approx(other["norm"], rel=1e-3)
+            assert mine["logprobs"] == pytest.approx(other["logprobs"], rel=1e-4, abs=1e-3)
+
+
+def test_a_restored_adapter_replays_alone_to_the_same_bits(found: dict[str, Any]) -> None:
+    assert found["replayed"] == [True, True]
+
+
+def test_its_checkpoints_go_on_in_the_fused_engine(
+    found: dict[str, Any], expected: dict[str, Any], fused: TransformersEngine
+) -> None:
+    files = [{name: bytes.fromhex(text) for name, text in each.items()} for each in found["exported"]]
+
+    loaded = [fused.load(config_of(number), files[number], with_optimizer=True, trainable=True) for number in range(2)]
+    told = step(fused, loaded, 4)
+
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= files[0].keys()
+    for mine, other in zip(told, expected["steps"][-1], strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-4, abs=1e-3)
+
+
+def test_what_one_tenant_gets_wrong_is_its_own(found: dict[str, Any]) -> None:
+    assert found["refused"] == ["loss_fn", "False", "True"]
+
+
+def test_it_says_what_it_is_and_what_it_promises(found: dict[str, Any]) -> None:
+    told = found["capabilities"]
+    tp, pp = (int(size) for size in found["layout"].split("x"))
+
+    assert (told["engine"], told["serves"], told["ranks"]) == ("megatron", "training", tp * pp)
+    assert (told["tensor_parallel"], told["pipeline_parallel"]) == (tp, pp)
+    assert told["determinism"] in {"unfused", "none"}
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"ranks": 2}, "TWINKLE_RANKS"),
+        ({"ranks": 2, "tensor_parallel": 2, "shard": "fsdp"}, "TWINKLE_SHARD"),
+        ({"serves": "samples"}, "TWINKLE_SERVES"),
+        ({"engine": "transformers", "ranks": 2, "tensor_parallel": 2}, "TWINKLE_TENSOR_PARALLEL"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(more: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        build_engine(Settings(model="somewhere", **{"engine": "megatron", **more}))
