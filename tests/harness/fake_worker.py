@@ -103,6 +103,11 @@ class FakeWorker:
         self._meshes.publish(lease, self._capabilities)
         self._lease = lease
 
+    @property
+    def lease(self) -> Lease:
+        assert self._lease is not None
+        return self._lease
+
     def release(self) -> None:
         assert self._lease is not None
         self._meshes.release(self._lease)

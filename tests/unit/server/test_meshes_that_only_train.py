@@ -1,0 +1,54 @@
+"""What a mesh by Megatron does not do is refused before it is accepted, by what is named, and leaves no hole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import httpx
+import numpy as np
+import pytest
+
+from harness.calls import optim_step, retrieve, send_passes
+from harness.fake_worker import BASE_MODEL, CAPABILITIES
+from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
+
+if TYPE_CHECKING:
+    from conftest import Api
+
+
+@pytest.fixture
+def megatron(api: Api) -> Iterator[None]:
+    """The API's mesh has said so of itself; a model that is made looks anew."""
+    worker = api.worker
+    lease = worker.lease
+    worker.stores.meshes.publish(lease, CAPABILITIES.model_copy(update={"engine": "megatron", "serves": "training"}))
+    yield
+    worker.stores.meshes.publish(lease, CAPABILITIES)
+
+
+@pytest.mark.usefixtures("megatron")
+def test_weights_to_sample_from_without_a_name_and_losses_over_embeddings_are_refused(
+    api: Api, http: httpx.Client, session_id: str, request: pytest.FixtureRequest
+) -> None:
+    model_id: str = request.getfixturevalue("model_id")
+    tokens = np.full(4, 5, dtype=np.int64)
+    groups = {"group_labels": np.ones(1, dtype=np.float32)}
+    datum = WireDatum(tokens, groups)
+    embeds = encode_forward_backward(ForwardBackwardBody(model_id, 1, False, "InfonceLoss", {}, (datum, datum)))
+
+    compared = send_passes(http, embeds).json()
+    own = http.post(
+        "/save_weights_for_sampler", json={"model_id": model_id, "seq_id": 2, "sampling_session_seq_id": 0}
+    ).json()
+    named = http.post("/save_weights_for_sampler", json={"model_id": model_id, "seq_id": 3, "path": "kept"}).json()
+    stepped = http.post("/optim_step", json=optim_step(model_id, 4)).json()
+    session = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+    sampled = http.post("/create_sampling_session", json=session)
+
+    assert "InfonceLoss compares embeddings" in retrieve(http, compared["request_id"]).json()["error"]
+    assert "save the weights under a name" in retrieve(http, own["request_id"]).json()["error"]
+    assert retrieve(http, named["request_id"]).json()["path"].endswith("/sampler_weights/kept")
+    assert retrieve(http, stepped["request_id"]).json() == {"metrics": {"seq": 4}}
+    assert sampled.status_code == 400 and "to train, not to sample from" in sampled.json()["detail"]
+    assert [claim.seq for claim in api.worker.executed_of(model_id)] == [0, 3, 4]
