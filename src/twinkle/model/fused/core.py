@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
+
 from twinkle.core.pictures import PictureRules
 from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import RankGroup

@@ -199,7 +199,8 @@ class ServedMegatronModel:
         validate_batch(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
 
     @staticmethod
-    def _refuse_embedded(job: TrainJob) -> TrainOutcome | Exception:
+    def _refuse_embedded(job: TrainJob) -> Slices[TrainOutcome | Exception]:
+        yield from ()
         return InvalidInput(
             "loss_fn", f"{job.loss} compares embeddings, which a mesh by Megatron has not; use one of the fused engine"
         )
