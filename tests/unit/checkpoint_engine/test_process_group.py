@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from twinkle.checkpoint_engine import ProcessGroupCheckpointEngine
+from twinkle.checkpoint_engine import ProcessGroupCheckpointEngine, carriers
 from twinkle.checkpoint_engine.carriers import SHARED_FOLDER
 from twinkle.core.errors import SyncFailed
 
@@ -70,9 +72,11 @@ def received(sampler):
 
 
 @pytest.fixture(params=["gloo", "shared memory"])
-def make_world(request):
+def make_world(request, monkeypatch):
     worlds = []
-    before = set(SHARED_FOLDER.glob("twinkle-sync-*"))
+    # A place of its own in shared memory: what others send meanwhile is theirs.
+    folder = tempfile.TemporaryDirectory(prefix="twinkle-test-", dir=SHARED_FOLDER)
+    monkeypatch.setattr(carriers, "SHARED_FOLDER", Path(folder.name))
 
     def make(*args, **settings):
         worlds.append(World(*args, way=request.param, **settings))
@@ -81,7 +85,9 @@ def make_world(request):
     yield make
     for world in worlds:
         world.close()
-    assert set(SHARED_FOLDER.glob("twinkle-sync-*")) <= before
+    left = list(Path(folder.name).iterdir())
+    folder.cleanup()
+    assert left == []
 
 
 @pytest.mark.parametrize(("trainers", "samplers"), [(1, 1), (2, 3)])
