@@ -33,8 +33,7 @@ def test_weights_to_sample_from_without_a_name_and_losses_over_embeddings_are_re
 ) -> None:
     model_id: str = request.getfixturevalue("model_id")
     tokens = np.full(4, 5, dtype=np.int64)
-    groups = {"group_labels": np.ones(1, dtype=np.float32)}
-    datum = WireDatum(tokens, groups)
+    datum = WireDatum(tokens, {"labels": np.ones(1, dtype=np.float32)})
     embeds = encode_forward_backward(ForwardBackwardBody(model_id, 1, False, "InfonceLoss", {}, (datum, datum)))
 
     compared = send_passes(http, embeds).json()
@@ -51,4 +50,5 @@ def test_weights_to_sample_from_without_a_name_and_losses_over_embeddings_are_re
     assert retrieve(http, named["request_id"]).json()["path"].endswith("/sampler_weights/kept")
     assert retrieve(http, stepped["request_id"]).json() == {"metrics": {"seq": 4}}
     assert sampled.status_code == 400 and "to train, not to sample from" in sampled.json()["detail"]
-    assert [claim.seq for claim in api.worker.executed_of(model_id)] == [0, 3, 4]
+    refused = [claim.rejection is not None for claim in api.worker.executed_of(model_id)]
+    assert refused == [False, True, True, False, False], "refused where they were accepted, each in its place"
