@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from harness.crashes import Crashes
 from harness.polling import wait_for
 from harness.served import Served
 
@@ -27,7 +28,7 @@ _MADE = re.compile(rb"(batch_req_|req_|cmpl-)[0-9a-f]{32}|(?<=\"created\":)\d+")
 def batch_of(served: Served, client: openai.OpenAI, key: str, file_id: str) -> str:
     """A batch whose draws follow from a seed of its own choice, which OpenAI's route has no word for."""
     spec = {"data": file_id, "endpoint": "/v1/completions", "seed": 11, "window": 4, "model": "tiny"}
-    job = {"kind": "batch", "spec": spec}
+    job = {"kind": "batch", "spec": spec, "max_attempts": 20}
     made = httpx.post(f"{served.url}/api/native/v1/jobs", json=job, headers={"X-API-Key": key}, timeout=30)
     assert made.status_code == 200, made.text
     return str(made.json()["id"])
@@ -60,6 +61,21 @@ def content_of(client: openai.OpenAI, batch: openai.types.Batch) -> bytes:
     return _MADE.sub(b"0", client.files.content(batch.output_file_id).content)
 
 
+def uploaded(client: openai.OpenAI) -> openai.types.FileObject:
+    """Lines to be completed, of which each ninth is too long."""
+    lines = [
+        {
+            "custom_id": f"n-{n}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": f"{n} and {n}" if n % 9 else "x " * 5000, "max_tokens": 12},
+        }
+        for n in range(NUM_LINES)
+    ]
+    content = "\n".join(json.dumps(line) for line in lines).encode()
+    return client.files.create(file=("lines.jsonl", content), purpose="batch")
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("killed", KILLED, ids="+".join)
 def test_whatever_is_killed_a_batch_writes_the_same_bytes_and_draws_nothing_twice(
@@ -68,17 +84,7 @@ def test_whatever_is_killed_a_batch_writes_the_same_bytes_and_draws_nothing_twic
     with Served(tmp_path / "home", model=str(tiny_model), model_name="tiny") as served:
         key = served.create_key("batches")
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, timeout=60, max_retries=5)
-        lines = [
-            {
-                "custom_id": f"n-{n}",
-                "method": "POST",
-                "url": "/v1/completions",
-                "body": {"prompt": f"{n} and {n}" if n % 9 else "x " * 5000, "max_tokens": 12},
-            }
-            for n in range(NUM_LINES)
-        ]
-        content = "\n".join(json.dumps(line) for line in lines).encode()
-        file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+        file = uploaded(client)
         calm = ended(client, batch_of(served, client, key, file.id))
 
         job = batch_of(served, client, key, file.id)
@@ -94,4 +100,22 @@ def test_whatever_is_killed_a_batch_writes_the_same_bytes_and_draws_nothing_twic
         assert num_drawn(served, job) == struck.request_counts.completed  # type: ignore[union-attr]
         answers = [json.loads(line) for line in content_of(client, calm).splitlines()]
         assert [answer["custom_id"] for answer in answers] == [f"n-{n}" for n in range(NUM_LINES) if n % 9]
+        client.close()
+
+
+@pytest.mark.soak
+def test_kills_at_points_drawn_by_chance_leave_the_same_bytes(tmp_path: Path, tiny_model: Path) -> None:
+    crashes = Crashes(tmp_path / "crashes")
+    settings = {"TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
+    with Served(tmp_path / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
+        key = served.create_key("batches")
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, timeout=60, max_retries=20)
+        file = uploaded(client)
+        calm = content_of(client, ended(client, batch_of(served, client, key, file.id)))
+        for seed in range(4):
+            job = batch_of(served, client, key, file.id)
+            with crashes.drawn(seed) as told:
+                struck = ended(client, job)
+            assert content_of(client, struck) == calm, told
+            assert num_drawn(served, job) == struck.request_counts.completed, told  # type: ignore[union-attr]
         client.close()

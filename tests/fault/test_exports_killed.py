@@ -15,7 +15,7 @@ import tinker
 import torch
 import transformers
 
-from harness.crashes import Crashes
+from harness.crashes import BY_A_JOB, Crashes
 from harness.served import Served
 from twinkle.client import Client
 
@@ -85,10 +85,26 @@ def test_a_kill_in_the_middle_of_an_export_leaves_no_trace_in_its_files(
     struck = exported.export(*points)
 
     assert all(exported.crashes.has_fired(point.partition(":")[0]) for point in points)
-    told = [(file["path"], file["sha256"]) for file in struck.result["files"]]
-    assert told == [(file["path"], file["sha256"]) for file in calm.result["files"]]
+    assert _files_of(struck) == _files_of(calm)
     assert struck.result["verification"] == calm.result["verification"]
     assert not list((exported.served.home / "exports").iterdir())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_points_drawn_by_chance_leave_no_trace_either(exported: Exported, seed: int) -> None:
+    calm = exported.export()
+    points = {point: most for point, most in BY_A_JOB.items() if point.startswith("job.")}
+
+    with exported.crashes.drawn(seed, {**points, "export.step_taken": 4, "export.file_published": 6}) as told:
+        struck = exported.export()
+
+    assert _files_of(struck) == _files_of(calm), told
+    assert struck.result["verification"] == calm.result["verification"], told
+
+
+def _files_of(job: Any) -> list[tuple[str, str]]:
+    return [(file["path"], file["sha256"]) for file in job.result["files"]]
 
 
 def test_what_one_command_downloads_computes_what_is_served(exported: Exported, tmp_path: Path) -> None:

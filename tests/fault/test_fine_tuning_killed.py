@@ -175,6 +175,18 @@ def test_a_kill_of(tuned: Tuned, part: str, kind: str) -> None:
     assert tuned.train(kind, kill_while_asking if kind == "off_policy" else kill) == calm
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["sft", "dpo", "grpo", "distill", "off_policy"])
+def test_kills_at_points_drawn_by_chance(tuned: Tuned, kind: str, seed: int) -> None:
+    calm = tuned.calm(kind)
+
+    with tuned.crashes.drawn(seed) as told:
+        struck = tuned.train(kind, lambda: None)
+
+    assert struck == calm, told
+
+
 # Of every day is the attempt cut off in tests/unit/server/test_file_clients.py.
 @pytest.mark.soak
 def test_a_check_whose_worker_is_killed_while_rows_are_written_tells_the_same_and_keeps_them_once(tuned: Tuned) -> None:

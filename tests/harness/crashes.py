@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.polling import wait_until
 from twinkle.core.crash import VARIABLE
+
+BY_A_JOB = {
+    "job.claimed": 1,
+    "job.saving": 6,
+    "job.saved": 6,
+    "job.worked": 1,
+    "job.ended": 1,
+    "api.committed": 24,
+    "api.nudged": 24,
+    "journal.append": 20,
+    "journal.commit": 20,
+    "worker.claimed": 12,
+    "worker.executed": 12,
+    "worker.committed": 12,
+    "snapshot.stored": 1,
+    "checkpoint.file_stored": 1,
+    "housekeeping.dispatching": 2,
+}
+"""Points that whoever does a job's work comes by, and about how often at most."""
 
 
 class Crashes:
@@ -25,6 +47,28 @@ class Crashes:
         fresh = self._folder / f".{point}.new"
         fresh.write_text(f"{count} {signal}")
         fresh.replace(self._folder / point)
+
+    @contextmanager
+    def drawn(
+        self, seed: int, points: Mapping[str, int] = BY_A_JOB, *, num_points: int = 4
+    ) -> Iterator[dict[str, tuple[int, bool]]]:
+        """Kill at some points, each at one of the times that somebody comes by, all drawn by chance.
+
+        Gives by point that time, and, at the end, whether it has come to it; that of at least one has.
+        """
+        draw = random.Random(seed)
+        counts = {point: draw.randint(1, most) for point, most in draw.sample(sorted(points.items()), num_points)}
+        told = {point: (count, False) for point, count in counts.items()}
+        for point, count in counts.items():
+            self.arm(point, count=count)
+        try:
+            yield told
+        finally:
+            for point in counts:
+                self.disarm(point)
+            told |= {point: (count, self.has_fired(point)) for point, count in counts.items()}
+            print(told)
+        assert any(has_fired for _, has_fired in told.values()), told
 
     def disarm(self, point: str) -> None:
         (self._folder / point).unlink(missing_ok=True)
