@@ -124,16 +124,13 @@ def test_a_mesh_on_a_cluster_says_what_it_is(on_ray: RankedEngine) -> None:
     assert len(on_ray.follower_pids) == 2
 
 
-def test_the_owner_ends_when_a_rank_is_killed(owner: RankZero) -> None:
+def test_the_owner_ends_when_a_rank_is_killed_and_so_do_the_others(owner: RankZero) -> None:
     owner.ranks[1].kill()
 
     code, said = owner.ended(ENDS_S)
 
     assert code == EXIT_RANK_LOST, said
     assert "rank.lost" in said
-
-
-def test_the_ranks_of_an_owner_that_has_ended_end_too(owner: RankZero) -> None:
     wait_until(lambda: not owner.ranks[0].is_running(), what="the other rank's end", deadline_s=ENDS_S)
 
 
