@@ -58,7 +58,7 @@ class MeshCapabilities(BaseModel, frozen=True):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 return f"its {name} is {theirs}, not {ours}"
-        if other.serves not in {self.serves, "everything" if self.serves == "training" else self.serves}:
+        if other.serves != self.serves and (self.serves, other.serves) != ("training", "everything"):
             return f"it serves {other.serves}, not {self.serves}"
         if other.max_rank < self.max_rank:
             return f"it takes adapters up to rank {other.max_rank}, not {self.max_rank}"

@@ -29,11 +29,13 @@ class AdapterMemory:
         """For copies; 0: no bound."""
         self.trained_bytes = bound - int(bound * SAMPLED_PART)
         """For adapters that train; 0: no bound."""
-        self._find = lru_cache(_KNOWN)(lambda adapter: self._trained(adapters.find(adapter).config))
+        self._size_of = lru_cache(_KNOWN)(lambda adapter: self._num_parameters(adapters.find(adapter).config))
 
     def of(self, adapters: Collection[str]) -> int:
         """What so many adapters take while they train, at most: 0 where there is no bound."""
-        return sum(map(self._find, adapters)) if self.trained_bytes else 0
+        if self._sizes is None or not self.trained_bytes:
+            return 0
+        return self._sizes.trained_bytes(sum(map(self._size_of, adapters)))
 
     def excess(self, adapters: Collection[str]) -> int:
         """By how much they are too many for it; below zero: what is left."""
@@ -48,14 +50,12 @@ class AdapterMemory:
                 return number
         return len(adapters)
 
-    def of_copy(self, config: AdapterConfig) -> int:
-        """What a copy of such an adapter takes that is sampled from: 0 where there is no bound."""
+    def of_copy(self, adapter: str | AdapterConfig) -> int:
+        """What a copy of an adapter, or of one of this shape, takes that is sampled from: 0 where there is no bound."""
         if self._sizes is None or not self.sampled_bytes:
             return 0
-        return self._sizes.sampled_bytes(self._num_parameters(config))
-
-    def _trained(self, config: AdapterConfig) -> int:
-        return 0 if self._sizes is None else self._sizes.trained_bytes(self._num_parameters(config))
+        size = self._size_of(adapter) if isinstance(adapter, str) else self._num_parameters(adapter)
+        return self._sizes.sampled_bytes(size)
 
     def _num_parameters(self, config: AdapterConfig) -> int:
         assert self._sizes is not None

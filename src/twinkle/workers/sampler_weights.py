@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias
 
 import structlog
 
-from twinkle.core.adapter import AdapterConfig, Checkpoint
+from twinkle.core.adapter import Checkpoint
 from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidInput, NotFound, StorageUnavailable, TwinkleError
 from twinkle.scheduler.charges import PassRate, charge_of_time
@@ -79,7 +79,6 @@ class SamplerWeights(Generic[State]):
         self._artifacts = artifacts
         self._sampling_sessions = stores.sampling_sessions
         self._checkpoints = stores.checkpoints
-        self._adapters = stores.adapters
         self._residents = residents
         self._clock = clock
         self._limit = limit
@@ -109,7 +108,7 @@ class SamplerWeights(Generic[State]):
 
         Where there is no room beside those in use, the copy is made when it is asked for.
         """
-        num_bytes = self._memory.of_copy(self._adapters.find(adapter).config) if self._memory.sampled_bytes else 0
+        num_bytes = self._memory.of_copy(adapter)
         if self._has_room(num_bytes):
             self._make_room(num_bytes)
             self._nameless[sampling_session] = (adapter, seq)
@@ -145,7 +144,8 @@ class SamplerWeights(Generic[State]):
         if checkpoint is None:
             return WeightsToSample(None)
         key = tuple(sorted(file.sha256 for file in checkpoint.files.values()))
-        return (yield from self._copy(key, checkpoint.config, lambda: self._read(checkpoint)))
+        num_bytes = self._memory.of_copy(checkpoint.config)
+        return (yield from self._copy(key, num_bytes, lambda: self._read(checkpoint)))
 
     def forget_pinning(self) -> None:
         """The mesh is somebody else's now."""
@@ -206,17 +206,16 @@ class SamplerWeights(Generic[State]):
         self._used.add(session.id)
         key = (weights.adapter, weights.seq)
         self._nameless[session.id] = key
-        config = self._adapters.find(weights.adapter).config
-        return (yield from self._copy(key, config, lambda: self._rebuild(weights)))
+        num_bytes = self._memory.of_copy(weights.adapter)
+        return (yield from self._copy(key, num_bytes, lambda: self._rebuild(weights)))
 
     def _copy(
-        self, key: _Key, config: AdapterConfig, make: Callable[[], Steps[WeightsToSample[State]]]
+        self, key: _Key, num_bytes: int, make: Callable[[], Steps[WeightsToSample[State]]]
     ) -> Steps[WeightsToSample[State]]:
         """The copy that is here, else one that is made. Of those that want it at once the first makes it and pays.
 
         Where memory is short all wait in one line, so that no large one waits for ever while small ones go by.
         """
-        num_bytes = self._memory.of_copy(config)
         yield from self._in_turn(key, num_bytes)
         while key not in self._copies and key in self._being_made:
             yield lambda: key not in self._being_made
@@ -291,9 +290,11 @@ class SamplerWeights(Generic[State]):
     def _hold(self, key: _Key, state: State, num_bytes: int) -> None:
         self._copies[key] = state, num_bytes
         self._copies.move_to_end(key)
-        idle = [each for each in self._copies if each != key and each not in self._staying]
-        for each in idle[: max(len(self._copies) - self._limit, 0)]:
-            self._drop(each)
+        excess = len(self._copies) - self._limit
+        if excess > 0:
+            staying = {key, *self._staying}
+            for each in [each for each in self._copies if each not in staying][:excess]:
+                self._drop(each)
 
     def _drop(self, key: _Key) -> None:
         # There is none where making it anew has failed.
