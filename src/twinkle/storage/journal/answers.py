@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.core.errors import Expired
 from twinkle.core.operation import Failure, FailureCategory, FutureStatus, OperationKind, OperationState, Payload
-from twinkle.storage.database import Row
-from twinkle.storage.journal.forgotten import why_forgotten
+from twinkle.storage.database import Database, Row, placeholders
+from twinkle.storage.journal.forgotten import owners_of_forgotten, why_forgotten
 from twinkle.storage.journal.records import PastOperation
 
-STATUS_COLUMNS = (
+_STATUS_COLUMNS = (
     "request_id, tenant, kind, state, lane, seq, attempts, result, result_blob,"
     " error, error_category, error_code, expired, mesh, result_bytes"
 )
@@ -48,7 +49,17 @@ def failure_of(row: Row) -> Failure:
     return Failure(message=row.error, category=FailureCategory(row.error_category), code=row.error_code)
 
 
-def status_of(row: Row) -> OwnedStatus:
+def read_statuses(database: Database, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
+    """The futures that exist among these, or did; in one query, unless some have no row."""
+    marks = placeholders(request_ids)
+    rows = database.read(f"SELECT {_STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
+    found = {row.request_id: _status_of(row) for row in rows}
+    missing = [request_id for request_id in request_ids if request_id not in found]
+    owners = owners_of_forgotten(database, missing)
+    return found | {request_id: _forgotten_status(request_id, owner) for request_id, owner in owners.items()}
+
+
+def _status_of(row: Row) -> OwnedStatus:
     """Where an operation stands."""
     state = OperationState(row.state)
     result = Payload(inline=row.result, blob=row.result_blob, blob_bytes=row.result_bytes or 0)
@@ -66,7 +77,7 @@ def status_of(row: Row) -> OwnedStatus:
     return OwnedStatus(tenant=row.tenant, mesh=row.mesh, status=status)
 
 
-def forgotten_status(request_id: str, tenant: str) -> OwnedStatus:
+def _forgotten_status(request_id: str, tenant: str) -> OwnedStatus:
     """Where an operation stands whose row is gone: it has ended, and nobody knows how."""
     lane, _, seq = request_id.rpartition(":req:")
     failure = Failure(message=why_forgotten(request_id), category=FailureCategory.USER, code=Expired.code)

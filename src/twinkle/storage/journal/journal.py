@@ -27,15 +27,7 @@ from twinkle.core.operation import (
     Unnumbered,
 )
 from twinkle.storage.database import Database, Transaction, placeholders
-from twinkle.storage.journal.answers import (
-    PAST_COLUMNS,
-    STATUS_COLUMNS,
-    OwnedStatus,
-    failure_of,
-    forgotten_status,
-    past_of,
-    status_of,
-)
+from twinkle.storage.journal.answers import PAST_COLUMNS, OwnedStatus, failure_of, past_of, read_statuses
 from twinkle.storage.journal.arrivals import accept_next, accept_numbered
 from twinkle.storage.journal.executing import (
     Committed,
@@ -47,7 +39,6 @@ from twinkle.storage.journal.executing import (
     start_operations,
     state_of,
 )
-from twinkle.storage.journal.forgotten import owners_of_forgotten
 from twinkle.storage.journal.lanes import (
     NO_MESH,
     LockedLane,
@@ -342,14 +333,7 @@ class Journal:
 
     def statuses(self, request_ids: Sequence[str]) -> dict[str, OwnedStatus]:
         """The futures that exist among ``request_ids``, or did; in one query, unless some have no row."""
-        marks = placeholders(request_ids)
-        rows = self.database.read(f"SELECT {STATUS_COLUMNS} FROM operation WHERE request_id IN ({marks})", request_ids)
-        found = {row.request_id: status_of(row) for row in rows}
-        missing = [request_id for request_id in request_ids if request_id not in found]
-        if missing:
-            owners = owners_of_forgotten(self.database, missing)
-            found |= {request_id: forgotten_status(request_id, owner) for request_id, owner in owners.items()}
-        return found
+        return read_statuses(self.database, request_ids)
 
     def failed_meanwhile(self, request_ids: Sequence[str]) -> dict[str, Failure]:
         """Those that were cancelled or are overdue: what a worker looks up between two slices of what it works on."""
