@@ -39,6 +39,7 @@ from twinkle.server.openapi import Api
 from twinkle.server.openapi import router as openapi_router
 from twinkle.server.quota import Quotas
 from twinkle.server.readiness import ObjectBoard
+from twinkle.server.resends import Resends
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors, Signer, hook_key, secret_of
 from twinkle.server.state import AccountParts, ArtifactParts, CommonParts, JobParts, QueueParts, ServerState
@@ -55,6 +56,7 @@ from twinkle.storage.blobs import BlobStore, open_blob_store
 from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.disks import Disks
 from twinkle.storage.home import make_private_home
+from twinkle.storage.journal.arrivals import Arrivals
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.jobs import JobBell, JobDispatcher
@@ -156,7 +158,7 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
     stack.push_async_callback(membership.stop)
     blobs = await object_io.run(open_blob_store, settings.resolved_object_store)
     accounts = _accounts(common, stores, signer)
-    queue = _queue(common, stores, blobs, accounts.holdings, stack)
+    queue = _queue(common, stores, blobs, accounts.resends, stack)
     jobs = _jobs(common, stores, signer, stack)
     _start_listener(settings, stack, queue.futures.notify, queue.lane_polls.notify, jobs.polls.notify)
     return ServerState(
@@ -202,6 +204,7 @@ def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountPar
         all_body_bytes=settings.max_body_bytes_in_flight,
         session_timeout_s=settings.session_timeout_s,
     )
+    holdings = HoldingLimits(stores.holdings, quotas, clock, sql)
     return AccountParts(
         tenants=stores.tenants,
         sessions=stores.sessions,
@@ -211,12 +214,13 @@ def _accounts(common: CommonParts, stores: Stores, signer: Signer) -> AccountPar
         tokens=tokens,
         cursors=Cursors(signer),
         quotas=quotas,
-        holdings=HoldingLimits(stores.holdings, quotas, clock, sql),
+        holdings=holdings,
+        resends=Resends(Arrivals(stores.database), holdings, stores.sessions, sql),
     )
 
 
 def _queue(
-    common: CommonParts, stores: Stores, blobs: BlobStore, holdings: HoldingLimits, stack: AsyncExitStack
+    common: CommonParts, stores: Stores, blobs: BlobStore, resends: Resends, stack: AsyncExitStack
 ) -> QueueParts:
     settings, clock, sql = common.settings, common.clock, common.sql
     futures = Futures(stores.journal)
@@ -232,7 +236,7 @@ def _queue(
         max_pending=settings.max_pending_submissions,
         timeout_s=settings.submit_timeout_s,
         clock=clock,
-        admit=holdings.admit,
+        admit=resends.admit,
     )
     submitter.start()
     stack.push_async_callback(submitter.stop)

@@ -29,6 +29,7 @@ from twinkle.server.links import DownloadLinks
 from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
 from twinkle.server.readiness import ObjectBoard
+from twinkle.server.resends import Resends
 from twinkle.server.room import check_room
 from twinkle.server.scopes import READING, refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
@@ -96,6 +97,7 @@ class AccountParts:
     cursors: Cursors
     quotas: Quotas
     holdings: HoldingLimits
+    resends: Resends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ LIMITS = {
     "tenant_max_queued": 4,
     "tenant_max_checkpoints": 2,
     "tenant_max_kept_bytes": 100_000,
+    "max_outstanding_samples": 2,
 }
 
 
@@ -132,6 +133,53 @@ def test_what_runs_are_rebuilt_from_has_an_end_and_the_refusal_says_what_makes_r
     for word in ("100000 may be", "max_kept_bytes", "unload_model"):
         assert word in refused.json()["detail"]
     assert client.post("/unload_model", json={"model_id": run}).status_code == 200
+
+
+def test_what_was_accepted_is_found_again_where_anything_new_is_refused(tight: Api, client: httpx.Client) -> None:
+    keys = [{"X-Idempotency-Key": key} for key in ("a", "b", "c", "new")]
+    sessions = [client.post("/create_session", json={}, headers=key) for key in (*keys, keys[0])]
+    session = sessions[0].json()["session_id"]
+    runs = [_run(client, session, number) for number in (0, 1, 2, 0)]
+    run = runs[0].json()["model_id"]
+    sent = [send_passes(client, passes(run, 1))]
+    tight.stores.snapshots.add(
+        Snapshot(adapter=run, seq=1, blob=f"snapshots/{run}", size_bytes=100_000, created_at=SystemClock().now())
+    )
+    tight.state().accounts.holdings.forget()
+    sent += [send_passes(client, passes(run, number)) for number in (2, 1)]
+    other_body = client.post("/optim_step", json=optim_step(run, 1))
+
+    for answers in (sessions[2:], runs[1:], sent):
+        assert [answer.status_code for answer in answers] == [200, 400, 200], [answer.text for answer in answers]
+        assert "limit_reached" in answers[1].text
+    assert sessions[-1].json() == sessions[0].json()
+    assert runs[-1].json()["request_id"] == runs[0].json()["request_id"]
+    assert sent[-1].json()["request_id"] == sent[0].json()["request_id"]
+    assert other_body.status_code == 409 or "already used for a different" in other_body.text
+
+
+def test_so_is_what_waits_where_no_more_may(tight: Api, client: httpx.Client) -> None:
+    session = _session(client).json()["session_id"]
+    run = _run(client, session, 0).json()["model_id"]
+    opened = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+    sampler = client.post("/create_sampling_session", json=opened).json()["sampling_session_id"]
+    sample = {
+        "sampling_session_id": sampler,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+        "sampling_params": {"max_tokens": 2},
+    }
+    with tight.worker.paused():
+        drawn = [client.post("/asample", json={**sample, "seq_id": seq}) for seq in (0, 1, 2, 0)]
+        steps = [client.post("/optim_step", json=optim_step(run, seq)) for seq in (1, 2, 3, 4, 5, 1)]
+    too_many = [client.post("/asample", json={**sample, "seq_id": 0, "sampling_params": {"max_tokens": 2**30}})]
+
+    for answers in (drawn, steps):
+        assert (answers[0].status_code, answers[-2].status_code, answers[-1].status_code) == (200, 429, 200)
+        assert answers[-1].json()["request_id"] == answers[0].json()["request_id"]
+    assert "already used for a different" in too_many[0].text
+    for answer in (*drawn, *steps):
+        if answer.status_code == 200:
+            retrieve(client, answer.json()["request_id"])
 
 
 def test_sessions_of_which_nothing_is_kept_go_and_others_stay(tight: Api, client: httpx.Client) -> None:

@@ -108,11 +108,12 @@ async def fork(run_id: str, request: Request, server: Server, tenant: Tenant) ->
         session_id = await _open_session(server.common, server.accounts, tenant, run_id, idempotency_key(request))
     else:
         session_id = (await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)).id
-    await server.accounts.holdings.take_run(tenant)
+    adapter_id = str(ModelId(session_id, body.model_seq_id))
+    await server.accounts.resends.take_run_of_id(tenant, adapter_id)
     adapter = replace(
         fork_of(
             source,
-            str(ModelId(session_id, body.model_seq_id)),
+            adapter_id,
             session_id,
             now=server.common.clock.now(),
             dialect=None if body.dialect is None else Dialect(body.dialect),
@@ -148,8 +149,7 @@ async def _open_session(common: Common, accounts: Accounts, tenant: str, run_id:
         display_name=f"fork of {run_id}",
         idempotency_key=f"{_KEY_PREFIX}{key}" if key else None,
     )
-    await accounts.holdings.take_session(tenant)
-    return await common.sql.run(accounts.sessions.open, tenant, new)
+    return await accounts.resends.open_session(tenant, new)
 
 
 def _describe(queue: Queue, artifacts: Artifacts, run_id: str, tenant: str) -> HistoryResponse:

@@ -147,10 +147,13 @@ async def prepare(
 async def submit(server: Server, order: Order, listener: Listener | None = None) -> None:
     """Bring an order into the journal; a listener is told of its tokens on their way."""
     for sample in order.samples:
-        params = sample.sampling_params
-        server.common.settings.operation_limits.check_sample(size_of(sample, params.max_tokens or 0))
-    for _ in order.samples:
-        await server.accounts.quotas.take_sample(order.tenant, is_background=order.is_background)
+        assert sample.sampling_session_id is not None and sample.seq_id is not None, "an order's samples have places"
+        await server.accounts.resends.admit_sample(
+            _judge(server, order, sample),
+            tenant=order.tenant,
+            lane=sample.sampling_session_id,
+            seq=sample.seq_id,
+        )
     # All at once: they share a transaction. Whoever gives up then knows what was accepted.
     inputs: Sequence[SampledInput | None] = order.inputs or [None] * len(order.samples)
     sent = [
@@ -160,6 +163,11 @@ async def submit(server: Server, order: Order, listener: Listener | None = None)
     refused = [error for error in await asyncio.gather(*sent, return_exceptions=True) if error is not None]
     if refused:
         raise refused[0]
+
+
+async def _judge(server: Server, order: Order, sample: SampleRequest) -> None:
+    server.common.settings.operation_limits.check_sample(size_of(sample, sample.sampling_params.max_tokens or 0))
+    await server.accounts.quotas.take_sample(order.tenant, is_background=order.is_background)
 
 
 async def give_up(server: Server, order: Order) -> None:

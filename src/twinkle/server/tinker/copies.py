@@ -48,7 +48,7 @@ async def copy_weights(
         expires_at=None if body.ttl_seconds is None else common.clock.now() + body.ttl_seconds,
         grant=grant,
     )
-    await accounts.holdings.take_run(tenant)
+    await accounts.resends.take_run_of_id(tenant, new.adapter)
     path = await common.sql.run(artifacts.checkpoints.copy, new)
     return answer(CopyWeightsResponse(tinker_path=path))
 
@@ -85,7 +85,6 @@ async def _find_session(
         display_name=f"copy of {body.source_path}",
         idempotency_key=key,
     )
-    await accounts.holdings.take_session(tenant)
-    session_id = await common.sql.run(accounts.sessions.open, tenant, new)
+    session_id = await accounts.resends.open_session(tenant, new)
     await common.sql.run(accounts.sessions.finish, tenant, session_id, reason="success", detail=None)
     return session_id

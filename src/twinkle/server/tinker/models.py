@@ -76,7 +76,7 @@ async def create_model(request: Request, common: Common, accounts: Accounts, que
     )
     payload = config.model_dump_json().encode()
     first = _first(tenant, adapter.id, OperationKind.CREATE_MODEL, payload, body_digest(body))
-    await accounts.holdings.take_run(tenant)
+    await accounts.resends.take_run_of_id(tenant, adapter.id)
     return await _open(queue, adapter, first)
 
 
@@ -116,7 +116,7 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
         priority=priority_of(body.user_metadata, metadata_of(session)),
         limit=await server.accounts.quotas.adapters_of(tenant),
     )
-    await server.accounts.holdings.take_run(tenant)
+    await server.accounts.resends.take_run_of_id(tenant, adapter.id)
     return await _open(server.queue, adapter, first)
 
 

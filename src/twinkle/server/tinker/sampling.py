@@ -112,9 +112,10 @@ async def asample(
         else:
             read = await common.object_io.run(_parse, raw)
         counted = await count_sample(common, artifacts, queue, tenant, read)
-        await check_sample(common, artifacts, queue, tenant, counted)
+        lane, seq = _place_of(read)
+        judged = _judge(common, accounts, queue, artifacts, tenant, counted)
+        await accounts.resends.admit_sample(judged, tenant=tenant, lane=lane, seq=seq)
         sample = _ready(read, counted)
-        await accounts.quotas.take_sample(tenant)
         submission = Submission(
             tenant=tenant,
             lane=sample.lane,
@@ -131,6 +132,18 @@ async def asample(
     return answer(FutureResponse(request_id=accepted.request_id, sample_sequence_ids=sequence_ids))
 
 
+async def _judge(
+    common: Common, accounts: Accounts, queue: Queue, artifacts: Artifacts, tenant: str, body: SampleRequest
+) -> None:
+    await check_sample(common, artifacts, queue, tenant, body)
+    await accounts.quotas.take_sample(tenant)
+
+
+def _place_of(body: SampleRequest) -> tuple[str, int]:
+    assert body.sampling_session_id is not None and body.seq_id is not None, "they belong together"
+    return body.sampling_session_id, body.seq_id
+
+
 def _parse(raw: bytes) -> SampleRequest:
     body = parse_sample(raw)
     if body.sampling_session_id is None:
@@ -140,12 +153,12 @@ def _parse(raw: bytes) -> SampleRequest:
 
 def _ready(sent: SampleRequest, body: SampleRequest) -> ReadSample:
     """Makes the seed of a judged body definite; the fingerprint is of what the client sent."""
-    assert body.sampling_session_id is not None and body.seq_id is not None, "they belong together"
+    lane, seq = _place_of(body)
     params = body.sampling_params
     num_prompt_tokens = body.num_prompt_tokens
     return ReadSample(
-        lane=body.sampling_session_id,
-        seq=body.seq_id,
+        lane=lane,
+        seq=seq,
         num_samples=body.num_samples,
         num_tokens=num_prompt_tokens + body.num_samples * (params.max_tokens or 0),
         num_prompt_tokens=num_prompt_tokens,

@@ -54,8 +54,7 @@ async def create_session(request: Request, common: Common, accounts: Accounts, t
         idempotency_key=idempotency_key(request),
         job=None if acting is None else acting.job,
     )
-    await accounts.holdings.take_session(tenant)
-    session_id = await common.sql.run(accounts.sessions.open, tenant, new)
+    session_id = await accounts.resends.open_session(tenant, new)
     return answer(CreateSessionResponse(session_id=session_id))
 
 

@@ -86,8 +86,7 @@ async def open_session(request: Request, common: Common, accounts: Accounts, ten
     body = parse_body(OpenSessionRequest, await common.bodies.read(request))
     priority_of(body.metadata)
     new = NewSession(user_metadata=body.metadata, sdk_version=_SDK, idempotency_key=idempotency_key(request))
-    await accounts.holdings.take_session(tenant)
-    return answer(OpenSessionResponse(session_id=await common.sql.run(accounts.sessions.open, tenant, new)))
+    return answer(OpenSessionResponse(session_id=await accounts.resends.open_session(tenant, new)))
 
 
 @router.post(

@@ -115,10 +115,9 @@ async def add_adapter(base_model: ModelName, request: Request, server: Server, t
         payload=Payload(inline=config.model_dump_json().encode()),
         request_key=idempotency_key(request),
     )
-    await server.accounts.holdings.take_run(tenant)
-    accepted = await server.queue.submitter.write(
-        partial(server.artifacts.named_adapters.open, adapter, name=name[1], first=first)
-    )
+    named = server.artifacts.named_adapters
+    await server.accounts.resends.take_run(tenant, partial(named.has, adapter, name=name[1], first=first))
+    accepted = await server.queue.submitter.write(partial(named.open, adapter, name=name[1], first=first))
     return await answer_accepted(request, server, tenant, accepted.request_id)
 
 

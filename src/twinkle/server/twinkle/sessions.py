@@ -42,7 +42,6 @@ async def session_of(request: Request, server: ServerState, tenant: str) -> str:
     if len(request_id) > _MAX_KEY_LENGTH:
         raise InvalidInput(REQUEST_HEADER, f"has more than {_MAX_KEY_LENGTH} characters")
     new = NewSession(sdk_version=_SDK, idempotency_key=f"request:{request_id}")
-    await server.accounts.holdings.take_session(tenant)
-    opened = await server.common.sql.run(server.accounts.sessions.open, tenant, new)
+    opened = await server.accounts.resends.open_session(tenant, new)
     await server.common.sql.run(server.accounts.sessions.heartbeat, tenant, opened)
     return opened

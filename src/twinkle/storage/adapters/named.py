@@ -90,6 +90,18 @@ class NamedAdapters:
             )
             return accepted
 
+    def has(self, adapter: NewAdapter, *, name: str, first: Unnumbered) -> bool:
+        """Whether :meth:`open` would make no new adapter of this."""
+        rows = self._database.read(
+            "SELECT l.unload_seq, o.request_key FROM named_adapter n JOIN lane l ON l.id = n.adapter"
+            " JOIN operation o ON o.lane = n.adapter AND o.seq = 0 WHERE n.session = ? AND n.name = ? AND l.tenant = ?",
+            (adapter.session, name, adapter.tenant),
+        )
+        if not rows:
+            return False
+        is_same_key = first.request_key is not None and rows[0].request_key == first.request_key
+        return is_same_key or rows[0].unload_seq is None
+
     def find(self, name: AdapterName, *, tenant: str) -> AdapterAddress:
         """Where the calls of one of the tenant's adapters go.
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 from twinkle.core.errors import Conflict, Expired, InvalidInput, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Submission, Unnumbered
-from twinkle.storage.database import Transaction
-from twinkle.storage.journal.forgotten import seq_of_key, why_forgotten
-from twinkle.storage.journal.lanes import NO_MESH, LockedLane, accept, in_journal_numbers
+from twinkle.storage.database import Database, Transaction
+from twinkle.storage.journal.forgotten import (
+    number_of_key,
+    owners_of_forgotten,
+    seq_of_key,
+    why_forgotten,
+)
+from twinkle.storage.journal.lanes import NO_MESH, LockedLane, accept, in_journal_numbers, shifted
 
 _INSTEAD = "read it, sample it, or fork it for this one (or load one of its checkpoints into a run of this one)"
 
@@ -65,3 +70,42 @@ def _answer_key(transaction: Transaction, lane: LockedLane, request: Unnumbered)
         " a resend must carry the same body, a new request a key of its own",
         request_id=request_id,
     )
+
+
+class Arrivals:
+    """Whether something was accepted before. It does not say whether a resend is the same request."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def has(self, submission: Submission | Unnumbered) -> bool:
+        """Whether there is an operation of this number or key, or was one that is forgotten."""
+        if isinstance(submission, Submission):
+            rewinds = self._database.read(
+                "SELECT seq FROM branch WHERE adapter = ? AND source = ? ORDER BY seq",
+                (submission.lane, submission.lane),
+            )
+            seq = shifted(submission.seq, [row.seq for row in rewinds])
+            return self.has_number(submission.tenant, submission.lane, seq)
+        key = submission.request_key
+        if key is None or not self.has_lane(submission.tenant, submission.lane):
+            return False
+        return bool(
+            self._database.read(
+                "SELECT 1 AS one FROM operation WHERE lane = ? AND request_key = ?"
+                " UNION ALL SELECT 1 FROM forgotten WHERE lane = ? AND number = ?",
+                (submission.lane, key, submission.lane, number_of_key(key)),
+            )
+        )
+
+    def has_number(self, tenant: str, lane: str, seq: int) -> bool:
+        """The same of a number as the journal counts."""
+        request_id = request_id_of(lane, seq)
+        rows = self._database.read("SELECT tenant FROM operation WHERE request_id = ?", (request_id,))
+        if rows:
+            return bool(rows[0].tenant == tenant)
+        return owners_of_forgotten(self._database, [request_id]).get(request_id) == tenant
+
+    def has_lane(self, tenant: str, lane: str) -> bool:
+        """Whether the tenant has a run or a sampling session of this id."""
+        return bool(self._database.read("SELECT id FROM lane WHERE id = ? AND tenant = ?", (lane, tenant)))

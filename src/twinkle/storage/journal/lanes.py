@@ -295,9 +295,14 @@ def journal_seq(transaction: Transaction, lane: str, client_seq: int) -> int:
     rewinds = transaction.execute(
         "SELECT seq FROM branch WHERE adapter = ? AND source = ? ORDER BY seq", (lane, lane)
     ).fetchall()
+    return shifted(client_seq, [rewind.seq for rewind in rewinds])
+
+
+def shifted(client_seq: int, rewinds: Iterable[int]) -> int:
+    """The same, of the rewinds' numbers in order."""
     seq = client_seq
     for rewind in rewinds:
-        if seq < rewind.seq:
+        if seq < rewind:
             break
         seq += 1
     return seq

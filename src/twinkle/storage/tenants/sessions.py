@@ -88,7 +88,7 @@ class Sessions:
 
     def open(self, tenant: str, new: NewSession) -> str:
         """Create a session; the same idempotency key, or the same job, gets the same session."""
-        existing = self._opened(tenant, new)
+        existing = self.opened(tenant, new)
         if existing is not None:
             return existing
         now = self._clock.now()
@@ -111,13 +111,13 @@ class Sessions:
                 session.add(row)
                 session.commit()
         except IntegrityError:
-            winner = self._opened(tenant, new)
+            winner = self.opened(tenant, new)
             if winner is None:
                 raise
             return winner
         return session_id
 
-    def _opened(self, tenant: str, new: NewSession) -> str | None:
+    def opened(self, tenant: str, new: NewSession) -> str | None:
         """The session that is there already; a job's is found by the job, which no client can name as a key."""
         if new.job is None:
             return self.opened_under(tenant, new.idempotency_key)
