@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.lazy import lazy_attributes
 from twinkle.dataset.member import Member, Members
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.open import open_member
@@ -20,6 +21,14 @@ from twinkle.plugin.construct import construct_class
 from twinkle.plugin.registry import Registry
 from twinkle.preprocessor import DataFilter, Preprocessor
 from twinkle.template import Template
+
+if TYPE_CHECKING:
+    from twinkle.dataset.dataset import Dataset
+
+__all__ = ["Dataset", "DatasetBase", "DatasetMeta"]
+
+# Scripts import it from here; it stands above this module.
+__getattr__ = lazy_attributes(__name__, {"Dataset": "twinkle.dataset.dataset"})
 
 
 class DatasetBase(Members):

@@ -1,6 +1,8 @@
-"""Long conversations made shorter: passages taken apart (``chunker``) and said briefly by a model."""
+"""Long conversations made shorter: passages taken apart (``chunker``) and said briefly, by a model or by rules."""
 
-from twinkle_agentic.condenser.chunks import Chunk, Chunks, Condenser
+from twinkle_agentic.condenser.base import Condenser
+from twinkle_agentic.condenser.keyword import KeywordCondenser
 from twinkle_agentic.condenser.model import ModelCondenser
+from twinkle_agentic.data_format.chunks import Chunk, Chunks
 
-__all__ = ["Chunk", "Chunks", "Condenser", "ModelCondenser"]
+__all__ = ["Chunk", "Chunks", "Condenser", "KeywordCondenser", "ModelCondenser"]

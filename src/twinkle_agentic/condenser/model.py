@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
-from twinkle_agentic.condenser.chunks import Chunk, Chunks, Condenser
+from twinkle_agentic.condenser.base import Condenser
+from twinkle_agentic.data_format.chunks import Chunk, Chunks
 
 SYSTEM = (
     "You shorten passages for a reader who decides by your text whether to fetch the original. Keep the topic, names,"

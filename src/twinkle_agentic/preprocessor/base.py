@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from twinkle.data_format.columns import Columns
 from twinkle.preprocessor import Preprocessor
@@ -16,28 +16,57 @@ Row = Mapping[str, Any]
 class QualityFilter(Preprocessor):
     """Drops rows of trajectories; for a data set's ``map``. ``dropped`` counts them by reason.
 
-    A filter brings ``reason``; one that only mends texts brings ``mend``.
+    A filter brings ``reason``; one that only mends texts brings ``mend``. It takes columns, as ``map`` sends them, or a
+    list of rows.
     """
+
+    adds: tuple[str, ...] = ()
+    """Columns that it notes something in; they are there even where no row of a batch stays."""
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
+        self._left: list[Row] = []
 
-    def __call__(self, columns: Mapping[str, Sequence[Any]]) -> Columns:
-        """The columns without the rows that are dropped; none of a column's name is lost with the last row."""
+    @overload
+    def __call__(self, columns: Mapping[str, Sequence[Any]]) -> Columns: ...
+
+    @overload
+    def __call__(self, columns: Sequence[Row]) -> tuple[list[Row], list[Row]]: ...
+
+    def __call__(self, columns: Mapping[str, Sequence[Any]] | Sequence[Row]) -> Columns | tuple[list[Row], list[Row]]:
+        """Of columns those of the rows that stay; none of a column's name is lost with the last row.
+
+        Of a list of rows two lists: those that stay, and those that are dropped, with ``dropped_by`` and
+        ``dropped_for``.
+        """
+        if not isinstance(columns, Mapping):
+            return self.apply(columns), self.take_left()
         kept = self.apply(self.map_col_to_row(columns))
-        return self.map_row_to_col(kept, columns)
+        self.take_left()
+        return self.map_row_to_col(kept, dict.fromkeys([*columns, *self.adds]))
 
     def apply(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that stay, mended."""
         kept = []
+        self.take_left()
         for row in rows:
             mended = self.mend(row)
             reason = self.reason(mended)
             if reason is None:
                 kept.append(mended)
             else:
-                self.dropped[reason] += 1
+                self.leave(mended, reason)
         return kept
+
+    def leave(self, row: Row, reason: str) -> None:
+        """Count a row as dropped."""
+        self.dropped[reason] += 1
+        self._left.append({**row, "dropped_by": type(self).__name__, "dropped_for": reason})
+
+    def take_left(self) -> list[Row]:
+        """The rows that were dropped since this was last asked, each with the filter's name and the reason."""
+        left, self._left = self._left, []
+        return left
 
     def mend(self, row: Row) -> Row:
         """The row with what can be put right."""

@@ -38,6 +38,8 @@ ASK = (
 class IntentClassifier(QualityFilter):
     """Names in ``intent`` what a conversation is about, by the words of its questions; drops nothing."""
 
+    adds = ("intent",)
+
     def __init__(self, intents: Mapping[str, str] = INTENTS) -> None:
         super().__init__()
         self._patterns = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in intents.items()}
@@ -81,6 +83,8 @@ class JudgeFilter(QualityFilter):
         sampling_params: One greedy answer of a few tokens if omitted.
     """
 
+    adds = ("quality_score",)
+
     def __init__(
         self,
         sampler: Any,
@@ -112,7 +116,7 @@ class JudgeFilter(QualityFilter):
             if score is not None and score >= self._min_score:
                 kept.append({**row, "quality_score": score})
             else:
-                self.dropped["no score" if score is None else "low score"] += 1
+                self.leave(row, "no score" if score is None else "low score")
         return kept
 
 

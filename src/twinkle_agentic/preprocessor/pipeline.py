@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
+from twinkle.core.errors import InvalidInput
 from twinkle_agentic.preprocessor.base import QualityFilter, Row
 from twinkle_agentic.preprocessor.judges import IntentClassifier
 from twinkle_agentic.preprocessor.rules import (
@@ -23,11 +27,17 @@ from twinkle_agentic.preprocessor.texts import (
     TokenSoupFilter,
 )
 
+Stage = QualityFilter | Callable[[list[Row]], Any]
+"""A filter, or whatever makes of a list of rows those that stay, or these and those that are dropped."""
+
 
 class QualityPreprocessor(QualityFilter):
     """Mends, then drops, then names the intent; each stage sees what those before it left. ``report`` says how much.
 
     Args:
+        pipeline: Stages of one's own, in their order, in place of ours; then the switches below have no effect.
+        dropped_log_path: A file that rows which are dropped are added to, one a line as JSON, with ``dropped_by`` and
+            ``dropped_for``. None is written without it.
         fix_unicode: See :class:`FixUnicodeFilter`.
         remove_repeat_sentences: See :class:`RemoveRepeatSentencesFilter`.
         message_sanity_filter: See :class:`MessageSanityFilter`.
@@ -48,6 +58,8 @@ class QualityPreprocessor(QualityFilter):
 
     def __init__(
         self,
+        pipeline: Sequence[Stage] | None = None,
+        dropped_log_path: str | Path = "",
         *,
         fix_unicode: bool = True,
         remove_repeat_sentences: bool = True,
@@ -67,6 +79,11 @@ class QualityPreprocessor(QualityFilter):
         model_filter: QualityFilter | Sequence[QualityFilter] = (),
     ) -> None:
         super().__init__()
+        self._log_path = Path(dropped_log_path) if dropped_log_path else None
+        if pipeline is not None:
+            self.stages: list[Stage] = [_checked(number, stage) for number, stage in enumerate(pipeline)]
+            self._notes_columns()
+            return
         stages: list[tuple[bool, Callable[[], QualityFilter]]] = [
             (True, MessageNormalizer),
             (fix_unicode, FixUnicodeFilter),
@@ -84,20 +101,58 @@ class QualityPreprocessor(QualityFilter):
         self.stages = [make() for is_wanted, make in stages if is_wanted]
         self.stages += [model_filter] if isinstance(model_filter, QualityFilter) else list(model_filter)
         self.stages.append(IntentClassifier())
+        self._notes_columns()
+
+    def _notes_columns(self) -> None:
+        self._counts: list[Counter[str]] = [Counter() for _ in self.stages]
+        noted = (name for stage in self.stages if isinstance(stage, QualityFilter) for name in stage.adds)
+        self.adds = tuple(dict.fromkeys(noted))
 
     def apply(self, rows: Sequence[Row]) -> list[Row]:
         """See :class:`QualityFilter`."""
         left = list(rows)
-        for stage in self.stages:
-            left = stage.apply(left)
-        self.dropped = sum((stage.dropped for stage in self.stages), Counter())
+        self.take_left()
+        for number, stage in enumerate(self.stages):
+            left, dropped = _sorted_by(stage, left)
+            self._counts[number].update(str(row.get("dropped_for", "dropped")) for row in dropped)
+            self._left += dropped
+            self._log(dropped)
+        self.dropped = sum(self._counts, Counter())
         return left
 
     def report(self) -> str:
         """How many rows each stage has dropped so far, and why, for people to read."""
         lines = [
-            f"{type(stage).__name__}: {count} dropped, {reason}"
-            for stage in self.stages
-            for reason, count in stage.dropped.most_common()
+            f"{_name(stage)}: {count} dropped, {reason}"
+            for stage, counts in zip(self.stages, self._counts, strict=True)
+            for reason, count in counts.most_common()
         ]
         return "\n".join(lines) or "nothing was dropped"
+
+    def _log(self, dropped: Iterable[Row]) -> None:
+        if self._log_path is None:
+            return
+        lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in dropped]
+        if lines:
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            with self._log_path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+
+
+def _checked(number: int, stage: Any) -> Stage:
+    if isinstance(stage, type) or not callable(stage):
+        raise InvalidInput(f"pipeline[{number}]", f"is {stage!r}; send a filter that is made already, or a function")
+    checked: Stage = stage
+    return checked
+
+
+def _sorted_by(stage: Stage, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """What a stage keeps and what it drops, which is noted where the stage itself tells it."""
+    made: Any = stage(rows)
+    kept, dropped = made if isinstance(made, tuple) else (made, ())
+    noted = {"dropped_by": _name(stage), "dropped_for": "dropped"}
+    return list(kept), [{**noted, **row} for row in dropped]
+
+
+def _name(stage: Any) -> str:
+    return str(getattr(stage, "__name__", type(stage).__name__))

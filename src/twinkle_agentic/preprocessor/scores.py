@@ -259,6 +259,8 @@ class ScoreFilter(QualityFilter):
         max_prompt_tokens: What comes before a turn is cut to, from its beginning.
     """
 
+    adds = ("user_data", "scores")
+
     def __init__(
         self,
         template: Any,
@@ -294,7 +296,7 @@ class ScoreFilter(QualityFilter):
                 continue
             passed = [(one, by_name) for one, by_name in judged if all(score.passed for score in by_name.values())]
             if not passed or (self._drops_rows and len(passed) < len(judged)):
-                self.dropped[self._reason(judged)] += 1
+                self.leave(row, self._reason(judged))
             else:
                 kept.append(_with_rounds(row, passed))
         return kept

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
-from twinkle_agentic.condenser.chunks import Chunks, Condenser
+from twinkle_agentic.chunker.base import Chunker
+from twinkle_agentic.condenser.base import Condenser
+from twinkle_agentic.data_format.chunks import Chunks
 from twinkle_agentic.rollout.base import Row
 from twinkle_agentic.rollout.bridge import BridgeTemplate
 from twinkle_agentic.rollout.multi_turn import MAX_TURNS, MultiTurnRollout, Params, SamplerLike, managers_of
@@ -16,7 +18,7 @@ from twinkle_agentic.rollout.traces import Judge
 from twinkle_agentic.tools.extract_condensed import ExtractCondensed
 from twinkle_agentic.tools.tool_manager import ToolManager
 
-Chunker = Callable[[Mapping[str, Any]], Chunks]
+TakeApart = Chunker | Callable[[Mapping[str, Any]], Chunks]
 AfterCondensing = Callable[..., Mapping[str, Any]]
 
 
@@ -49,7 +51,7 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
         sampler: SamplerLike,
         template: BridgeTemplate,
         tool_manager: ToolManager | None = None,
-        chunker: Chunker | None = None,
+        chunker: TakeApart | None = None,
         condenser: Condenser | None = None,
         sampling_params: Params = None,
         max_turns: int = MAX_TURNS,

@@ -6,7 +6,8 @@ from twinkle.core.errors import InvalidInput
 from twinkle.sampler import TorchSampler
 from twinkle.template import Template
 from twinkle_agentic.chunker.native import NativeChunker
-from twinkle_agentic.condenser import ModelCondenser
+from twinkle_agentic.condenser import KeywordCondenser, ModelCondenser
+from twinkle_agentic.condenser.keyword import word_scores
 from twinkle_agentic.rollout import MultiTurnCondenseRollout
 from twinkle_agentic.tools import ExtractCondensed, ToolManager
 
@@ -163,3 +164,44 @@ def test_a_rollout_that_cannot_condense_is_refused_by_what_is_wrong(model_id):
         rollout([ROW])
     with pytest.raises(InvalidInput, match="send a list"):
         rollout(ROW)
+
+
+def test_keywords_and_the_sentences_that_hold_most_of_them_stand_for_a_passage():
+    # By hand: "red fox" and "red deer" are the runs of words; red occurs twice in runs of two, so 4 / 2 = 2.
+    assert word_scores("The red fox and the red deer.") == {"red": 2.0, "fox": 2.0, "deer": 2.0}
+    text = "We saw it. Steam engines drive looms. It is so. " + "And so it was. " * 20
+    # Words of the run of four score 4 each: all above the filler, which has only stop words and "saw" (1).
+    assert word_scores(text) == {"saw": 1.0, "steam": 4.0, "engines": 4.0, "drive": 4.0, "looms": 4.0}
+    condenser = KeywordCondenser(num_relations=1, num_keywords=2)
+    assert condenser.condensed(text) == "We saw it.\nSteam engines drive looms.\n[saw]"
+    assert condenser.condensed("   ") == ""
+    assert (
+        KeywordCondenser(num_relations=0, num_keywords=1).condensed("水车在河边。水车很老。" * 10)
+        == "水车在河边。\n[水车]"
+    )
+
+
+def test_a_passage_in_keywords_is_a_block_whose_original_can_be_asked_for():
+    chunks = NativeChunker(400)(ROW)
+    shorter = KeywordCondenser()(chunks)
+    row = shorter.to_trajectory()
+    assert row["messages"][0] == ROW["messages"][0] and "<block_0>" in row["messages"][1]["content"]
+    assert len(row["messages"][1]["content"]) < len(ROW["messages"][1]["content"]) / 2
+    assert "".join(shorter.originals()) == ROW["messages"][1]["content"]
+    assert KeywordCondenser(rounds=[0])(chunks).originals() == [] == KeywordCondenser(min_chars=500)(chunks).originals()
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"compression_ratio": 1.0}, "compression_ratio"),
+        ({"num_relations": -1}, "num_relations"),
+        ({"max_first_sentence_chars": 0}, "max_first_sentence_chars"),
+        ({"num_keywords": -1}, "num_keywords"),
+        ({"min_chars": -1}, "min_chars"),
+    ],
+)
+def test_wrong_settings_of_keywords_are_refused_by_their_name(settings, field):
+    with pytest.raises(InvalidInput) as refused:
+        KeywordCondenser(**settings)
+    assert refused.value.field == field

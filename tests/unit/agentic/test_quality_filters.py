@@ -1,5 +1,6 @@
 """Filters by quality: what leaves, and for which reason."""
 
+import json
 import math
 
 import pytest
@@ -159,7 +160,37 @@ def test_the_whole_pipeline_takes_columns_and_reports_what_it_dropped():
     assert pipeline.report() == "RefuseFilter: 1 dropped, refusal\nDedupFilter: 1 dropped, seen before"
     assert pipeline.dropped == {"refusal": 1, "seen before": 1}
     assert QualityPreprocessor().report() == "nothing was dropped"
-    assert pipeline({"messages": [], "id": []}) == {"messages": [], "id": []}
+    assert kept["intent"] == ["question"]
+    assert pipeline({"messages": [], "id": []}) == {"messages": [], "id": [], "intent": []}
+
+
+def test_a_list_of_rows_becomes_those_that_stay_and_those_that_leave_with_why():
+    refusing = chat("x", "I'm sorry, but I cannot do that.")
+    kept, left = RefuseFilter()([GOOD, refusing])
+    assert kept == [GOOD] and left == [{**refusing, "dropped_by": "RefuseFilter", "dropped_for": "refusal"}]
+
+
+def test_a_pipeline_of_ones_own_stages_writes_down_what_it_drops(tmp_path):
+    def long_enough(rows):
+        return [row for row in rows if len(row["messages"]) > 1], [row for row in rows if len(row["messages"]) == 1]
+
+    def with_mark(rows):
+        return [{**row, "mark": 1} for row in rows]
+
+    log = tmp_path / "new" / "dropped.jsonl"
+    pipeline = QualityPreprocessor([with_mark, RefuseFilter(), long_enough], str(log))
+    kept = pipeline(pipeline.map_row_to_col([GOOD, chat("alone"), chat("x", "As an AI model I have no arms.")]))
+
+    assert kept["id"] == [1] and pipeline.dropped == {"refusal": 1, "dropped": 1}
+    assert pipeline.report() == "RefuseFilter: 1 dropped, refusal\nlong_enough: 1 dropped, dropped"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["dropped_by"], line["dropped_for"], line["mark"]) for line in lines] == [
+        ("RefuseFilter", "refusal", 1),
+        ("long_enough", "dropped", 1),
+    ]
+    with pytest.raises(InvalidInput) as refused:
+        QualityPreprocessor([RefuseFilter(), DedupFilter])
+    assert refused.value.field == "pipeline[1]"
 
 
 def test_rows_are_kept_by_the_model_that_wrote_them():

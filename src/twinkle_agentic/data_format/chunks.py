@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,15 +58,3 @@ class Chunks:
     def originals(self) -> list[str]:
         """What the numbered blocks were."""
         return [chunk.original for chunk in self.chunks if chunk.original is not None]
-
-
-class Condenser(ABC):
-    """Says passages in fewer words."""
-
-    @abstractmethod
-    def __call__(self, chunks: Chunks, **kwargs: Any) -> Chunks:
-        """The conversation, shorter where it could be."""
-
-    def condense_many(self, conversations: Sequence[Chunks], **kwargs: Any) -> list[Chunks]:
-        """Several conversations, each for itself; one that can take them together does so here."""
-        return [self(chunks, **kwargs) for chunks in conversations]
