@@ -1,15 +1,22 @@
 """Data by quality: rows that teach nothing good leave, each with a reason; the rules need no model.
 
-base      what a quality filter is
-rules     what a conversation must be, and must not do
-texts     what its texts must be made of, and what is mended in them
-pipeline  all of it in a row
-judges    what a model or a list of words decides
-scores    how hard a turn is for a model, by its own logprobs and answers
+base             what a quality filter is
+rules            what a conversation must be, and must not do
+texts            what its texts must be made of, and what is mended in them
+shares           repetitions, letters, flagged words: how much of a text is of a kind
+near_duplicates  what says nearly what an earlier row says
+language         which language a text is in
+agent_traces     where tools are called, and how
+pipeline         all of it in a row
+judges           what a model or a list of words decides
+scores           how hard a turn is for a model, by its own logprobs and answers
 """
 
+from twinkle_agentic.preprocessor.agent_traces import AgentTraceFilter, ToolCallNormalizer
 from twinkle_agentic.preprocessor.base import QualityFilter
 from twinkle_agentic.preprocessor.judges import IntentClassifier, JudgeFilter, ModelFilter
+from twinkle_agentic.preprocessor.language import LanguageFilter
+from twinkle_agentic.preprocessor.near_duplicates import MinHashDedupFilter
 from twinkle_agentic.preprocessor.pipeline import QualityPreprocessor
 from twinkle_agentic.preprocessor.rules import (
     DeadLoopFilter,
@@ -27,6 +34,12 @@ from twinkle_agentic.preprocessor.scores import (
     ScoreFilter,
     Scorer,
 )
+from twinkle_agentic.preprocessor.shares import (
+    AlphanumericFilter,
+    CharRepeatFilter,
+    FlaggedWordsFilter,
+    WordRepeatFilter,
+)
 from twinkle_agentic.preprocessor.texts import (
     FixUnicodeFilter,
     MessageNormalizer,
@@ -36,16 +49,22 @@ from twinkle_agentic.preprocessor.texts import (
 )
 
 __all__ = [
+    "AgentTraceFilter",
+    "AlphanumericFilter",
+    "CharRepeatFilter",
     "ChrMinScorer",
     "DeadLoopFilter",
     "DedupFilter",
     "FixUnicodeFilter",
+    "FlaggedWordsFilter",
     "HardFilter",
     "IFDScorer",
     "IntentClassifier",
     "JudgeFilter",
+    "LanguageFilter",
     "MessageNormalizer",
     "MessageSanityFilter",
+    "MinHashDedupFilter",
     "ModelFilter",
     "ParaphraseScorer",
     "PassNScorer",
@@ -58,4 +77,6 @@ __all__ = [
     "SpecialCharsFilter",
     "TokenNumFilter",
     "TokenSoupFilter",
+    "ToolCallNormalizer",
+    "WordRepeatFilter",
 ]
