@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from twinkle.core import __version__
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.file_names import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE
 from twinkle.core.settings import Settings
 from twinkle.grading.rewards import RewardProcesses
 from twinkle.scheduler.channels import COMPLETIONS, ChannelListener
@@ -57,6 +58,7 @@ from twinkle.storage.database import Database, sql_engine
 from twinkle.storage.disks import Disks
 from twinkle.storage.home import make_private_home
 from twinkle.storage.journal.arrivals import Arrivals
+from twinkle.storage.opened_folders import OpenedFolders
 from twinkle.storage.stores import Stores
 from twinkle.tasks.app import make_app
 from twinkle.tasks.jobs import JobBell, JobDispatcher
@@ -170,6 +172,12 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
             adapters=stores.adapters,
             named_adapters=stores.named_adapters,
             checkpoints=stores.checkpoints,
+            brought=stores.brought,
+            folders=OpenedFolders(
+                settings.load_folders,
+                names=(ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE),
+                max_bytes=settings.load_folder_bytes,
+            ),
             fine_tuned=FineTunedModels(stores.jobs),
             access_tokens=stores.access_tokens,
             pushes=stores.pushes,

@@ -69,6 +69,20 @@ class HoldingLimits:
             )
         held.num_runs += 1
 
+    async def take_checkpoint(self, tenant: str, size_bytes: int) -> None:
+        """Count one more checkpoint that no operation saves.
+
+        Raises:
+            LimitReached: The tenant has as many, or as large ones, as it may have.
+        """
+        rules = _rules_of_saves((await self._quotas.account(tenant)).limits)
+        held = await self._held(tenant, lambda held: any(rule.is_broken(held) for rule in rules))
+        for rule in rules:
+            if rule.is_broken(held):
+                raise rule.refusal(held)
+        held.num_checkpoints += 1
+        held.checkpoint_bytes += size_bytes
+
     async def admit(self, submission: Submission | Unnumbered) -> None:
         """Count one more operation on its way into the journal.
 

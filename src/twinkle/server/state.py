@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI, Request
 from twinkle.core.actor import act_as, job_actor, key_actor
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Unauthenticated
+from twinkle.core.scopes import ALL_SCOPES, Scope
 from twinkle.core.settings import Settings
 from twinkle.grading.rewards import RewardProcesses
 from twinkle.server.acting import Acting, acting_in
@@ -42,6 +43,7 @@ from twinkle.storage.adapters.named import NamedAdapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
+from twinkle.storage.checkpoints.brought import BroughtCheckpoints
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.checkpoints.pushes import Pushes
 from twinkle.storage.disks import Disks
@@ -53,6 +55,7 @@ from twinkle.storage.journal.branches import Branches
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.queues import Queues
 from twinkle.storage.journal.timeline import Timeline
+from twinkle.storage.opened_folders import OpenedFolders
 from twinkle.storage.processors.processors import Processors
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
 from twinkle.storage.sampling.templates import SamplerTemplates
@@ -125,6 +128,8 @@ class ArtifactParts:
     adapters: Adapters
     named_adapters: NamedAdapters
     checkpoints: Checkpoints
+    brought: BroughtCheckpoints
+    folders: OpenedFolders
     fine_tuned: FineTunedModels
     access_tokens: AccessTokens
     pushes: Pushes
@@ -208,6 +213,7 @@ async def _permitted(request: Request, key: ValidKey) -> ValidKey:
     # Not ``request.url``: making one costs as much as all the rest of this.
     method, path, server = request.method, request.scope["path"], state_of(request.app)
     act_as(key_actor(key.id))
+    request.state.scopes = key.scopes
     refuse_beyond_scopes(key.scopes, method, path)
     server.common.in_progress.begin(request, key.tenant, key.id)
     quotas = server.accounts.quotas
@@ -239,6 +245,13 @@ async def _acted_for(request: Request, acting: Acting) -> str:
     if request.method not in READING:
         charge_to(await state_of(request.app).accounts.quotas.bodies_of(acting.tenant), request)
     return acting.tenant
+
+
+def scopes_of(request: Request) -> frozenset[Scope]:
+    """What the key of a request that was let in may be used for; a job that acts may all that its tenant may."""
+    if acting_in(request) is not None:
+        return ALL_SCOPES
+    return cast(frozenset[Scope], request.state.scopes)
 
 
 def _bearer(request: Request) -> str | None:

@@ -10,6 +10,7 @@ from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.adapters.named import NamedAdapters
 from twinkle.storage.adapters.snapshots import SnapshotStore
 from twinkle.storage.checkpoints.access_tokens import AccessTokens
+from twinkle.storage.checkpoints.brought import BroughtCheckpoints
 from twinkle.storage.checkpoints.checkpoints import Checkpoints
 from twinkle.storage.checkpoints.pushes import Pushes
 from twinkle.storage.database import Database, sql_engine
@@ -54,8 +55,9 @@ class Stores:
       their leases, ``moves`` what is on its way between them, ``speeds`` what they took lately.
     - ``adapters`` are the training runs, ``named_adapters`` what clients call some of them, ``snapshots``
       their recovery points.
-    - ``checkpoints`` are what tenants keep, ``access_tokens`` open them to others, ``pushes`` say which leave by
-      themselves, and ``sampling_sessions`` sample from them, from base models or from weights without a name.
+    - ``checkpoints`` are what tenants keep, ``brought`` those of them that came from folders; ``access_tokens`` open
+      them to others, ``pushes`` say which leave by themselves, and ``sampling_sessions`` sample from them, from base
+      models or from weights without a name.
     - ``tenants`` have keys and limits, the ``keyring`` is all keys by their ids, ``sessions`` are clients' presence,
       ``deployment`` is what the processes have in common,
       ``accounting`` knows what tenants used, ``audit`` who did what, and ``holdings`` how much they have.
@@ -91,6 +93,7 @@ class Stores:
         self.named_adapters = NamedAdapters(database, clock)
         self.snapshots = SnapshotStore(database, clock)
         self.checkpoints = Checkpoints(database, engine, clock)
+        self.brought = BroughtCheckpoints(database, self.checkpoints, clock)
         self.access_tokens = AccessTokens(database, clock)
         self.pushes = Pushes(database, clock)
         self.sampler_templates = SamplerTemplates(database)

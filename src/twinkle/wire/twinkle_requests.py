@@ -31,10 +31,11 @@ MAX_ROWS = 16_384
 PASSES = frozenset({"forward", "forward_only", "forward_backward"})
 """Methods that need rows or conversations."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]", re.ASCII)
-_NO_FOLDERS = (
+NO_FOLDERS = (
     "folders of the server's disk and models of hubs are not read here: load a checkpoint by its path,"
     " twinkle://<run>/weights/<name>, or by its name in this run"
 )
+"""Why a path that is no checkpoint's is not taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def checkpoint_path(name: str, *, run_id: str, field: str = "name") -> Checkpoin
     if name.startswith((SCHEME, OTHER_SCHEME)):
         return parse_checkpoint_path(name, field=field)
     if "/" in name or "\\" in name or name.startswith("~"):
-        raise InvalidInput(field, _NO_FOLDERS)
+        raise InvalidInput(field, NO_FOLDERS)
     return CheckpointPath(run_id, "weights", validate_name(name, field=field))
 
 

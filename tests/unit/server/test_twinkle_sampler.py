@@ -324,7 +324,8 @@ def test_patches_that_are_not_of_their_row_are_refused_by_name(
         ({"inputs": [{"input_ids": [1], "x": 2**70}]}, "inputs[0].row"),
         ({"inputs": [{"messages": [{"role": "user", "content": [{"type": "smell"}]}], "images": ["a"]}]}, "messages"),
         ({"inputs": [{"messages": [{"role": "king", "content": ""}]}]}, "inputs[0].messages[0].role"),
-        ({"inputs": [ROW], "adapter_uri": "/etc/passwd"}, "adapter_uri: must begin with tinker://"),
+        ({"inputs": [ROW], "adapter_uri": "/etc/passwd"}, "adapter_uri: folders of the server's disk"),
+        ({"inputs": [ROW], "adapter_uri": "mine/weights"}, "adapter_uri: must begin with tinker://"),
         ({"inputs": [ROW], "adapter_uri": "./outputs/x"}, "adapter_uri"),
     ],
 )

@@ -20,6 +20,14 @@ class FileSettings(SettingsGroup):
     prepared_data_idle_s: float = Field(
         default=30 * 24 * 3600.0, gt=0, description="how long rows that were made of files stay when no job asks"
     )
+    load_folders: list[str] = Field(
+        default=[],
+        description="folders of the server whose PEFT adapters clients may load and sample by path, like"
+        ' ["/srv/adapters"]; what is named is copied when the call is accepted',
+    )
+    load_folder_bytes: int = Field(
+        default=2**30, gt=0, description="one adapter of such a folder; larger ones are refused"
+    )
     export_targets: str = Field(
         default="hf://,ms://",
         description="where exports may be sent: the beginnings of addresses, in which {tenant} stands for whose it is,"

@@ -43,7 +43,7 @@ async def mesh_of_model(server: ServerState, base_model: str, *, to_sample: bool
         NotFound: The model is not served here.
         MeshUnavailable: No model is, yet.
     """
-    name = _meant(server, base_model)
+    name = meant_model(server, base_model)
     try:
         return choose_mesh(await server.queue.meshes.all(fresh=True), name, to_sample=to_sample)
     except InvalidInput as error:
@@ -70,7 +70,7 @@ async def address_of(
         # Whoever has the model wrong is told that first.
         await mesh_of_model(server, base_model)
         raise
-    if plain_model_name(_meant(server, base_model)) != plain_model_name(address.base_model):
+    if plain_model_name(meant_model(server, base_model)) != plain_model_name(address.base_model):
         await mesh_of_model(server, base_model)
         raise NotFound(
             f"adapter {adapter_name!r} is on {address.base_model!r}, not on {base_model!r}; call it under"
@@ -79,7 +79,7 @@ async def address_of(
     return address
 
 
-def _meant(server: ServerState, base_model: str) -> str:
+def meant_model(server: ServerState, base_model: str) -> str:
     """The id that this one stands for, where the operator has said so."""
     if len(base_model) > _MAX_MODEL_NAME:
         raise NotFound(f"no model has a name of {len(base_model)} characters; at most {_MAX_MODEL_NAME} are looked at")

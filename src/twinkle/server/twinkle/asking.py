@@ -25,6 +25,7 @@ from twinkle.server.request_metadata import idempotency_key
 from twinkle.server.state import ServerState
 from twinkle.server.twinkle.adapters import address_of, mesh_of_model
 from twinkle.server.twinkle.calls import preferred_wait_s
+from twinkle.server.twinkle.folders import brought_in, is_folder
 from twinkle.server.twinkle.prompts import PromptTemplate, RowPrompt, read_row
 from twinkle.server.twinkle.sessions import REQUEST_HEADER, SESSION_HEADER, session_of
 from twinkle.server.twinkle.weights import lane_of_weights
@@ -144,6 +145,10 @@ async def _model(
         path = body.adapter_uri
         if is_model_id(path):
             path = await path_of_run(server, tenant, path, session_id=session.id, repeated_seq=repeated_seq)
+        elif is_folder(path):
+            path = await _path_of_folder(
+                request, server, tenant, served, path, session_id=session.id, repeated_seq=repeated_seq
+            )
         path = str(parse_checkpoint_path(path, field="adapter_uri"))
         model = await find_model(server.common, server.queue, server.artifacts, tenant, path)
         return _of_base(model, served, "adapter_uri"), None
@@ -158,6 +163,31 @@ async def _model(
         model = await find_model(server.common, server.queue, server.artifacts, tenant, path)
         return _of_base(model, served, "adapter_name"), None
     return served, address.id
+
+
+async def _path_of_folder(
+    request: Request,
+    server: ServerState,
+    tenant: str,
+    served: ServedModel,
+    folder: str,
+    *,
+    session_id: str,
+    repeated_seq: int | None,
+) -> str:
+    """The path of what a folder holds now, or held when a repeated request was first asked."""
+    brought = server.artifacts.brought
+    if repeated_seq is not None:
+        find = partial(
+            brought.sampled_before, session_id, folder=folder, base_model=served.base_model, seq=repeated_seq
+        )
+        before = await server.common.sql.run(find)
+        if before is not None:
+            return before
+    made = await brought_in(
+        request, server, tenant, folder, base_model=served.base_model, mesh=served.mesh, field="adapter_uri"
+    )
+    return made.path
 
 
 def _of_base(model: ServedModel, served: ServedModel, field: str) -> ServedModel:

@@ -19,7 +19,9 @@ from twinkle.server.tinker.answers import answer
 from twinkle.server.tinker.grants import TOKEN_HEADER, grant_of
 from twinkle.server.twinkle.adapters import address_of, mesh_of_model
 from twinkle.server.twinkle.calls import answer_call
+from twinkle.server.twinkle.folders import brought_in, is_folder
 from twinkle.server.twinkle.model import CALL_HEADERS, RESULT, ModelName
+from twinkle.storage.adapters.named import AdapterAddress
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.jobs import JobRequest
 from twinkle.wire.bodies.twinkle_calls import (
@@ -36,9 +38,10 @@ from twinkle.wire.bodies.twinkle_calls import (
 from twinkle.wire.calls import CALL_KINDS, Call, encode_call
 from twinkle.wire.digest import body_digest
 from twinkle.wire.paths import parse_checkpoint_path
-from twinkle.wire.twinkle_requests import checkpoint_name, checkpoint_path
+from twinkle.wire.twinkle_requests import NO_FOLDERS, checkpoint_name, checkpoint_path
 
 _NO_FOLDER = "is a folder of a disk, and checkpoints are kept in the server's store; leave it out"
+_WEIGHTS_ALONE = "of a folder only the weights are taken; load a checkpoint to go on with its optimizer"
 _STATUS_OF_STATE: dict[JobState, UploadState] = {
     JobState.SUCCEEDED: "completed",
     JobState.FAILED: "failed",
@@ -147,14 +150,41 @@ async def _load(
     request: Request, server: ServerState, tenant: str, base_model: str, body: LoadRequest, how: dict[str, object]
 ) -> Response:
     method = "load" if "load_optimizer" in how else "resume_from_checkpoint"
-    lane = (await address_of(request, server, tenant, base_model, body.adapter_name)).id
-    path = checkpoint_path(body.name, run_id=lane)
-    arguments = {"path": str(path), **how}
-    if path.run_id != lane:
-        arguments |= await _binding(request, server, tenant, str(path))
+    address = await address_of(request, server, tenant, base_model, body.adapter_name)
+    lane = address.id
+    if is_folder(body.name):
+        arguments = await _from_folder(request, server, tenant, address, body, method) | how
+    else:
+        path = checkpoint_path(body.name, run_id=lane)
+        arguments = {"path": str(path), **how}
+        if path.run_id != lane:
+            arguments |= await _binding(request, server, tenant, str(path))
     # What a path means may change between a call and its resend; what was asked does not.
     digest = body_digest(body)
     return await _answer(request, server, tenant, lane, Call(method=method, arguments=arguments), digest)
+
+
+async def _from_folder(
+    request: Request, server: ServerState, tenant: str, address: AdapterAddress, body: LoadRequest, method: str
+) -> dict[str, object]:
+    """What a folder holds now, as a checkpoint. That of a resend was settled when the call first came.
+
+    Raises:
+        InvalidInput: More than weights is wanted, or the folder cannot be had.
+    """
+    if not server.artifacts.folders.are_any:
+        raise InvalidInput("name", NO_FOLDERS)
+    if (body.load_optimizer, method) == (True, "load"):
+        raise InvalidInput("load_optimizer", _WEIGHTS_ALONE)
+    if (body.resume_only_model, method) == (False, "resume_from_checkpoint"):
+        raise InvalidInput("resume_only_model", f"must be true here: {_WEIGHTS_ALONE}")
+    key = idempotency_key(request)
+    if key is not None and await server.common.sql.run(server.artifacts.named_adapters.was_accepted, address.id, key):
+        return {"path": body.name}
+    checkpoint = await brought_in(
+        request, server, tenant, body.name, base_model=address.base_model, mesh=address.mesh, field="name"
+    )
+    return {"path": checkpoint.path, "content": checkpoint.content}
 
 
 async def _binding(request: Request, server: ServerState, tenant: str, path: str) -> dict[str, object]:

@@ -81,7 +81,7 @@ class NamedAdapters:
             earlier = self._answer_again(transaction, adapter.session, name, first)
             if earlier is not None:
                 return earlier
-            new = replace(adapter, id=_next_id(transaction, adapter.session))
+            new = replace(adapter, id=next_id(transaction, adapter.session))
             new.insert(transaction)
             lane = lock_lanes(transaction, [new.id])[new.id]
             accepted = accept_own(transaction, lane, replace(first, lane=new.id).at(0), now=self._clock.now())
@@ -132,6 +132,11 @@ class NamedAdapters:
             self._database.read("SELECT id FROM lane WHERE id = ? AND tenant = ? AND arrival_numbered", (lane, tenant))
         )
 
+    def was_accepted(self, adapter: str, request_key: str) -> bool:
+        """Whether a call under this key is among those of an adapter."""
+        wanted = "SELECT seq FROM operation WHERE lane = ? AND request_key = ?"
+        return bool(self._database.read(wanted, (adapter, request_key)))
+
     def last_request(self, adapter: str) -> tuple[int, str | None]:
         """The number of the last operation that was accepted for an adapter, and its key."""
         rows = self._database.read(
@@ -171,8 +176,8 @@ class NamedAdapters:
         return None
 
 
-def _next_id(transaction: Transaction, session: str) -> str:
-    """An id that no adapter of the session has. The session is locked."""
+def next_id(transaction: Transaction, session: str) -> str:
+    """An id that no adapter of a session has. The session is locked by whoever asks."""
     row = transaction.execute("SELECT COUNT(*) AS num_adapters FROM adapter WHERE session = ?", (session,)).fetchone()
     assert row is not None, "a count is a row"
     number = int(row.num_adapters)

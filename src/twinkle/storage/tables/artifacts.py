@@ -166,7 +166,7 @@ class CheckpointRow(SQLModel, table=True):
     content: str
     generation: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     copied_from: str | None = None
-    """The path it was copied from, which may mean something else by now."""
+    """The path it was copied from, which may mean something else by now; or the folder, with what that held then."""
     pushed: str | None = None
     """The content that was pushed by itself, where that is wanted."""
 

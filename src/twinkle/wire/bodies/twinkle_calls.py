@@ -70,7 +70,10 @@ class LoadRequest(RequestBody):
     """``load`` and ``resume_from_checkpoint``."""
 
     adapter_name: Identifier
-    name: Text = Field(description="twinkle://<run>/weights/<name>, or the name of one of the run's own checkpoints")
+    name: Text = Field(
+        description="twinkle://<run>/weights/<name>, the name of one of the run's own checkpoints, or the path of a"
+        " folder that the operator has opened"
+    )
     load_optimizer: bool = False
     resume_only_model: bool = False
 

@@ -15,6 +15,7 @@ from twinkle.core.processors import MAX_BATCH_ROWS, MAX_SOURCE_BYTES, REFERENCES
 from twinkle.plugin.loading import require_approved
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.files.reading import stretches_of
+from twinkle.storage.opened_folders import place_in
 from twinkle.wire.dataset_meta import FIELD, RowsOf, is_hub_id, read_dataset_meta
 from twinkle.workers.processors.orders import FileSource, Sources
 
@@ -109,10 +110,9 @@ class Maker:
 
 def _opened(path: str, folders: tuple[str, ...]) -> str:
     """A path in a folder that the operator has opened, links followed."""
-    meant = os.path.realpath(os.path.expanduser(path))
-    for folder in folders:
-        if meant.startswith(os.path.realpath(folder) + os.sep):
-            return meant
+    place = place_in(os.path.expanduser(path), folders)
+    if place is not None and place[1] != os.curdir:
+        return os.path.join(*place)
     raise InvalidInput(
         FIELD, "names a path of the server, which is not open to clients; upload the file and send its id"
     )
