@@ -46,7 +46,7 @@ class ModelCalls:
         self,
         /,
         adapter_name: str,
-        config: object,
+        config: object = None,
         gradient_accumulation_steps: int | None = None,
         *,
         save_dir: str | None = None,
@@ -56,7 +56,8 @@ class ModelCalls:
 
         Args:
             adapter_name: Yours to choose; unique in the session.
-            config: A ``peft.LoraConfig``, or its fields as a mapping (``{"r": 8, "lora_alpha": 32}``).
+            config: A ``peft.LoraConfig``, or its fields as a mapping (``{"r": 8, "lora_alpha": 32}``). Without one all
+                parameters are asked for, which a server may refuse.
             gradient_accumulation_steps: How many passes make a step.
             save_dir: For servers that let their clients choose a folder of theirs.
             settings: For the server.

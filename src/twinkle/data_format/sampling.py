@@ -196,6 +196,8 @@ class SampledSequence(Keyed):
     """The text of the tokens, special ones included, if the sampler has a tokenizer."""
     new_input_feature: dict[str, Any] | None = None
     """The prompt's row with this continuation appended, ready to be trained on."""
+    routed_experts: Any = None
+    """The experts that each token went to, of a sampler of one's own that says so; ours do not."""
 
 
 @dataclass(frozen=True)

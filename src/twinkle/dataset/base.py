@@ -75,7 +75,7 @@ class DatasetBase(Members):
 
     # The members.
 
-    def add_dataset(self, meta: DatasetMeta | str, **load_kwargs: Any) -> None:
+    def add_dataset(self, dataset_meta: DatasetMeta | str, **load_kwargs: Any) -> None:
         """Add a member.
 
         Raises:
@@ -83,7 +83,7 @@ class DatasetBase(Members):
         """
         if self.is_mixed:
             raise InvalidInput("dataset_meta", "comes too late: the members are mixed already")
-        meta = DatasetMeta(meta) if isinstance(meta, str) else meta
+        meta = DatasetMeta(dataset_meta) if isinstance(dataset_meta, str) else dataset_meta
         if any(member.key == meta.get_id() for member in self.members):
             raise InvalidInput("dataset_meta", f"{meta.get_id()} is a member already")
         options = {**self._opening, **load_kwargs}

@@ -49,6 +49,16 @@ def without_scheme(text: str) -> str:
     return text.rpartition(SEPARATOR)[2]
 
 
+def names_repository(text: str) -> bool:
+    """Whether a text that is no folder here can only mean a repository: it has a hub's scheme, or is like ``org/name``
+    and does not begin with a folder that is here."""
+    if scheme_of(text) is not None:
+        return True
+    repository = text.partition("@")[0]
+    begins_here = Path(repository.partition("/")[0]).exists()
+    return "/" in repository and REPOSITORY.fullmatch(repository) is not None and not begins_here
+
+
 def scheme_of(text: str) -> str | None:
     """The scheme before the last ``://``; None where there is none."""
     before, separator, _ = text.rpartition(SEPARATOR)

@@ -70,10 +70,10 @@ class Metric(ABC):
         """Take what ``state`` gave."""
         vars(self).update(state)
 
-    def gather_results(self, parts: list[Part]) -> list[Part]:
+    def gather_results(self, local_results: list[Part]) -> list[Part]:
         """The parts of all ranks; without a process group, these."""
         if self.process_group is None:
-            return parts
+            return local_results
         gathered: list[list[Part]] = [[] for _ in range(distributed.get_world_size(self.process_group))]
-        distributed.all_gather_object(gathered, parts, group=self.process_group)
+        distributed.all_gather_object(gathered, local_results, group=self.process_group)
         return [part for rank_parts in gathered for part in rank_parts]

@@ -22,9 +22,11 @@ from twinkle.checkpoint_engine.training_state import (
     rng_files,
     scheduler_files,
 )
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.file_names import SCHEDULER_FILE
 from twinkle.data_format.answers import SavedCheckpoint
+from twinkle.hub.model_path import resolve_model_id
+from twinkle.hub.reference import names_repository
 from twinkle.hub.tokenizer_files import tokenizer_files
 from twinkle.infra.progress import track
 from twinkle.infra.remote import remote_function
@@ -133,11 +135,23 @@ class TrainingCheckpoints(ABC):
         output_dir: str | Path | None = None,
         load_optimizer: bool = False,
         *,
+        token: str | None = None,
         adapter_name: str = "",
     ) -> None:
-        """Load the weights of ``output_dir/name``, or of the path ``name``, and if asked its optimizer."""
+        """Load the weights of a checkpoint, and if asked its optimizer.
+
+        Args:
+            name: A directory in ``output_dir``; without that a path, one of ``output``, or a repository of a hub.
+            output_dir: Where it lies.
+            load_optimizer: Whether its optimizer is loaded too.
+            token: For the hub; default: as its own library finds one.
+            adapter_name: Whose.
+
+        Raises:
+            InvalidInput: It is neither here nor on a hub, or it is of another model.
+        """
         group = self.group(adapter_name)
-        folder = _find(name, output_dir)
+        folder = find_checkpoint(name, output_dir, token=token)
         self._load_weights(group, folder)
         self._clear_gradients(group)
         group.clear_window()
@@ -157,7 +171,7 @@ class TrainingCheckpoints(ABC):
         Returns:
             ``cur_step``, ``consumed_train_samples`` and ``gradient_accumulation_steps`` of the checkpoint.
         """
-        folder = _find(checkpoint_dir, None)
+        folder = find_checkpoint(checkpoint_dir, field="checkpoint_dir")
         files = read_files(folder)
         state = TrainerState.from_files(files)
         self.load(folder, adapter_name=adapter_name, load_optimizer=not resume_only_model)
@@ -204,12 +218,25 @@ def _record_files(group: OptimizerGroup) -> dict[str, bytes]:
     return {**lines, **draw_loss(group.records, group.name or "all parameters")}
 
 
-def _find(name: str | Path, output_dir: str | Path | None) -> Path:
+def find_checkpoint(
+    name: str | Path, output_dir: str | Path | None = None, *, token: str | None = None, field: str = "name"
+) -> Path:
+    """The folder of a checkpoint: in ``output_dir``, else a path, one of ``output``, or a repository of a hub.
+
+    Raises:
+        InvalidInput: It is nowhere; names the field.
+    """
     candidates = [Path(output_dir) / name] if output_dir else [Path(name), Path(DEFAULT_OUTPUT_DIR) / name]
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    raise InvalidInput("name", f"there is no checkpoint directory {' or '.join(str(path) for path in candidates)}")
+    missing = f"there is no checkpoint directory {' or '.join(str(path) for path in candidates)}"
+    if output_dir is not None or not names_repository(str(name)):
+        raise InvalidInput(field, missing)
+    try:
+        return Path(resolve_model_id(str(name), token=token, field=field))
+    except ConfigError as error:
+        raise InvalidInput(field, f"{missing}, and the hubs have none: {error}") from error
 
 
 def _is_first_rank() -> bool:

@@ -9,25 +9,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import peft
+
 from twinkle.checkpoint_engine.directory import read_files
 from twinkle.checkpoint_engine.peft import import_adapter
 from twinkle.core.errors import InvalidInput, NoRoom
+from twinkle.core.events import event_log
 from twinkle.hub.image_processor import load_image_processor
 from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.remote import remote_function
 from twinkle.infra.runtime import mesh_of
+from twinkle.model.checkpoint import find_checkpoint
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.parameters import parameters_of
 from twinkle.model.fused_component import FusedComponent
+from twinkle.model.grad_scaler import make_scaler
 from twinkle.model.loading import load_base_model, stored_paths, takes_pictures
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.parallel.gradient_sync import sync_of
 from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strategy
-from twinkle.model.peft_config import ALL_LINEAR, lora_config_of
+from twinkle.model.peft_config import ALL_LINEAR, lora_config_of, read_slots
 from twinkle.model.placement import MixedPrecision, ModelArguments, device_of, model_class, weights_dtype
 from twinkle.module.lora import LoraConfig
+
+log = event_log()
 
 
 class MultiLoraTransformersModel(FusedComponent):
@@ -40,6 +47,9 @@ class MultiLoraTransformersModel(FusedComponent):
             omitted.
         strategy, ddp_config, fsdp_config, memory_efficient_init: As for ``TransformersModel``; here none has something
             to set.
+        lora_config: A ``peft.LoraConfig`` or its settings, of the slots: its ``r`` stands for ``max_r``, its
+            ``target_modules`` for ``target_modules``. All else is each adapter's own.
+        grad_scaler_config: Torch's GradScaler's; nothing is scaled here, since there is no ``fp16``.
         config: A transformers config in place of the model's own.
         device_mesh: Data parallelism: every rank holds the model and brings its own rows. That of ``initialize`` if
             omitted.
@@ -64,6 +74,8 @@ class MultiLoraTransformersModel(FusedComponent):
         strategy: str = "accelerate",
         ddp_config: Mapping[str, Any] | None = None,
         fsdp_config: Mapping[str, Any] | None = None,
+        lora_config: peft.LoraConfig | Mapping[str, Any] | None = None,
+        grad_scaler_config: Mapping[str, Any] | None = None,
         memory_efficient_init: bool = False,
         max_loras: int = 5,
         max_r: int = 32,
@@ -76,12 +88,13 @@ class MultiLoraTransformersModel(FusedComponent):
         check_strategy(strategy)
         check_ddp(ddp_config)
         FsdpSettings.of(fsdp_config)
+        slots = read_slots(lora_config, max_r=max_r, target_modules=target_modules)
         prepare_environment()
         device_mesh = mesh_of(given.device_mesh)
         device = device_of(device_mesh)
         folder, settings = open_model(given.model_id, from_pretrained_kwargs)
-        self.max_loras, self.max_r = max_loras, max_r
-        self.target_modules = target_modules
+        self.max_loras, self.max_r = max_loras, slots.max_r
+        self.target_modules = slots.target_modules
         dtype = weights_dtype(given.mixed_precision, device)
         image_processor = load_image_processor(folder) if takes_pictures(folder) else None
         model: Any
@@ -101,6 +114,8 @@ class MultiLoraTransformersModel(FusedComponent):
         )
         super().__init__(core, model_id=folder, max_length=max_length)
         self._sync = sync_of(device_mesh, device)
+        if grad_scaler_config is not None:
+            self._check_scaler(grad_scaler_config)
 
     # Adapters.
 
@@ -121,7 +136,10 @@ class MultiLoraTransformersModel(FusedComponent):
             raise NoRoom(f"max_loras: all {self.max_loras} slots are taken; remove_adapter one first")
         if isinstance(config_or_dir, (str, Path)):
             adapter = import_adapter(
-                self.core.pool, read_files(Path(config_or_dir)), with_optimizer=False, trainable=is_trainable
+                self.core.pool,
+                read_files(find_checkpoint(config_or_dir, field="config_or_dir")),
+                with_optimizer=False,
+                trainable=is_trainable,
             )
         else:
             config = lora_config_of(config_or_dir, self.core.pool.targets, self.target_modules)
@@ -145,6 +163,16 @@ class MultiLoraTransformersModel(FusedComponent):
         group = self.group(adapter_name)
         group.forwarding.close()
         del self.optimizer_group[group.name], self._adapters[group.name]
+
+    @remote_function(dispatch="all", collect="first")
+    def set_grad_scaler(self, *, adapter_name: str = "", **settings: Any) -> None:
+        """Taken and checked; nothing is scaled, since adapters are float32 and passes never ``fp16``."""
+        self.group(adapter_name)
+        self._check_scaler(settings)
+
+    def _check_scaler(self, settings: Mapping[str, Any]) -> None:
+        make_scaler(self.core.device, settings)
+        log.info("model.scaler.without_effect", settings=sorted(settings), next="nothing is scaled: there is no fp16")
 
     def _require_rank(self, config: LoraConfig) -> None:
         rank = max([config.rank, *(module.rank for module in config.modules or ())])

@@ -27,6 +27,35 @@ REPEATED_GROUP = re.compile(r"\)[*+{?]")
 log = event_log()
 
 
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """How large the adapters of a model may be, and which modules they train that do not say."""
+
+    max_r: int
+    target_modules: str | Sequence[str]
+
+
+def read_slots(
+    config: peft.LoraConfig | Mapping[str, Any] | None, *, max_r: int, target_modules: str | Sequence[str]
+) -> Slots:
+    """What ``config`` says of the slots, else the arguments beside it.
+
+    Raises:
+        InvalidInput: PEFT does not take the settings.
+    """
+    if config is None:
+        return Slots(max_r, target_modules)
+    if isinstance(config, Mapping):
+        try:
+            config = peft.LoraConfig(**{"r": max_r, **config})
+        except (TypeError, ValueError) as error:
+            raise InvalidInput("lora_config", f"is no LoraConfig: {error}") from error
+    if not isinstance(config, peft.LoraConfig):
+        raise InvalidInput("lora_config", f"is {config!r}; send a peft.LoraConfig, or its settings")
+    named = config.target_modules
+    return Slots(config.r, sorted(named) if isinstance(named, set) else named or target_modules)
+
+
 def lora_config_of(
     config: Any, targets: Sequence[Target], default_modules: str | Sequence[str], *, applies_dropout: bool = False
 ) -> LoraConfig:

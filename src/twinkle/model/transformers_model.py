@@ -21,6 +21,7 @@ from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.remote import remote_function
 from twinkle.infra.runtime import mesh_of
+from twinkle.model.checkpoint import find_checkpoint
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
@@ -101,6 +102,7 @@ class TransformersModel(PlainPasses):
         self._mesh = device_mesh
         self._compute_dtype = compute_dtype(given.mixed_precision, self.device)
         self._scaler_settings = dict(grad_scaler_config or {})
+        make_scaler(self.device, self._scaler_settings)
         self._hooks: dict[str, RemovableHandle] = {}
         self._may_replay = enable_router_replay
         self._routers: RouterReplay | None = None
@@ -167,7 +169,8 @@ class TransformersModel(PlainPasses):
         self._add_group(adapter_name, parameters, gradient_accumulation_steps)
 
     def _attach(self, adapter_name: str, config_or_dir: Any, *, is_trainable: bool) -> None:
-        folder = Path(config_or_dir) if isinstance(config_or_dir, (str, Path)) else None
+        is_folder = isinstance(config_or_dir, (str, Path))
+        folder = find_checkpoint(config_or_dir, field="config_or_dir") if is_folder else None
         config = copy.deepcopy(config_or_dir) if folder is None else peft.PeftConfig.from_pretrained(str(folder))
         if folder is not None:
             config.inference_mode = not is_trainable
@@ -235,8 +238,9 @@ class TransformersModel(PlainPasses):
         """Scale losses by torch's GradScaler, built with these settings over ``grad_scaler_config``."""
         self.group(adapter_name).scaler = make_scaler(self.device, {**self._scaler_settings, **settings})
 
-    def register_mm_forward_hook(self, group: OptimizerGroup) -> None:
+    def register_mm_forward_hook(self, optimizer_group: OptimizerGroup) -> None:
         """Let the group's template see what goes into the model (``pre_forward_hook``); for templates that have one."""
+        group = optimizer_group
         hook = vars(type(group.template)).get("pre_forward_hook")
         if hook is None:
             raise InvalidInput("template", f"{type(group.template).__name__} has no pre_forward_hook to register")
@@ -246,10 +250,10 @@ class TransformersModel(PlainPasses):
             with_kwargs=True,
         )
 
-    def unregister_mm_forward_hook(self, group: OptimizerGroup) -> None:
+    def unregister_mm_forward_hook(self, optimizer_group: OptimizerGroup) -> None:
         """Take the hook away."""
-        if group.name in self._hooks:
-            self._hooks.pop(group.name).remove()
+        if optimizer_group.name in self._hooks:
+            self._hooks.pop(optimizer_group.name).remove()
 
     @remote_function(dispatch="all", collect="first")
     def reload_initial_weights(self) -> None:

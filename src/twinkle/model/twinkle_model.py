@@ -170,6 +170,7 @@ class TwinkleModel:
         output_dir: str | Path | None = None,
         load_optimizer: bool = False,
         *,
+        token: str | None = None,
         adapter_name: str = "",
     ) -> None:
         """Load the weights of a checkpoint."""

@@ -9,6 +9,7 @@ import pytest
 from peft import LoraConfig
 
 from harness.hub_world import HubWorld, make_hub_world
+from twinkle.core.errors import InvalidInput
 from twinkle.core.settings import Settings
 from twinkle.hub import HubOperation
 from twinkle.hub.support import check_model
@@ -52,6 +53,28 @@ def test_an_adapter_names_its_base_by_the_id_that_others_know(tmp_path: Path) ->
     fused.save("one", output_dir=str(tmp_path), adapter_name="a")
     written = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == MODEL
+
+
+def test_a_checkpoint_on_a_hub_is_loaded_by_its_id(world: HubWorld, tmp_path: Path) -> None:
+    trained = MultiLoraTransformersModel(model_id=MODEL)
+    trained.add_adapter_to_model("a", LoraConfig(r=2, target_modules=["q_proj"]))
+    trained.set_optimizer("AdamW", lr=1e-2)
+    trained.forward_backward(inputs=[{"input_ids": [7, 8, 9], "labels": [8, 9, -100]}])
+    trained.clip_grad_and_step()
+    world.place_in_modelscope(Path(str(trained.save("one", output_dir=tmp_path))), "team/adapter")
+    plain = TransformersModel(model_id=MODEL)
+
+    for number, form in enumerate(("ms://team/adapter", "team/adapter@master")):
+        plain.add_adapter_to_model(f"begun-{number}", LoraConfig(r=2, target_modules=["q_proj"]))
+        plain.load(form, token="a-token", adapter_name=f"begun-{number}")
+        plain.add_adapter_to_model(f"given-{number}", form)
+        for name in (f"begun-{number}", f"given-{number}"):
+            found = plain.get_state_dict(adapter_name=name)
+            assert all(found[key].equal(value) for key, value in trained.get_state_dict().items())
+    with pytest.raises(InvalidInput, match=r"name: there is no checkpoint directory team/none .*the hubs have none"):
+        plain.load("team/none", adapter_name="begun-0")
+    with pytest.raises(InvalidInput, match="config_or_dir: there is no checkpoint directory checkpoint-3"):
+        plain.add_adapter_to_model("other", "checkpoint-3")
 
 
 @pytest.mark.parametrize(

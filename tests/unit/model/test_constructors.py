@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from harness.training import Row, gradients
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import InvalidInput, NoRoom
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
 
 MakeConfig = Callable[..., peft.LoraConfig]
@@ -27,8 +27,9 @@ def test_the_arguments_of_upstream_are_taken_by_keyword(model_dir: Path, model_c
         "memory_efficient_init": True,
         "mixed_precision": "no",
     }
-    plain = TransformersModel(**shared, grad_scaler_config={"init_scale": 8.0})
-    fused = MultiLoraTransformersModel(**shared, max_loras=1, max_length=64)
+    scaler = {"grad_scaler_config": {"init_scale": 8.0}}
+    plain = TransformersModel(**shared, **scaler)
+    fused = MultiLoraTransformersModel(**shared, **scaler, max_loras=1, max_length=64, lora_config={"r": 4})
     assert type(plain.model) is type(fused.model)
 
 
@@ -50,6 +51,7 @@ def test_settings_that_nobody_knows_are_refused_with_what_was_meant(model_dir: P
         ({"strategy": "deepspeed"}, "send one of accelerate, native_fsdp"),
         ({"mixed_precision": "fp8"}, "mixed_precision: is 'fp8'"),
         ({"model_cls": "AutoModelForCausal"}, "no class 'AutoModelForCausal'"),
+        ({"grad_scaler_config": {"initial_scale": 8.0}}, "grad_scaler_config: .*initial_scale"),
     ):
         with pytest.raises(InvalidInput, match=message):
             TransformersModel(model_id=str(model_dir), **wrong)
@@ -143,3 +145,19 @@ def test_the_length_of_a_window_may_be_said_in_every_call_of_a_step(
         before = after
 
     assert changed == [False, True, False, True]
+
+
+@pytest.mark.parametrize("form", [dict, peft.LoraConfig])
+def test_the_slots_of_a_fused_model_may_be_said_as_a_config_of_peft(model_dir: Path, form: Callable[..., Any]) -> None:
+    slots = form(r=4, target_modules=["q_proj"])
+    model = MultiLoraTransformersModel(model_id=str(model_dir), lora_config=slots, max_r=32)
+
+    model.add_adapter_to_model("a", peft.LoraConfig(r=2))
+    assert {name.split(".")[-3] for name in model.get_state_dict()} == {"q_proj"}
+    with pytest.raises(NoRoom, match="max_r is 4"):
+        model.add_adapter_to_model("b", peft.LoraConfig(r=8))
+    model.set_grad_scaler(init_scale=2.0)
+    with pytest.raises(InvalidInput, match=r"grad_scaler_config: .*initial_scale"):
+        model.set_grad_scaler(initial_scale=2.0)
+    with pytest.raises(InvalidInput, match=r"lora_config: is no LoraConfig: .*rank"):
+        MultiLoraTransformersModel(model_id=str(model_dir), lora_config={"rank": 4})

@@ -13,6 +13,7 @@ import torch
 
 from twinkle.checkpoint_engine.peft_tensors import published_key
 from twinkle.core.errors import InvalidInput
+from twinkle.model.checkpoint import find_checkpoint
 from twinkle.model.loading import stored_paths
 from twinkle.model.megatron.gradients import MegatronRanks
 from twinkle.model.megatron.lora.adapter import MegatronAdapter, MegatronAdapters
@@ -55,7 +56,8 @@ class AdaptedModel(MegatronPasses):
             raise InvalidInput(
                 "adapter_name", f"{adapter_name!r} is {'taken' if adapter_name else 'empty'}; send another"
             )
-        folder = Path(config_or_dir) if isinstance(config_or_dir, (str, Path)) else None
+        is_folder = isinstance(config_or_dir, (str, Path))
+        folder = find_checkpoint(config_or_dir, field="config_or_dir") if is_folder else None
         adapters = self.adapters()
         try:
             config = config_or_dir if folder is None else peft.PeftConfig.from_pretrained(str(folder))

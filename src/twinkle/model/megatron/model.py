@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import AutoConfig
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.answers import SavedCheckpoint
 from twinkle.hub.trust import naming_code, open_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import mesh_of, runtime
@@ -65,6 +66,8 @@ class MegatronModel(AdaptedModel):
         use_distributed_optimizer: Spread the optimizer's state over data ranks.
         megatron_settings: Further fields of Megatron's TransformerConfig, over what the model's config says.
     """
+
+    _saves_merged = False
 
     def __init__(
         self,
@@ -191,10 +194,10 @@ class MegatronModel(AdaptedModel):
     # Files.
 
     def _write_weights(self, group: OptimizerGroup, folder: Path, *, is_writer: bool) -> None:
-        if group.name:
+        if group.name and not self._saves_merged:
             self._write_adapter(group, folder, is_writer=is_writer)
             return
-        state = self.get_state_dict(adapter_name=group.name)
+        state = dict(self.send_weights(adapter_name=group.name))
         if is_writer:
             if self.hf_config is not self._text_config:
                 state |= PublishedFolder(Path(self.model_id)).others(state)
@@ -219,6 +222,34 @@ class MegatronModel(AdaptedModel):
 
     def _load_window(self, group: OptimizerGroup, files: Mapping[str, bytes]) -> tuple[int, int]:
         return load_open_window(group.parameters, self._rules(group), self.layout, files)
+
+    def save(
+        self,
+        name: str | None = None,
+        output_dir: str | Path | None = None,
+        interval: int = 1,
+        save_optimizer: bool = False,
+        consumed_train_samples: int | None = None,
+        merge_lora: bool = False,
+        *,
+        adapter_name: str = "",
+    ) -> SavedCheckpoint | None:
+        """Write a checkpoint, as every model does; with ``merge_lora`` the whole model, the adapter's update in it.
+
+        Raises:
+            InvalidInput: ``merge_lora`` goes with ``save_optimizer``, or there is no adapter to merge.
+        """
+        if merge_lora and save_optimizer:
+            raise InvalidInput("merge_lora", "goes with no optimizer: what is merged is trained no further; save twice")
+        if merge_lora and not self.group(adapter_name).name:
+            raise InvalidInput("merge_lora", "there is no adapter; leave it out")
+        self._saves_merged = merge_lora
+        try:
+            return super().save(
+                name, output_dir, interval, save_optimizer, consumed_train_samples, adapter_name=adapter_name
+            )
+        finally:
+            self._saves_merged = False
 
     def get_state_dict(self, *, adapter_name: str = "") -> dict[str, torch.Tensor]:
         """The adapter's weights by PEFT's names, or all by transformers', on rank 0; on others none. All must ask."""

@@ -72,8 +72,10 @@ class Sampler(ABC):
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
 
     @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
-    def encode_trajectory(self, trajectory: Mapping[str, Any], add_generation_prompt: bool = True) -> Mapping[str, Any]:
-        """The row of a conversation, by the template.
+    def encode_trajectory(
+        self, trajectory: Mapping[str, Any], adapter_name: str = "", add_generation_prompt: bool = True
+    ) -> Mapping[str, Any]:
+        """The row of a conversation, by the template, which is that of all adapters.
 
         Raises:
             InvalidInput: No template is set.
@@ -84,8 +86,8 @@ class Sampler(ABC):
         return encoded
 
     @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
-    def decode_response(self, token_ids: Sequence[int]) -> str:
-        """The text of sampled tokens, by the template, without special tokens.
+    def decode_response(self, token_ids: Sequence[int], adapter_name: str = "") -> str:
+        """The text of sampled tokens, by the template of all adapters, without special tokens.
 
         Raises:
             InvalidInput: No template is set, or it has no tokenizer.

@@ -221,7 +221,7 @@ class SteppingSampler(CheckpointReceiver, Sampler):
             return {"input_ids": list(row)}
         return row if "input_ids" in row else self.encode_trajectory(row)
 
-    def decode_response(self, token_ids: Sequence[int]) -> str:
+    def decode_response(self, token_ids: Sequence[int], adapter_name: str = "") -> str:
         """The text of sampled tokens, without special tokens.
 
         Raises:

@@ -36,7 +36,6 @@ MAX_OBJECTS = 64
 _CONSUMED = "consumed_train_samples"
 _RENAMED: Mapping[str, Mapping[str, str]] = {
     "set_template": {"template_cls": "template_func"},
-    "add_dataset": {"dataset_meta": "meta"},
 }
 _BEGINNINGS = ("__iter__", "resume_from_checkpoint", "skip_consumed_samples")
 

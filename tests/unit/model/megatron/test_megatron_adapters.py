@@ -146,3 +146,21 @@ def test_an_adapter_goes_on_from_its_folder(multi: MultiLoraMegatronModel, tmp_p
 
     one, two = (multi.get_state_dict(adapter_name=name) for name in ("one", "two"))
     assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_a_merged_checkpoint_is_a_whole_model_with_the_update_in_it(
+    multi: MultiLoraMegatronModel, tmp_path: Path
+) -> None:
+    rows = make_rows(5, (6, 6))
+    multi.add_adapter_to_model("one", lora())
+    step(multi, "one")
+
+    whole = multi.save("whole", output_dir=tmp_path, merge_lora=True, adapter_name="one")
+    alone = multi.save("alone", output_dir=tmp_path, adapter_name="one")
+
+    opened = TransformersModel(model_id=str(whole), mixed_precision="no").forward_only(inputs=rows)["logps"]
+    expected = multi.forward_only(inputs=rows, adapter_name="one")["logps"]
+    torch.testing.assert_close(opened, expected, atol=1e-4, rtol=1e-4)
+    assert alone is not None and not (Path(alone) / "config.json").exists()
+    with pytest.raises(InvalidInput, match="merge_lora: goes with no optimizer"):
+        multi.save("both", output_dir=tmp_path, merge_lora=True, save_optimizer=True, adapter_name="one")
