@@ -1,6 +1,7 @@
 """A mesh of several ranks that trains for ever, in a process of its own: ``-m harness.rank_zero SETTINGS`` (JSON).
 
-It prints where its other ranks are, then ``in the middle`` when it is.
+It prints where its other ranks are, then ``in the middle`` when it is. The setting ``raises_on`` names a rank that then
+fails with an order with which the others wait for it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import psutil
+from torch import distributed
 
+import harness.rank_zero  # by its name: the other ranks know no __main__ of this kind
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.logs import configure_logging
 from twinkle.core.settings import Settings
@@ -22,8 +26,10 @@ from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.workers.engine import Pass
 from twinkle.workers.process import build_engine
+from twinkle.workers.ranks.commands import Command, Member
 
 _MIDDLE = 5
+_NO_RANK = -1
 _TESTS = Path(__file__).parents[1]
 
 
@@ -73,7 +79,20 @@ class RankZero:
         return self._told
 
 
-def _train(settings: Settings) -> None:
+@dataclass(frozen=True)
+class FailOnOne(Command):
+    """Meet the others, but for one rank, which fails instead."""
+
+    rank: int
+
+    def run(self, member: Member) -> None:
+        """Wait for as long as ranks wait for each other."""
+        if distributed.get_rank() == self.rank:
+            raise RuntimeError(f"of rank {self.rank} alone")
+        distributed.barrier()
+
+
+def _train(settings: Settings, *, raises_on: int) -> None:
     engine = build_engine(settings)
     hosts = [place.host for place in engine._world.places] if str(settings.ranks).startswith("ray") else []
     print(json.dumps({"pids": list(engine.follower_pids), "hosts": hosts}), flush=True)
@@ -90,8 +109,12 @@ def _train(settings: Settings) -> None:
         num_steps += 1
         if num_steps == _MIDDLE:
             print("in the middle", flush=True)
+            if raises_on != _NO_RANK:
+                engine._together(harness.rank_zero.FailOnOne(raises_on))
 
 
 if __name__ == "__main__":
     configure_logging("INFO", json=False)
-    _train(Settings(**json.loads(sys.argv[1])))
+    told = json.loads(sys.argv[1])
+    raises_on = told.pop("raises_on", _NO_RANK)
+    _train(Settings(**told), raises_on=raises_on)

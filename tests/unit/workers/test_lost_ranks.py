@@ -22,9 +22,9 @@ ENDS_S = 60.0
 STUCK_AFTER_S = 20
 
 
-def mesh_of(model: Path, *, shard: str, timeout_s: float) -> RankZero:
+def mesh_of(model: Path, *, shard: str, timeout_s: float, **more: int) -> RankZero:
     """A mesh of two ranks at work."""
-    return RankZero(model, ranks=2, shard=shard, threads=1, rank_timeout_s=timeout_s)
+    return RankZero(model, ranks=2, shard=shard, threads=1, rank_timeout_s=timeout_s, **more)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def meshes(model: Path) -> Iterator[list[RankZero]]:
     """One for each way to die, all started at once."""
     started = [
         mesh_of(model, shard="fsdp", timeout_s=600.0),
-        mesh_of(model, shard="replicate", timeout_s=600.0),
+        mesh_of(model, shard="fsdp", timeout_s=600.0, raises_on=1),
     ]
     yield started
     for mesh in started:
@@ -55,13 +55,38 @@ def test_rank_zero_ends_when_a_follower_is_killed(meshes: list[RankZero]) -> Non
     assert "rank.lost" in said
 
 
-def test_followers_end_when_rank_zero_is_killed(meshes: list[RankZero]) -> None:
+@pytest.mark.soak
+def test_followers_end_when_rank_zero_is_killed(model: Path) -> None:
+    mesh = mesh_of(model, shard="replicate", timeout_s=600.0)
+    try:
+        follower = mesh.ranks[0]
+    finally:
+        mesh.end()
+
+    wait_until(gone(follower), what="the follower's end", deadline_s=ENDS_S)
+
+
+def test_a_mesh_ends_soon_when_a_rank_fails_for_which_the_others_wait(meshes: list[RankZero]) -> None:
     mesh = meshes[1]
     follower = mesh.ranks[0]
 
-    mesh.process.kill()
+    code, said = mesh.ended(ENDS_S)
 
+    assert code == EXIT_RANK_LOST, said
+    assert "rank 1 ended an order with RuntimeError" in said
     wait_until(gone(follower), what="the follower's end", deadline_s=ENDS_S)
+
+
+@pytest.mark.soak
+def test_a_mesh_ends_soon_when_the_first_rank_fails_for_which_the_others_wait(model: Path) -> None:
+    mesh = mesh_of(model, shard="fsdp", timeout_s=600.0, raises_on=0)
+    try:
+        code, said = mesh.ended(ENDS_S)
+    finally:
+        mesh.end()
+
+    assert code == EXIT_RANK_LOST, said
+    assert "rank 0 ended an order with RuntimeError" in said
 
 
 @pytest.mark.soak

@@ -53,6 +53,8 @@ class MachineWorld:
             result, error, reply = execute(order.command, self._member)
         except Exception as failure:  # noqa: BLE001 - whatever it was, the ranks are out of step
             self._followers.give_up(f"{type(order.command).__name__} failed on rank 0: {failure}")
+        if reply.error is not None:
+            self._followers.hasten(0, reply.error)
         difference = disagreement(order.command, [reply, *self._followers.replies()])
         if difference is not None:
             self._followers.give_up(difference)

@@ -26,7 +26,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.workers.ranks.commands import Order
 from twinkle.workers.ranks.ray_rank import Answer, Joined, Place, RayRank
-from twinkle.workers.ranks.world import disagreement, end_process
+from twinkle.workers.ranks.world import disagreement, end_process, patience_s
 
 PLACEMENT_S = 300.0
 """How long a mesh waits for room on the cluster before its worker begins anew."""
@@ -134,25 +134,27 @@ class RayWorld:
     def _tell(self, order: Order, ranks: list[Any]) -> list[Answer]:
         message = pickle.dumps(order)
         sent = ray.put(message) if len(message) > _INLINE_BYTES and len(ranks) > 1 else message
-        return [pickle.loads(data) for data in self._ask([rank.follow.remote(sent) for rank in ranks], self._judge)]
+        return [pickle.loads(data) for data in self._ask([rank.follow.remote(sent) for rank in ranks], pickle.loads)]
 
-    def _judge(self, data: bytes) -> str | None:
-        """Why the others are not to be waited for, now that a rank has answered so."""
-        answer: Answer = pickle.loads(data)
-        return answer.fatal
-
-    def _ask(self, calls: list[Any], judge: Callable[[Any], str | None] = lambda answer: None) -> list[Any]:
+    def _ask(self, calls: list[Any], read: Callable[[Any], Answer] = lambda _: Answer()) -> list[Any]:
         """What the ranks answer. The first that is lost, or has failed, is not waited for by the others."""
-        pending, ends_at = list(calls), time.monotonic() + self._timeout_s
+        pending, started_s = list(calls), time.monotonic()
+        ends_at = started_s + self._timeout_s
+        late = f"has not answered for {self._timeout_s:.0f} s"
         while pending:
             ended, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, ends_at - time.monotonic()))
             if not ended:
-                late = ", ".join(str(calls.index(call)) for call in pending)
-                self._give_up(f"rank {late} has not answered for {self._timeout_s:.0f} s")
+                self._give_up(f"rank {', '.join(str(calls.index(call)) for call in pending)} {late}")
             for call in ended:
-                fatal = judge(self._look(call, rank=calls.index(call)))
-                if fatal is not None:
-                    self._give_up(fatal)
+                rank = calls.index(call)
+                answer = read(self._look(call, rank=rank))
+                if answer.fatal is not None:
+                    self._give_up(answer.fatal)
+                now_s = time.monotonic()
+                left_s = patience_s(now_s - started_s)
+                if answer.reply.error is not None and now_s + left_s < ends_at:
+                    ends_at = now_s + left_s
+                    late = f"has not answered for {left_s:.0f} s after rank {rank} ended with {answer.reply.error}"
         return list(ray.get(calls))
 
     def _look(self, call: Any, *, rank: int) -> Any:
