@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from harness.polling import wait_until
 from harness.servers import free_port
@@ -29,6 +31,37 @@ assert after < before, (before, after)
 print(training.save_state("one").result().path)
 """
 
+MEGATRON_CLIENT = CLIENT.replace(
+    'print(training.save_state("one").result().path)',
+    """
+path = training.save_weights_for_sampler("one").result().path
+sampling = service.create_sampling_client(model_path=path)
+drawn = sampling.sample(types.ModelInput.from_ints([5, 6, 7]), 1, types.SamplingParams(max_tokens=4, seed=1)).result()
+assert len(drawn.sequences[0].tokens) > 0, drawn
+print(path)
+""",
+)
+MEGATRON = """
+applications:
+  - {name: server, route_prefix: /api/v1, import_path: server}
+  - name: model
+    route_prefix: /api/v1/model/Qwen/Qwen3.5-4B
+    import_path: model
+    args:
+      use_megatron: true
+      model_id: ms://Qwen/Qwen3.5-4B
+      nproc_per_node: 2
+      device_group: {name: model, ranks: 2, device_type: cpu}
+      device_mesh: {device_type: cpu, tp_size: 2}
+  - name: sampler
+    route_prefix: /api/v1/sampler/Qwen/Qwen3.5-4B
+    import_path: sampler
+    args:
+      model_id: ms://Qwen/Qwen3.5-4B
+      sampler_type: torch
+      device_group: {name: sampler, ranks: [2], device_type: cpu}
+"""
+
 
 def _is_ready(url: str) -> bool:
     try:
@@ -38,6 +71,27 @@ def _is_ready(url: str) -> bool:
 
 
 def test_a_server_of_the_documents_form_trains_a_script_that_brings_any_key(tmp_path: Path, tiny_model: Path) -> None:
+    said = serve_one_client(tmp_path, tiny_model, [str(FOLDER / "server.py")], CLIENT)
+
+    assert "there is no GPU here, so it runs on the CPU" in said
+    assert "needs no salt" in said
+
+
+@pytest.mark.soak
+def test_megatron_trains_what_a_mesh_of_its_own_samples(tmp_path: Path, tiny_model: Path) -> None:
+    """Sampling needs the weights that the other mesh has trained and stored."""
+    config = tmp_path / "server_config.yaml"
+    config.write_text(MEGATRON)
+
+    said = serve_one_client(
+        tmp_path, tiny_model, ["-m", "twinkle.cli.twinkle_server", "launch", "-c", str(config)], MEGATRON_CLIENT
+    )
+
+    assert len(re.findall(r"mesh \S+ serves Qwen/Qwen3.5-4B", said)) == 2
+
+
+def serve_one_client(tmp_path: Path, tiny_model: Path, server_words: list[str], client: str) -> str:
+    """Start a server, run a script against it, stop; what the server said."""
     port = free_port()
     url = f"http://localhost:{port}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
@@ -51,18 +105,16 @@ def test_a_server_of_the_documents_form_trains_a_script_that_brings_any_key(tmp_
     }
     log = tmp_path / "server.log"
     with log.open("wb") as out:
-        server = subprocess.Popen([sys.executable, FOLDER / "server.py"], env=environment, stdout=out, stderr=out)
+        server = subprocess.Popen([sys.executable, *server_words], env=environment, stdout=out, stderr=out)
     try:
         wait_until(lambda: _is_ready(url) or server.poll() is not None, what="readiness", deadline_s=150)
         assert server.poll() is None, log.read_text()
         done = subprocess.run(
-            [sys.executable, "-c", CLIENT, url], env=kept, capture_output=True, text=True, timeout=200, check=False
+            [sys.executable, "-c", client, url], env=kept, capture_output=True, text=True, timeout=200, check=False
         )
         assert done.returncode == 0, done.stderr + log.read_text()
         assert done.stdout.startswith("tinker://")
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
-    said = log.read_text()
-    assert "there is no GPU here, so it runs on the CPU" in said
-    assert "needs no salt" in said
+    return log.read_text()

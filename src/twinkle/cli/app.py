@@ -69,7 +69,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=DEVICE[,model=MODEL[,model-name=NAME]]",
-            help="A mesh, its device, and its model if it has one of its own; may be repeated.  [default: default=cpu]",
+            help="A mesh, its device, and what it has of its own: a model, ranks=4 or ray:8, engine=megatron,tensor=2,"
+            "pipeline=2, serves=samples; may be repeated.  [default: default=cpu]",
         ),
     ] = None,
     home: HomeFlag = None,

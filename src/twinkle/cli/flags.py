@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 HomeFlag = Annotated[Path | None, typer.Option(help="Folder of the embedded stack.  [default: .twinkle]")]
 ModelFlag = Annotated[str | None, typer.Option(help="Path or id of the frozen base model.")]
 ModelNameFlag = Annotated[str | None, typer.Option(help="The name clients use for it.  [default: as in --model]")]
-EngineFlag = Annotated[str | None, typer.Option(help="transformers, or null (computes nothing; for benchmarks).")]
+EngineFlag = Annotated[str | None, typer.Option(help="transformers, megatron, or null (computes nothing).")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 AtFlag = Annotated[
     int | None, typer.Option(metavar="STEP", min=0, help="After this step of the optimizer; 0: its start.")

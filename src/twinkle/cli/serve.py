@@ -36,10 +36,9 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
     plans = parse_meshes(meshes, settings)
     for plan in plans:
         _check_path(plan)
-    if settings.engine == "transformers":
-        # A worker would say the same a minute later, with the API up and a key made.
-        for model in dict.fromkeys(plan.model for plan in plans):
-            check_model(model)
+    # A worker would say the same a minute later, with the API up and a key made.
+    for model in dict.fromkeys(plan.model for plan in plans if _engine(plan, settings) == "transformers"):
+        check_model(model)
     keep_private()
     home = make_home(settings.home)
     with sole_owner(home):
@@ -52,6 +51,10 @@ def run(settings: Settings, *, meshes: list[str], with_flower: bool) -> int:
         with closing(Guard()) as guard:
             asyncio.run(Service(settings, plans, stack, guard, started=started).run())
     return 0
+
+
+def _engine(mesh: MeshPlan, settings: Settings) -> str:
+    return mesh.own.get("engine", settings.engine)
 
 
 def _check_path(mesh: MeshPlan) -> None:

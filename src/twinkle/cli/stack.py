@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinkle.cli.broker import Broker
@@ -16,11 +16,26 @@ from twinkle.cli.supervisor import ChildSpec
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings, environment_of
 
-_MESH = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,62})=(?P<device>[a-z]+(:\d+)?)"
-    r"(,ranks=(?P<ranks>(ray:)?[1-9]\d{0,4}))?"
-    r"(,model=(?P<model>[^,]+)(,model-name=(?P<model_name>[^,]+))?)?"
-)
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,62})=(?P<device>[a-z]+(:\d+)?)")
+_PARTS = {
+    "ranks": re.compile(r"(ray:)?[1-9]\d{0,4}"),
+    "engine": re.compile(r"transformers|megatron|null"),
+    "tensor": re.compile(r"[1-9]\d{0,4}"),
+    "pipeline": re.compile(r"[1-9]\d{0,4}"),
+    "serves": re.compile(r"everything|samples|training"),
+    "sampler": re.compile(r"torch|vllm"),
+    "model": re.compile(r".+"),
+    "model-name": re.compile(r".+"),
+}
+"""What may follow a mesh and its device, and how."""
+_VARIABLES = {
+    "engine": "TWINKLE_ENGINE",
+    "tensor": "TWINKLE_TENSOR_PARALLEL",
+    "pipeline": "TWINKLE_PIPELINE_PARALLEL",
+    "serves": "TWINKLE_SERVES",
+    "sampler": "TWINKLE_SAMPLER",
+}
+"""What is a setting of every mesh, unless one says otherwise of itself."""
 _DEFAULT_MESH = "default=cpu"
 
 WORKER_PREFIX = "worker-"
@@ -43,6 +58,8 @@ class MeshPlan:
     model: str
     model_name: str
     ranks: str | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Parts of the flag that are a setting of the other meshes: an engine, its layout, what it serves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,44 +72,51 @@ class Stack:
 
 
 def parse_meshes(texts: list[str], settings: Settings) -> list[MeshPlan]:
-    """Read ``NAME=DEVICE[,ranks=RANKS][,model=MODEL[,model-name=NAME]]`` flags; without any, one mesh on the CPU.
+    """Read ``NAME=DEVICE[,PART=VALUE]...`` flags; without any, one mesh on the CPU.
 
-    A mesh that names no model serves the one of the settings.
+    A mesh that names no model serves the one of the settings; what else it does not say is as they say too.
 
     Raises:
         ConfigError: A flag does not parse, or a name comes twice.
     """
-    plans: list[MeshPlan] = []
-    for text in texts or [_DEFAULT_MESH]:
-        match = _MESH.fullmatch(text)
-        if match is None:
-            raise ConfigError(
-                f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0; for more devices add"
-                " ,ranks=4 or ,ranks=ray:8, and for a model of its own ,model=MODEL and perhaps ,model-name=NAME"
-            )
-        model, model_name = match["model"], match["model_name"]
-        if model is None:
-            model, model_name = settings.model, settings.resolved_model_name
-        plans.append(
-            MeshPlan(
-                name=match["name"],
-                device=match["device"],
-                model=model,
-                model_name=model_name or model,
-                ranks=match["ranks"],
-            )
-        )
+    plans = [_mesh_plan(text, settings) for text in texts or [_DEFAULT_MESH]]
     names = [plan.name for plan in plans]
     if len(set(names)) < len(names):
         raise ConfigError(f"--mesh: a name may stand for one mesh only, got {', '.join(names)}")
     return plans
 
 
+def _mesh_plan(text: str, settings: Settings) -> MeshPlan:
+    first, *rest = text.split(",")
+    named = _NAME.fullmatch(first)
+    pairs = [part.partition("=") for part in rest]
+    parts = {key: value for key, _, value in pairs}
+    is_wrong = any(key not in _PARTS or _PARTS[key].fullmatch(value) is None for key, value in parts.items())
+    if named is None or is_wrong or len(parts) < len(pairs) or ("model-name" in parts and "model" not in parts):
+        raise ConfigError(
+            f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0; for more devices add"
+            " ,ranks=4 or ,ranks=ray:8, for a model of its own ,model=MODEL and perhaps ,model-name=NAME, and for an"
+            " engine or a purpose of its own ,engine=megatron,tensor=2,pipeline=2 or ,serves=samples"
+        )
+    model, model_name = parts.get("model"), parts.get("model-name")
+    if model is None:
+        model, model_name = settings.model, settings.resolved_model_name
+    return MeshPlan(
+        name=named["name"],
+        device=named["device"],
+        model=model,
+        model_name=model_name or model,
+        ranks=parts.get("ranks"),
+        own={key: value for key, value in parts.items() if key in _VARIABLES},
+    )
+
+
 def flag_of(mesh: MeshPlan) -> str:
     """The ``--mesh`` flag that says the same."""
-    ranks = "" if mesh.ranks is None else f",ranks={mesh.ranks}"
-    model = f",model={mesh.model},model-name={mesh.model_name}" if mesh.model else ""
-    return f"{mesh.name}={mesh.device}{ranks}{model}"
+    ranks = {} if mesh.ranks is None else {"ranks": mesh.ranks}
+    model = {"model": mesh.model, "model-name": mesh.model_name} if mesh.model else {}
+    parts = {mesh.name: mesh.device, **ranks, **mesh.own, **model}
+    return ",".join(f"{key}={value}" for key, value in parts.items())
 
 
 def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None, *, with_flower: bool) -> Stack:
@@ -112,7 +136,7 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
 
 def worker_spec(settings: Settings, mesh: MeshPlan) -> ChildSpec:
     """How the worker of a mesh runs."""
-    env = _env(settings, WORKER)
+    env = _env(settings, WORKER) | {_VARIABLES[part]: value for part, value in mesh.own.items()}
     return _command(settings.home, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,15 @@ from pydantic import BaseModel
 from twinkle.core.errors import ConfigError
 from twinkle.core.model_names import plain_model_name
 from twinkle.server.launch.cluster import Cluster
+from twinkle.server.launch.layout import Layout, layout_of, layout_to_sample
 from twinkle.server.launch.plan import Fate, Plan
 from twinkle.server.launch.schema import (
-    DeviceGroup,
-    DeviceMesh,
     FreeSection,
     GatewayApplication,
     ModelApplication,
-    ModelArgs,
     ProcessorApplication,
     QueueConfig,
     SamplerApplication,
-    SamplerArgs,
     ServerConfig,
 )
 
@@ -93,14 +90,8 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None, cluster: Cluster 
     ]
     if not models:
         raise ConfigError("applications: none has import_path `model` or `sampler`, so there is no model to serve")
-    trained = {plain_model_name(one.args.model_id) for _, one in models if isinstance(one, ModelApplication)}
     served = {plain_model_name(one.args.model_id) for _, one in models}
-    for place, model in models:
-        if isinstance(model, ModelApplication):
-            _train(plan, place, model, cuda=cuda)
-        else:
-            is_trained = plain_model_name(model.args.model_id) in trained
-            _sample(plan, place, model, cuda=cuda, is_trained=is_trained)
+    _serve(plan, models, cuda=cuda)
     _join(plan, cluster)
     for index, application in enumerate(config.applications):
         place = f"applications.{index}"
@@ -115,6 +106,17 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None, cluster: Cluster 
     return plan
 
 
+def _serve(plan: Plan, models: Sequence[tuple[str, ModelApplication | SamplerApplication]], *, cuda: bool) -> None:
+    """Give each model its meshes: first those that train, since a sampler may find its model on one of them."""
+    trained: dict[str, Layout] = {}
+    for place, model in models:
+        if isinstance(model, ModelApplication):
+            trained[plain_model_name(model.args.model_id)] = _train(plan, place, model, cuda=cuda)
+    for place, model in models:
+        if isinstance(model, SamplerApplication):
+            _sample(plan, place, model, cuda=cuda, trained=trained.get(plain_model_name(model.args.model_id)))
+
+
 def _has_gpus(cluster: Cluster | None) -> bool:
     return has_cuda() if cluster is None else cluster.num_gpus > 0
 
@@ -123,8 +125,11 @@ def _join(plan: Plan, cluster: Cluster | None) -> None:
     """Let the ranks of every mesh be actors of the cluster, as many as are planned; one where none are."""
     if cluster is None:
         return
-    numbers = dict.fromkeys(plan.meshes, int(plan.settings.pop("TWINKLE_RANKS", "1")))
-    plan.meshes = [flag.replace(",", f",ranks=ray:{number},", 1) for flag, number in numbers.items()]
+    common = int(plan.settings.pop("TWINKLE_RANKS", "1"))
+    own = {flag: re.search(r",ranks=(\d+)", flag) for flag in plan.meshes}
+    numbers = {flag: common if found is None else int(found[1]) for flag, found in own.items()}
+    plain = {flag: re.sub(r",ranks=\d+", "", flag) for flag in plan.meshes}
+    plan.meshes = [plain[flag].replace(",", f",ranks=ray:{number},", 1) for flag, number in numbers.items()]
     plan.settings["TWINKLE_RAY_ADDRESS"] = cluster.address
     plan.settings["TWINKLE_RANK_CPUS"] = f"{cluster.cpus_of_a_rank(sum(numbers.values())):g}"
     has = f"{cluster.num_gpus} GPUs and {cluster.num_cpus:g} CPUs"
@@ -157,21 +162,19 @@ def _keep(plan: Plan, config: ServerConfig) -> None:
         plan.note("persistence.key_prefix", kept.key_prefix, "meaningless", "a broker is one service's")
 
 
-def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool) -> None:
+def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool) -> Layout:
     args = application.args
     where = f"{place}.args"
-    device = _device(plan, where, args.device_group, args.device_mesh, cuda=cuda)
-    _mesh(plan, where, args.model_id, device, copies=_copies(application))
-    _ranks(plan, where, args, device)
+    layout = layout_of(plan, where, args, cuda=cuda)
+    _mesh(plan, where, args.model_id, layout, copies=_copies(application))
     if args.backend == "mock":
         plan.map(f"{where}.backend", "mock", "TWINKLE_ENGINE", "null", note="it computes nothing")
-    elif args.backend is not None:
-        is_ours = args.backend == "transformers"
-        fate: Fate = "used" if is_ours else "changed"
-        plan.note(f"{where}.backend", args.backend, fate, "the transformers engine serves it")
-    if args.use_megatron is not None:
-        fate = "changed" if args.use_megatron else "used"
-        plan.note(f"{where}.use_megatron", args.use_megatron, fate, "the transformers engine serves it")
+    elif args.backend == "transformers":
+        plan.note(f"{where}.backend", args.backend, "used", "the transformers engine serves it")
+    elif args.backend is not None and args.use_megatron:
+        plan.note(f"{where}.backend", args.backend, "used", "use_megatron says the same")
+    if args.use_megatron is False:
+        plan.note(f"{where}.use_megatron", False, "used", "the transformers engine serves it")
     if args.max_loras is not None:
         note = "so many on the device; the others wait beside it and are not refused"
         plan.map(f"{where}.max_loras", args.max_loras, "TWINKLE_MAX_RESIDENT_ADAPTERS", str(args.max_loras), note=note)
@@ -192,18 +195,22 @@ def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool)
         _without_meaning(plan, f"{where}.adapter_config.adapter_max_lifetime", adapters.adapter_max_lifetime)
     _queue(plan, where, args.queue_config)
     _without_meaning(plan, f"{where}.max_length", args.max_length)
+    return layout
 
 
-def _sample(plan: Plan, place: str, application: SamplerApplication, *, cuda: bool, is_trained: bool) -> None:
+def _sample(plan: Plan, place: str, application: SamplerApplication, *, cuda: bool, trained: Layout | None) -> None:
     args = application.args
     where = f"{place}.args"
-    device = _device(plan, where, args.device_group, args.device_mesh, cuda=cuda)
-    if is_trained:
+    if trained is not None and trained.trains_only:
+        layout = layout_to_sample(plan, where, args, cuda=cuda)
+    else:
+        layout = layout_of(plan, where, args, cuda=cuda)
+    if trained is not None and not trained.trains_only:
         note = "its mesh samples as well; no second copy of the weights is loaded"
         plan.note(f"{where}.model_id", args.model_id, "changed", note)
     else:
-        _mesh(plan, where, args.model_id, device, copies=_copies(application))
-    _ranks(plan, where, args, device)
+        _mesh(plan, where, args.model_id, layout, copies=_copies(application))
+    device = layout.device
     if args.sampler_type is not None:
         on_gpu = device.startswith("cuda") and not plan.on_cluster
         chosen = "vllm" if args.sampler_type == "vllm" and on_gpu else "torch"
@@ -259,14 +266,14 @@ def _processor(plan: Plan, place: str, application: ProcessorApplication) -> Non
             plan.note(f"{place}.args.{key}", _shown(value), "meaningless", _NO_DEVICE)
 
 
-def _mesh(plan: Plan, where: str, model_id: str, device: str, *, copies: int) -> None:
+def _mesh(plan: Plan, where: str, model_id: str, layout: Layout, *, copies: int) -> None:
     stem = _BAD_NAME.sub("-", plain_model_name(model_id)).strip("-")[:50] or "model"
     taken = {flag.partition("=")[0] for flag in plan.meshes}
     name = plain_model_name(model_id)
     for number in range(copies):
         mesh = next(one for one in _names(stem, number) if one not in taken)
         taken.add(mesh)
-        plan.meshes.append(f"{mesh}={device},model={model_id},model-name={name}")
+        plan.meshes.append(f"{mesh}={layout.flag},model={model_id},model-name={name}")
     flags = " and ".join(f"--mesh {flag}" for flag in plan.meshes[-copies:])
     plan.note(
         f"{where}.model_id", model_id, "mapped", f"{flags}; clients call it {name}, with or without ms:// or hf://"
@@ -280,34 +287,6 @@ def _names(stem: str, number: int) -> Iterator[str]:
     while True:
         yield f"{stem}-{counted}"
         counted += 1
-
-
-def _device(plan: Plan, where: str, group: DeviceGroup | None, mesh: DeviceMesh | None, *, cuda: bool) -> str:
-    asked = next((part.device_type for part in (group, mesh) if part is not None and part.device_type), "cuda")
-    wants_gpu = asked.lower() in {"cuda", "gpu"}
-    device = "cuda" if wants_gpu and cuda else ("cpu" if wants_gpu else asked.lower())
-    for key, part in (("device_group", group), ("device_mesh", mesh)):
-        if part is None:
-            continue
-        if wants_gpu and not cuda:
-            plan.note(f"{where}.{key}", part, "changed", "there is no GPU here, so it runs on the CPU")
-        else:
-            plan.note(f"{where}.{key}", part, "mapped", f"device {device}")
-    return device
-
-
-def _ranks(plan: Plan, where: str, args: ModelArgs | SamplerArgs, device: str) -> None:
-    key, ranks = f"{where}.nproc_per_node", args.nproc_per_node
-    if ranks is None and plan.on_cluster and args.device_group is not None and args.device_group.ranks is not None:
-        named = args.device_group.ranks
-        key, ranks = f"{where}.device_group.ranks", len(named) if isinstance(named, list) else named
-    if ranks is None:
-        return
-    if (device == "cpu" and not plan.on_cluster) or ranks == 1:
-        fate: Fate = "used" if ranks == 1 else "changed"
-        plan.note(key, ranks, fate, "one process; on a CPU more would share its cores" if ranks > 1 else "one process")
-    else:
-        plan.map(key, ranks, "TWINKLE_RANKS", str(ranks))
 
 
 def _queue(plan: Plan, where: str, limits: QueueConfig | None) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from twinkle.cli.stack import parse_meshes
+from twinkle.cli.stack import flag_of, parse_meshes, worker_spec
 from twinkle.cli.twinkle_server import app
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import load_settings
@@ -143,6 +143,72 @@ def test_on_a_cpu_it_says_what_runs_otherwise() -> None:
     assert "our own sampler" in changed["2.args.sampler_type"]
     assert "transformers engine" in changed["1.args.use_megatron"]
     assert all(mesh.partition("=")[2].startswith("cpu,") for mesh in plan.meshes)
+
+
+def by_megatron(monkeypatch: pytest.MonkeyPatch, **mesh: Any) -> dict[str, Any]:
+    """The file with another layout of its model, Megatron being installed."""
+    monkeypatch.setattr("twinkle.server.launch.layout._has_megatron", lambda: True)
+    document = held()
+    document["applications"][1]["args"]["device_mesh"] = {"device_type": "cuda", **mesh}
+    return document
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ({"tp_size": 2}, {"tensor": "2", "pipeline": "1"}),
+        ({"tp_size": 2, "pp_size": 2, "dp_size": 1}, {"tensor": "2", "pipeline": "2"}),
+        ({"mesh": [[0], [1]], "mesh_dim_names": ["pp", "tp"]}, {"tensor": "1", "pipeline": "2"}),
+    ],
+)
+@pytest.mark.parametrize("place", ["machine", "cluster"])
+def test_megatron_trains_on_meshes_of_its_layout_and_the_sampler_has_one_of_its_own(
+    mesh: dict[str, Any], ranks: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(address="10.0.0.1:6379", num_gpus=8, num_cpus=16) if place == "cluster" else None
+
+    plan = plan_of(parse_config(by_megatron(monkeypatch, **mesh)), cuda=True, cluster=cluster)
+
+    on = "ray:" if cluster else ""
+    for name, value in plan.settings.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    *trainers, sampler = plans = parse_meshes(plan.meshes, settings)
+    number = int(ranks["tensor"]) * int(ranks["pipeline"])
+    assert [(one.ranks, one.device) for one in trainers] == [(f"{on}{number}", "cuda")] * 2
+    assert all(one.own == {"engine": "megatron", "sampler": "torch", **ranks} for one in trainers)
+    assert (sampler.ranks, sampler.device) == (f"{on}1", "cuda" if cluster else "cuda:2")
+    assert sampler.own == {"engine": "transformers", "serves": "samples"}
+    assert parse_meshes([flag_of(one) for one in plans], settings) == plans
+    workers = [worker_spec(settings, one).env for one in plans]
+    assert [env["TWINKLE_ENGINE"] for env in workers] == ["megatron"] * 2 + ["transformers"]
+    assert workers[0]["TWINKLE_PIPELINE_PARALLEL"] == ranks["pipeline"]
+    [fate] = [one.fate for one in plan.findings if one.key == "applications.1.args.use_megatron"]
+    assert fate == "mapped"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "says"),
+    [
+        ({"dp_size": 2}, "has no dp_size 2"),
+        ({"tp_size": 2, "ep_size": 2}, "has no ep_size 2"),
+        ({}, "set device_mesh.tp_size or pp_size"),
+    ],
+)
+def test_a_layout_that_a_mesh_by_megatron_has_not_is_served_otherwise_and_said(
+    mesh: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(parse_config(by_megatron(monkeypatch, **mesh)), cuda=True)
+
+    [told] = [one for one in plan.findings if one.key == "applications.1.args.use_megatron"]
+    assert told.fate == "changed"
+    assert says in told.note
+    assert not any("megatron" in flag for flag in plan.meshes)
+
+
+def test_a_size_that_is_none_is_refused_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"applications\.1\.args\.device_mesh\.tp_size: is 'two'"):
+        plan_of(parse_config(by_megatron(monkeypatch, tp_size="two")), cuda=True)
 
 
 @pytest.mark.parametrize(
