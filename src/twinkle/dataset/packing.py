@@ -23,7 +23,7 @@ from twinkle.dataset.member import Member
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.problems import Place
 from twinkle.dataset.source import ORIGIN
-from twinkle.dataset.steps import Encode, Keep, Row, Step
+from twinkle.dataset.steps import Keep, Row, Step
 from twinkle.processor.media import MEMBER_LENGTHS, MEMBER_PICTURES, STACKED, stacked
 from twinkle.template import Template
 
@@ -99,7 +99,6 @@ class PackingDataset(Dataset):
         return len(self.members_of_rows)
 
     def _do(self, step: Step, member: Member, *, load_from_cache_file: bool, **options: Any) -> None:
-        _refuse_split(step)
         self._bins = None
         super()._do(step, member, load_from_cache_file=load_from_cache_file, **options)
 
@@ -143,10 +142,6 @@ class IterablePackingDataset(IterableDataset):
     def encoded(self) -> Iterator[Row]:
         """The rows that are to be packed."""
         return super().stream()
-
-    def _do(self, step: Step, member: Member, *, load_from_cache_file: bool, **options: Any) -> None:
-        _refuse_split(step)
-        super()._do(step, member, load_from_cache_file=load_from_cache_file, **options)
 
 
 class _PackedStream(Iterator[Row]):
@@ -254,9 +249,6 @@ def _is_list_of_numbers(feature: Any) -> bool:
 def _refuse_alone(names: Any) -> None:
     for name in ALONE:
         if name in names:
-            raise InvalidInput(name, "is in these rows: a row with films or sound lies with no other; use Dataset")
-
-
-def _refuse_split(step: Step) -> None:
-    if isinstance(step, Encode) and step.template.truncation_strategy == "split":
-        raise InvalidInput("truncation_strategy", "is 'split', which does not go with packing; use another one")
+            raise InvalidInput(
+                name, "is in these rows: a row with films or sound lies with no other; leave such rows out"
+            )

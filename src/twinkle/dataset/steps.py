@@ -199,7 +199,8 @@ class OverColumns:
         self._step = step
         self._progress = progress
         self._columns = tuple(features or ())
-        self._is_deep = bool(features) and _depth((features or {}).get("position_ids")) == 2
+        self._is_deep = _is_deep(features)
+        self._deep_within = tuple(name for name, feature in (features or {}).items() if _is_deep(feature))
 
     def __call__(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         given = {name: values for name, values in columns.items() if name != ORIGIN}
@@ -211,6 +212,9 @@ class OverColumns:
         else:
             pairs = zip(rows_of(given), origins, strict=True)
             rows = [{**made, ORIGIN: origin} for row, origin in pairs for made in self._step.rows(row)]
+            for name in self._deep_within:
+                inner = _with_alike_positions([row[name] for row in rows], True)
+                rows = [{**row, name: values} for row, values in zip(rows, inner, strict=True)]
             result = columns_of(_with_alike_positions(rows, self._is_deep), self._columns)
         if self._progress is not None:
             self._progress.advance(len(origins))
@@ -229,6 +233,11 @@ def run_steps(row: Row, steps: Sequence[Step]) -> Iterator[Row]:
         rows = [made for each in rows for made in step.rows(each)]
     for made in rows:
         yield {**made, ORIGIN: origin}
+
+
+def _is_deep(features: object) -> bool:
+    """Whether rows of these columns have positions along several axes."""
+    return isinstance(features, Mapping) and _depth(features.get("position_ids")) == 2
 
 
 def _depth(feature: Any) -> int:

@@ -28,6 +28,8 @@ STACKED = {
 BY_TOKEN = ("mm_token_type_ids", "token_type_ids")
 """Of each token what it stands for; 0 is text."""
 PIXELS = ("pixel_values", "pixel_values_videos")
+SOUNDS = ("input_features", "input_values", "audio_values")
+"""What processors make of sounds, which no model here takes."""
 MEMBER_LENGTHS, MEMBER_PICTURES = "member_lengths", "member_pictures"
 """Of a packed row with pictures: tokens and pictures of each of its members, in their order."""
 _BY_MEMBER_TOKEN = ("input_ids", "labels", "attention_mask", *BY_TOKEN)
@@ -45,8 +47,11 @@ def read_media(field: str, row: Mapping[str, Any], num_tokens: int) -> dict[str,
     """The fields of a row that are of its pictures; what holds nothing is none.
 
     Raises:
-        InvalidInput: A field is no array of numbers, or does not fit the tokens.
+        InvalidInput: A field is no array of numbers, or does not fit the tokens, or is of sounds.
     """
+    for name in SOUNDS:
+        if row.get(name) is not None and len(row[name]):
+            raise InvalidInput(f"{field}.{name}", "is sound, which no model here takes; leave such rows out")
     media: dict[str, torch.Tensor] = {}
     for name in (*STACKED, *BY_TOKEN):
         if row.get(name) is None:
@@ -79,6 +84,13 @@ def read_pictures(field: str, media: Mapping[str, torch.Tensor]) -> RowPictures 
             f"has shape {tuple(pixel_values.shape)}; send a row for each of {int(grids.prod(1).sum())} patches",
         )
     return RowPictures(pixel_values, grids)
+
+
+def refuse_media(field: str, media: Mapping[str, torch.Tensor], reason: str) -> None:
+    """Raise ``InvalidInput`` for what a row has of pictures or films."""
+    for name in PIXELS:
+        if name in media:
+            raise InvalidInput(f"{field}.{name}", reason)
 
 
 def members_of(field: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -96,9 +96,20 @@ def test_rows_are_not_taken_before_they_are_packed(template: Template) -> None:
 
 
 @pytest.mark.parametrize("kind", [PackingDataset, IterablePackingDataset])
-def test_packing_does_not_go_with_split(template_folder: Path, kind: Any) -> None:
-    with pytest.raises(InvalidInput, match="'split', which does not go with packing"):
-        packed(Template(str(template_folder), truncation_strategy="split"), kind)
+def test_texts_longer_than_a_packed_row_are_split_and_lose_no_target(template_folder: Path, kind: Any) -> None:
+    settings: dict[str, Any] = {"use_chat_template": False, "truncation_strategy": "split"}
+    texts = [{"text": "the lazy dog " * length} for length in (40, 3, 90, 7)]
+    whole = [Template(str(template_folder), use_chat_template=False, max_length=None).encode(row) for row in texts]
+    dataset = kind(DatasetMeta(data=texts))
+    dataset.set_template(Template(str(template_folder), max_length=32, **settings))
+    dataset.encode()
+    dataset.pack_dataset()
+
+    rows = list(dataset)
+
+    assert all(row["length"] <= 32 for row in rows) and sum(row["length"] == 32 for row in rows) > 2
+    found = sorted(label for row in rows for label in row["labels"] if label >= 0)
+    assert found == sorted(label for row in whole for label in row["labels"].tolist() if label >= 0)
 
 
 def test_raw_text_is_packed_too(template_folder: Path) -> None:

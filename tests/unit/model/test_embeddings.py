@@ -92,5 +92,11 @@ def test_rows_that_cannot_be_embedded_are_refused(fused: MultiLoraTransformersMo
         fused.forward(inputs=[{"input_ids": [1] * 201}], task="embedding")
     with pytest.raises(InvalidInput, match=r"inputs\[0\]\.input_ids"):
         fused.forward(inputs=[{"input_ids": [100000], "labels": [1]}], task="embedding")
+    for media in ({"pixel_values_videos": [[0.5]]}, {"pixel_values": [[0.5]], "image_position_ids": [[[0, 0]]]}):
+        name = next(iter(media))
+        with pytest.raises(InvalidInput, match=rf"inputs\[0\]\.{name}: is a picture; this model embeds text"):
+            fused.forward(inputs=[{"input_ids": [1], "labels": [1], **media}], task="embedding")
+        with pytest.raises(InvalidInput, match=rf"inputs\[0\]\.{name}: is of a kind that this model does not take"):
+            fused.forward(inputs=[{"input_ids": [1], "labels": [1], **media}])
     with pytest.raises(InvalidInput, match="1 of 2 rows have labels"):
         fused.forward(inputs=[{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}], task="embedding")

@@ -134,6 +134,7 @@ def test_a_function_makes_other_rows_or_a_padded_batch() -> None:
         ({"image_grid_thw": None}, "inputs[0].image_grid_thw: is missing; send it with pixel_values"),
         ({"pixel_values": np.zeros((3, 4), np.float32)}, "inputs[0].pixel_values: has shape (3, 4); send a row for"),
         ({"pixel_values": "no"}, "inputs[0].pixel_values: must be a list, an array or a tensor"),
+        ({"input_features": [[0.5]]}, "inputs[0].input_features: is sound, which no model here takes"),
     ],
 )
 def test_what_does_not_fit_a_picture_is_named(change: dict[str, Any], told: str) -> None:
@@ -160,6 +161,9 @@ def test_a_model_with_a_tower_trains_on_mixed_rows_as_transformers_alone_sees_th
     out = model.forward_only(inputs=[text_row(1, 2, 3), row])
 
     torch.testing.assert_close(out["logps"][1][: len(expected)], expected, atol=1e-5, rtol=1e-4)
+    other = {**row, "pixel_values": -np.asarray(row["pixel_values"])}
+    one, two, three = model.forward_only(inputs=[row, other, text_row(1, 2, 3)], task="embedding")["embeddings"]
+    assert not torch.allclose(one, two) and one.shape == three.shape
     model.set_optimizer("AdamW", lr=1e-3)
     losses = []
     for _ in range(3):

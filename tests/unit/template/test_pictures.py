@@ -20,7 +20,7 @@ from harness.hub_models import save_hub_model
 from harness.picture_files import picture_file
 from harness.pictures import save_picture_model
 from twinkle.core.errors import InvalidInput
-from twinkle.dataset import Dataset, DatasetMeta, IterablePackingDataset, PackingDataset
+from twinkle.dataset import Dataset, DatasetMeta, IterablePackingDataset, LazyDataset, PackingDataset
 from twinkle.model import TransformersModel
 from twinkle.processor import InputProcessor
 from twinkle.template import Qwen3_5Template, RowError, Template
@@ -228,6 +228,32 @@ def test_batches_without_pictures_stand_in_a_data_set_beside_those_with_some(
             assert (name in sequence.media) == bool(row["images"])
             assert not row["images"] or torch.equal(sequence.media[name], expected.media[name])
     assert ("pixel_values" in dataset[0]) == any(numbers)
+
+
+@pytest.mark.parametrize("kind", [Dataset, LazyDataset])
+@pytest.mark.parametrize("numbers", [((1, 0), (0, 2), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (0, 0))])
+def test_pairs_hold_pictures_each_of_its_own_or_none(
+    template: Template, kind: Any, numbers: tuple[tuple[int, int], ...]
+) -> None:
+    def side(number: int) -> dict[str, Any]:
+        return {
+            "messages": [user("<image>" * number + "What?"), ANSWER],
+            "images": [picture_file(n) for n in range(number)],
+        }
+
+    pairs = [{"positive": side(one), "negative": side(other), "id": one} for one, other in numbers]
+    dataset = kind(DatasetMeta(data=pairs))
+    dataset.set_template(template)
+
+    dataset.encode(**({} if kind is LazyDataset else {"batch_size": 1}))
+
+    found = [dataset[index][name] for index in range(len(pairs)) for name in ("positive", "negative")]
+    expected = InputProcessor()([template.encode(pair[name]) for pair in pairs for name in ("positive", "negative")])
+    batch = InputProcessor()(found)
+    assert batch.model_inputs.keys() == expected.model_inputs.keys()
+    assert all(torch.equal(batch.model_inputs[name], values) for name, values in expected.model_inputs.items())
+    assert batch.labels is not None and torch.equal(batch.labels, expected.labels)
+    assert dataset[0]["id"] == numbers[0][0]
 
 
 @pytest.mark.parametrize("kind", [PackingDataset, IterablePackingDataset])

@@ -24,6 +24,7 @@ from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.module.packed_attention import CausalSpans, PackedAttention
 from twinkle.processor import InputProcessor
 from twinkle.processor.input_processor import IGNORED_LABEL
+from twinkle.processor.media import refuse_media
 
 Decode = Callable[[torch.Tensor, torch.Tensor, Sequence[Segment], PackedAttention], torch.Tensor]
 
@@ -173,8 +174,7 @@ def embedding_pass(
             "inputs", f"hold {num_tokens} tokens, max_length is {max_length}; send fewer or shorter rows"
         )
     for index, sequence in enumerate(sequences):
-        if sequence.pictures is not None:
-            raise InvalidInput(f"inputs[{index}].pixel_values", "is a picture; embeddings are of text alone")
+        refuse_media(f"inputs[{index}]", sequence.media, "is a picture; this model embeds text, use TransformersModel")
         if int(sequence.input_ids.min()) < 0 or int(sequence.input_ids.max()) >= vocab_size:
             raise InvalidInput(f"inputs[{index}].input_ids", f"must be between 0 and {vocab_size - 1}")
     labels = [sequence.labels for sequence in sequences if sequence.labels is not None]

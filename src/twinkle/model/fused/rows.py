@@ -24,6 +24,7 @@ from twinkle.model.pictures import Patches, Picture
 from twinkle.module.lora import LoraAdapter
 from twinkle.processor import InputProcessor
 from twinkle.processor.input_processor import IGNORED_LABEL, TokenSequence
+from twinkle.processor.media import refuse_media
 
 LOSS = "cross_entropy"
 
@@ -87,6 +88,7 @@ def open_pass(
 def _placed(field: str, sequence: TokenSequence, rules: PictureRules | None) -> tuple[Picture, ...]:
     """The pictures of a row where its tokens for pictures are."""
     if sequence.pictures is None:
+        refuse_media(field, sequence.media, "is of a kind that this model does not take; use TransformersModel")
         return ()
     if rules is None:
         raise InvalidInput(f"{field}.pixel_values", "is a picture, but this model takes text alone")
