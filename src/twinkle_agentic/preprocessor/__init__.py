@@ -10,14 +10,20 @@ agent_traces     where tools are called, and how
 pipeline         all of it in a row
 judges           what a model or a list of words decides
 scores           how hard a turn is for a model, by its own logprobs and answers
+difficulty       rows by it
+response_refiner turns that a stronger model says again
+llm_backend      the models that all these ask
 """
 
 from twinkle_agentic.preprocessor.agent_traces import AgentTraceFilter, ToolCallNormalizer
 from twinkle_agentic.preprocessor.base import QualityFilter
+from twinkle_agentic.preprocessor.difficulty import IFDFilter, PerplexityFilter, PerplexityScorer, SIFDScorer
 from twinkle_agentic.preprocessor.judges import IntentClassifier, JudgeFilter, ModelFilter
 from twinkle_agentic.preprocessor.language import LanguageFilter
+from twinkle_agentic.preprocessor.llm_backend import LLMBackend, OpenAIBackend, SamplerBackend
 from twinkle_agentic.preprocessor.near_duplicates import MinHashDedupFilter
 from twinkle_agentic.preprocessor.pipeline import QualityPreprocessor
+from twinkle_agentic.preprocessor.response_refiner import ResponseRefiner
 from twinkle_agentic.preprocessor.rules import (
     DeadLoopFilter,
     DedupFilter,
@@ -58,20 +64,28 @@ __all__ = [
     "FixUnicodeFilter",
     "FlaggedWordsFilter",
     "HardFilter",
+    "IFDFilter",
     "IFDScorer",
     "IntentClassifier",
     "JudgeFilter",
+    "LLMBackend",
     "LanguageFilter",
     "MessageNormalizer",
     "MessageSanityFilter",
     "MinHashDedupFilter",
     "ModelFilter",
+    "OpenAIBackend",
     "ParaphraseScorer",
     "PassNScorer",
+    "PerplexityFilter",
+    "PerplexityScorer",
     "QualityFilter",
     "QualityPreprocessor",
     "RefuseFilter",
     "RemoveRepeatSentencesFilter",
+    "ResponseRefiner",
+    "SIFDScorer",
+    "SamplerBackend",
     "ScoreFilter",
     "Scorer",
     "SpecialCharsFilter",

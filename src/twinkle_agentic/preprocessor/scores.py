@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.data_format.conversation import user_data_get
 from twinkle.reward.base import text_of
 from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of
+from twinkle_agentic.preprocessor.llm_backend import backend_of
 
 MIN_ANSWER_TOKENS = 6
 """Of shorter answers, means over tokens say little."""
@@ -45,12 +46,16 @@ class Score:
 
     value: float | None
     passed: bool = True
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers by name, for ``scores``."""
 
 
 class Scorer(ABC):
     """Judges rounds, many in one call. One of one's own brings ``score`` and a ``name``."""
 
     name = "score"
+    source: Any = None
+    """The sampler or :class:`LLMBackend` whose logprobs are read; the filter's if it has none of its own."""
 
     @abstractmethod
     def score(self, rounds: Sequence[Round]) -> list[Score]:
@@ -59,38 +64,51 @@ class Scorer(ABC):
 
 class IFDScorer(Scorer):
     """Instruction-following difficulty: the perplexity of the answer after its question over that without it (Li et
-    al., 2024, "From Quantity to Quality"). Near 0 the question gives the answer away, above 1 it misleads.
+    al., 2024, "Superfiltering", after "From Quantity to Quality" by the same, which divides the losses). Near 0 the
+    question gives the answer away, above 1 it misleads.
 
     Args:
-        sampler: Whose prompt logprobs are read.
+        sampler: Whose prompt logprobs are read, or an :class:`LLMBackend`; the filter's if omitted.
         minimum: Rounds below it do not pass.
         maximum: Nor do those above it.
     """
 
     name = "ifd"
 
-    def __init__(self, sampler: Any, minimum: float = 0.0, maximum: float = 1.0) -> None:
+    def __init__(self, sampler: Any = None, minimum: float = 0.0, maximum: float = 1.0) -> None:
         if not 0 <= minimum < maximum:
             raise InvalidInput("minimum", f"is {minimum}, maximum {maximum}; send 0 or more, and a larger maximum")
-        self._sampler = sampler
+        self.source = sampler
         self._bounds = (minimum, maximum)
 
     def score(self, rounds: Sequence[Round]) -> list[Score]:
         """See :class:`Scorer`."""
-        whole = answer_logprobs(self._sampler, [(*one.prompt_ids, *one.answer_ids) for one in rounds], rounds)
-        alone = answer_logprobs(self._sampler, [one.answer_ids for one in rounds], rounds)
         low, high = self._bounds
-        ratios = [math.exp(fmean(without) - fmean(after)) for after, without in zip(whole, alone, strict=True)]
+        ratios = [math.exp(-fmean(gains)) for gains in answer_gains(self.source, rounds)]
         return [Score(ratio, low <= ratio <= high) for ratio in ratios]
 
 
-def answer_logprobs(sampler: Any, prompts: Sequence[tuple[int, ...]], rounds: Sequence[Round]) -> list[list[float]]:
-    """The logprobs of each answer's tokens at the end of a prompt but the first's, which nothing precedes alone."""
-    params = {"max_tokens": 0, "prompt_logprobs": 0}
-    responses = sampler.sample([{"input_ids": list(ids)} for ids in prompts], params) if prompts else []
+def answer_logprobs(source: Any, prompts: Sequence[tuple[int, ...]], rounds: Sequence[Round]) -> list[list[float]]:
+    """The logprobs of each answer's tokens at the end of a prompt but the first's, which nothing precedes alone.
+
+    Raises:
+        InvalidInput: There is neither a sampler nor a backend.
+    """
+    if source is None:
+        raise InvalidInput("backend", "is missing; send one to the filter, or a sampler to the scorer")
+    scored = backend_of(source).prompt_logprobs_ids(prompts)
     return [
-        list(response["prompt_logprobs"][-len(one.answer_ids) + 1 :])
-        for response, one in zip(responses, rounds, strict=True)
+        [float(value) for value in values[-len(one.answer_ids) + 1 :] if value is not None]
+        for values, one in zip(scored, rounds, strict=True)
+    ]
+
+
+def answer_gains(source: Any, rounds: Sequence[Round]) -> list[list[float]]:
+    """Of each answer's tokens but the first by how much the question makes them likelier, in nats."""
+    whole = answer_logprobs(source, [(*one.prompt_ids, *one.answer_ids) for one in rounds], rounds)
+    alone = answer_logprobs(source, [one.answer_ids for one in rounds], rounds)
+    return [
+        [after - without for after, without in zip(*of_one, strict=True)] for of_one in zip(whole, alone, strict=True)
     ]
 
 
@@ -102,31 +120,31 @@ class ChrMinScorer(Scorer):
     question, is left out.
 
     Args:
-        sampler: Whose prompt logprobs are read.
+        sampler: Whose prompt logprobs are read, or an :class:`LLMBackend`; the filter's if omitted.
         threshold: Rounds from it on do not pass; None lets all pass, for their scores alone.
         exclude_prompt_echoed_ids: Leave out tokens that the question holds too.
     """
 
     name = "chr_min"
 
-    def __init__(self, sampler: Any, threshold: float | None = 0.5, exclude_prompt_echoed_ids: bool = False) -> None:
+    def __init__(
+        self, sampler: Any = None, threshold: float | None = 0.5, exclude_prompt_echoed_ids: bool = False
+    ) -> None:
         _check_threshold("threshold", threshold)
-        self._sampler = sampler
+        self.source = sampler
         self._threshold = threshold
         self._excludes = exclude_prompt_echoed_ids
 
     def score(self, rounds: Sequence[Round]) -> list[Score]:
         """See :class:`Scorer`."""
-        whole = answer_logprobs(self._sampler, [(*one.prompt_ids, *one.answer_ids) for one in rounds], rounds)
-        alone = answer_logprobs(self._sampler, [one.answer_ids for one in rounds], rounds)
-        return [self._score(*of_one) for of_one in zip(rounds, whole, alone, strict=True)]
+        return [self._score(*of_one) for of_one in zip(rounds, answer_gains(self.source, rounds), strict=True)]
 
-    def _score(self, one: Round, after: Sequence[float], without: Sequence[float]) -> Score:
+    def _score(self, one: Round, gains: Sequence[float]) -> Score:
         echoed = frozenset(one.prompt_ids) if self._excludes else frozenset()
         least: dict[int, float] = {}
-        for token, with_it, by_itself in zip(one.answer_ids[1:], after, without, strict=True):
+        for token, gain in zip(one.answer_ids[1:], gains, strict=True):
             if token not in echoed:
-                least[token] = min(least.get(token, math.inf), with_it - by_itself)
+                least[token] = min(least.get(token, math.inf), gain)
         if not least:
             return Score(None)
         share = sum(gain > 0 for gain in least.values()) / len(least)
@@ -252,6 +270,7 @@ class ScoreFilter(QualityFilter):
     Args:
         template: Of the model that scores.
         scorers: Asked in their order, each for all rounds in one call.
+        backend: A sampler or :class:`LLMBackend`, for the scorers that were made without one.
         intents: Score only rows with one of these in ``intent``; other rows stay as they are.
         keep_if_no_key_rounds: Keep rows of whose turns none could be scored.
         drop_row_on_any_fail: Whether one turn that fails drops its row; else it drops the turn, and the row if none is
@@ -269,6 +288,8 @@ class ScoreFilter(QualityFilter):
         keep_if_no_key_rounds: bool = False,
         drop_row_on_any_fail: bool = True,
         max_prompt_tokens: int = 1024,
+        *,
+        backend: Any = None,
     ) -> None:
         super().__init__()
         if not scorers:
@@ -277,6 +298,9 @@ class ScoreFilter(QualityFilter):
             raise InvalidInput("max_prompt_tokens", f"is {max_prompt_tokens}; send 1 or more")
         self._template = template
         self._scorers = list(scorers)
+        for scorer in self._scorers:
+            if isinstance(scorer, Scorer) and scorer.source is None:
+                scorer.source = backend
         self._intents = None if intents is None else frozenset(intents)
         self._keeps_unscored = keep_if_no_key_rounds
         self._drops_rows = drop_row_on_any_fail
@@ -327,5 +351,9 @@ def _with_rounds(row: Row, passed: Sequence[tuple[Round, Mapping[str, Score]]]) 
     data = row.get("user_data") or []
     pairs = list(data.items()) if isinstance(data, Mapping) else list(data)
     others = [item for item in pairs if not (isinstance(item, (list, tuple)) and item and item[0] == KEY_ROUNDS)]
-    scores = {name: [by_name[name].value for _, by_name in passed] for name in passed[0][1]}
+    scores: dict[str, list[float | None]] = {}
+    for number, (_, by_name) in enumerate(passed):
+        for name, score in by_name.items():
+            for key, value in {name: score.value, **score.details}.items():
+                scores.setdefault(key, [None] * len(passed))[number] = value
     return {**row, "user_data": [*others, (KEY_ROUNDS, [one.number for one, _ in passed])], "scores": scores}

@@ -57,7 +57,7 @@ class OpenAI(API):
             raise ConfigError(f"OpenAI's protocol needs the package openai: {INSTALL}") from None
         settings = {"timeout": TIMEOUT_S, "max_retries": MAX_RETRIES, **(client_kwargs or {})}
         try:
-            self._client = openai.OpenAI(api_key=api_key, base_url=base_url, **settings)
+            self.client = openai.OpenAI(api_key=api_key, base_url=base_url, **settings)
         except openai.OpenAIError as error:
             raise ConfigError(f"api_key: {error}") from error
         self.model = model
@@ -68,7 +68,7 @@ class OpenAI(API):
         """See :class:`API`; ``overrides`` are fields of the request, above ours."""
         body = {**_request(self.model, trajectory, sampling_params), **overrides}
         extra = {**_extras(sampling_params), **(body.pop("extra_body", None) or {})}
-        create: Any = self._client.chat.completions.create
+        create: Any = self.client.chat.completions.create
         answer = create(**body, **({"extra_body": extra} if extra else {}))
         messages = [_message(choice) for choice in answer.choices]
         return messages[0] if sampling_params.num_samples == 1 else messages
