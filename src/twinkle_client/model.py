@@ -133,5 +133,7 @@ class MegatronModel:
 
     def __init__(self, model_id: str, *args: Any, **settings: Any) -> None:
         raise InvalidInput(
-            "MegatronModel", "trains all weights of a model, which a shared server does not; use MultiLoraMegatronModel"
+            "MegatronModel",
+            "trains all weights of a model; where the server has a mesh for that, say so with"
+            " MultiLoraTransformersModel(...).add_adapter_to_model(name, None), else use MultiLoraMegatronModel",
         )

@@ -56,8 +56,8 @@ class ModelCalls:
 
         Args:
             adapter_name: Yours to choose; unique in the session.
-            config: A ``peft.LoraConfig``, or its fields as a mapping (``{"r": 8, "lora_alpha": 32}``). Without one all
-                parameters are asked for, which a server may refuse.
+            config: A ``peft.LoraConfig``, or its fields as a mapping (``{"r": 8, "lora_alpha": 32}``); None: all of the
+                model's weights are trained, where the server has a mesh for that.
             gradient_accumulation_steps: How many passes make a step.
             save_dir: For servers that let their clients choose a folder of theirs.
             settings: For the server.

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinkle.core.adapter import WHOLE_MODEL
-from twinkle_client.errors import InvalidInput
-
 if TYPE_CHECKING:
     import tinker
 
@@ -64,7 +61,7 @@ def init_tinker_compat_client(
 
 
 def take_any_key() -> None:
-    """Let the SDK of this process send keys without its prefix, read ``twinkle://``, and refuse to train whole models.
+    """Let the SDK of this process send keys without its prefix, read ``twinkle://``, and train whole models.
 
     Which keys are right is the server's to say: hosted services' have another form. Doing it twice is doing it once;
     without the SDK nothing happens.
@@ -98,8 +95,8 @@ def take_any_key() -> None:
 
     parsed.from_tinker_path = classmethod(from_tinker_path)
     service = importlib.import_module("tinker").ServiceClient
-    service.create_full_training_client = _refuse_whole_model
-    service.create_full_training_client_async = _refuse_whole_model_later
+    service.create_full_training_client = _train_whole_model
+    service.create_full_training_client_async = _train_whole_model_later
 
 
 def input_feature_to_datum(input_feature: Mapping[str, Any]) -> tinker.Datum:
@@ -160,13 +157,13 @@ def _pictures(types: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_whole_model(self: Any, *arguments: Any, **options: Any) -> None:
-    """What stands in the place of ``ServiceClient.create_full_training_client``, which newer upstreams add."""
-    raise InvalidInput("lora_config", f"{WHOLE_MODEL}, as create_lora_training_client(base_model, rank=...) does")
+def _train_whole_model(self: Any, base_model: str, **options: Any) -> Any:
+    """``ServiceClient.create_full_training_client``, which newer upstreams add: no LoRA is one of rank 0."""
+    return self.create_lora_training_client(base_model, rank=0, **options)
 
 
-async def _refuse_whole_model_later(self: Any, *arguments: Any, **options: Any) -> None:
-    _refuse_whole_model(self, *arguments, **options)
+async def _train_whole_model_later(self: Any, base_model: str, **options: Any) -> Any:
+    return await self.create_lora_training_client_async(base_model, rank=0, **options)
 
 
 def _column(row: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import Bench, done, identity, new_adapter, submission
-from twinkle.core.errors import InvalidInput
+from harness.journal import CONFIG, Bench, done, identity, new_adapter, submission
+from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.placement import choose_mesh
@@ -131,3 +131,28 @@ def test_a_run_of_a_mesh_that_only_trains_may_go_on_where_more_is_done_and_not_t
 
     assert training.why_not_on(everything) is None
     assert everything.why_not_on(training) is not None
+
+
+def test_a_mesh_for_whole_models_has_one_run_until_it_is_unloaded_or_parked_or_its_session_ends(
+    bench: Bench,
+) -> None:
+    whole = CONFIG.model_copy(update={"rank": 0})
+
+    def begin(run: str, *, tenant: str = "t1") -> None:
+        first = submission(run, 0, OperationKind.CREATE_MODEL, tenant=tenant)
+        bench.journal.open_lane(new_adapter(run, tenant=tenant, mesh="mesh1", config=whole), first)
+
+    begin("one")
+    begin("one")
+    with pytest.raises(Conflict, match="trains all weights of one run at a time, and is taken"):
+        begin("two")
+    with pytest.raises(NotFound):
+        bench.stores.adapters.find("two")
+    bench.stores.adapters.unload("one", "t1")
+    begin("two")
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE adapter SET parked_at = 1 WHERE id = 'two'")
+    begin("three")
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE session SET finished_at = 1 WHERE id = 'session-t1'")
+    begin("four", tenant="t0")

@@ -25,8 +25,8 @@ from twinkle.checkpoint_engine.peft_tensors import fill_buffer, published_key, s
 from twinkle.checkpoint_engine.tensor_file import read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
 from twinkle.core.file_names import ADAPTER_WEIGHTS_FILE, OPTIMIZER_FILE
-from twinkle.module.adapter import AS_LOADED, StoredPaths
-from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
+from twinkle.module.adapter import AS_LOADED, AdapterPool, StoredPaths
+from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.module.targets import Target, beside_experts
 
 __all__ = ["CONFIG_FILE", "OPTIMIZER_FILE", "WEIGHTS_FILE", "export_adapter", "import_adapter", "read_config"]
@@ -88,7 +88,7 @@ def read_config(
 
 
 def import_adapter(
-    pool: LoraPool, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True
+    pool: AdapterPool, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True
 ) -> LoraAdapter:
     """An adapter from its files; without the optimizer training starts with fresh moments at step 0."""
     adapter = pool.create_empty(read_config(files, pool.targets, pool.paths), trainable=trainable)

@@ -13,7 +13,8 @@ import torch
 from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
-from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
+from twinkle.module.adapter import AdapterPool
+from twinkle.module.lora import LoraAdapter, LoraConfig
 
 SNAPSHOT_VERSION = 1
 HEADER_METADATA = "snapshot"
@@ -71,7 +72,7 @@ def script_of(content: bytes) -> PackedScript | None:
     return PackedScript(content=header[SCRIPT], tensors=own)
 
 
-def restore(pool: LoraPool, content: bytes, determinism: str, *, num_ranks: int = 1) -> LoraAdapter:
+def restore(pool: AdapterPool, content: bytes, determinism: str, *, num_ranks: int = 1) -> LoraAdapter:
     """The adapter of a snapshot, on the same base model; warns where its next bits may differ from those it had.
 
     ``determinism`` and ``num_ranks`` are those of the model whose pool this is, as for ``snapshot``.

@@ -11,7 +11,7 @@ from twinkle.core.file_names import ENCRYPTED_SUFFIX, TRAINING_FILES
 from twinkle.core.ids import new_id
 
 WHOLE_MODEL = (
-    "is missing: without one the whole model would be trained, which needs a mesh for one tenant alone, and this"
+    "is missing, or of rank 0: the whole model would be trained, which needs a mesh for one tenant alone, and this"
     " server's meshes are shared; send a LoRA config"
 )
 """What is said to whoever wants no adapter."""
@@ -28,7 +28,8 @@ class AdapterConfig(BaseModel, frozen=True):
     """What ``create_model`` asks for, with the seed made definite so that the start can be rebuilt at any time."""
 
     base_model: str
-    rank: int = Field(ge=1)
+    rank: int = Field(ge=0)
+    """0: there is no LoRA, all of the model's weights are trained."""
     seed: int
     train_attn: bool = True
     train_mlp: bool = True
@@ -40,6 +41,11 @@ class AdapterConfig(BaseModel, frozen=True):
     """What a PEFT config says beyond rank and alpha (target_modules, use_rslora), where the adapter came by one."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Backward passes a step, in the Twinkle dialect."""
+
+    @property
+    def is_whole_model(self) -> bool:
+        """Whether all of the model's weights are trained, which takes a mesh for this run alone."""
+        return self.rank == 0
 
 
 class CheckpointKind(StrEnum):

@@ -7,6 +7,9 @@ from pydantic import BaseModel
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.pictures import PictureRules
 
+WHOLE_MODEL = "whole-model"
+"""What a mesh serves that trains all of its model's weights, of one run at a time."""
+
 
 class MeshCapabilities(BaseModel, frozen=True):
     """What a mesh's worker publishes about itself when it starts."""
@@ -48,7 +51,9 @@ class MeshCapabilities(BaseModel, frozen=True):
     adapter_bytes: int = 0
     """Device memory for adapters that train and for copies that are sampled from. 0: it sets no bound."""
     serves: str = "everything"
-    """``everything``; ``samples`` alone: no run is trained on it; or ``training`` alone: nothing is sampled on it."""
+    """``everything``; ``samples`` alone: no run is trained on it; ``training`` alone: nothing is sampled on it;
+    ``whole-model``: one run at a time, of all the model's weights.
+    """
     adapter_sizes: AdapterSizes | None = None
     """How large adapters on its model are; none: its engine has no adapters to speak of."""
 

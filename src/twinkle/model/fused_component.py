@@ -89,7 +89,7 @@ class FusedComponent(ComponentModel):
         super().set_optimizer(optimizer_cls, lr=lr, weight_decay=weight_decay, adapter_name=adapter_name, **settings)
         group = self.group(adapter_name)
         if isinstance(group.optimizer, torch.optim.Adam):
-            lend_moments(group.optimizer, self._adapters[group.name])
+            lend_moments(group.optimizer, self._adapters[group.name], group.parameters)
 
     def _embedding_tables(self, group: OptimizerGroup) -> frozenset[str]:
         return frozenset()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
+from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.errors import InvalidInput
+from twinkle.module.targets import Target
 
 SEED_LIMIT = 2**63
 
@@ -241,3 +243,26 @@ class LoraAdapter:
         if self.has_gradients:
             self.grad.zero_()
         self.has_gradients = False
+
+
+class AdapterPool(Protocol):
+    """What makes adapters that fit one model."""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What adapters can train, in the order in which an adapter's buffers hold it."""
+        ...
+
+    @property
+    def paths(self) -> StoredPaths:
+        """What modules are called in files."""
+        ...
+
+    @property
+    def sizes(self) -> AdapterSizes:
+        """How large the adapters are that it makes."""
+        ...
+
+    def create_empty(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
+        """One of zeros, to be filled."""
+        ...

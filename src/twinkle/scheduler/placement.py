@@ -5,22 +5,28 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from twinkle.core.adapter import WHOLE_MODEL
 from twinkle.core.errors import InvalidInput, MeshUnavailable
+from twinkle.core.mesh import WHOLE_MODEL as SERVES_WHOLE
 from twinkle.core.model_names import plain_model_name
 from twinkle.storage.journal.meshes import MeshStatus
 
 
-def choose_mesh(meshes: Sequence[MeshStatus], base_model: str, *, to_sample: bool = False) -> MeshStatus:
+def choose_mesh(
+    meshes: Sequence[MeshStatus], base_model: str, *, to_sample: bool = False, whole_model: bool | None = False
+) -> MeshStatus:
     """The mesh that serves ``base_model``: one with a live worker if there is any, then the one with the least load.
 
-    Who only samples goes to a mesh that does nothing else, if one is alive; runs are never trained there.
+    Who only samples goes to a mesh that does nothing else, if one is alive; runs are never trained there. A run that
+    trains the whole model (``whole_model``) goes to a mesh for one such run alone, and nothing else does; ``None`` is
+    for whoever asks what is served, whatever for.
 
     The load of a mesh is the tokens it was served lately, and for each live adapter that brought none as many as those
     that did came to on average: a client that has just come, or pauses, will bring some too. Adapters whose clients
     have gone count for nothing, however many there are.
 
     Raises:
-        InvalidInput: Other models are served here, this one is not.
+        InvalidInput: Other models are served here, this one is not, or not for this.
         MeshUnavailable: No mesh has ever said what it serves.
     """
     served = [mesh for mesh in meshes if mesh.capabilities is not None]
@@ -36,7 +42,10 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str, *, to_sample: boo
     fitting = [mesh for mesh in fitting if not mesh.is_draining]
     if not fitting:
         raise MeshUnavailable(f"every mesh that serves {base_model!r} is being drained; try again in a moment")
-    fitting = _by_what_they_serve(fitting, to_sample=to_sample)
+    if whole_model is not None:
+        fitting = _by_what_they_train(fitting, base_model, whole_model=whole_model)
+    if whole_model is False:
+        fitting = _by_what_they_serve(fitting, to_sample=to_sample)
     if not fitting:
         what = "to train, not to sample from" if to_sample else "to sample from, not to train"
         raise InvalidInput("base_model", f"{base_model!r} is served here {what}")
@@ -50,6 +59,20 @@ def choose_mesh(meshes: Sequence[MeshStatus], base_model: str, *, to_sample: boo
             mesh.num_live,
             mesh.name,
         ),
+    )
+
+
+def _by_what_they_train(meshes: Sequence[MeshStatus], base_model: str, *, whole_model: bool) -> list[MeshStatus]:
+    whole = [mesh for mesh in meshes if mesh.capabilities is not None and mesh.capabilities.serves == SERVES_WHOLE]
+    found = whole if whole_model else [mesh for mesh in meshes if mesh not in whole]
+    if found:
+        return found
+    if whole_model:
+        raise InvalidInput("lora_config", WHOLE_MODEL)
+    raise InvalidInput(
+        "base_model",
+        f"{base_model!r} is served here to train all of its weights, of one run at a time; leave the LoRA config out"
+        " (create_full_training_client, add_adapter_to_model(name, None)), or ask for another model",
     )
 
 

@@ -128,6 +128,10 @@ class Artifacts(Generic[State]):
             raise InvalidInput(
                 "path", f"{path} is of base model {checkpoint.config.base_model!r}, not {config.base_model!r}"
             )
+        if checkpoint.config.is_whole_model != config.is_whole_model:
+            is_whole = checkpoint.config.is_whole_model
+            kind, other = ("a whole model", "an adapter") if is_whole else ("an adapter", "the whole model")
+            raise InvalidInput("path", f"{path} holds the weights of {kind}, and this run trains {other}")
         if checkpoint.is_encrypted:
             raise InvalidInput("path", f"{path} is encrypted to a key that only its owner has; it cannot be loaded")
         if with_optimizer and checkpoint.kind is not CheckpointKind.TRAINING:

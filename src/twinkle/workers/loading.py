@@ -14,7 +14,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from twinkle.core.adapter_sizes import SAMPLED_PART
 from twinkle.core.errors import ConfigError, OutOfMemory, TwinkleError
-from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.mesh import WHOLE_MODEL, MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.infra.platform import Platform
@@ -24,6 +24,7 @@ from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.recomputation import free_bytes
 from twinkle.model.fused.step import OutOfStep, is_out_of_memory
+from twinkle.model.whole.core import WholeModelCore
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText
 from twinkle.sampler.stepped import SteppedSampler
@@ -75,6 +76,10 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
             raise
         reason = str(error).strip().partition("\n")[0][:_LONGEST_REASON]
         raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {reason}") from error
+    if isinstance(model, WholeModelCore):
+        return ServedModel(
+            model=model, sampler=None, capabilities=_of_whole_model(settings, model, folder), folder=folder
+        )
     sampler: SteppedSampler | None = None
     if isinstance(model, FusedLoraModel):
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
@@ -103,6 +108,21 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
         pipeline_parallel=settings.pipeline_parallel,
     )
     return ServedModel(model=model, sampler=sampler, capabilities=capabilities, folder=folder)
+
+
+def _of_whole_model(settings: Settings, model: WholeModelCore, folder: str) -> MeshCapabilities:
+    return MeshCapabilities(
+        base_model=settings.resolved_model_name,
+        architecture=model.info.architecture,
+        vocab_size=model.info.vocab_size,
+        max_context_length=model.info.max_context_length,
+        max_rank=0,
+        device=settings.device,
+        determinism=model.determinism,
+        threads=torch.get_num_threads(),
+        tokenizer_path=_readable_tokenizer_path(folder),
+        serves=WHOLE_MODEL,
+    )
 
 
 def _default_adapter_bytes(model: LoraCore, ranks: RankGroup) -> int:
@@ -156,6 +176,14 @@ def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup) 
             device_type=settings.device_type,
             dtype=dtype,
             tokens_per_pass=tokens_per_pass,
+        )
+    if settings.serves == WHOLE_MODEL:
+        return WholeModelCore.from_pretrained(
+            folder,
+            name=settings.resolved_model_name,
+            device=device,
+            tokens_per_pass=tokens_per_pass,
+            prepare=lambda model: None if settings.threads else choose_threads(model, ranks),
         )
     return FusedLoraModel.from_pretrained(
         folder,

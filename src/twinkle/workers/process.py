@@ -18,6 +18,7 @@ from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.core.lazy import without_collector
 from twinkle.core.lease import ProcessIdentity
+from twinkle.core.mesh import WHOLE_MODEL
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import ChannelListener, CompletionPublisher
 from twinkle.scheduler.token_stream import TokenPublisher
@@ -53,6 +54,9 @@ class MeshProcess:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        if settings.serves == WHOLE_MODEL:
+            # Its device holds one copy beside the model as it was loaded.
+            settings = settings.model_copy(update={"max_resident_adapters": 1})
         clock = SystemClock()
         stores = Stores.at(settings.resolved_database_url, clock, limits=settings.tenant_limits)
         upgrade_patiently(stores.engine, clock)
@@ -172,6 +176,8 @@ def build_engine(settings: Settings) -> Engine[Any]:
         raise ConfigError("TWINKLE_SHARD: fsdp spreads the base model over ranks; set TWINKLE_RANKS to 2 or more")
     if (settings.ranks > 1 or on_ray) and settings.sampler == "vllm":
         raise ConfigError("TWINKLE_SAMPLER: vllm samples on a mesh of one rank only; set TWINKLE_RANKS to 1")
+    if settings.serves == WHOLE_MODEL:
+        _check_whole_model(settings)
     if settings.engine == "null":
         if settings.ranks > 1 or on_ray:
             raise ConfigError("TWINKLE_RANKS: the null engine has one rank, here; use TWINKLE_ENGINE=transformers")
@@ -193,6 +199,16 @@ def build_engine(settings: Settings) -> Engine[Any]:
     if settings.ranks > 1 or on_ray:
         return RankedEngine.start(settings)
     return TransformersEngine.from_settings(settings)
+
+
+def _check_whole_model(settings: Settings) -> None:
+    if settings.ranks > 1 or settings.ranks_on == "ray":
+        raise ConfigError("TWINKLE_RANKS: a mesh that trains the whole model has one rank; set it to 1")
+    if settings.engine == "megatron" or settings.sampler == "vllm" or settings.dtype == "bfloat16":
+        raise ConfigError(
+            "TWINKLE_SERVES: whole-model trains float32 weights by transformers and does not sample; leave out"
+            " TWINKLE_ENGINE, TWINKLE_SAMPLER and TWINKLE_DTYPE, and sample on another mesh"
+        )
 
 
 def _check_megatron(settings: Settings) -> None:

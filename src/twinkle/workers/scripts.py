@@ -57,6 +57,8 @@ _OF_THE_CLIENT = (TypeError, ValueError, ArithmeticError, LookupError, Attribute
 class Scripts(FusedComponent):
     """One adapter at a time: whatever is called is called on the one that is bound."""
 
+    _why_no_patch = "would change the base model, which all tenants of this mesh share; run a model of your own for it"
+
     def __init__(self, core: LoraCore, *, folder: str, served_name: str) -> None:
         super().__init__(core, model_id=folder, max_length=sys.maxsize)
         self._served_name = served_name
@@ -74,6 +76,18 @@ class Scripts(FusedComponent):
         settings = {"lora_alpha": config.alpha, **(config.peft or {})}
         lora = lora_config_from(settings, self.core.pool.targets, rank=config.rank, seed=config.seed)
         return self.dress(self.core.create_adapter(lora), config.gradient_accumulation_steps)
+
+    def files_of(self, adapter: LoraAdapter, *, with_optimizer: bool) -> dict[str, bytes]:
+        """What a checkpoint of it holds, as tools at home read it."""
+        return export_adapter(adapter, self._served_name, with_optimizer=with_optimizer)
+
+    def adapter_of(self, files: Mapping[str, bytes], *, with_optimizer: bool, trainable: bool = True) -> LoraAdapter:
+        """What such a checkpoint holds.
+
+        Raises:
+            InvalidInput: It is another model's, or lacks what is asked for.
+        """
+        return import_adapter(self.core.pool, files, with_optimizer=with_optimizer, trainable=trainable)
 
     def dress(self, adapter: LoraAdapter, gradient_accumulation_steps: int = 1) -> Script:
         """An adapter for which nothing is set yet."""
@@ -143,11 +157,7 @@ class Scripts(FusedComponent):
                     script.group.consumed_train_samples = int(consumed)
                 return b"null"
             case "apply_patch":
-                raise InvalidInput(
-                    "patch_cls",
-                    f"{call.arguments.get('patch_cls')!r} would change the base model, which all tenants of this mesh"
-                    " share; run a model of your own for it",
-                )
+                raise InvalidInput("patch_cls", f"{call.arguments.get('patch_cls')!r} {self._why_no_patch}")
             case _:
                 raise InvalidInput("method", f"{call.method} is not known here")
 
@@ -194,12 +204,12 @@ class Scripts(FusedComponent):
 
     # Files.
 
-    def export(self, script: Script, base_model: str, *, with_optimizer: bool) -> dict[str, bytes]:
-        """PEFT's files, and beside them where the training stands; moments as the other dialect has them, if it can."""
+    def export(self, script: Script, *, with_optimizer: bool) -> dict[str, bytes]:
+        """The weights, and beside them where the training stands; moments as the other dialect has them, if it can."""
         with self.bound(script):
             files = self._training_files(script.group, with_optimizer=with_optimizer)
         shares_moments = with_optimizer and note_steps(script.group.optimizer, script.adapter)
-        return files | export_adapter(script.adapter, base_model, with_optimizer=shares_moments)
+        return files | self.files_of(script.adapter, with_optimizer=shares_moments)
 
     def load_into(self, script: Script, files: Mapping[str, bytes], call: Call) -> bytes:
         """Load a checkpoint; where it does not fit, ``script`` is spoilt."""
@@ -224,7 +234,7 @@ class Scripts(FusedComponent):
         if not note_steps(optimizer, script.adapter):
             self._load_optimizer(script.group, files)
             return
-        loaded = import_adapter(self.core.pool, files, with_optimizer=True)
+        loaded = self.adapter_of(files, with_optimizer=True)
         script.adapter.exp_avg.copy_(loaded.exp_avg)
         script.adapter.exp_avg_sq.copy_(loaded.exp_avg_sq)
         set_steps(optimizer, loaded.step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinkle.checkpoint_engine.peft import export_adapter, import_adapter
 from twinkle.checkpoint_engine.snapshot import fingerprint, restore, script_of, snapshot
 from twinkle.core.adapter import AdapterConfig, Dialect
 from twinkle.core.errors import InvalidInput
@@ -18,6 +17,7 @@ from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.parameters import note_steps
 from twinkle.model.fused.training import AdamParams
 from twinkle.model.script_state import Script
+from twinkle.model.whole.core import WholeModelCore
 from twinkle.module.lora import LoraAdapter, LoraConfig
 from twinkle.sampler.request import SampleResult as SamplerResult
 from twinkle.sampler.stepped import SteppedSampler
@@ -31,6 +31,7 @@ from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.loading import load_served
 from twinkle.workers.script_passes import CalledPass, begin_pass
 from twinkle.workers.scripts import Scripts, note_failure
+from twinkle.workers.whole_scripts import WholeScripts
 from twinkle.workers.wire_forms import sample_output, sampler_request, train_job, wire_result
 
 Trained = LoraAdapter | Script
@@ -48,7 +49,8 @@ class TransformersEngine:
     """Where the base model lies, its tokenizer beside it."""
 
     def __post_init__(self) -> None:
-        self.scripts = Scripts(self.model, folder=self.folder, served_name=self.capabilities.base_model)
+        kind = WholeScripts if isinstance(self.model, WholeModelCore) else Scripts
+        self.scripts = kind(self.model, folder=self.folder, served_name=self.capabilities.base_model)
         self._targets: dict[str, Array | Csr | None] = {}
 
     @classmethod
@@ -149,20 +151,28 @@ class TransformersEngine:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def export(self, state: Trained, *, with_optimizer: bool) -> dict[str, bytes]:
-        """PEFT files, and the optimizer's state beside them."""
+        """Files that PEFT reads, or transformers where the whole model is trained, and the optimizer's state."""
         if isinstance(state, Script):
-            return self.scripts.export(state, self.capabilities.base_model, with_optimizer=with_optimizer)
-        return export_adapter(state, self.capabilities.base_model, with_optimizer=with_optimizer)
+            return self.scripts.export(state, with_optimizer=with_optimizer)
+        return self.scripts.files_of(state, with_optimizer=with_optimizer)
 
     def load(self, config: AdapterConfig, files: dict[str, bytes], *, with_optimizer: bool, trainable: bool) -> Trained:
-        """An adapter from PEFT files that fit ``config``."""
-        adapter = import_adapter(self.model.pool, files, with_optimizer=with_optimizer, trainable=trainable)
+        """What is trained, from such files as fit ``config``."""
+        if config.is_whole_model != isinstance(self.model, WholeModelCore):
+            what = "a whole model" if config.is_whole_model else "an adapter"
+            raise InvalidInput("path", f"holds the weights of {what}, which this mesh does not take")
+        adapter = self.scripts.adapter_of(files, with_optimizer=with_optimizer, trainable=trainable)
         if adapter.config.rank != config.rank:
             raise InvalidInput("path", f"its rank is {adapter.config.rank}, this adapter's is {config.rank}")
         return self.adopt(adapter, config) if trainable else adapter
 
     def freeze(self, state: Trained) -> LoraAdapter:
         """The parameters, copied on the device."""
+        if isinstance(self.model, WholeModelCore):
+            raise InvalidInput(
+                "sampling_session_seq_id",
+                "nothing is sampled on this mesh, which trains whole models; save under a name, and download that",
+            )
         lora = _lora(state)
         copy = self.model.pool.create_empty(lora.config, trainable=False)
         copy.params.copy_(lora.params)

@@ -73,17 +73,18 @@ def test_the_sdk_takes_any_key_and_sends_it_as_it_is(begin: str) -> None:
     assert said == "your-api-key tml-own weights/one"
 
 
-def test_training_a_whole_model_is_refused_before_anything_is_sent() -> None:
+def test_training_a_whole_model_is_asked_for_as_a_lora_of_rank_0() -> None:
     said = in_a_process_of_its_own(
-        "import asyncio, tinker; from twinkle_client import init_tinker_client\n"
+        "import asyncio, tinker; from unittest import mock; from twinkle_client import init_tinker_client\n"
         "init_tinker_client(base_url='http://127.0.0.1:1')\n"
         "client = object.__new__(tinker.ServiceClient)\n"
-        "for call in (lambda: client.create_full_training_client(base_model='m'),"
-        " lambda: asyncio.run(client.create_full_training_client_async('m'))):\n"
-        "    try: call()\n"
-        "    except Exception as error: print(error)"
+        "with mock.patch.object(tinker.ServiceClient, 'create_lora_training_client') as made,"
+        " mock.patch.object(tinker.ServiceClient, 'create_lora_training_client_async') as later:\n"
+        "    client.create_full_training_client(base_model='m', user_metadata={'a': 'b'})\n"
+        "    asyncio.run(client.create_full_training_client_async('m'))\n"
+        "print(made.call_args, later.call_args)"
     )
-    assert said.count("needs a mesh for one tenant alone") == said.count("create_lora_training_client") == 2
+    assert said == "call('m', rank=0, user_metadata={'a': 'b'}) call('m', rank=0)"
 
 
 def test_without_any_of_that_the_sdk_judges_keys_as_ever() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from twinkle.core.errors import InvalidInput, MeshUnavailable
@@ -40,6 +42,22 @@ def _mesh(
         recent_tokens=recent_tokens,
         num_served=num_served,
     )
+
+
+def test_a_run_of_the_whole_model_goes_to_a_mesh_for_that_alone_and_nothing_else_does() -> None:
+    shared, whole = _mesh("m0", num_live=9), _mesh("m1")
+    assert whole.capabilities is not None
+    whole = replace(whole, capabilities=whole.capabilities.model_copy(update={"serves": "whole-model"}))
+
+    assert choose_mesh([shared, whole], "a").name == "m0"
+    assert choose_mesh([shared, whole], "a", to_sample=True).name == "m0"
+    assert choose_mesh([shared, whole], "a", whole_model=True).name == "m1"
+    assert choose_mesh([whole], "a", whole_model=None).name == "m1"
+    with pytest.raises(InvalidInput, match="needs a mesh for one tenant alone"):
+        choose_mesh([shared], "a", whole_model=True)
+    for sampling in (False, True):
+        with pytest.raises(InvalidInput, match="served here to train all of its weights, of one run at a time"):
+            choose_mesh([whole], "a", to_sample=sampling)
 
 
 def test_the_emptiest_mesh_of_the_model_is_chosen() -> None:

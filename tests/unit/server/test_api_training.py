@@ -103,8 +103,9 @@ def test_a_create_model_with_a_drawn_seed_can_be_resent(api: Api, http: httpx.Cl
     [
         ({"base_model": "no/such"}, "base_model: 'no/such' is not served here; this server serves: tiny/one"),
         ({"lora_config": {"rank": 65}}, "lora_config.rank: must be at most 64 here, not 65"),
-        ({"lora_config": {"rank": 0}}, "lora_config.rank"),
-        ({"lora_config": None}, "lora_config: is missing: without one the whole model would be trained"),
+        ({"lora_config": {"rank": 0}}, "lora_config: is missing, or of rank 0: the whole model would be trained"),
+        ({"lora_config": {"rank": -1}}, "lora_config.rank"),
+        ({"lora_config": None}, "lora_config: is missing, or of rank 0: the whole model would be trained"),
         ({"lora_config": {"train_attn": False, "train_mlp": False, "train_unembed": False}}, "at least one of"),
         ({"optimizer_config": {"type": "dimuon", "version": 1}}, "optimizer_config.type: 'dimuon'"),
         ({"model_seq_id": "zero"}, "model_seq_id"),

@@ -31,10 +31,11 @@ class WorkerSettings(SettingsGroup):
     sampler: Literal["torch", "vllm"] = Field(
         default="torch", description="torch: on the weights that train; vllm: a copy in vLLM, in the same process"
     )
-    serves: Literal["everything", "samples", "training"] = Field(
+    serves: Literal["everything", "samples", "training", "whole-model"] = Field(
         default="everything",
         description="what the mesh takes; `samples`: sessions that sample from its model or from checkpoints that other"
-        " meshes wrote, and no runs; `training`: runs, of which nothing is sampled here",
+        " meshes wrote, and no runs; `training`: runs, of which nothing is sampled here; `whole-model`: one run at a"
+        " time, which trains all of the model's weights and has the mesh to itself",
     )
     sampler_memory: float = Field(
         default=0.4, gt=0, lt=1, description="share of a GPU's memory for vLLM: its copy of the weights and its cache"

@@ -14,7 +14,8 @@ from twinkle.model.fused.batch_jobs import Work
 from twinkle.model.fused.embedding import FusedEmbedding
 from twinkle.model.fused.model_info import ModelInfo
 from twinkle.model.fused.training import AdamParams, TrainOutcome
-from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
+from twinkle.module.adapter import AdapterPool
+from twinkle.module.lora import LoraAdapter, LoraConfig
 
 
 class LoraCore(Protocol):
@@ -26,7 +27,11 @@ class LoraCore(Protocol):
     device: torch.device
     ranks: RankGroup
     info: ModelInfo
-    pool: LoraPool
+
+    @property
+    def pool(self) -> AdapterPool:
+        """Makes adapters of its model."""
+        ...
 
     @property
     def determinism(self) -> str:

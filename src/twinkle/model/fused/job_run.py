@@ -106,6 +106,11 @@ class JobRun:
             self.gradient = job.adapter.grad_views if in_place else job.adapter.layout.views(self._sum)
 
     @property
+    def sum(self) -> torch.Tensor | None:
+        """The buffer that ``gradient`` views, where the gradient gathers; None of a job without a backward pass."""
+        return self._sum
+
+    @property
     def pending(self) -> bool:
         """Whether there are datums of this rank's share left to run."""
         return self.failure is None and self.next_datum < self.share.stop

@@ -9,37 +9,46 @@ import torch
 
 from twinkle.checkpoint_engine.peft_tensors import KEY_PREFIX, SUFFIX_A, SUFFIX_B
 from twinkle.module.lora import LoraAdapter
+from twinkle.module.whole import WholeLayout
 
 
 def parameters_of(adapter: LoraAdapter) -> dict[str, torch.nn.Parameter]:
-    """The adapter's matrices as parameters that share its buffers, gradients included; none if it is not trained."""
+    """What it trains as parameters that share its buffers, gradients included; none if it is not trained."""
     if not adapter.trainable:
         return {}
-    parameters: dict[str, torch.nn.Parameter] = {}
-    for path, pair in adapter.views.items():
-        gradient = adapter.grad_views[path]
-        for suffix, values, grad in ((SUFFIX_A, pair.a, gradient.a), (SUFFIX_B, pair.b, gradient.b)):
-            parameter = torch.nn.Parameter(values)
-            parameter.grad = grad
-            parameters[f"{KEY_PREFIX}{path}{suffix}"] = parameter
+    gradients = _tensors(adapter, adapter.grad)
+    parameters = {name: torch.nn.Parameter(values) for name, values in _tensors(adapter, adapter.params).items()}
+    for name, parameter in parameters.items():
+        parameter.grad = gradients[name]
     return parameters
 
 
-def lend_moments(optimizer: torch.optim.Adam, adapter: LoraAdapter) -> None:
+def _tensors(adapter: LoraAdapter, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What lies in one of its buffers, by name: matrices, or the parameters of a whole model."""
+    if isinstance(adapter.layout, WholeLayout):
+        return adapter.layout.tensors(buffer)
+    return {
+        f"{KEY_PREFIX}{path}{suffix}": values
+        for path, pair in adapter.layout.views(buffer).items()
+        for suffix, values in ((SUFFIX_A, pair.a), (SUFFIX_B, pair.b))
+    }
+
+
+def lend_moments(
+    optimizer: torch.optim.Adam, adapter: LoraAdapter, parameters: Mapping[str, torch.nn.Parameter]
+) -> None:
     """Let Adam keep its moments in the adapter's own buffers, where the service's checkpoints have them."""
     if optimizer.defaults["amsgrad"] or optimizer.defaults["capturable"] or optimizer.defaults["fused"]:
         return
     adapter.exp_avg.zero_()
     adapter.exp_avg_sq.zero_()
-    averages, squares = adapter.layout.views(adapter.exp_avg), adapter.layout.views(adapter.exp_avg_sq)
-    lent = [
-        (average, square)
-        for path in adapter.views
-        for average, square in zip(averages[path], squares[path], strict=True)
-    ]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter, (average, square) in zip(parameters, lent, strict=True):
-        optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": square}
+    averages, squares = _tensors(adapter, adapter.exp_avg), _tensors(adapter, adapter.exp_avg_sq)
+    for name, parameter in parameters.items():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": averages[name],
+            "exp_avg_sq": squares[name],
+        }
 
 
 def is_lent(adapter: LoraAdapter, value: object) -> bool:

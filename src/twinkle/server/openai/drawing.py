@@ -12,6 +12,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.fine_tuned import PREFIX
 from twinkle.server.model_texts import TextModel
+from twinkle.server.offers import refuse_whole_model
 from twinkle.server.state import Artifacts, Common, Queue
 from twinkle.wire.bodies.openai import DrawRequest
 from twinkle.wire.paths import OTHER_SCHEME, SCHEME, is_model_id, parse_checkpoint_path
@@ -93,6 +94,7 @@ async def find_model(common: Common, queue: Queue, artifacts: Artifacts, tenant:
         found = await _find_checkpoint(common, artifacts, tenant, name, path)
         if found.kind is CheckpointKind.EXTERNAL:
             raise InvalidInput("model", f"{name} is an export to take away; sample from a sampler checkpoint")
+        refuse_whole_model(found, "model")
         base_model, checkpoint = found.config.base_model, found
     try:
         mesh = choose_mesh(await queue.meshes.all(), base_model, to_sample=True)

@@ -80,8 +80,8 @@ async def weights_info(request: Request, common: Common, artifacts: Artifacts, t
     return answer(
         WeightsInfoResponse(
             base_model=config.base_model,
-            is_lora=True,
-            lora_rank=config.rank,
+            is_lora=not config.is_whole_model,
+            lora_rank=config.rank or None,
             train_unembed=config.train_unembed,
             train_mlp=config.train_mlp,
             train_attn=config.train_attn,

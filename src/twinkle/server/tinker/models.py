@@ -49,19 +49,13 @@ async def create_model(request: Request, common: Common, accounts: Accounts, que
     body = parse_body(CreateModelRequest, await common.bodies.read(request))
     session = await common.sql.run(accounts.sessions.find, tenant, body.session_id)
     _check_optimizer(body.optimizer_config)
-    _check_targets(body.lora_config)
-    mesh = choose_mesh(await queue.meshes.all(fresh=True), body.base_model)
-    _check_rank(body.lora_config.rank, mesh)
-    lora = body.lora_config
+    is_whole = body.lora_config is None or body.lora_config.rank == 0
+    mesh = choose_mesh(await queue.meshes.all(fresh=True), body.base_model, whole_model=is_whole)
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
-    config = AdapterConfig(
-        base_model=mesh.capabilities.base_model,
-        rank=lora.rank,
-        seed=secrets.randbits(_SEED_BITS) if lora.seed is None else lora.seed,
-        train_attn=lora.train_attn,
-        train_mlp=lora.train_mlp,
-        train_unembed=lora.train_unembed,
-    )
+    if body.lora_config is None or is_whole:
+        config = AdapterConfig(base_model=mesh.capabilities.base_model, rank=0, seed=0)
+    else:
+        config = _lora_config(body.lora_config, mesh)
     adapter = NewAdapter(
         id=str(ModelId(body.session_id, body.model_seq_id)),
         tenant=tenant,
@@ -102,7 +96,11 @@ async def create_from_checkpoint(server: Server, tenant: str, body: LoadWeightsR
         return ticket(await _accepted_before(server.queue, first, error), model_id=adapter_id)
     first = replace(first, payload=Payload(inline=load_payload(body, checkpoint.content, grant)))
     _check_origin(checkpoint, body)
-    mesh = choose_mesh(await server.queue.meshes.all(fresh=True), checkpoint.config.base_model)
+    mesh = choose_mesh(
+        await server.queue.meshes.all(fresh=True),
+        checkpoint.config.base_model,
+        whole_model=checkpoint.config.is_whole_model,
+    )
     _check_rank(checkpoint.config.rank, mesh)
     adapter = NewAdapter(
         id=adapter_id,
@@ -148,7 +146,8 @@ async def get_info(request: Request, common: Common, queue: Queue, artifacts: Ar
         GetInfoResponse(
             model_data=model,
             model_id=adapter.id,
-            lora_rank=adapter.config.rank,
+            is_lora=not adapter.config.is_whole_model,
+            lora_rank=adapter.config.rank or None,
             model_name=adapter.config.base_model,
         )
     )
@@ -181,6 +180,20 @@ async def _accepted_before(queue: Queue, first: Submission, error: NotFound) -> 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:
     if not optimizer.is_supported:
         raise InvalidInput("optimizer_config.type", f"{optimizer.type!r} is not offered here; use 'adamw'")
+
+
+def _lora_config(lora: LoraConfig, mesh: MeshStatus) -> AdapterConfig:
+    assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
+    _check_targets(lora)
+    _check_rank(lora.rank, mesh)
+    return AdapterConfig(
+        base_model=mesh.capabilities.base_model,
+        rank=lora.rank,
+        seed=secrets.randbits(_SEED_BITS) if lora.seed is None else lora.seed,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+    )
 
 
 def _check_targets(lora: LoraConfig) -> None:

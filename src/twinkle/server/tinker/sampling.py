@@ -13,6 +13,7 @@ from twinkle.core.model_names import plain_model_name
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.server.largest import check_sample
+from twinkle.server.offers import refuse_whole_model
 from twinkle.server.openapi import described
 from twinkle.server.pictures import count_sample
 from twinkle.server.request_metadata import priority_of
@@ -61,6 +62,7 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
     body = parse_body(CreateSamplingSessionRequest, await server.common.bodies.read(request))
     owner = await server.common.sql.run(server.accounts.sessions.find, tenant, body.session_id)
     base_model, checkpoint = await _find(server.common, server.artifacts, tenant, body)
+    refuse_whole_model(checkpoint, "model_path")
     mesh = choose_mesh(await server.queue.meshes.all(), base_model, to_sample=True)
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
     session = NewSamplingSession(

@@ -36,17 +36,23 @@ async def created_answer(server: ServerState, adapter: str) -> Response:
     )
 
 
-async def mesh_of_model(server: ServerState, base_model: str, *, to_sample: bool = False) -> MeshStatus:
-    """Where an adapter on this model goes.
+async def mesh_of_model(
+    server: ServerState, base_model: str, *, to_sample: bool = False, whole_model: bool | None = None
+) -> MeshStatus:
+    """Where an adapter on this model goes, or a run of the whole model; without saying which, where it is served.
 
     Raises:
         NotFound: The model is not served here.
+        InvalidInput: It is, but no mesh trains all of its weights.
         MeshUnavailable: No model is, yet.
     """
     name = meant_model(server, base_model)
     try:
-        return choose_mesh(await server.queue.meshes.all(fresh=True), name, to_sample=to_sample)
+        meshes = await server.queue.meshes.all(fresh=True)
+        return choose_mesh(meshes, name, to_sample=to_sample, whole_model=False if to_sample else whole_model)
     except InvalidInput as error:
+        if error.field == "lora_config":
+            raise InvalidInput("config", error.message.partition(": ")[2]) from None
         raise NotFound(error.message.partition(": ")[2]) from None
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from twinkle.core.adapter import WHOLE_MODEL, AdapterConfig, Dialect
+from twinkle.core.adapter import AdapterConfig, Dialect
 from twinkle.core.errors import InvalidInput, MeshUnavailable, NotFound
 from twinkle.core.operation import OperationKind, Payload, Unnumbered
 from twinkle.server.errors import JSON
@@ -87,14 +87,14 @@ async def add_adapter(base_model: ModelName, request: Request, server: Server, t
     """A new adapter under a name of the session's, answered when it has been made."""
     body = parse_body(AddAdapterRequest, await server.common.bodies.read(request))
     peft = _judged(body)
-    mesh = await mesh_of_model(server, base_model)
-    _check_rank(peft.settings.r, mesh)
+    mesh = await mesh_of_model(server, base_model, whole_model=peft is None)
     session_id = await session_of(request, server, tenant)
     name = AdapterName(text=body.adapter_name, session=session_id).parts
     if name[0] != session_id:
         raise InvalidInput("adapter_name", "begins as another session's id; send a name without one")
     session = await server.common.sql.run(server.accounts.sessions.find, tenant, session_id)
     config = _config_of(body, peft, mesh)
+    warnings = (*(() if peft is None else peft.warnings), *_unused(body))
     adapter = NewAdapter(
         id="",
         tenant=tenant,
@@ -102,7 +102,7 @@ async def add_adapter(base_model: ModelName, request: Request, server: Server, t
         mesh=mesh.name,
         config=config,
         optimizer={},
-        user_metadata={WARNINGS: "\n".join(peft.warnings)} if peft.warnings else None,
+        user_metadata={WARNINGS: "\n".join(warnings)} if warnings else None,
         created_at=server.common.clock.now(),
         priority=priority_of(metadata_of(session)),
         limit=await server.accounts.quotas.adapters_of(tenant),
@@ -167,20 +167,30 @@ def unnumbered(request: Request, tenant: str, lane: str, call: CallRequest) -> U
     )
 
 
-def _judged(body: AddAdapterRequest) -> ReadPeft:
-    if body.config is None:
-        raise InvalidInput("config", WHOLE_MODEL)
+def _judged(body: AddAdapterRequest) -> ReadPeft | None:
+    """What is asked for of an adapter; None where the whole model is to be trained."""
     if not body.is_trainable:
         raise InvalidInput("is_trainable", "must be true: what is only sampled from needs no adapter here")
-    peft = read_peft(body.config)
+    return None if body.config is None else read_peft(body.config)
+
+
+def _unused(body: AddAdapterRequest) -> tuple[str, ...]:
     if body.save_dir is None:
-        return peft
-    unused = "save_dir is not used: checkpoints are kept in the server's store, under twinkle:// paths"
-    return ReadPeft(settings=peft.settings, warnings=(*peft.warnings, unused))
+        return ()
+    return ("save_dir is not used: checkpoints are kept in the server's store, under twinkle:// paths",)
 
 
-def _config_of(body: AddAdapterRequest, peft: ReadPeft, mesh: MeshStatus) -> AdapterConfig:
+def _config_of(body: AddAdapterRequest, peft: ReadPeft | None, mesh: MeshStatus) -> AdapterConfig:
     assert mesh.capabilities is not None, "a chosen mesh has said what it serves"
+    if peft is None:
+        return AdapterConfig(
+            base_model=mesh.capabilities.base_model,
+            rank=0,
+            seed=0,
+            dialect=Dialect.TWINKLE,
+            gradient_accumulation_steps=body.gradient_accumulation_steps,
+        )
+    _check_rank(peft.settings.r, mesh)
     return AdapterConfig(
         base_model=mesh.capabilities.base_model,
         rank=peft.settings.r,

@@ -100,6 +100,7 @@ async def path_info(
             training_run_id=checkpoint.adapter,
             base_model=checkpoint.config.base_model,
             model_owner=await common.sql.run(accounts.tenants.name_of, checkpoint.tenant),
+            is_lora=not checkpoint.config.is_whole_model,
             lora_rank=checkpoint.config.rank,
         )
     )
@@ -133,6 +134,7 @@ def _describe_run(view: RunView) -> RunInfo:
         training_run_id=view.run.id,
         base_model=view.run.config.base_model,
         model_owner=view.owner,
+        is_lora=not view.run.config.is_whole_model,
         lora_rank=view.run.config.rank,
         last_request_time=moment(view.last_request_at),
         last_checkpoint=None if view.training is None else _describe(view.training),
@@ -150,6 +152,7 @@ def _describe(checkpoint: Checkpoint) -> RunCheckpoint:
         public=checkpoint.public,
         twinkle_path=in_other_scheme(checkpoint.path),
         base_model=checkpoint.config.base_model,
+        is_lora=not checkpoint.config.is_whole_model,
         lora_rank=checkpoint.config.rank,
         train_unembed=checkpoint.config.train_unembed,
         train_mlp=checkpoint.config.train_mlp,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from twinkle.core.adapter import AdapterConfig, Checkpoint, Dialect
-from twinkle.core.errors import LimitReached
+from twinkle.core.errors import Conflict, LimitReached
 from twinkle.core.operation import OperationKind, Payload
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.checkpoints.contents import publish_checkpoint
@@ -84,6 +84,7 @@ class NewAdapter:
 
         Raises:
             LimitReached: The tenant has as many adapters as it may have.
+            Conflict: It trains the whole model, and the mesh is taken by another run.
         """
         is_new = insert_lane(
             transaction,
@@ -108,8 +109,26 @@ class NewAdapter:
                 self.created_at,
             ),
         )
+        if is_new and self.config.is_whole_model:
+            self._check_alone(transaction)
         if is_new and self.limit is not None:
             self.limit.check(transaction, self.tenant)
+
+    def _check_alone(self, transaction: Transaction) -> None:
+        """A mesh for whole models has one run at a time: until it was unloaded or parked, or its session has ended."""
+        # Two that are created at once wait for each other here.
+        transaction.execute("UPDATE mesh SET name = name WHERE name = ?", (self.mesh,))
+        taken = transaction.execute(
+            "SELECT a.id FROM adapter a JOIN session s ON s.id = a.session JOIN lane l ON l.id = a.id"
+            " WHERE a.mesh = ? AND a.id <> ? AND a.parked_at IS NULL AND s.finished_at IS NULL AND l.unload_seq IS NULL"
+            " LIMIT 1",
+            (self.mesh, self.id),
+        ).fetchone()
+        if taken is not None:
+            raise Conflict(
+                f"mesh {self.mesh} trains all weights of one run at a time, and is taken; come back when that run was"
+                " unloaded or its session has ended, or train an adapter on another mesh (send a LoRA config)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

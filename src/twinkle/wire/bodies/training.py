@@ -6,11 +6,10 @@ and lets that operation fail, instead of answering 4xx and leaving a hole in the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from twinkle.core.adapter import WHOLE_MODEL
 from twinkle.wire.bodies.base import (
     MAX_INT32,
     Identifier,
@@ -34,7 +33,7 @@ MAX_RECIPIENTS = 100
 class LoraConfig(RequestBody):
     """Which layers get adapters, and how wide; ``alpha`` is not on the wire."""
 
-    rank: int = Field(default=32, ge=1, le=MAX_INT32)
+    rank: int = Field(default=32, ge=0, le=MAX_INT32, description="0: all of the model's weights are trained")
     seed: SeqId | None = None
     train_unembed: bool = True
     train_mlp: bool = True
@@ -53,12 +52,6 @@ class OptimizerConfig(RequestBody):
         return self.type == "adamw"
 
 
-def _refuse_none(lora_config: object) -> object:
-    if lora_config is None:
-        raise ValueError(WHOLE_MODEL)
-    return lora_config
-
-
 class CreateModelRequest(RequestBody):
     """``POST create_model``."""
 
@@ -66,7 +59,9 @@ class CreateModelRequest(RequestBody):
     model_seq_id: SeqId
     base_model: Identifier
     user_metadata: Metadata | None = None
-    lora_config: Annotated[LoraConfig, BeforeValidator(_refuse_none)] = LoraConfig()
+    lora_config: LoraConfig | None = Field(
+        default=LoraConfig(), description="null, or rank 0: all of the model's weights are trained"
+    )
     optimizer_config: OptimizerConfig = OptimizerConfig()
     type: Literal["create_model"] = "create_model"
 

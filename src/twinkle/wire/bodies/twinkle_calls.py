@@ -46,7 +46,8 @@ class AddAdapterRequest(RequestBody):
 
     adapter_name: AdapterText
     config: Annotated[str, Field(max_length=MAX_CONFIG_CHARS)] | dict[str, Any] | None = Field(
-        default=None, description="a LoRA config, as an object or as its JSON text"
+        default=None,
+        description="a LoRA config, as an object or as its JSON text; null: all of the model's weights are trained",
     )
     gradient_accumulation_steps: int = Field(default=1, ge=1, le=MAX_ACCUMULATION)
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="of the first weights; drawn if it is left out")

@@ -1,0 +1,1 @@
+"""One model trained whole, by the jobs and the calls that adapters are trained by."""
