@@ -14,6 +14,7 @@ from harness.seeds import Script
 from harness.served import Served
 
 SERVED_AS = "Qwen/Qwen3.5-4B"
+BY_ID, TEXT_BY_ID = f"ms://{SERVED_AS}", "ms://Qwen/Qwen3-4B"
 ADDRESSES = ("http://localhost:8000", "http://www.modelscope.cn/twinkle")
 OTHER_MODELS = ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-4B")
 SIZES = {
@@ -43,9 +44,9 @@ RunClient = Callable[..., Run]
 
 @pytest.fixture(scope="module")
 def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Its model is one of a hub, by id; the cache has it, and there is no network."""
     home = tmp_path_factory.mktemp("documents") / "home"
-    model = world.model("qwen3_5")
-    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+    with Served(home, model=BY_ID, model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
         yield it
 
 
@@ -53,8 +54,7 @@ def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def text_service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The same with a model of text: one with random weights draws the tokens that stand for pictures, too."""
     home = tmp_path_factory.mktemp("text") / "home"
-    model = world.model("qwen3")
-    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+    with Served(home, model=TEXT_BY_ID, model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
         yield it
 
 
@@ -81,6 +81,15 @@ def counts(service: Served, kind: str, state: str = "done") -> int:
     """Operations of a kind that the journal holds."""
     found = service.query("SELECT COUNT(*) FROM operation WHERE kind = ? AND state = ?", kind, state)
     return int(found[0][0])
+
+
+def test_the_model_of_a_hub_is_the_one_in_its_cache_and_no_server_is_asked(service: Served, world: HubWorld) -> None:
+    owner, name = SERVED_AS.split("/")
+    said = "".join(path.read_text() for path in (service.home / "logs").glob("*.log"))
+
+    taken = [line for line in said.splitlines() if "hub.taken" in line and BY_ID in line]
+    assert taken and all(str(world.modelscope / "models" / f"{owner}--{name}") in line for line in taken)
+    assert "hub.download" not in said
 
 
 @pytest.mark.parametrize("name", TINKER)
