@@ -83,9 +83,9 @@ def test_megatron_trains_what_a_mesh_of_its_own_samples(tmp_path: Path, tiny_mod
     config = tmp_path / "server_config.yaml"
     config.write_text(MEGATRON)
 
-    said = serve_one_client(
-        tmp_path, tiny_model, ["-m", "twinkle.cli.twinkle_server", "launch", "-c", str(config)], MEGATRON_CLIENT
-    )
+    launch = f"from twinkle.server import launch_server; launch_server(config_path={str(config)!r})"
+
+    said = serve_one_client(tmp_path, tiny_model, ["-c", launch], MEGATRON_CLIENT)
 
     assert len(re.findall(r"mesh \S+ serves Qwen/Qwen3.5-4B", said)) == 2
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from twinkle.cli.console import say
+from twinkle.cli.replicas import Replicas
 from twinkle.cli.stack import MeshPlan, parse_meshes
 from twinkle.cli.supervisor import Child
 from twinkle.core.errors import ConfigError, TwinkleError
@@ -25,6 +26,7 @@ class AskedMeshes:
         meshes: Meshes,
         moves: Moves,
         *,
+        replicas: Replicas,
         started: Mapping[str, Child],
         make_child: Callable[[MeshPlan], Child],
     ) -> None:
@@ -32,6 +34,7 @@ class AskedMeshes:
         self._settings = settings
         self._meshes = meshes
         self._moves = moves
+        self._replicas = replicas
         self._make_child = make_child
         self._unreadable: set[str] = set()
         self.workers = dict(started)
@@ -40,6 +43,7 @@ class AskedMeshes:
         """Look every second, until cancelled."""
         while True:
             try:
+                await asyncio.to_thread(self._replicas.look)
                 for mesh in await asyncio.to_thread(self._meshes.all):
                     await self._heed(mesh, hurry)
             except TwinkleError as error:

@@ -12,6 +12,7 @@ from twinkle.cli.asked_meshes import AskedMeshes
 from twinkle.cli.broker import answers
 from twinkle.cli.console import say
 from twinkle.cli.home import logs_of
+from twinkle.cli.replicas import Replicas
 from twinkle.cli.stack import WORKER_PREFIX, MeshPlan, Stack, worker_spec
 from twinkle.cli.supervisor import Child, Fall, Guard
 from twinkle.core.clock import SystemClock
@@ -45,11 +46,13 @@ class Service:
         self._started_workers = list(workers.values())
         self._broker = None if stack.broker is None else Child(stack.broker, guard, say, self._on_fall)
         database = Database(settings.resolved_database_url)
-        self._meshes = Meshes(database, SystemClock())
+        clock = SystemClock()
+        self._meshes, moves = Meshes(database, clock), Moves(database, clock)
         self._asked = AskedMeshes(
             settings,
             self._meshes,
-            Moves(database, SystemClock()),
+            moves,
+            replicas=Replicas(settings, meshes, self._meshes, moves, clock),
             started={mesh.name: workers.pop(f"{WORKER_PREFIX}{mesh.name}") for mesh in meshes},
             make_child=lambda mesh: Child(worker_spec(settings, mesh), guard, say, self._on_fall),
         )

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twinkle.cli.broker import Broker
@@ -24,6 +24,7 @@ _PARTS = {
     "pipeline": re.compile(r"[1-9]\d{0,4}"),
     "serves": re.compile(r"everything|samples|training"),
     "sampler": re.compile(r"torch|vllm"),
+    "replicas": re.compile(r"[1-9]\d{0,2}-[1-9]\d{0,2}"),
     "model": re.compile(r".+"),
     "model-name": re.compile(r".+"),
 }
@@ -60,6 +61,8 @@ class MeshPlan:
     ranks: str | None = None
     own: Mapping[str, str] = field(default_factory=dict)
     """Parts of the flag that are a setting of the other meshes: an engine, its layout, what it serves."""
+    replicas: tuple[int, int] | None = None
+    """Between how many meshes like this one there are, this one among them, by how much waits; none: this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +79,26 @@ def parse_meshes(texts: list[str], settings: Settings) -> list[MeshPlan]:
 
     A mesh that names no model serves the one of the settings; what else it does not say is as they say too.
 
+    One with replicas stands for the least number of them, ``NAME``, ``NAME-2``...
+
     Raises:
         ConfigError: A flag does not parse, or a name comes twice.
     """
     plans = [_mesh_plan(text, settings) for text in texts or [_DEFAULT_MESH]]
-    names = [plan.name for plan in plans]
+    names = [replica_name(plan.name, number) for plan in plans for number in range(1, (plan.replicas or (1, 1))[1] + 1)]
     if len(set(names)) < len(names):
         raise ConfigError(f"--mesh: a name may stand for one mesh only, got {', '.join(names)}")
-    return plans
+    return [each for plan in plans for each in (plan, *_others_at_start(plan))]
+
+
+def replica_name(name: str, number: int) -> str:
+    """The name of one of several meshes that are alike, counted from 1."""
+    return name if number == 1 else f"{name}-{number}"
+
+
+def _others_at_start(plan: MeshPlan) -> list[MeshPlan]:
+    least = 1 if plan.replicas is None else plan.replicas[0]
+    return [replace(plan, name=replica_name(plan.name, number), replicas=None) for number in range(2, least + 1)]
 
 
 def _mesh_plan(text: str, settings: Settings) -> MeshPlan:
@@ -96,8 +111,15 @@ def _mesh_plan(text: str, settings: Settings) -> MeshPlan:
         raise ConfigError(
             f"--mesh {text}: expected NAME=DEVICE, such as default=cpu or first=cuda:0; for more devices add"
             " ,ranks=4 or ,ranks=ray:8, for a model of its own ,model=MODEL and perhaps ,model-name=NAME, and for an"
-            " engine or a purpose of its own ,engine=megatron,tensor=2,pipeline=2 or ,serves=samples"
+            " engine or a purpose of its own ,engine=megatron,tensor=2,pipeline=2 or ,serves=samples; for one to four"
+            " like it, as much as waits, ,replicas=1-4"
         )
+    replicas: tuple[int, int] | None = None
+    if "replicas" in parts:
+        least, _, most = parts["replicas"].partition("-")
+        replicas = int(least), int(most)
+        if replicas[0] > replicas[1]:
+            raise ConfigError(f"--mesh {text}: replicas={parts['replicas']} has its least above its most")
     model, model_name = parts.get("model"), parts.get("model-name")
     if model is None:
         model, model_name = settings.model, settings.resolved_model_name
@@ -108,14 +130,16 @@ def _mesh_plan(text: str, settings: Settings) -> MeshPlan:
         model_name=model_name or model,
         ranks=parts.get("ranks"),
         own={key: value for key, value in parts.items() if key in _VARIABLES},
+        replicas=replicas,
     )
 
 
 def flag_of(mesh: MeshPlan) -> str:
     """The ``--mesh`` flag that says the same."""
     ranks = {} if mesh.ranks is None else {"ranks": mesh.ranks}
+    replicas = {} if mesh.replicas is None else {"replicas": f"{mesh.replicas[0]}-{mesh.replicas[1]}"}
     model = {"model": mesh.model, "model-name": mesh.model_name} if mesh.model else {}
-    parts = {mesh.name: mesh.device, **ranks, **mesh.own, **model}
+    parts = {mesh.name: mesh.device, **ranks, **mesh.own, **replicas, **model}
     return ",".join(f"{key}={value}" for key, value in parts.items())
 
 

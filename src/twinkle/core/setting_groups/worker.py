@@ -66,6 +66,17 @@ class WorkerSettings(SettingsGroup):
     rank_timeout_s: float = Field(
         default=600.0, gt=0, description="how long ranks wait for each other before the worker gives up and starts anew"
     )
+    replica_operations: int = Field(
+        default=16,
+        gt=0,
+        description="of `--mesh ...,replicas=1-4`: so many meshes that each has about as many unfinished operations",
+    )
+    replica_grow_s: float = Field(
+        default=30.0, ge=0, description="how long more of such meshes have to be wanted before they are started"
+    )
+    replica_shrink_s: float = Field(
+        default=600.0, ge=0, description="how long fewer have to do before one is emptied and given back"
+    )
     start_attempts: int = Field(
         default=5,
         gt=0,

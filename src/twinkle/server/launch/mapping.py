@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from pydantic import BaseModel
@@ -48,14 +49,22 @@ _MEANINGLESS: Mapping[str, str] = {
     "max_input_tokens": "large requests are cut into passes",
     "max_length": "a sequence may be as long as the model's context",
     "max_ongoing_requests": "requests wait for nothing in the API",
-    "target_ongoing_requests": "meshes do not follow load; `twinkle meshes add` brings one more",
-    "max_replicas": "meshes do not follow load; as many start as min_replicas says, `twinkle meshes add` brings more",
+    "target_ongoing_requests": "only the meshes of models follow load",
+    "upscale_delay_s": "only the meshes of models follow load",
+    "downscale_delay_s": "only the meshes of models follow load",
+    "min_replicas": "only the meshes of models follow load",
+    "max_replicas": "only the meshes of models follow load",
     "ray_actor_options": "a rank is an actor of its own, with one device",
     "num_cpus": "no Ray is needed to serve",
     "name": "it is the name of a part that is none here",
 }
 
 
+_SCALING: Mapping[str, str] = {
+    "target_ongoing_requests": "TWINKLE_REPLICA_OPERATIONS",
+    "upscale_delay_s": "TWINKLE_REPLICA_GROW_S",
+    "downscale_delay_s": "TWINKLE_REPLICA_SHRINK_S",
+}
 _NO_DEVICE = "data sets and loaders are served by the jobs worker, without a device"
 
 
@@ -102,7 +111,8 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None, cluster: Cluster 
         for key in ("name", "route_prefix"):
             _without_meaning(plan, f"{place}.{key}", getattr(application, key))
         for number, deployment in enumerate(application.deployments):
-            _deployment(plan, f"{place}.deployments.{number}", deployment)
+            of_model = isinstance(application, ModelApplication | SamplerApplication)
+            _deployment(plan, f"{place}.deployments.{number}", deployment, of_model=of_model)
     return plan
 
 
@@ -131,7 +141,12 @@ def _join(plan: Plan, cluster: Cluster | None) -> None:
     plain = {flag: re.sub(r",ranks=\d+", "", flag) for flag in plan.meshes}
     plan.meshes = [plain[flag].replace(",", f",ranks=ray:{number},", 1) for flag, number in numbers.items()]
     plan.settings["TWINKLE_RAY_ADDRESS"] = cluster.address
-    plan.settings["TWINKLE_RANK_CPUS"] = f"{cluster.cpus_of_a_rank(sum(numbers.values())):g}"
+    most = {flag: re.search(r",replicas=\d+-(\d+)", flag) for flag in plan.meshes}
+    num_ranks = sum(
+        number * (1 if found is None else int(found[1]))
+        for number, found in zip(numbers.values(), most.values(), strict=True)
+    )
+    plan.settings["TWINKLE_RANK_CPUS"] = f"{cluster.cpus_of_a_rank(num_ranks):g}"
     has = f"{cluster.num_gpus} GPUs and {cluster.num_cpus:g} CPUs"
     note = f"TWINKLE_RAY_ADDRESS={cluster.address}; its nodes have {has}; --mesh {' and --mesh '.join(plan.meshes)}"
     plan.note("(the Ray cluster that runs)", cluster.address, "mapped", note)
@@ -266,27 +281,22 @@ def _processor(plan: Plan, place: str, application: ProcessorApplication) -> Non
             plan.note(f"{place}.args.{key}", _shown(value), "meaningless", _NO_DEVICE)
 
 
-def _mesh(plan: Plan, where: str, model_id: str, layout: Layout, *, copies: int) -> None:
+def _mesh(plan: Plan, where: str, model_id: str, layout: Layout, *, copies: tuple[int, int]) -> None:
     stem = _BAD_NAME.sub("-", plain_model_name(model_id)).strip("-")[:50] or "model"
     taken = {flag.partition("=")[0] for flag in plan.meshes}
     name = plain_model_name(model_id)
-    for number in range(copies):
-        mesh = next(one for one in _names(stem, number) if one not in taken)
-        taken.add(mesh)
-        plan.meshes.append(f"{mesh}={layout.flag},model={model_id},model-name={name}")
-    flags = " and ".join(f"--mesh {flag}" for flag in plan.meshes[-copies:])
-    plan.note(
-        f"{where}.model_id", model_id, "mapped", f"{flags}; clients call it {name}, with or without ms:// or hf://"
-    )
+    mesh = next(one for one in _names(stem) if one not in taken)
+    least, most = copies
+    replicas = "" if most == 1 else f",replicas={least}-{most}"
+    plan.meshes.append(f"{mesh}={layout.flag}{replicas},model={model_id},model-name={name}")
+    note = f"--mesh {plan.meshes[-1]}; clients call it {name}, with or without ms:// or hf://"
+    plan.note(f"{where}.model_id", model_id, "mapped", note)
 
 
-def _names(stem: str, number: int) -> Iterator[str]:
-    if number == 0:
-        yield stem
-    counted = number + 1
-    while True:
-        yield f"{stem}-{counted}"
-        counted += 1
+def _names(stem: str) -> Iterator[str]:
+    yield stem
+    # Not what the replicas of the first are called.
+    yield from (f"{stem}-{letter}" for letter in ascii_lowercase)
 
 
 def _queue(plan: Plan, where: str, limits: QueueConfig | None) -> None:
@@ -304,30 +314,25 @@ def _queue(plan: Plan, where: str, limits: QueueConfig | None) -> None:
             _without_meaning(plan, f"{where}.queue_config.{key}", value)
 
 
-def _copies(application: ModelApplication | SamplerApplication) -> int:
-    """How many meshes: as many as its deployments want replicas at least."""
-    wanted = [
-        deployment.autoscaling_config.keys.get("min_replicas", 1)
-        for deployment in application.deployments
-        if deployment.autoscaling_config is not None
-    ]
-    return max([1, *(int(number) for number in wanted)])
+def _copies(application: ModelApplication | SamplerApplication) -> tuple[int, int]:
+    """Between how many meshes: what its deployments want at least and at most; one at least."""
+    scaled = [each.autoscaling_config.keys for each in application.deployments if each.autoscaling_config is not None]
+    least = max([1, *(int(keys.get("min_replicas", 1)) for keys in scaled)])
+    return least, max([least, *(int(keys.get("max_replicas", 1)) for keys in scaled)])
 
 
-def _deployment(plan: Plan, where: str, deployment: FreeSection) -> None:
-    for key, value in _flat(where, {name: getattr(deployment, name) for name in type(deployment).model_fields}):
-        _replicas_or_nothing(plan, key, value)
-    for key, value in _flat(where, deployment.keys):
-        _replicas_or_nothing(plan, key, value)
-
-
-def _replicas_or_nothing(plan: Plan, key: str, value: object) -> None:
-    if key.endswith(".min_replicas"):
-        plan.note(key, value, "used", "so many meshes, one if 0")
-    elif ".env_vars." in key:
-        plan.note(key, value, "meaningless", "set variables where `twinkle-server` is started")
-    else:
-        _without_meaning(plan, key, value)
+def _deployment(plan: Plan, where: str, deployment: FreeSection, *, of_model: bool) -> None:
+    held = {name: getattr(deployment, name) for name in type(deployment).model_fields} | deployment.keys
+    for key, value in _flat(where, held):
+        name = key.rpartition(".")[2]
+        if ".env_vars." in key:
+            plan.note(key, value, "meaningless", "set variables where `twinkle-server` is started")
+        elif value is not None and of_model and name in _SCALING:
+            plan.map(key, value, _SCALING[name], f"{float(str(value)):g}", note="of meshes that follow load")
+        elif value is not None and of_model and name in ("min_replicas", "max_replicas"):
+            plan.note(key, value, "used", "so many meshes at least, one if 0" if name[1] == "i" else "so many at most")
+        else:
+            _without_meaning(plan, key, value)
 
 
 def _flat(where: str, held: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -76,6 +76,9 @@ class MeshCensus:
     is_draining: bool = False
     num_moving: int = 0
     trouble: str | None = None
+    asked_for: str | None = None
+    num_busy: int = 0
+    """Runs and sampling sessions with unfinished operations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +208,8 @@ class Meshes:
         """Every mesh, and what waits for it. Reads the unfinished operations only."""
         rows = self._database.read(
             "SELECT mesh, SUM(CASE WHEN state = 'queued' THEN 1 ELSE 0 END) AS num_queued,"
-            " SUM(CASE WHEN state = 'running' THEN 1 ELSE 0 END) AS num_running, MIN(accepted_at) AS oldest"
+            " SUM(CASE WHEN state = 'running' THEN 1 ELSE 0 END) AS num_running, MIN(accepted_at) AS oldest,"
+            " COUNT(DISTINCT lane) AS num_busy"
             " FROM operation WHERE state IN ('queued', 'running') GROUP BY mesh"
         )
         waiting = {row.mesh: row for row in rows}
@@ -228,6 +232,8 @@ class Meshes:
                     is_draining=mesh.is_draining,
                     num_moving=mesh.num_moving,
                     trouble=mesh.trouble,
+                    asked_for=mesh.asked_for,
+                    num_busy=0 if queue is None else int(queue.num_busy),
                 )
             )
         return found

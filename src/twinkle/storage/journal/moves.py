@@ -158,6 +158,15 @@ class Moves:
         )
         return [row.id for row in rows]
 
+    def busy(self, mesh: str, *, limit: int = _MAX_AT_ONCE) -> list[str]:
+        """Lanes of a mesh that have work and have not been sent anywhere."""
+        rows = self._database.read(
+            "SELECT DISTINCT l.id FROM operation o JOIN lane l ON l.id = o.lane"
+            " WHERE o.state IN ('queued', 'running') AND o.mesh = ? AND l.moving_to IS NULL ORDER BY l.id LIMIT ?",
+            (mesh, limit),
+        )
+        return [row.id for row in rows]
+
     def send(self, lanes: Sequence[str], to_mesh: str) -> None:
         """Send lanes of a mesh that is being drained to one that fits."""
         with self._database.transaction() as transaction:

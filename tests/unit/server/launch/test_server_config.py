@@ -101,9 +101,11 @@ def test_every_key_of_the_documents_file_is_accounted_for_and_what_comes_of_it_i
     assert (settings.tenant_tokens_per_minute, settings.session_timeout_s) == (60_000, 30.0)
     assert settings.sampler == ("vllm" if cuda else "torch")
     assert settings.ranks == (2 if cuda else 1)
+    fates = {finding.key.partition("autoscaling_config.")[2]: finding.note for finding in plan.findings}
+    assert fates["max_replicas"] == "so many at most"
 
 
-@pytest.mark.parametrize(("num_gpus", "device", "cpus"), [(4, "cuda", 1.0), (0, "cpu", 0.75)])
+@pytest.mark.parametrize(("num_gpus", "device", "cpus"), [(4, "cuda", 1.0), (0, "cpu", 0.37)])
 def test_on_a_ray_cluster_every_mesh_has_its_ranks_there(
     num_gpus: int, device: str, cpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,8 @@ def test_on_a_ray_cluster_every_mesh_has_its_ranks_there(
     assert [(mesh.device, mesh.ranks) for mesh in parse_meshes(plan.meshes, settings)] == [(device, "ray:2")] * 2
     assert (settings.ray_address, settings.rank_cpus, settings.sampler) == ("10.0.0.1:6379", cpus, "torch")
     assert settings.ranks_on == "machine"
+    [flag] = plan.meshes
+    assert ",replicas=2-4," in flag
 
 
 def test_a_cluster_that_is_named_and_is_not_there_is_refused_and_one_that_was_stopped_is_not_joined(
@@ -179,7 +183,7 @@ def test_megatron_trains_on_meshes_of_its_layout_and_the_sampler_has_one_of_its_
     assert all(one.own == {"engine": "megatron", "sampler": "torch", **ranks} for one in trainers)
     assert (sampler.ranks, sampler.device) == (f"{on}1", "cuda" if cluster else "cuda:2")
     assert sampler.own == {"engine": "transformers", "serves": "samples"}
-    assert parse_meshes([flag_of(one) for one in plans], settings) == plans
+    assert parse_meshes([flag_of(plans[0]), flag_of(sampler)], settings) == plans
     workers = [worker_spec(settings, one).env for one in plans]
     assert [env["TWINKLE_ENGINE"] for env in workers] == ["megatron"] * 2 + ["transformers"]
     assert workers[0]["TWINKLE_PIPELINE_PARALLEL"] == ranks["pipeline"]

@@ -1,0 +1,85 @@
+"""Meshes that follow load, on a journal with workers that compute nothing: to the most, and back to the least."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from harness.clock import HandClock
+from harness.journal import MESH, Bench
+from harness.operations import forward_backward, optim_step, submit_run
+from harness.worker import MakeWorker, WorkerRig
+from twinkle.cli.replicas import Replicas
+from twinkle.cli.stack import parse_meshes
+from twinkle.core.settings import Settings
+from twinkle.scheduler.placement import spread
+
+SECOND, THIRD = f"{MESH}-2", f"{MESH}-3"
+
+
+def test_under_load_there_are_more_meshes_that_share_the_work_and_later_the_least_again(
+    bench: Bench, clock: HandClock, make_worker: MakeWorker
+) -> None:
+    settings = Settings(model="m", model_name="base", replica_operations=4, replica_grow_s=30, replica_shrink_s=600)
+    plans = parse_meshes([f"{MESH}=cpu,ranks=ray:2,replicas=1-3"], settings)
+    replicas = Replicas(settings, plans, bench.meshes, bench.stores.moves, clock)
+    new_worker = partial(make_worker, snapshot_every_ops=1000, lease_s=1e9)
+    workers = [new_worker()]
+    workers[0].drain()
+    replicas.look()
+
+    for adapter in "abcdef":
+        submit_run(bench, forward_backward(1), optim_step(), adapter=adapter)
+    replicas.look()
+    assert asked_for(bench) == {}
+    clock.move(30)
+    replicas.look()
+    assert asked_for(bench) == {name: f"{name}=cpu,ranks=ray:2,model=m,model-name=base" for name in (SECOND, THIRD)}
+
+    workers += [start(new_worker, name) for name in (SECOND, THIRD)]
+    replicas.look()
+    settle(clock, *workers)
+    assert all(len(bench.rows(f"SELECT id FROM lane WHERE mesh = '{name}'")) == 2 for name in (MESH, SECOND, THIRD))
+    assert all(worker.engine.batch_sizes for worker in workers[1:])
+    assert bench.rows("SELECT DISTINCT state FROM operation") == [("done",)]
+
+    replicas.look()
+    assert not any(mesh.is_draining for mesh in bench.meshes.all())
+    clock.move(600)
+    replicas.look()
+    sweep(bench)
+    settle(clock, *workers)
+    assert bench.rows("SELECT DISTINCT mesh FROM lane") == [(MESH,)]
+    for worker in workers[1:]:
+        lease = worker.keeper.current()
+        assert lease is not None
+        bench.meshes.release(lease)
+    replicas.look()
+    assert [mesh.name for mesh in bench.meshes.all()] == [MESH]
+
+
+def start(new_worker: partial[WorkerRig], mesh: str) -> WorkerRig:
+    """A worker that has said what its mesh can do, before anything is on it."""
+    worker = new_worker(mesh=mesh)
+    worker.drain()
+    return worker
+
+
+def asked_for(bench: Bench) -> dict[str, str]:
+    return {mesh.name: mesh.asked_for for mesh in bench.meshes.all() if mesh.asked_for}
+
+
+def settle(clock: HandClock, *workers: WorkerRig) -> None:
+    """Let workers look around, each some times."""
+    for _ in range(3):
+        clock.move(2)
+        for worker in workers:
+            worker.drain()
+
+
+def sweep(bench: Bench) -> None:
+    """What housekeeping does for meshes that are drained."""
+    meshes = bench.meshes.all()
+    for mesh in meshes:
+        if mesh.is_draining:
+            for name, lanes in spread(bench.stores.moves.staying(mesh.name), mesh, meshes).items():
+                bench.stores.moves.send(lanes, name)
