@@ -27,6 +27,7 @@ from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.kv_cache import SequenceCache
+from twinkle.sampler.places import most_of_group, with_guests
 from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of, slots_within
 from twinkle.sampler.prefixes import ComputedChunk, PrefixCache, PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
@@ -39,10 +40,6 @@ DEFAULT_TOKENS_PER_SLOT = 1024
 DEFAULT_CHUNK_TOKENS = 256
 DEFAULT_KEPT_BYTES = 512 * 2**20
 DEFAULT_STATE_BYTES = 4 * 2**30
-GUEST_PART = 4
-"""Of so many slots one more is there that no group of requests takes alone."""
-GROUP_PART = (4, 5)
-"""What one group may have of the places that others leave."""
 LONGEST_HELD_BACK_STEPS = 256
 
 
@@ -79,7 +76,7 @@ class SteppedTorchSampler(SteppedSampler):
         self._decode_text = decode_text
         context = model.info.max_context_length
         self._model = model
-        self._places = slots_within(state_bytes, slots + max(slots // GUEST_PART, 1), model)
+        self._places = slots_within(state_bytes, with_guests(slots), model)
         self._slots = min(slots, self._places)
         self._max_length = context if max_length is None else min(max_length, context)
         if kv_tokens is None:
@@ -260,9 +257,8 @@ class SteppedTorchSampler(SteppedSampler):
     def _free_slots(self, group: str) -> int:
         """How many more sequences a group may have: a part of what others leave is always left to somebody else."""
         own = sum(progress.num_slots for progress in self._active if progress.group == group)
-        left = self._places - sum(progress.num_slots for progress in self._active if progress.group != group)
-        most = min(self._slots, max(left * GROUP_PART[0] // GROUP_PART[1], 1), left)
-        return most - own
+        others = sum(progress.num_slots for progress in self._active if progress.group != group)
+        return most_of_group(slots=self._slots, places=self._places, others=others) - own
 
     def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> None:
         device = self._model.device

@@ -1,5 +1,6 @@
 """Sampling through vLLM says what our own sampler and the trainer say, and never mixes adapters up."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -263,27 +264,23 @@ def test_evicted_adapters_come_back_as_they_are_under_numbers_never_used_before(
 
 
 @pytest.mark.parametrize("train_unembed", [False, True])
-def test_a_checkpoint_of_ours_is_sampled_from_its_directory(
-    vllm_sampler: SteppedVLLMSampler,
-    ours: SteppedTorchSampler,
-    make_adapter: MakeAdapter,
-    tmp_path: Path,
-    train_unembed: bool,
+def test_a_checkpoint_of_ours_is_sampled_from_its_files(
+    vllm_sampler: SteppedVLLMSampler, ours: SteppedTorchSampler, make_adapter: MakeAdapter, train_unembed: bool
 ) -> None:
-    adapter = make_adapter(60, train_unembed=train_unembed, trainable=True)
-    for name, content in export_adapter(adapter, "tiny", with_optimizer=True).items():
-        (tmp_path / name).write_bytes(content)
-    params = {"max_tokens": 12, "seed": 4, "logprobs": 1, "prompt_logprobs": 0, "stop": [], "num_samples": 2}
-    (answer,) = vllm_sampler.sample([[9, 8, 7, 30, 12]], params, adapter_path=str(tmp_path))
-    (wanted,) = ours.sample([[9, 8, 7, 30, 12]], params, adapter_path=str(tmp_path))
-    (base,) = ours.sample([[9, 8, 7, 30, 12]], params)
+    files = export_adapter(make_adapter(60, train_unembed=train_unembed, trainable=True), "tiny", with_optimizer=True)
+    asked = {"key": "r", "prompt": (9, 8, 7, 30, 12), "seed": 4, "max_tokens": 12, "num_samples": 2}
+    asked |= {"stop_token_ids": frozenset(), "prompt_logprobs": True}
 
-    def numbers(response: object) -> list[float]:
-        return [*response.prompt_logprobs[1:], *(pair[0][1] for s in response.sequences for pair in s.logprobs)]
+    def answered(sampler: SteppedSampler, adapter: object) -> SampleResult:
+        found = run(sampler, [SampleRequest(adapter=adapter, **asked)])["r"]
+        assert isinstance(found, SampleResult), found
+        return found
 
-    assert [s.tokens for s in answer.sequences] == [s.tokens for s in wanted.sequences]
-    np.testing.assert_allclose(numbers(answer), numbers(wanted), atol=TOLERANCE, rtol=0)
-    assert np.abs(np.array(numbers(wanted)[:4]) - numbers(base)[:4]).max() > 0.01
+    answer, wanted = (answered(sampler, sampler.load_adapter(files)) for sampler in (vllm_sampler, ours))
+    base = answered(ours, None)
+
+    assert_close(answer, wanted)
+    assert np.nanmax(np.abs(wanted.prompt_logprobs - base.prompt_logprobs)) > 0.01
 
 
 def test_an_adapter_that_vllm_does_not_load_fails_its_request_and_nothing_else(
@@ -302,13 +299,16 @@ def test_an_adapter_that_vllm_does_not_load_fails_its_request_and_nothing_else(
     assert_close(ended["good"], run(ours, [good])["good"])
 
 
-def test_files_that_are_no_adapter_are_refused(vllm_sampler: SteppedVLLMSampler, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(
-        '{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": []}'
-    )
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing of the kind")
+def test_files_that_are_no_adapter_are_refused(vllm_sampler: SteppedVLLMSampler) -> None:
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": []}
+    files = {
+        "adapter_config.json": json.dumps(config).encode(),
+        "adapter_model.safetensors": b"nothing of the kind",
+    }
     with pytest.raises(InvalidInput) as refused:
-        vllm_sampler.sample([[9, 8]], {"max_tokens": 1}, adapter_path=str(tmp_path))
+        vllm_sampler.add(
+            SampleRequest(key="files", adapter=vllm_sampler.load_adapter(files), prompt=(9, 8), seed=1, max_tokens=1)
+        )
     assert refused.value.field == "adapter"
     assert not vllm_sampler.has_work
 
@@ -424,3 +424,57 @@ def test_only_the_same_group_finds_a_prompt_computed(vllm_sampler: SteppedVLLMSa
         cached.append(ended.num_cached_tokens)
 
     assert [count > 0 for count in cached] == [False, False, True, False, True]
+
+
+def test_a_large_sample_leaves_places_to_others_and_keeps_its_tokens(
+    vllm_sampler: SteppedVLLMSampler, ours: SteppedTorchSampler
+) -> None:
+    def asked(key: str, *, num_samples: int, max_tokens: int) -> SampleRequest:
+        return SampleRequest(
+            key=key,
+            adapter=None,
+            prompt=(5, 6, 7),
+            seed=3,
+            num_samples=num_samples,
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset(),
+            cache_group=f"tenant:{key}",
+        )
+
+    large, small = asked("large", num_samples=80, max_tokens=60), asked("small", num_samples=2, max_tokens=3)
+    vllm_sampler.add(large)
+    for _ in range(20):
+        assert not vllm_sampler.step()
+    drawn = {stretch.sample: len(stretch.tokens) for stretch in vllm_sampler.drawn_so_far("large", [0] * 80)}
+    vllm_sampler.add(small)
+    steps, found = 0, list[str]()
+    while "small" not in found:
+        steps += 1
+        found += [outcome.key for outcome in vllm_sampler.step() if isinstance(outcome, SampleResult)]
+    outcomes = run_to_end(vllm_sampler)
+
+    # Forty sequences have places here, and one tenant 32 of them.
+    assert len(drawn) == 32 and min(drawn.values()) >= 15
+    assert steps <= 6
+    assert_close(outcomes["large"], run(ours, [large])["large"])
+
+
+def test_what_waits_for_a_place_is_cancelled_like_what_has_one(vllm_sampler: SteppedVLLMSampler) -> None:
+    for key in ("a", "b"):
+        vllm_sampler.add(
+            SampleRequest(
+                key=key,
+                adapter=None,
+                prompt=(5, 6, 7),
+                seed=3,
+                num_samples=64,
+                max_tokens=100,
+                stop_token_ids=frozenset(),
+                cache_group="tenant:one",
+            )
+        )
+    vllm_sampler.step()
+    for key in ("a", "b"):
+        vllm_sampler.cancel(key)
+
+    assert not vllm_sampler.has_work and vllm_sampler.step() == []

@@ -95,6 +95,11 @@ class RunningSample:
     is_broken: bool = False
     """Whether its logits were not finite."""
 
+    @property
+    def group(self) -> str:
+        """With whom it shares the places."""
+        return self.progress.request.cache_group
+
     def next_draw(self) -> Draw:
         """Returns what decides its next token."""
         request = self.progress.request

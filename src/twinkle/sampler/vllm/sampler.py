@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, OutOfMemory
 from twinkle.hub.model_path import resolve_model_id
+from twinkle.sampler.places import most_of_group, with_guests
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
 from twinkle.sampler.sequence import GrowingSequence, Stretch
 from twinkle.sampler.stepped import Outcome, SteppedSampler
@@ -33,7 +35,7 @@ class SteppedVLLMSampler(SteppedSampler):
         model_id: Folder or id of the base model.
         engine_args: vLLM's own arguments, above those chosen here.
         device: ``cpu`` or a CUDA device.
-        slots: Sequences served at once; further ones wait.
+        slots: Sequences of one group of requests served at once; further ones wait. A quarter more is there for others.
         max_length: Prompt and output together; the model's context if omitted.
         max_rank: Of adapters.
         max_adapters_per_step: Different adapters in one pass; further ones wait.
@@ -63,13 +65,14 @@ class SteppedVLLMSampler(SteppedSampler):
         self._never_drawn = never_drawn
         self._decode_text = decode_text
         self._samples: dict[str, RunningSample] = {}
+        self._waiting: deque[RunningSample] = deque()
         self._under_way: dict[str, VLLMProgress] = {}
         self._names = count()
         arguments = {
             "model": resolve_model_id(model_id),
             "dtype": "float32" if device == "cpu" else "bfloat16",
             "max_model_len": max_length,
-            "max_num_seqs": slots,
+            "max_num_seqs": with_guests(slots),
             "enable_lora": True,
             "max_lora_rank": next((rank for rank in MAX_RANKS if rank >= max_rank), MAX_RANKS[-1]),
             "max_loras": max_adapters_per_step + (device == "cpu"),
@@ -81,6 +84,8 @@ class SteppedVLLMSampler(SteppedSampler):
             **({} if device == "cpu" else {"gpu_memory_utilization": memory_fraction}),
             **(engine_args or {}),
         }
+        self._places = int(arguments["max_num_seqs"])
+        self._slots = min(slots, self._places)
         self._engine = _start(arguments, self._samples.get, device=device, cache_gib=cache_gib)
         self._root = tempfile.TemporaryDirectory(prefix="twinkle-adapters-")
         self._adapters_on_disk = AdapterFolders(
@@ -143,7 +148,7 @@ class SteppedVLLMSampler(SteppedSampler):
             barred=self._never_drawn,
         )
         self._under_way[request.key] = progress
-        self._submit(progress)
+        self._queue(progress)
 
     def cancel(self, key: str) -> None:
         """See :class:`SteppedSampler`."""
@@ -168,6 +173,7 @@ class SteppedVLLMSampler(SteppedSampler):
         failures: dict[str, Exception] = {}
         if not self._under_way:
             return []
+        self._fill_places(failures)
         try:
             advances = self._engine.step()
         except torch.OutOfMemoryError as error:
@@ -200,14 +206,37 @@ class SteppedVLLMSampler(SteppedSampler):
         self._engine.shutdown()
         self._root.cleanup()
 
-    def _submit(self, progress: VLLMProgress) -> None:
+    def _queue(self, progress: VLLMProgress) -> None:
         # A request that may not generate still has its prompt computed, once, and the token drawn is dropped.
         for index in range(progress.request.num_samples if progress.max_tokens else 1):
-            sample = RunningSample(str(next(self._names)), progress, GrowingSequence(sample=index))
-            self._samples[sample.name] = sample
-            self._engine.add(
-                sample, progress.request.prompt, max_tokens=max(progress.max_tokens, 1), folder=progress.folder
-            )
+            self._waiting.append(RunningSample(str(next(self._names)), progress, GrowingSequence(sample=index)))
+
+    def _fill_places(self, failures: dict[str, Exception]) -> None:
+        """Hands sequences to vLLM, one by one in the order of their arrival, as far as their groups have places.
+
+        vLLM serves in the order in which it was handed them: whoever is to join within a step must not stand behind
+        what waits there for a place.
+        """
+        held = Counter(sample.group for sample in self._samples.values())
+        held_back: list[RunningSample] = []
+        for sample in self._waiting:
+            others = held.total() - held[sample.group]
+            if held[sample.group] >= most_of_group(slots=self._slots, places=self._places, others=others):
+                held_back.append(sample)
+                continue
+            held[sample.group] += 1
+            try:
+                self._submit(sample)
+            except Exception as error:  # noqa: BLE001 - what vLLM does not take is this request's failure alone
+                failures[sample.progress.request.key] = error
+        self._waiting = deque(held_back)
+
+    def _submit(self, sample: RunningSample) -> None:
+        progress = sample.progress
+        self._samples[sample.name] = sample
+        self._engine.add(
+            sample, progress.request.prompt, max_tokens=max(progress.max_tokens, 1), folder=progress.folder
+        )
 
     def _restart_broken(self, failures: dict[str, Exception]) -> None:
         """Lets requests whose logits were not finite start once more, on a clean cache: the NaN may be another's."""
@@ -221,7 +250,7 @@ class SteppedVLLMSampler(SteppedSampler):
                 failures[progress.request.key] = not_finite(progress.request)
             else:
                 progress.restart()
-                self._submit(progress)
+                self._queue(progress)
 
     def _advance(self, sample: RunningSample, advance: Advance, failures: dict[str, Exception]) -> None:
         progress, drawn = sample.progress, sample.drawn
@@ -250,6 +279,7 @@ class SteppedVLLMSampler(SteppedSampler):
             self._forget([sample.name])
 
     def _forget_samples(self, progress: VLLMProgress) -> None:
+        self._waiting = deque(sample for sample in self._waiting if sample.progress is not progress)
         self._forget([name for name, sample in self._samples.items() if sample.progress is progress])
 
     def _forget(self, names: list[str]) -> None:
