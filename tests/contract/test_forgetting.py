@@ -12,12 +12,13 @@ from harness.journal import Bench, done, failed, new_adapter, new_sampler, submi
 from harness.operations import Request, create, forward_backward, optim_step, replayed, save
 from harness.worker import MakeWorker, WorkerRig
 from twinkle.core.adapter import AdapterConfig, Dialect
-from twinkle.core.errors import Expired, InvalidInput
+from twinkle.core.errors import Expired, InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Accepted, OperationKind, OperationState, Payload, Unnumbered
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
+from twinkle.storage.journal.answers import OwnedStatus
 from twinkle.storage.journal.forgotten import SEQS_PER_CLIENT
 from twinkle.storage.processors.processors import NewProcessor
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
@@ -379,3 +380,158 @@ def test_a_blob_that_a_forgotten_operation_was_sent_with_is_given_up(
     assert _seqs(bench, "a") == [0, 2]
     assert bench.rows("SELECT key FROM doomed_blob") == [("payloads/x",)]
     assert bench.status("a", 2).state is OperationState.DONE
+
+
+# -- whole runs, data sets and sampling sessions -----------------------------------------------------------------------
+
+
+def _forget_lanes(bench: Bench, *, after_s: float = 2 * MONTH_S) -> int:
+    """As housekeeping does, once the operations have had their time."""
+    _forget(bench, after_s=after_s)
+    return bench.stores.gone_lanes.forget(older_than_s=MONTH_S)
+
+
+def _lanes(bench: Bench) -> list[object]:
+    return [row[0] for row in bench.rows("SELECT id FROM lane ORDER BY id")]
+
+
+def test_an_unloaded_run_goes_with_its_last_checkpoint_and_whatever_comes_for_it_is_gone(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    first = bench.adapter("a")
+    _submit(bench, *_steps(1, 2), save("kept"))
+    bench.adapters.unload("a", "t0")
+    bench.adapter("living")
+    worker.drain()
+    told = _told(bench)
+    (path,) = (row[0] for row in bench.rows("SELECT path FROM checkpoint"))
+
+    with_its_checkpoint = _forget_lanes(bench)
+    bench.stores.checkpoints.delete("t0", str(path))
+    soon_after = _forget_lanes(bench, after_s=DAY_S)
+    held = bench.stores.holdings.of("t0").num_runs
+    later = _forget_lanes(bench)
+
+    assert (with_its_checkpoint, soon_after, later) == (0, 0, 1) and _lanes(bench) == ["living"]
+    assert (held, bench.stores.holdings.of("t0").num_runs) == (2, 1)
+    assert _told(bench).used.items() >= told.used.items() and len(_told(bench).audit) >= len(told.audit)
+    for table in ("snapshot", "branch", "past_steps", "forgotten"):
+        assert bench.rows(f"SELECT COUNT(*) FROM {table}") == [(0,)], table
+    again = bench.append(first, submission("a", 1), submission("a", 99), submission("never", 1))
+    assert [type(one) for one in again] == [Expired, Expired, Expired, NotFound]
+    assert "TWINKLE_RUN_RETENTION_S" in str(again[0])
+    assert bench.append(replace(submission("a", 1), tenant="t1"))[0].code == NotFound.code
+    with pytest.raises(Expired):
+        bench.journal.open_lane(new_adapter("a"))
+    (status,) = bench.journal.statuses([request_id_of("a", 3)]).values()
+    assert status.tenant == "t0" and status.status.expired
+
+
+def test_a_run_that_another_began_from_stays_and_so_do_its_sessions_losses(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    bench.adapter("a")
+    loss = submission("session-t0:loss", 0, OperationKind.CREATE_CUSTOM_LOSS, body=b"graph")
+    bench.journal.record_loss(loss, result=b"{}")
+    _submit(bench, *_steps(1))
+    worker.drain()
+    bench.branches.fork(new_adapter("b"), source="a", at=2)
+    worker.drain()
+    bench.adapters.unload("a", "t0")
+    worker.drain()
+
+    with_a_fork = _forget_lanes(bench)
+    bench.adapters.unload("b", "t0")
+    worker.drain()
+    passes = [_forget_lanes(bench) for _ in range(4)]
+
+    assert with_a_fork == 0 and sum(passes) == 3 and _lanes(bench) == []
+    assert isinstance(bench.journal.statuses(["session-t0:loss:req:0"])["session-t0:loss:req:0"], OwnedStatus)
+    with pytest.raises(Expired):
+        bench.journal.record_loss(loss, result=b"{}")
+
+
+def test_a_sampling_session_goes_when_its_client_is_gone_and_a_shared_one_when_its_checkpoint_is(
+    bench: Bench, lease: Lease
+) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE session SET idempotency_key = 'openai' WHERE id = 'session-t0'")
+    _sample(bench, lease, 1, DRAWN)
+    used = bench.stores.accounting.work("t0", start=0, end=FOR_EVER)
+
+    shared = _forget_lanes(bench)
+    with bench.database.transaction() as transaction:
+        transaction.execute("UPDATE sampling_session SET checkpoint = 'tinker://r/weights/x'")
+        transaction.execute(
+            "INSERT INTO past_checkpoint (path, tenant, adapter, session, base_model, size_bytes, created_at, ended_at)"
+            " VALUES ('tinker://r/weights/x', 't0', 'r', 'session-t0', 'base', 1, 0, 1)"
+        )
+    without_its_checkpoint = _forget_lanes(bench)
+
+    assert (shared, without_its_checkpoint) == (0, 1) and _lanes(bench) == []
+    assert bench.stores.accounting.work("t0", start=0, end=FOR_EVER) == used
+    assert [type(one) for one in bench.append(submission("s", DRAWN, OperationKind.SAMPLE))] == [Expired]
+    with pytest.raises(Expired):
+        bench.journal.open_lane(new_sampler("s"))
+
+
+def test_of_a_client_that_still_speaks_nothing_goes_and_a_session_outlives_what_is_told_of_it(
+    bench: Bench, lease: Lease
+) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    _sample(bench, lease, 1)
+    bench.clock.move(3 * MONTH_S)
+    bench.stores.sessions.heartbeat("t0", "session-t0")
+    speaking = _forget_lanes(bench, after_s=DAY_S), _forget_lanes(bench, after_s=DAY_S)
+    silent = _forget_lanes(bench)
+
+    def forget_sessions() -> bool:
+        bench.stores.sessions.forget(older_than_s=MONTH_S)
+        return not bench.rows("SELECT id FROM session WHERE id = 'session-t0'")
+
+    while_usage_names_it = forget_sessions()
+    bench.clock.move(3 * MONTH_S)
+    bench.stores.forgetting.forget_usage(older_than_s=MONTH_S)
+
+    assert speaking == (0, 0) and silent == 1 and not while_usage_names_it
+    assert forget_sessions() and bench.rows("SELECT COUNT(*) FROM gone_lane") == [(0,)]
+    assert [type(one) for one in bench.append(submission("s", 1, OperationKind.SAMPLE))] == [NotFound]
+
+
+def test_a_data_set_that_has_ended_goes_and_one_that_is_named_anew_takes_another_number(bench: Bench) -> None:
+    new = NewProcessor(
+        id="p", tenant="t0", session="session-t0", processor_type="dataset", class_type="Dataset", created_at=0.0
+    )
+    bench.journal.open_lane(new)
+    alive = _forget_lanes(bench)
+    bench.stores.processors.end("p", "t0")
+
+    assert (alive, _forget_lanes(bench)) == (0, 1) and _lanes(bench) == []
+    with pytest.raises(Expired):
+        bench.journal.open_lane(new)
+
+
+def test_what_checkpoints_took_up_is_told_without_their_run_and_for_its_time(
+    bench: Bench, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    bench.adapter("a")
+    _submit(bench, save("kept"))
+    bench.adapters.unload("a", "t0")
+    worker.drain()
+    bench.clock.move(DAY_S)
+    (path,) = (row[0] for row in bench.rows("SELECT path FROM checkpoint"))
+    bench.stores.checkpoints.delete("t0", str(path))
+    accounting, end = bench.stores.accounting, int(bench.clock.now()) + 1
+    stored = accounting.gigabyte_hours("t0", start=0, end=end)
+
+    _forget_lanes(bench)
+    kept = accounting.gigabyte_hours("t0", start=0, end=end)
+    bench.stores.forgetting.forget_usage(older_than_s=MONTH_S)
+
+    assert stored and kept == stored and _lanes(bench) == []
+    assert bench.rows("SELECT COUNT(*) FROM past_checkpoint") == [(0,)]
+    assert accounting.gigabyte_hours("t0", start=0, end=end) == {}

@@ -98,7 +98,8 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
         transaction.execute(
             "INSERT INTO checkpoint (path, tenant, adapter, kind, name, seq, config, files, size_bytes, public, listed,"
             f" created_at, content, expires_at) {some} SELECT 'tinker://' || CAST(i AS TEXT) || '/weights/x', 't0',"
-            " CAST(i AS TEXT), 'training', 'x', 0, '', '{}', 1, FALSE, TRUE, 0, CAST(i AS TEXT),"
+            " CAST(i AS TEXT), 'training', 'x', 0, '{\"base_model\": \"base\"}',"
+            " '{}', 1, FALSE, TRUE, 0, CAST(i AS TEXT),"
             f" CASE WHEN i < 50 THEN {bench.clock.now() + DAY_S} END FROM n"
         )
         transaction.execute(
@@ -288,6 +289,7 @@ ACTIONS: dict[str, Action] = {
     "forget_operations": lambda bench, lease: bench.stores.forgetting.forget_operations(
         older_than_s=DAY_S, max_batches=4
     ),
+    "forget_lanes": lambda bench, lease: bench.stores.gone_lanes.forget(older_than_s=0.0),
     "forget_usage": lambda bench, lease: bench.stores.forgetting.forget_usage(older_than_s=DAY_S),
     "forget_audit": lambda bench, lease: bench.stores.audit.forget(older_than_s=DAY_S),
     "expire_results": lambda bench, lease: bench.upkeep.expire_results(older_than_s=DAY_S),

@@ -43,6 +43,7 @@ from twinkle.storage.tenants.keyring import Keyring
 from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants
 from twinkle.storage.upkeep.forgetting import Forgetting
+from twinkle.storage.upkeep.gone_lanes import GoneLanes
 from twinkle.storage.upkeep.upkeep import Upkeep
 from twinkle.storage.upkeep.waste import Waste
 
@@ -67,7 +68,7 @@ class Stores:
       ``growing_files`` what jobs are at, and ``prepared_rows`` what was made of files to train on.
     - ``processors`` are the data sets and loaders that clients have here.
     - ``upkeep`` ends what has waited or lain too long, ``waste`` is what nothing in the object store is kept for, and
-      ``forgetting`` takes the rows of what ended long ago.
+      ``forgetting`` takes the rows of what ended long ago, ``gone_lanes`` those of whole runs and sampling sessions.
     """
 
     def __init__(self, database: Database, engine: Engine, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> None:
@@ -119,6 +120,7 @@ class Stores:
         self.upkeep = Upkeep(database, clock)
         self.waste = Waste(database, clock)
         self.forgetting = Forgetting(database, clock)
+        self.gone_lanes = GoneLanes(database, clock)
 
     @classmethod
     def at(cls, url: str, clock: Clock, *, limits: TenantLimits = NO_LIMITS) -> Stores:

@@ -139,15 +139,16 @@ class Housekeeping:
             _log.info("housekeeping.deleted", blobs=num_deleted)
 
     def forget(self) -> None:
-        """Delete the rows of what ended long ago: operations, then what was added up of them, and the audit log."""
+        """Delete the rows of what ended long ago: operations, whole runs, what was added up of them, the audit log."""
         crash_point("housekeeping.forgetting")
         num_forgotten = self._stores.forgetting.forget_operations(
             older_than_s=self._settings.operation_retention_s, max_batches=_MAX_BATCHES
         )
+        num_lanes = self._stores.gone_lanes.forget(older_than_s=self._settings.run_retention_s)
         self._stores.forgetting.forget_usage(older_than_s=self._settings.usage_retention_s)
         num_entries = self._stores.audit.forget(older_than_s=self._settings.audit_retention_s)
-        if num_forgotten or num_entries:
-            _log.info("housekeeping.forgotten", operations=num_forgotten, audit_entries=num_entries)
+        if num_forgotten or num_lanes or num_entries:
+            _log.info("housekeeping.forgotten", operations=num_forgotten, lanes=num_lanes, audit_entries=num_entries)
 
 
 def register(app: Celery, housekeeping: Housekeeping) -> None:

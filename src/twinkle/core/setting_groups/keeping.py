@@ -45,8 +45,18 @@ class KeepingSettings(SettingsGroup):
         description="how long the rows of ended operations stay, and of a run those that it may be rebuilt from;"
         " sent again afterwards, an operation is answered 410",
     )
+    run_retention_s: float = Field(
+        default=90 * 24 * 3600.0,
+        gt=0,
+        description="how long runs stay that were unloaded and have no checkpoints and no forks, data sets that have"
+        " ended, and sampling sessions whose client or checkpoint is gone; whatever comes for them afterwards is"
+        " answered 410",
+    )
     usage_retention_s: float = Field(
-        default=2 * 365 * 24 * 3600.0, gt=0, description="how long what such operations came to is kept, by the hour"
+        default=2 * 365 * 24 * 3600.0,
+        gt=0,
+        description="how long what forgotten operations came to is kept, by the hour, and what deleted checkpoints and"
+        " files took up",
     )
     audit_retention_s: float = Field(
         default=365 * 24 * 3600.0, gt=0, description="how long the audit log is kept, saves and loads included"

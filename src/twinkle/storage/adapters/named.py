@@ -12,6 +12,7 @@ from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Unnumbered
 from twinkle.storage.database import Database, Row, Transaction
+from twinkle.storage.journal.forgotten import gone_lanes
 from twinkle.storage.journal.lanes import accept_own, lock_lanes
 from twinkle.storage.journal.records import NewAdapter
 
@@ -181,9 +182,14 @@ def next_id(transaction: Transaction, session: str) -> str:
     row = transaction.execute("SELECT COUNT(*) AS num_adapters FROM adapter WHERE session = ?", (session,)).fetchone()
     assert row is not None, "a count is a row"
     number = int(row.num_adapters)
-    while transaction.execute("SELECT id FROM lane WHERE id = ?", (f"{session}:train:{number}",)).fetchone():
+    while _is_taken(transaction, f"{session}:train:{number}"):
         number += 1
     return f"{session}:train:{number}"
+
+
+def _is_taken(transaction: Transaction, lane: str) -> bool:
+    found = transaction.execute("SELECT id FROM lane WHERE id = ?", (lane,)).fetchone()
+    return found is not None or lane in gone_lanes(transaction, [lane])
 
 
 def _address_of(row: Row) -> AdapterAddress:

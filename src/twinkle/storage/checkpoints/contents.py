@@ -73,14 +73,23 @@ def remove_checkpoints(
     """
     rows = transaction.execute(
         f"DELETE FROM checkpoint WHERE {where} RETURNING files_group, files, path, tenant, adapter, size_bytes,"
-        " created_at",
+        " created_at, config",
         parameters,
     ).fetchall()
     for row in rows:
         transaction.execute(
-            "INSERT INTO past_checkpoint (path, tenant, adapter, size_bytes, created_at, ended_at)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            (row.path, row.tenant, row.adapter, row.size_bytes, row.created_at, now),
+            "INSERT INTO past_checkpoint (path, tenant, adapter, session, base_model, size_bytes, created_at, ended_at)"
+            " SELECT ?, ?, id, session, ?, ?, CAST(? AS DOUBLE PRECISION), CAST(? AS DOUBLE PRECISION) FROM adapter"
+            " WHERE id = ?",
+            (
+                row.path,
+                row.tenant,
+                json.loads(row.config)["base_model"],
+                row.size_bytes,
+                row.created_at,
+                now,
+                row.adapter,
+            ),
         )
     groups = sorted({row.files_group for row in rows if row.files_group is not None})
     shared = transaction.execute(

@@ -11,10 +11,12 @@ from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, Submission, Unnumbered
 from twinkle.storage.database import Database, Transaction
 from twinkle.storage.journal.forgotten import (
+    gone_lanes,
     number_of_key,
     owners_of_forgotten,
     seq_of_key,
     why_forgotten,
+    why_lane_is_gone,
 )
 from twinkle.storage.journal.lanes import NO_MESH, LockedLane, accept, in_journal_numbers, shifted
 
@@ -40,6 +42,8 @@ def accept_next(
 ) -> Accepted | UserError:
     """Insert a request as its lane's next operation, unless its key has been there; or say why not."""
     lane = lanes.get(request.lane)
+    if lane is None and gone_lanes(transaction, [request.lane]).get(request.lane) == request.tenant:
+        return Expired(why_lane_is_gone(request.lane))
     if lane is None or lane.tenant != request.tenant or not lane.ordered or lane.mesh == NO_MESH:
         return NotFound(f"no adapter {request.lane!r}")
     if not lane.arrival_numbered:
@@ -107,5 +111,11 @@ class Arrivals:
         return owners_of_forgotten(self._database, [request_id]).get(request_id) == tenant
 
     def has_lane(self, tenant: str, lane: str) -> bool:
-        """Whether the tenant has a run or a sampling session of this id."""
-        return bool(self._database.read("SELECT id FROM lane WHERE id = ? AND tenant = ?", (lane, tenant)))
+        """Whether the tenant has, or had, a run or a sampling session of this id."""
+        return bool(
+            self._database.read(
+                "SELECT id FROM lane WHERE id = ? AND tenant = ?"
+                " UNION ALL SELECT id FROM gone_lane WHERE id = ? AND tenant = ?",
+                (lane, tenant, lane, tenant),
+            )
+        )

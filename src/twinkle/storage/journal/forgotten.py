@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
+from twinkle.core.errors import Expired
 from twinkle.storage.database import Database, Transaction, placeholders
 
 SEQS_PER_CLIENT = 1_000_000_000
@@ -27,6 +28,26 @@ def why_forgotten(request_id: str) -> str:
         f"operation {request_id} ended so long ago that it was forgotten (TWINKLE_OPERATION_RETENTION_S); it was not"
         " done again. A new request takes a new number, or key"
     )
+
+
+def why_lane_is_gone(lane: str) -> str:
+    """What whoever asks for a run, a data set or a sampling session is told that is forgotten."""
+    return (
+        f"{lane} ended so long ago that it was forgotten (TWINKLE_RUN_RETENTION_S), and nothing was done again; a new"
+        " one takes a new number"
+    )
+
+
+def gone_lanes(transaction: Transaction, ids: Sequence[str]) -> dict[str, str]:
+    """The tenants of those among these lanes that are forgotten."""
+    rows = transaction.execute(f"SELECT id, tenant FROM gone_lane WHERE id IN ({placeholders(ids)})", ids).fetchall()
+    return {row.id: row.tenant for row in rows}
+
+
+def refuse_gone(transaction: Transaction, lane: str) -> None:
+    """Raise ``Expired`` for a lane that is forgotten: no other is made under its id."""
+    if gone_lanes(transaction, [lane]):
+        raise Expired(why_lane_is_gone(lane))
 
 
 def number_of_sample(seq: int) -> int:
@@ -81,6 +102,10 @@ def owners_of_forgotten(database: Database, request_ids: Sequence[str]) -> dict[
         f"SELECT id, tenant, ordered, gone_seq FROM lane WHERE gone_seq >= 0 AND id IN ({placeholders(names)})", names
     )
     lanes = {row.id: row for row in rows}
+    gone = {
+        row.id: row.tenant
+        for row in database.read(f"SELECT id, tenant FROM gone_lane WHERE id IN ({placeholders(names)})", names)
+    }
     below = {one: at for one, at in parsed.items() if at[0] in lanes and at[1] <= lanes[at[0]].gone_seq}
     found = {one: lanes[lane].tenant for one, (lane, _) in below.items() if lanes[lane].ordered}
     samples = {one: at for one, at in below.items() if not lanes[at[0]].ordered}
@@ -88,7 +113,7 @@ def owners_of_forgotten(database: Database, request_ids: Sequence[str]) -> dict[
     for one, (lane, seq) in samples.items():
         if remembered.get((lane, number_of_sample(seq)), -1) >= seq:
             found[one] = lanes[lane].tenant
-    return found
+    return found | {one: gone[lane] for one, (lane, _) in parsed.items() if lane in gone}
 
 
 def _last_seqs(database: Database, samples: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:

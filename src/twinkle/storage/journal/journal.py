@@ -39,6 +39,7 @@ from twinkle.storage.journal.executing import (
     start_operations,
     state_of,
 )
+from twinkle.storage.journal.forgotten import refuse_gone
 from twinkle.storage.journal.lanes import (
     NO_MESH,
     LockedLane,
@@ -127,8 +128,10 @@ class Journal:
         Raises:
             Conflict: The number was used for another loss.
             NotFound: The lane is another tenant's.
+            Expired: The session's losses are forgotten.
         """
         with self.database.transaction() as transaction:
+            refuse_gone(transaction, submission.lane)
             transaction.execute(
                 "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
                 " VALUES (?, ?, ?, FALSE, 0, -1, 0, 0) ON CONFLICT (id) DO NOTHING",

@@ -13,7 +13,7 @@ from twinkle.core.errors import Conflict, Expired, InvalidInput, NotFound, UserE
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Outcome, Submission
 from twinkle.storage.database import Transaction, placeholders, raised
-from twinkle.storage.journal.forgotten import is_forgotten, why_forgotten
+from twinkle.storage.journal.forgotten import gone_lanes, is_forgotten, why_forgotten, why_lane_is_gone
 
 NO_MESH = ""
 """The mesh of a lane that nobody executes: its operations are complete when they are accepted."""
@@ -109,6 +109,8 @@ def accept(
     """Insert an operation into its lane, one of those that are locked; or say why not."""
     lane = lanes.get(submission.lane)
     is_theirs = lane is not None and lane.tenant == submission.tenant and lane.mesh != NO_MESH
+    if lane is None and gone_lanes(transaction, [submission.lane]).get(submission.lane) == submission.tenant:
+        return Expired(why_lane_is_gone(submission.lane))
     if lane is None or not is_theirs or bool(lane.ordered) != submission.kind.is_ordered:
         return NotFound(f"no adapter or sampling session {submission.lane!r}")
     if lane.unload_seq is not None and submission.seq >= lane.unload_seq:

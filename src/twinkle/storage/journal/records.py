@@ -12,6 +12,7 @@ from twinkle.core.operation import OperationKind, Payload
 from twinkle.storage.adapters.snapshots import Snapshot
 from twinkle.storage.checkpoints.contents import publish_checkpoint
 from twinkle.storage.database import Transaction
+from twinkle.storage.journal.forgotten import refuse_gone
 from twinkle.storage.processors.progress import ProcessorProgress
 from twinkle.storage.sampling.ephemeral import NewEphemeralWeights
 
@@ -190,7 +191,11 @@ def insert_lane(
     priority: int = 0,
     arrival_numbered: bool = False,
 ) -> bool:
-    """Insert a lane, with its tenant's share of the mesh, unless it exists; whether it is new."""
+    """Insert a lane, with its tenant's share of the mesh, unless it exists; whether it is new.
+
+    Raises:
+        Expired: There was one of this id, which is forgotten.
+    """
     transaction.execute(
         "INSERT INTO share (mesh, tenant) VALUES (?, ?) ON CONFLICT (mesh, tenant) DO NOTHING", (mesh, tenant)
     )
@@ -199,6 +204,8 @@ def insert_lane(
         " VALUES (?, ?, ?, ?, 0, -1, 0, 0, ?, ?) ON CONFLICT (id) DO NOTHING",
         (lane, tenant, mesh, ordered, -priority, arrival_numbered),
     )
+    if inserted.rowcount == 1:
+        refuse_gone(transaction, lane)
     return inserted.rowcount == 1
 
 

@@ -31,6 +31,7 @@ from twinkle.storage.tables.processors import ProcessorRow
 from twinkle.storage.tables.queue import (
     BranchRow,
     ForgottenRow,
+    GoneLaneRow,
     LaneRow,
     MeshRow,
     OperationRow,
@@ -61,6 +62,7 @@ __all__ = [
     "FilePieceRow",
     "FileRow",
     "ForgottenRow",
+    "GoneLaneRow",
     "JobAttemptRow",
     "JobDependencyRow",
     "JobEventRow",

@@ -113,6 +113,7 @@ class EphemeralWeightsRow(SQLModel, table=True):
         ),
         Index("ephemeral_pinned", "adapter", sqlite_where=text("pinned"), postgresql_where=text("pinned")),
         Index("ephemeral_of_tenant", "tenant", "opened_at"),
+        Index("ephemeral_weights_adapter", "adapter"),
     )
     sampling_session: str = Field(primary_key=True, foreign_key="sampling_session.id")
     tenant: str = Field(foreign_key="tenant.id")
@@ -198,6 +199,7 @@ class AccessTokenRow(SQLModel, table=True):
     __table_args__ = (
         Index("access_token_of_tenant", "tenant", "created_at"),
         Index("access_token_end", "expires_at"),
+        Index("access_token_adapter", "adapter"),
     )
     id: str = Field(primary_key=True)
     digest: str = Field(unique=True)
@@ -213,14 +215,24 @@ class AccessTokenRow(SQLModel, table=True):
 
 
 class PastCheckpointRow(SQLModel, table=True):
-    """A checkpoint that was deleted or has expired: what its storage came to must still be told."""
+    """A checkpoint that was deleted or has expired: what its storage came to must still be told.
+
+    Without a path they were nameless weights whose sampling session is forgotten.
+    """
 
     __tablename__ = "past_checkpoint"
-    __table_args__ = (Index("past_checkpoint_of_tenant", "tenant", "ended_at"),)
+    __table_args__ = (
+        Index("past_checkpoint_of_tenant", "tenant", "ended_at"),
+        Index("past_checkpoint_of_session", "session"),
+        Index("past_checkpoint_of_path", "path", "ended_at"),
+        Index("past_checkpoint_end", "ended_at"),
+    )
     id: int | None = Field(default=None, primary_key=True)
     path: str
     tenant: str = Field(foreign_key="tenant.id")
     adapter: str
+    session: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
+    base_model: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
     size_bytes: int = Field(sa_type=BigInteger)
     created_at: float = Field(sa_type=Float)
     ended_at: float = Field(sa_type=Float)

@@ -48,6 +48,7 @@ class FileContentRow(SQLModel, table=True):
             postgresql_where=text("ended_at IS NULL"),
         ),
         Index("file_content_of_tenant", "tenant", "created_at"),
+        Index("file_content_end", "ended_at"),
     )
     id: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id")

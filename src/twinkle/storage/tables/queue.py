@@ -267,6 +267,16 @@ class ForgottenRow(SQLModel, table=True):
     last_seq: int = Field(sa_type=BigInteger)
 
 
+class GoneLaneRow(SQLModel, table=True):
+    """A run, a data set or a sampling session that is forgotten; its id stays as long as its client's session."""
+
+    __tablename__ = "gone_lane"
+    __table_args__ = (Index("gone_lane_of_session", "session"),)
+    id: str = Field(primary_key=True)
+    tenant: str = Field(foreign_key="tenant.id")
+    session: str
+
+
 class PastStepsRow(SQLModel, table=True):
     """How many steps were applied in a stretch of a run whose operations are gone; it ends with number ``seq``.
 

@@ -118,7 +118,7 @@ class PastWorkRow(SQLModel, table=True):
     """What a tenant's operations came to that ended well in an hour (from the epoch) and whose rows are gone."""
 
     __tablename__ = "past_work"
-    __table_args__ = (Index("past_work_by_hour", "hour"),)
+    __table_args__ = (Index("past_work_by_hour", "hour"), Index("past_work_of_session", "session"))
     tenant: str = Field(primary_key=True, foreign_key="tenant.id")
     hour: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
     session: str = Field(primary_key=True)

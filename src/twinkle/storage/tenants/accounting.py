@@ -15,13 +15,14 @@ HOUR_S = 3600
 BYTES_PER_GIGABYTE = 10**9
 
 _LIVES = (
-    "SELECT c.size_bytes, c.created_at AS begins, c.expires_at AS ends, a.session, a.config FROM checkpoint c"
+    "SELECT c.size_bytes, c.created_at AS begins, c.expires_at AS ends, a.session, a.config, NULL AS base_model"
+    " FROM checkpoint c"
     " JOIN adapter a ON a.id = c.adapter WHERE c.tenant = ? AND c.created_at < ?"
     " UNION ALL"
-    " SELECT p.size_bytes, p.created_at, p.ended_at, a.session, a.config FROM past_checkpoint p"
-    " JOIN adapter a ON a.id = p.adapter WHERE p.tenant = ? AND p.created_at < ? AND p.ended_at > ?"
+    " SELECT p.size_bytes, p.created_at, p.ended_at, p.session, NULL, p.base_model FROM past_checkpoint p"
+    " WHERE p.tenant = ? AND p.created_at < ? AND p.ended_at > ?"
     " UNION ALL"
-    " SELECT e.size_bytes, e.opened_at, e.ended_at, e.session, a.config FROM ephemeral_weights e"
+    " SELECT e.size_bytes, e.opened_at, e.ended_at, e.session, a.config, NULL FROM ephemeral_weights e"
     " JOIN adapter a ON a.id = e.adapter WHERE e.tenant = ? AND e.opened_at < ?"
     " AND (e.ended_at IS NULL OR e.ended_at > ?)"
 )
@@ -225,7 +226,7 @@ def _spread(lives: Iterable[Row], *, start: float, end: float) -> dict[Place, fl
     """Spread sizes over the hours between ``start`` and ``end`` in which they were there."""
     found: defaultdict[Place, float] = defaultdict(float)
     for life in lives:
-        base_model = _base_model_of(life.config)
+        base_model = life.base_model if life.config is None else _base_model_of(life.config)
         for hour, gigabyte_hours in _hours_of(life, start=start, end=end):
             found[Place(hour, life.session, base_model)] += gigabyte_hours
     return dict(found)

@@ -30,6 +30,9 @@ _UNUSED = (
     *(f"NOT EXISTS (SELECT 1 FROM {table} x WHERE x.session = s.id)" for table in _OWNING),
     # The lane of its custom losses, which a replay may name as long as there is a journal.
     "NOT EXISTS (SELECT 1 FROM lane x WHERE x.id = s.id || ':loss')",
+    # Usage is told by session.
+    "NOT EXISTS (SELECT 1 FROM past_work x WHERE x.session = s.id)",
+    "NOT EXISTS (SELECT 1 FROM past_checkpoint x WHERE x.session = s.id)",
 )
 """What a session is that nothing else refers to."""
 
@@ -198,12 +201,16 @@ class Sessions:
         """Delete sessions that ended or fell silent so long ago, and of which nothing else is kept; how many."""
         before = self._clock.now() - older_than_s
         with self._database.transaction() as transaction:
-            return transaction.execute(
+            rows = transaction.execute(
                 "DELETE FROM session WHERE id IN (SELECT s.id FROM session s WHERE s.heartbeat_at <= ?"
-                " AND s.created_at <= ? AND s.job IS NULL"
-                f" AND {' AND '.join(_UNUSED)} ORDER BY s.heartbeat_at LIMIT ?)",
+                " AND s.created_at <= ?"
+                " AND (s.job IS NULL OR NOT EXISTS (SELECT 1 FROM job x WHERE x.id = s.job))"
+                f" AND {' AND '.join(_UNUSED)} ORDER BY s.heartbeat_at LIMIT ?) RETURNING id",
                 (before, before, _BATCH),
-            ).rowcount
+            ).fetchall()
+            ids = [row.id for row in rows]
+            transaction.execute(f"DELETE FROM gone_lane WHERE session IN ({placeholders(ids)})", ids)
+        return len(ids)
 
     def search(
         self, tenant: str, matches: Callable[[FoundSession], bool], *, limit: int, after: Place | None

@@ -25,7 +25,9 @@ HOUR_S = 3600
 
 _BATCH = 500
 _LANES_A_LOOK = 1000
-_COLUMNS = (
+_STORED_ONCE = ("past_checkpoint", "file_content")
+"""Tables that tell until when something was stored."""
+FORGOTTEN_COLUMNS = (
     "request_id, tenant, lane, seq, kind, state, expired, held_by, finished_at, payload_blob, result_blob, request_key,"
     " num_tokens, num_prompt_tokens, device_s,"
     f" CASE WHEN kind IN ({', '.join(repr(kind.value) for kind in TOLD_BY_OPERATIONS)}) THEN payload END AS payload"
@@ -74,16 +76,25 @@ class Forgetting:
         return num_forgotten
 
     def forget_usage(self, *, older_than_s: float) -> int:
-        """Delete some of what was added up of operations that ended so long ago; how many rows."""
+        """Delete some of what is known of operations, checkpoints and files that ended so long ago; how many rows."""
         hour = int((self._clock.now() - older_than_s) // HOUR_S)
         with self._database.transaction() as transaction:
             hours = transaction.execute(
                 "SELECT DISTINCT hour FROM past_work WHERE hour < ? ORDER BY hour LIMIT 24", (hour,)
             ).fetchall()
             marks = placeholders(hours)
-            return transaction.execute(
+            num_hours = transaction.execute(
                 f"DELETE FROM past_work WHERE hour IN ({marks})", [row.hour for row in hours]
             ).rowcount
+            num_ended = sum(
+                transaction.execute(
+                    f"DELETE FROM {table} WHERE id IN"
+                    f" (SELECT id FROM {table} WHERE ended_at < ? ORDER BY ended_at LIMIT ?)",
+                    (hour * HOUR_S, _BATCH),
+                ).rowcount
+                for table in _STORED_ONCE
+            )
+        return num_hours + num_ended
 
     def _lanes_to_look_at(self) -> list[Row]:
         return self._database.read(
@@ -98,7 +109,7 @@ class Forgetting:
         with self._database.transaction() as transaction:
             lane = lock_lanes(transaction, [lane_id])[lane_id]
             rows = transaction.execute(
-                f"SELECT {_COLUMNS} FROM operation WHERE lane = ? AND seq > ? AND seq < ?"
+                f"SELECT {FORGOTTEN_COLUMNS} FROM operation WHERE lane = ? AND seq > ? AND seq < ?"
                 " AND seq < (SELECT pruned_seq FROM lane WHERE id = ?) ORDER BY seq LIMIT ?",
                 (lane_id, lane.gone_seq, lane.max_seq, lane_id, _BATCH),
             ).fetchall()
@@ -112,7 +123,7 @@ class Forgetting:
                 transaction,
                 [(lane_id, number_of_key(row.request_key), row.seq) for row in going if row.request_key is not None],
             )
-            _delete(transaction, going, now=self._clock.now())
+            delete_operations(transaction, going, now=self._clock.now())
             transaction.execute("UPDATE lane SET gone_seq = ? WHERE id = ?", (passed[-1].seq, lane_id))
             if lane.is_unloaded:
                 # Whatever comes for it is refused as such, by whatever name.
@@ -123,21 +134,21 @@ class Forgetting:
         """Forget the samples that ended first; how many, and how many were found."""
         with self._database.transaction() as transaction:
             rows = transaction.execute(
-                f"SELECT {_COLUMNS} FROM operation WHERE kind = 'sample' AND expired AND finished_at <= ?"
+                f"SELECT {FORGOTTEN_COLUMNS} FROM operation WHERE kind = 'sample' AND expired AND finished_at <= ?"
                 " ORDER BY finished_at LIMIT ?",
                 (before, _BATCH),
             ).fetchall()
             lanes = lock_lanes(transaction, (row.lane for row in rows))
             self._note(transaction, rows)
             _remember(transaction, [(row.lane, number_of_sample(row.seq), row.seq) for row in rows])
-            _delete(transaction, rows, now=self._clock.now())
+            delete_operations(transaction, rows, now=self._clock.now())
             _raise_floors(transaction, lanes.values(), rows)
         return len(rows), len(rows)
 
     def _note(self, transaction: Transaction, going: Sequence[Row]) -> None:
         """Add up what was used, and write down what belongs in the audit log."""
         well = [row for row in going if row.state == OperationState.DONE]
-        _note_usage(transaction, well)
+        note_usage(transaction, well)
         told = frozenset(TOLD_BY_OPERATIONS)
         keep(transaction, [row for row in well if OperationKind(row.kind) in told])
 
@@ -152,7 +163,8 @@ def _may_go(row: Row, before: float) -> bool:
     )
 
 
-def _note_usage(transaction: Transaction, rows: Sequence[Row]) -> None:
+def note_usage(transaction: Transaction, rows: Sequence[Row]) -> None:
+    """Add up what operations came to that ended well and are about to go."""
     names = sorted({row.lane for row in rows})
     marks = placeholders(names)
     places = {
@@ -221,7 +233,8 @@ def _remember(transaction: Transaction, forgotten: Iterable[tuple[str, int, int]
         )
 
 
-def _delete(transaction: Transaction, going: Sequence[Row], *, now: float) -> None:
+def delete_operations(transaction: Transaction, going: Sequence[Row], *, now: float) -> None:
+    """Delete rows with ``FORGOTTEN_COLUMNS``, and give up what of them lies in the object store."""
     request_ids = [row.request_id for row in going]
     transaction.execute(f"DELETE FROM operation WHERE request_id IN ({placeholders(request_ids)})", request_ids)
     blobs = [row.payload_blob for row in going if row.payload_blob and row.payload_blob.startswith(PAYLOADS)]
