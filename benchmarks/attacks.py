@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import zstandard
 
 from machine import load_average, machine_facts, write_result
 from queue_overhead import RESULTS
@@ -33,6 +34,7 @@ PACKAGES = ("uvicorn", "httptools", "fastapi", "httpx")
 MIB = 2**20
 NUM_THREADS = 8
 NUM_IDLE = 2000
+NUM_UNREAD = 25
 PAUSE_S = 0.02
 
 
@@ -135,6 +137,59 @@ def questions(target: Target) -> None:
             client.get("/openapi.json")
 
 
+def bombs(target: Target) -> None:
+    """A few kilobytes of zstd that become 64 MiB, for a route that takes one of them."""
+    bomb = zstandard.ZstdCompressor().compress(bytes(64 * MIB))
+    headers = {"Content-Encoding": "zstd", "Content-Type": "application/json"}
+    with target.client() as client:
+        while not target.stop.is_set():
+            for path in ("/api/v1/create_session", "/api/v1/asample"):
+                client.post(path, content=bomb, headers=headers)
+
+
+def many_keys(target: Target) -> None:
+    """Bodies of a million keys."""
+    body = json.dumps({f"k{number}": 0 for number in range(1_000_000)}).encode()
+    with target.client() as client:
+        while not target.stop.is_set():
+            client.post("/api/v1/forward_backward", content=body)
+
+
+def long_texts(target: Target) -> None:
+    """Conversations of 5.5 MB, of one letter."""
+    body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "a" * 5_500_000}]}
+    headers = {"Authorization": f"Bearer {target.key}"}
+    with target.client() as client:
+        while not target.stop.is_set():
+            client.post("/v1/chat/completions", json=body, headers=headers)
+
+
+def unread_results(target: Target) -> None:
+    """Large samples, whose results are asked for again and again and never read."""
+    held: list[socket.socket] = []
+    with target.client() as client, suppress(OSError, KeyError):
+        session = client.post("/api/v1/create_session", json={}).json()["session_id"]
+        opened = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+        sampler = client.post("/api/v1/create_sampling_session", json=opened).json()["sampling_session_id"]
+        sample = {
+            "sampling_session_id": sampler,
+            "seq_id": 0,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+            "sampling_params": {"max_tokens": 30_000},
+            "num_samples": 32,
+        }
+        asked = json.dumps({"request_id": client.post("/api/v1/asample", json=sample).json()["request_id"]}).encode()
+        head = f"POST /api/v1/retrieve_future HTTP/1.1\r\nHost: a\r\nX-API-Key: {target.key}\r\n"
+        while not target.stop.is_set():
+            if len(held) < NUM_UNREAD:
+                held.append(target.connect())
+                held[-1].sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
+            else:
+                target.stop.wait(0.1)
+    for connection in held:
+        connection.close()
+
+
 ATTACKS: dict[str, Attack] = {
     "slow uploads": slow_uploads,
     "endless heads": endless_heads,
@@ -143,6 +198,10 @@ ATTACKS: dict[str, Attack] = {
     "lists and searches": lists,
     "sessions with tags": sessions,
     "questions without a key": questions,
+    "compressed bombs": bombs,
+    "a million keys": many_keys,
+    "long texts": long_texts,
+    "results that nobody reads": unread_results,
 }
 
 

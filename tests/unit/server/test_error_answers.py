@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from structlog.testing import capture_logs
 
 from twinkle.core import errors
 from twinkle.server.errors import install_error_answers
+
+if TYPE_CHECKING:
+    from conftest import ServeApi
 
 
 def _client(error: Exception) -> TestClient:
@@ -73,3 +80,21 @@ def test_a_wrong_statement_is_answered_with_an_id_and_is_not_for_trying_again() 
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert "retry-after" not in answer.headers
     assert "under this id" in answer.json()["detail"] and "lane" not in answer.text
+
+
+def test_a_statement_that_takes_too_long_is_logged_with_the_path_that_asked_for_it(
+    serve_api: ServeApi, make_database_url: Callable[[str], str]
+) -> None:
+    with serve_api(make_database_url("postgres"), statement_timeout_s=0.3) as api, api.http(api.new_key()) as client:
+        before = client.get("/sessions")
+        with api.stores.database.transaction() as transaction, capture_logs() as told:
+            # Whoever reads the table waits.
+            transaction.execute("LOCK TABLE session IN ACCESS EXCLUSIVE MODE")
+            late = client.get("/sessions")
+        after = client.get("/sessions")
+
+    assert (before.status_code, late.status_code, after.status_code) == (200, 503, 200), late.text
+    assert late.headers["retry-after"] and "statement" not in late.text
+    failed = [line for line in told if line["event"] == "request.failed"]
+    assert [line["path"] for line in failed] == ["/api/v1/sessions"]
+    assert "QueryCanceled" in failed[0]["error"]
