@@ -241,8 +241,7 @@ class TransformersModel(PlainPasses):
     def register_mm_forward_hook(self, optimizer_group: OptimizerGroup) -> None:
         """Let the group's template see what goes into the model (``pre_forward_hook``); for templates that have one."""
         group = optimizer_group
-        hook = vars(type(group.template)).get("pre_forward_hook")
-        if hook is None:
+        if not hasattr(group.template, "pre_forward_hook"):
             raise InvalidInput("template", f"{type(group.template).__name__} has no pre_forward_hook to register")
         self.unregister_mm_forward_hook(group)
         self._hooks[group.name] = self.model.register_forward_pre_hook(

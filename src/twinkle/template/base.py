@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import PIL.Image
@@ -16,7 +16,7 @@ from twinkle.core.events import event_log
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
 from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.conversation import ToolCall
-from twinkle.data_format.media import with_pictures
+from twinkle.data_format.media import NOT_TAKEN_REASON, with_pictures
 from twinkle.data_format.messages import read_messages, read_tools, with_reasoning, with_system
 from twinkle.data_format.row_error import RowError
 from twinkle.data_format.tool_calls import parse_tool_calls, without_tool_calls
@@ -199,6 +199,34 @@ class Template:
     def preprocess_images(self, images: Sequence[Any]) -> list[PIL.Image.Image]:
         """Those of a row, in order."""
         return [read_picture(f"images[{number}]", image) for number, image in enumerate(images)]
+
+    def preprocess_video(self, video: Any) -> NoReturn:
+        """Refuse a film: its pictures, chosen by whoever knows the film, go as ``images``.
+
+        Raises:
+            RowError: Always; names the field.
+        """
+        raise RowError("videos", NOT_TAKEN_REASON)
+
+    def preprocess_videos(self, videos: Sequence[Any]) -> list[Any]:
+        """Those of a row: none."""
+        return [self.preprocess_video(video) for video in videos]
+
+    def preprocess_audio(self, audio: Any) -> NoReturn:
+        """Refuse a sound.
+
+        Raises:
+            RowError: Always; names the field.
+        """
+        raise RowError("audios", NOT_TAKEN_REASON)
+
+    def preprocess_audios(self, audios: Sequence[Any]) -> list[Any]:
+        """Those of a row: none."""
+        return [self.preprocess_audio(audio) for audio in audios]
+
+    def pre_forward_hook(self, model: Any, args: Any, kwargs: Any) -> Any:
+        """What goes into the model, for a template of one's own to look at or to change (``(args, kwargs)``)."""
+        return args, kwargs
 
     def get_vllm_input_ids(self, row: Mapping[str, Any]) -> list[int]:
         """The tokens of a row with one for each picture, as vLLM wants them: it counts by itself."""

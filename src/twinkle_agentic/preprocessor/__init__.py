@@ -12,6 +12,7 @@ judges           what a model or a list of words decides
 scores           how hard a turn is for a model, by its own logprobs and answers
 difficulty       rows by it
 response_refiner turns that a stronger model says again
+pii_presidio_filter  personal data (``pii_recognizers``: where it stands)
 llm_backend      the models that all these ask
 """
 
@@ -22,6 +23,7 @@ from twinkle_agentic.preprocessor.judges import IntentClassifier, JudgeFilter, M
 from twinkle_agentic.preprocessor.language import LanguageFilter
 from twinkle_agentic.preprocessor.llm_backend import LLMBackend, OpenAIBackend, SamplerBackend
 from twinkle_agentic.preprocessor.near_duplicates import MinHashDedupFilter
+from twinkle_agentic.preprocessor.pii_presidio_filter import PIIPresidioFilter
 from twinkle_agentic.preprocessor.pipeline import QualityPreprocessor
 from twinkle_agentic.preprocessor.response_refiner import ResponseRefiner
 from twinkle_agentic.preprocessor.rules import (
@@ -75,6 +77,7 @@ __all__ = [
     "MinHashDedupFilter",
     "ModelFilter",
     "OpenAIBackend",
+    "PIIPresidioFilter",
     "ParaphraseScorer",
     "PassNScorer",
     "PerplexityFilter",

@@ -123,12 +123,16 @@ class Watching(Template):
         self.seen = sorted(kwargs)
 
 
+class WatchingToo(Watching):
+    """The hook is its parent's."""
+
+
 def test_a_template_may_see_what_goes_into_the_model(
     plain: TransformersModel, model_dir: Path, rows: list[Row]
 ) -> None:
     with pytest.raises(InvalidInput, match="no pre_forward_hook"):
         plain.register_mm_forward_hook(plain.group(""))
-    template = Watching(str(model_dir))
+    template = WatchingToo(str(model_dir))
     plain.set_template(template)
     plain.register_mm_forward_hook(plain.group(""))
     plain.forward_only(inputs=rows)

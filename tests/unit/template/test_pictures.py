@@ -358,3 +358,24 @@ def test_pictures_of_kimi_have_positions_like_text(tmp_path: Path) -> None:
     assert trains.tolist() == [False] * 7 + [True]
     assert media["pixel_values"].shape == (24, 3, 4, 4)
     assert media["image_grid_thw"].tolist() == [[1, 4, 6]]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "field"),
+    [
+        (lambda template: template.preprocess_video("a.mp4"), "videos"),
+        (lambda template: template.preprocess_videos(["a.mp4"]), "videos"),
+        (lambda template: template.preprocess_audio("a.wav"), "audios"),
+        (lambda template: template.preprocess_audios(["a.wav"]), "audios"),
+    ],
+)
+def test_films_and_sounds_are_refused_by_their_field(prepare, field):
+    template = Template.__new__(Template)
+    assert template.preprocess_videos([]) == template.preprocess_audios([]) == []
+    with pytest.raises(RowError, match=f"{field}: are not taken") as refused:
+        prepare(template)
+    assert refused.value.field == field
+
+
+def test_a_template_lets_what_goes_into_the_model_pass_as_it_is():
+    assert Template.__new__(Template).pre_forward_hook(None, (1,), {"a": 2}) == ((1,), {"a": 2})
