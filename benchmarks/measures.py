@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 PERCENTILES = (50, 95, 99)
 
@@ -41,6 +42,22 @@ def median_of(rounds: Sequence[Mapping[str, object]]) -> dict[str, object]:
         elif isinstance(first, (int, float)) and not isinstance(first, bool):
             middle[key] = rounded(statistics.median([value for value in values if isinstance(value, (int, float))]))
     return middle
+
+
+def to_empty_server(served: Sequence[Mapping[str, Any]], empty: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns what the service takes as multiples of the empty server beside it: the median over their rounds.
+
+    Both take their turns in each round, so that how fast the machine is just then cuts out. An empty server has one
+    process; the service's API stands against it, and latencies stand against latencies.
+
+    Args:
+        served: The service's windows, in the order of the rounds.
+        empty: Those of the empty server under the same load.
+    """
+    rounds = list(zip(served, empty, strict=True))
+    cpu = [ours["cpu_ms_per_op"]["api"] / floor["cpu_ms_per_op"]["server"] for ours, floor in rounds]
+    p50 = [ours["operation"]["p50_ms"] / floor["operation"]["p50_ms"] for ours, floor in rounds]
+    return {"api_cpu": rounded(statistics.median(cpu)), "p50": rounded(statistics.median(p50))}
 
 
 def rounded(value: float) -> float:

@@ -13,10 +13,11 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyqwest
@@ -24,7 +25,8 @@ import tinker
 from pyqwest.httpx import AsyncPyqwestTransport
 
 from machine import load_average, machine_facts, write_result
-from measures import latency_summary, median_of, rounded
+from measures import latency_summary, median_of, rounded, to_empty_server
+from queue_tables import GOALS, mode_name, pairs
 from sdk_load import LoadPool, Observed
 from stack import ChildServer, NothingServer, TwinkleService, end_in_order_on_sigterm
 from workload import BASE_MODEL, NUM_DATUMS, RANK, TOKENS_PER_DATUM
@@ -81,6 +83,7 @@ def main() -> None:
     end_in_order_on_sigterm()
     result = measure(SHORT if arguments.short else FULL)
     write_result(arguments.output, result)
+    report_ratios(result)
 
 
 def measure(plan: Plan) -> dict[str, object]:
@@ -184,6 +187,15 @@ def report(round_name: str, server: str, num_adapters: int, steps_in_flight: int
         f"{round_name}  {server:8} {num_adapters:3} adapters  {mode:12} {seen['ops_per_s']:7} ops/s  {operation}",
         flush=True,
     )
+
+
+def report_ratios(result: Mapping[str, Any]) -> None:
+    """Prints what the service takes as multiples of the empty server, and what it may."""
+    for served, empty in pairs(result["cells"]):
+        adapters, steps = served["adapters"], served["steps_in_flight"]
+        for of, ratio in to_empty_server(served["rounds"], empty["rounds"]).items():
+            goal = f"  (goal {GOALS[adapters, of]})" if steps == SERIAL and (adapters, of) in GOALS else ""
+            print(f"{adapters:3} adapters  {mode_name(steps):17} {of:7} {ratio:5.2f} x the empty server{goal}")
 
 
 async def time_http_calls(url: str, num_calls: int) -> dict[str, float]:

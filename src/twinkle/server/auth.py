@@ -18,7 +18,7 @@ from twinkle.core.clock import Clock
 from twinkle.core.errors import InvalidToken, StorageUnavailable, Unauthenticated
 from twinkle.core.ids import API_KEY_PREFIX
 from twinkle.server.signing import Signer
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Shared, Threads
 from twinkle.storage.tenants.keyring import digest_of_key
 from twinkle.storage.tenants.tenants import Tenants, ValidKey
 
@@ -121,7 +121,7 @@ class Keys:
         """Whether whatever comes opens a tenant of its own (:mod:`twinkle.server.any_key`)."""
         # By a key's digest or, for what tokens name, its id.
         self._remembered: dict[str, _Remembered] = {}
-        self._lookups: dict[str, asyncio.Task[ValidKey | None]] = {}
+        self._lookups = Shared[ValidKey | None]()
         self._heard_at = 0.0
         self._hearing: asyncio.Task[None] | None = None
 
@@ -175,12 +175,7 @@ class Keys:
         remembered = self._remembered.get(name)
         if remembered is not None and remembered.is_fresh(now):
             return remembered.key
-        task = self._lookups.get(name)
-        if task is None:
-            task = asyncio.create_task(self._ask(name, look_up))
-            self._lookups[name] = task
-            task.add_done_callback(lambda _: self._lookups.pop(name, None))
-        return await asyncio.shield(task)
+        return await self._lookups.get(name, partial(self._ask, name, look_up))
 
     async def _hear_of_ends(self, now: float) -> None:
         """Forget the keys that were revoked since this was last asked."""

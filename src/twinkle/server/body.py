@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -122,8 +120,7 @@ class Bodies:
         self._threads = threads
         self._inline_bytes = inline_bytes
 
-    @asynccontextmanager
-    async def receive(self, request: Request, *, max_bytes: int | None = None) -> AsyncIterator[Body]:
+    def receive(self, request: Request, *, max_bytes: int | None = None) -> Received:
         """Read a body; it counts as held until the end of the block, towards the budget of whose it is too.
 
         Args:
@@ -134,31 +131,28 @@ class Bodies:
             Overloaded: Too many bytes are held already.
             BodyTimedOut: The client stopped sending.
         """
-        held = _Held([self.budget, _charged(request)])
-        limit_bytes = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
-        try:
-            raw, is_whole = await self._read_in_time(request, held, limit_bytes)
-            encoding = request.headers.get("content-encoding", "").strip().lower()
-            if is_whole and encoding in _IDENTITY:
-                yield Body(raw)
-                return
-            # What it opens to is charged before it is there.
-            room_bytes = opened_size(raw, limit_bytes) if encoding == "zstd" and is_whole else 0
-            held.take(room_bytes)
-            if max(len(raw), room_bytes) <= self._inline_bytes:
-                body = self._open(raw, is_whole, encoding, limit_bytes)
-            else:
-                body = await self._threads.run(self._open, raw, is_whole, encoding, limit_bytes)
-            del raw
-            held.keep(len(body.data))
-            yield body
-        finally:
-            held.release()
+        return Received(self, request, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes))
 
     async def read(self, request: Request) -> bytes:
         """A whole body without tensors or prompts; raises what :meth:`receive` and :meth:`Body.complete` raise."""
         async with self.receive(request, max_bytes=_MAX_SMALL_BYTES) as body:
             return body.complete()
+
+    async def take_in(self, request: Request, held: Held, limit_bytes: int) -> Body:
+        """Read and open a body of at most so many bytes, all of which are ``held`` from when they are there."""
+        raw, is_whole = await self._read_in_time(request, held, limit_bytes)
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if is_whole and encoding in _IDENTITY:
+            return Body(raw)
+        # What it opens to is charged before it is there.
+        room_bytes = opened_size(raw, limit_bytes) if encoding == "zstd" and is_whole else 0
+        held.take(room_bytes)
+        if max(len(raw), room_bytes) <= self._inline_bytes:
+            body = self._open(raw, is_whole, encoding, limit_bytes)
+        else:
+            body = await self._threads.run(self._open, raw, is_whole, encoding, limit_bytes)
+        held.keep(len(body.data))
+        return body
 
     async def drop(self, request: Request) -> None:
         """Read a body and keep nothing of it.
@@ -177,14 +171,14 @@ class Bodies:
         except TimeoutError:
             raise _too_slow() from None
 
-    async def _read_in_time(self, request: Request, held: _Held, limit_bytes: int) -> tuple[bytes, bool]:
+    async def _read_in_time(self, request: Request, held: Held, limit_bytes: int) -> tuple[bytes, bool]:
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
                 return await self._read(request, held, limit_bytes)
         except TimeoutError:
             raise _too_slow() from None
 
-    async def _read(self, request: Request, held: _Held, limit_bytes: int) -> tuple[bytes, bool]:
+    async def _read(self, request: Request, held: Held, limit_bytes: int) -> tuple[bytes, bool]:
         pieces: list[bytes] = []
         size_bytes = 0
         async for piece in request.stream():
@@ -217,7 +211,27 @@ def _too_slow() -> BodyTimedOut:
     return BodyTimedOut(f"the request's body did not arrive within {_READ_TIMEOUT_S:.0f} s")
 
 
-class _Held:
+class Received:
+    """A body as the value of a block, at whose end it is let go."""
+
+    def __init__(self, bodies: Bodies, request: Request, limit_bytes: int) -> None:
+        self._bodies = bodies
+        self._request = request
+        self._limit_bytes = limit_bytes
+        self._held = Held([bodies.budget, _charged(request)])
+
+    async def __aenter__(self) -> Body:
+        try:
+            return await self._bodies.take_in(self._request, self._held, self._limit_bytes)
+        except BaseException:
+            self._held.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._held.release()
+
+
+class Held:
     """The bytes one request holds."""
 
     def __init__(self, budgets: list[ByteBudget]) -> None:

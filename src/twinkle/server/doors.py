@@ -131,10 +131,11 @@ class GuardedProtocol(WholeResponses):
     _num_unseen = 0
     """Bytes since the parser last told something: of a head, a trailer or a chunk's size that does not end."""
     _num_head = 0
+    _num_headers = 0
     _awaited: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
     _num_unsent = 0
-    # The door's, kept here: asked of every header.
+    # The door's, kept here: asked of every piece.
     _max_head_bytes = 0
 
     @property
@@ -166,16 +167,18 @@ class GuardedProtocol(WholeResponses):
 
     def data_received(self, data: bytes) -> None:
         """Judge how much comes before anything is complete."""
-        if self._awaited is None and not self._is_busy:
-            self._await_head()
         self._num_unseen += len(data)
         super().data_received(data)
-        if self._num_unseen > self._max_head_bytes and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._awaited is None and not self._is_busy:
+            self._await_head()
+        if self._num_unseen and (self._is_too_long_a_head() or self._num_unseen > self._max_head_bytes):
             self._refuse_head()
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._num_unseen, self._num_head = 0, 0
+        self._num_unseen, self._num_head, self._num_headers = 0, 0, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -186,17 +189,9 @@ class GuardedProtocol(WholeResponses):
             raise ValueError("too long a URL")
         super().on_url(url)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or after the body a trailer."""
-        self._num_unseen = 0
-        self._num_head += len(name) + len(value)
-        if self._num_head > self._max_head_bytes:
-            self._refusal = self._too_long_a_head()
-            raise ValueError("too long a head")
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """The request is there, but for its body."""
+        self._judge_head()
         self._num_unseen = 0
         self._forget(self._awaited)
         self._awaited = None
@@ -209,7 +204,8 @@ class GuardedProtocol(WholeResponses):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The body is whole."""
+        """The body is whole, and the trailers behind it."""
+        self._judge_head()
         self._num_unseen = 0
         super().on_message_complete()
 
@@ -267,6 +263,21 @@ class GuardedProtocol(WholeResponses):
     def _unsent(self) -> int:
         assert isinstance(self.transport, GatheringTransport)
         return self.transport.get_write_buffer_size()
+
+    def _is_too_long_a_head(self) -> bool:
+        """Look at the headers, or trailers, that were told since the last look."""
+        new = (self.headers or [])[self._num_headers :]
+        if new:
+            self._num_unseen = 0
+            self._num_headers += len(new)
+            self._num_head += sum(len(name) + len(value) for name, value in new)
+        return self._num_head > self._max_head_bytes
+
+    def _judge_head(self) -> None:
+        """End the parser's work if there is too much of it."""
+        if self._is_too_long_a_head():
+            self._refusal = self._too_long_a_head()
+            raise ValueError("too long a head")
 
     def _refuse_head(self) -> None:
         self._refusal = self._too_long_a_head()

@@ -192,8 +192,8 @@ class Futures:
             StorageUnavailable: The journal could not be read in all this time.
             StatementFailed: It cannot be read at all.
         """
-        waiter = _Waiter(tenant)
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        waiter, now = _Waiter(tenant), loop.time()
         for request_id in request_ids:
             self._waiters.setdefault(request_id, set()).add(waiter)
             known = self._just_accepted.get(request_id, tenant, now)
@@ -202,12 +202,11 @@ class Futures:
         self._want(request_id for request_id in request_ids if request_id not in waiter.statuses)
         if self._released:
             waiter.settle()
+        alarm = loop.call_later(timeout_s, waiter.settle)
         try:
-            async with asyncio.timeout(timeout_s):
-                await waiter.settled
-        except TimeoutError:
-            pass
+            await waiter.settled
         finally:
+            alarm.cancel()
             for request_id in set(request_ids):
                 self._waiters[request_id].discard(waiter)
                 if not self._waiters[request_id]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from twinkle.core.clock import Clock
@@ -11,7 +12,7 @@ from twinkle.core.errors import LimitReached, Overloaded, TwinkleError
 from twinkle.core.limits import TenantLimits
 from twinkle.core.operation import OperationKind, Submission, Unnumbered
 from twinkle.server.quota import Quotas
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Shared, Threads
 from twinkle.storage.tenants.holdings import Held, Holdings
 
 _IsFull: TypeAlias = Callable[[Held], bool]
@@ -38,6 +39,7 @@ class HoldingLimits:
         self._clock = clock
         self._threads = threads
         self._known: dict[str, _Known] = {}
+        self._counts = Shared[_Known]()
 
     async def take_session(self, tenant: str) -> None:
         """Count one more session.
@@ -109,9 +111,13 @@ class HoldingLimits:
         known = self._known.get(tenant)
         now = self._clock.now()
         if known is None or now - known.counted_at > (_RECOUNT_AT_LIMIT_S if is_full(known.held) else _RECOUNT_S):
-            known = _Known(await self._threads.run(self._holdings.of, tenant), now)
-            self._known[tenant] = known
+            known = await self._counts.get(tenant, partial(self._count, tenant))
         return known.held
+
+    async def _count(self, tenant: str) -> _Known:
+        now = self._clock.now()
+        known = self._known[tenant] = _Known(await self._threads.run(self._holdings.of, tenant), now)
+        return known
 
 
 @dataclass(frozen=True)

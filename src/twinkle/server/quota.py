@@ -6,11 +6,12 @@ import asyncio
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import Overloaded, StorageUnavailable
 from twinkle.server.body import ByteBudget
-from twinkle.server.threads import Threads
+from twinkle.server.threads import Shared, Threads
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import AdapterLimit
 from twinkle.storage.tenants.tenants import TenantAccount, Tenants
@@ -68,6 +69,7 @@ class Quotas:
         self._counts: dict[str, _Count] = {}
         self._counting: dict[str, asyncio.Lock] = {}
         self._accounts: dict[str, _Known] = {}
+        self._readings = Shared[_Known]()
         self._max_body_bytes = max_body_bytes
         self._largest_share = all_body_bytes * 3 // 4
         self._session_timeout_s = session_timeout_s
@@ -78,13 +80,16 @@ class Quotas:
         known = self._accounts.get(tenant)
         if known is None or self._clock.now() - known.read_at > _ACCOUNT_TTL_S:
             try:
-                account = await self._threads.run(self._tenants.account, tenant)
+                known = await self._readings.get(tenant, partial(self._read_account, tenant))
             except StorageUnavailable:
                 if known is None:
                     raise
-                return known.account
-            known = self._accounts[tenant] = _Known(account, self._clock.now())
         return known.account
+
+    async def _read_account(self, tenant: str) -> _Known:
+        account = await self._threads.run(self._tenants.account, tenant)
+        known = self._accounts[tenant] = _Known(account, self._clock.now())
+        return known
 
     async def take_sample(self, tenant: str, *, is_background: bool = False) -> None:
         """Count one more sample. Those of the background get half of the room, so that others never find it full.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
 
@@ -175,7 +175,8 @@ class ServerState:
 
 def state_of(app: FastAPI) -> ServerState:
     """The state of an app that has started."""
-    return cast(ServerState, app.state.server)
+    server: ServerState = app.state.server
+    return server
 
 
 async def _server(request: Request) -> ServerState:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import structlog
 
@@ -44,6 +44,21 @@ class Threads:
     def stop(self) -> None:
         """Wait for what runs; start nothing more. Blocks."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Shared(Generic[T]):
+    """What many want at the same time is looked up once for all of them. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Task[T]] = {}
+
+    async def get(self, name: str, look_up: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What the look-up of this name brings that is under way, or one that begins now; raises what it raises."""
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = asyncio.create_task(look_up())
+            task.add_done_callback(lambda _: self._under_way.pop(name, None))
+        return await asyncio.shield(task)
 
 
 class Listings:

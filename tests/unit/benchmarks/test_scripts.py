@@ -63,6 +63,19 @@ def test_the_ratio_is_that_of_neighbouring_steps_not_of_the_medians() -> None:
     assert summary["cpu_ratio"] == 1.5
 
 
+def test_what_the_service_takes_is_told_in_multiples_of_the_empty_server_of_the_same_round() -> None:
+    def window(role: str, cpu_ms: float, p50_ms: float) -> dict[str, object]:
+        return {"cpu_ms_per_op": {"client": 9.0, role: cpu_ms}, "operation": {"p50_ms": p50_ms}}
+
+    # The machine is half as fast in the last round.
+    ratio = importlib.import_module("measures").to_empty_server(
+        [window("api", 1.0, 6.0), window("api", 1.2, 5.0), window("api", 2.0, 12.0)],
+        [window("server", 0.5, 4.0), window("server", 0.5, 4.0), window("server", 1.0, 8.0)],
+    )
+
+    assert ratio == {"api_cpu": 2.0, "p50": 1.5}
+
+
 def test_two_loops_that_start_apart_are_not_compared() -> None:
     step, peft = importlib.import_module("step_overhead"), importlib.import_module("peft_loop")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conftest import Api, ServeApi
 
 HEALTH = b"GET /api/v1/healthz HTTP/1.1\r\nHost: here\r\n\r\n"
+CHUNKED = b"POST /api/v1/telemetry HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
 MOST = 12
 
 
@@ -90,13 +91,31 @@ def test_what_has_no_end_is_ended(guarded: Api, begin: bytes, piece: bytes) -> N
         (b"GET /api/v1/livez?mesh=" + b"a" * 2000 + b" HTTP/1.1\r\nHost: here\r\n\r\n", b"414"),
         (b"GET /api/v1/healthz HTTP/1.1\r\nHost: here\r\na: " + b"a" * 5000 + b"\r\n\r\n", b"431"),
         (b"GET /api/v1/healthz HTTP/1.1\r\nHost: here\r\na: " + b"a" * 3000 + b"\r\n\r\n", b"200"),
+        (CHUNKED + b"0\r\na: " + b"a" * 5000 + b"\r\n\r\n", b"431"),
+        (CHUNKED + b"0\r\na: " + b"a" * 3000 + b"\r\n\r\n", b"401"),
         (b"GET /api/v1/" + b"a" * 900 + b" HTTP/1.1\r\nHost: here\r\n\r\n", b"404"),
     ],
-    ids=["path", "query", "head", "head that fits", "path that fits"],
+    ids=["path", "query", "head", "head that fits", "trailer", "trailer that fits", "path that fits"],
 )
 def test_the_limits_of_a_head_are_said(guarded: Api, request_bytes: bytes, status: bytes) -> None:
     with connect(guarded) as connection:
         connection.sendall(request_bytes)
+        answer = connection.recv(65536)
+
+    assert answer.split(b" ")[1] == status, answer
+
+
+@pytest.mark.parametrize(("num_headers", "status"), [(3, b"200"), (5, b"431")])
+def test_a_head_in_pieces_has_the_limit_of_one_that_comes_whole(guarded: Api, num_headers: int, status: bytes) -> None:
+    pieces = [
+        b"GET /api/v1/healthz HTTP/1.1\r\nHost: here\r\n",
+        *[b"a: " + b"a" * 900 + b"\r\n"] * num_headers,
+        b"\r\n",
+    ]
+    with connect(guarded) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            connection.sendall(piece)
         answer = connection.recv(65536)
 
     assert answer.split(b" ")[1] == status, answer
