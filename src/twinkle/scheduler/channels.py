@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import redis
 import structlog
 from redis.backoff import NoBackoff
+from redis.client import PubSub
 from redis.retry import Retry
 
 COMPLETIONS = "twinkle.done"
@@ -73,6 +75,7 @@ class ChannelListener:
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_SOCKET_TIMEOUT_S, health_check_interval=10)
         self._callback = callback
         self._channel = channel
+        self._subscription: PubSub | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"listen:{channel}", daemon=True)
 
@@ -83,6 +86,11 @@ class ChannelListener:
     def stop(self) -> None:
         """Stop listening and wait for the thread."""
         self._stopping.set()
+        subscription = self._subscription
+        if subscription is not None:
+            # The broker's word that there is nothing more to hear wakes the thread; if it is away, time does.
+            with suppress(redis.RedisError):
+                subscription.unsubscribe()
         self._thread.join()
 
     def _run(self) -> None:
@@ -99,10 +107,14 @@ class ChannelListener:
     def _listen(self) -> None:
         with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:  # type: ignore[no-untyped-call]
             subscription.subscribe(self._channel)
-            while not self._stopping.is_set():
-                message = subscription.get_message(timeout=0.5)
-                if message is not None:
-                    self._call_back(message["data"])
+            self._subscription = subscription
+            try:
+                while not self._stopping.is_set():
+                    message = subscription.get_message(timeout=0.5)
+                    if message is not None:
+                        self._call_back(message["data"])
+            finally:
+                self._subscription = None
 
     def _call_back(self, data: bytes) -> None:
         try:
