@@ -90,7 +90,7 @@ class ChannelListener:
         if subscription is not None:
             # The broker's word that there is nothing more to hear wakes the thread; if it is away, time does.
             with suppress(redis.RedisError):
-                subscription.unsubscribe()
+                subscription.unsubscribe()  # type: ignore[no-untyped-call]
         self._thread.join()
 
     def _run(self) -> None:
