@@ -1,6 +1,6 @@
 """What a step of the training library costs, against the trainers that most people use, on the same batch.
 
-    python benchmarks/library.py [--short] [--output FILE]
+    python benchmarks/library.py [--short] [--threads N] [--output FILE]
 
 All parameters: ``TransformersModel`` and ``transformers.Trainer``. A LoRA adapter of rank 8: ``TransformersModel``, the
 fused ``MultiLoraTransformersModel``, ``transformers.Trainer`` on a PEFT model, and TRL's ``SFTTrainer`` where TRL is
@@ -226,6 +226,7 @@ def measure(*, hidden_size: int, layers: int, num_rows: int, length: int, rounds
     return {
         "machine": machine_facts(PACKAGES),
         "load_average": {"before": before, "after": load_average()},
+        "threads": torch.get_num_threads(),
         "batch": {"rows": num_rows, "tokens": length, "hidden_size": hidden_size, "layers": layers},
         "results": results,
     }
@@ -235,8 +236,8 @@ def tables(result: Result) -> list[str]:
     """The result in Markdown."""
     batch = result["batch"]
     lines = [
-        f"{batch['rows']} rows of {batch['tokens']} tokens, {batch['layers']} layers of {batch['hidden_size']}. "
-        + machine_line(result),
+        f"{batch['rows']} rows of {batch['tokens']} tokens, {batch['layers']} layers of {batch['hidden_size']}, "
+        f"{result['threads']} thread{'s' if result['threads'] > 1 else ''} of torch. " + machine_line(result),
         "",
     ]
     rows = [
@@ -251,12 +252,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="a tiny model and few steps: does it run at all")
     parser.add_argument("--output", type=Path, default=RESULTS / "library.json")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, on every side; more are for an idle machine")
     arguments = parser.parse_args()
     prepare_environment()
+    torch.set_num_threads(arguments.threads)
     transformers.logging.set_verbosity_error()
     size = {"hidden_size": 64, "layers": 2, "num_rows": 4, "length": 32, "rounds": 1, "num_steps": 3}
     if not arguments.short:
-        size = {"hidden_size": 512, "layers": 8, "num_rows": 8, "length": 128, "rounds": 5, "num_steps": 10}
+        size = {"hidden_size": 256, "layers": 4, "num_rows": 8, "length": 128, "rounds": 5, "num_steps": 8}
     result = measure(**size)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -42,6 +42,7 @@ TWO_RANKS = (
     "fp16 fsdp",
     "full ulysses capped",
     "left fsdp-ulysses sinks",
+    "embedding fsdp",
 )
 FOUR_RANKS = ("lora hsdp", "full hsdp-ulysses", "full hsdp-ep moe", "lora hsdp-ulysses-ep moe")
 EIGHT_RANKS = ("lora document hybrid", "full document hybrid", "full document-ulysses-ep moe")
@@ -83,6 +84,8 @@ def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> 
     model.group("").set_accumulation(2)
     if what == "grpo":
         model.set_loss("GRPOLoss", epsilon=0.2, entropy_coef=0.01)
+    if what == "embedding":
+        model.set_loss("InfonceLoss", include_dd=True)
     if what in PROCESSORS:
         model.set_processor("InputProcessor", **PROCESSORS[what])
     model.set_optimizer("AdamW", lr=1e-2)
@@ -93,7 +96,8 @@ def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> 
 def arguments_of(kind: str) -> dict[str, Any]:
     """Of each pass: of seven rows on two ranks, one has two parts and the other one."""
     what = kind.split()[0]
-    return {"grpo": {"advantages": ADVANTAGES}, "micro": {"micro_batch_size": 3}}.get(what, {})
+    ours = {"grpo": {"advantages": ADVANTAGES}, "micro": {"micro_batch_size": 3}, "embedding": {"task": "embedding"}}
+    return ours.get(what, {})
 
 
 def train(
@@ -102,6 +106,9 @@ def train(
     told = []
     for step in range(first, last):
         rows = make_rows(step, LENGTHS * 2)[: 7 if kind.startswith("micro") else 8]
+        if kind.startswith("embedding"):
+            # Of the first rank one query with three documents, of the second two with one each.
+            rows = [{**row, "labels": [int(number in (0, 4, 6))]} for number, row in enumerate(rows)]
         model.forward_backward(inputs=rows if mesh is None else mesh.slice_data(rows), **arguments_of(kind))
         norm = model.clip_grad_and_step(max_grad_norm=0.5)
         if norm is not None:

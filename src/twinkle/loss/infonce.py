@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.batch import LossOutput
 from twinkle.loss.base import Loss, Tensors, require
+from twinkle.loss.rows_of_ranks import RowsOfAll, rows_of_all
 
 
 class InfonceLoss(Loss):
@@ -23,6 +24,9 @@ class InfonceLoss(Loss):
     other queries, compared with q; with ``include_dd`` the other groups' documents, compared with d+.
     ``hard_negatives`` fixes the number of negatives a group has: more are cut, fewer repeated in turn.
     ``mask_fake_negative`` leaves out candidates of other groups more similar than ``s(q, d+) + fake_neg_margin``.
+    The groups of all ranks of ``process_group`` are compared: each rank brings whole groups, all get one loss, and
+    their gradients add up to its gradient times their number, as those of means over each rank's rows do. A model gives
+    the group of its own ranks if a script names none.
     Source: arXiv 1807.03748, eq. 4; the further candidates and the mask: Qwen3 Embedding (arXiv 2506.05176), eq. 1.
     """
 
@@ -41,8 +45,6 @@ class InfonceLoss(Loss):
     ) -> None:
         if temperature <= 0:
             raise InvalidInput("temperature", f"is {temperature}, must be positive")
-        if process_group is not None:
-            raise InvalidInput("process_group", "candidates of other ranks are not gathered; leave it out")
         self.temperature = temperature
         self.use_batch = use_batch
         self.hard_negatives = hard_negatives
@@ -50,6 +52,7 @@ class InfonceLoss(Loss):
         self.fake_neg_margin = fake_neg_margin
         self.include_qq = include_qq
         self.include_dd = include_dd
+        self.process_group = process_group
 
     def __call__(self, inputs: Tensors, outputs: Tensors, **kwargs: object) -> LossOutput:
         """The loss of the batch: ``inputs["labels"]`` (B,) mark the queries, ``outputs["embeddings"]`` are (B, H)."""
@@ -57,6 +60,10 @@ class InfonceLoss(Loss):
         dtype = torch.promote_types(embeddings_BH.dtype, torch.float32)
         embeddings_BH = normalize(embeddings_BH.to(dtype), dim=-1)
         labels_B = require(inputs, "labels", where="inputs").flatten()
+        if self.process_group is not None and self.process_group.size() > 1:
+            self._groups(embeddings_BH, labels_B)
+            labels_B = rows_of_all(labels_B.to(embeddings_BH.device), self.process_group)
+            embeddings_BH = RowsOfAll.apply(embeddings_BH, self.process_group)
         queries_GH, documents = self._groups(embeddings_BH, labels_B)
         documents_NH = torch.cat(documents)
         owner_N = torch.cat([torch.full((len(group),), index) for index, group in enumerate(documents)])

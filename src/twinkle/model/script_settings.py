@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from twinkle.core.errors import InvalidInput
 from twinkle.infra.device_mesh import current_rank
 from twinkle.infra.remote import remote_function
-from twinkle.loss import LOSSES, Loss
+from twinkle.loss import LOSSES, InfonceLoss, Loss
 from twinkle.loss.base import PlainLoss
 from twinkle.metric import METRICS, Metric
 from twinkle.metric.forwarding import Forwarder
@@ -25,6 +25,9 @@ from twinkle.processor import InputProcessor
 
 PROCESSORS = {"InputProcessor": InputProcessor}
 TEMPLATES = Registry("twinkle.templates")
+
+COMPARING = ("InfonceLoss", "infonce", InfonceLoss)
+"""Losses that compare the rows of all ranks."""
 
 _LOSSES = {**{kind.__name__: kind for kind in LOSSES.values()}, **LOSSES}
 
@@ -50,9 +53,12 @@ class ScriptSettings(ABC):
         self, loss_cls: str | Loss | type[Loss] | Callable[..., Any], *, adapter_name: str = "", **settings: Any
     ) -> None:
         """Set the loss: by class name or short name, class, object, or a function of inputs and outputs."""
+        group = self.group(adapter_name)
+        if loss_cls in COMPARING:
+            settings.setdefault("process_group", group.metrics.process_group)
         loss = construct_class("loss_cls", loss_cls, Loss, _LOSSES, wrap=PlainLoss, **settings)  # type: ignore[type-abstract]
         self._check_loss(loss)
-        self.group(adapter_name).loss = loss
+        group.loss = loss
 
     def set_optimizer(
         self,
