@@ -168,7 +168,16 @@ def publish_mesh(stores: Stores, base_model: str, folder: Path) -> None:
     )
 
 
-def save_checkpoint(stores: Stores, blobs: BlobStore, tenant: str, base_model: str, adapter: Path) -> str:
+def save_checkpoint(
+    stores: Stores,
+    blobs: BlobStore,
+    tenant: str,
+    base_model: str,
+    adapter: Path,
+    *,
+    rank: int = 4,
+    created_at: float = 0.0,
+) -> str:
     """A checkpoint of a tenant's with an adapter's files; its path."""
     run = new_id()
     config = AdapterConfig(base_model=base_model, rank=4, seed=3)
@@ -200,10 +209,10 @@ def save_checkpoint(stores: Stores, blobs: BlobStore, tenant: str, base_model: s
         kind=CheckpointKind.SAMPLER,
         name="best",
         seq=7,
-        config=config,
+        config=config.model_copy(update={"rank": rank}),
         files=files,
-        created_at=0.0,
+        created_at=created_at,
     )
     with stores.database.transaction() as transaction:
-        Records(checkpoints=[checkpoint]).insert(transaction, 0.0)
+        Records(checkpoints=[checkpoint]).insert(transaction, created_at)
     return checkpoint.path

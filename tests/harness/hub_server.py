@@ -39,6 +39,8 @@ class Hubs:
     blobs: dict[str, bytes] = field(default_factory=dict)
     breaks_at: str = ""
     """A file whose download ends in the middle."""
+    refuses_writes: int = 0
+    """So many of the next ones are answered 500."""
 
     def put(self, name: str, files: dict[str, str], *, revisions: tuple[str, ...] = ("main", "master")) -> None:
         """A repository like ``models/org/name`` with the same files at some revisions."""
@@ -77,6 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
             and TOKEN not in f"{self.headers.get('Authorization')}{self.headers.get('Cookie')}"
         ):
             return self._json({"Code": 401, "Message": "no token", "error": "no token"}, 401)
+        if method == "POST" and self.hubs.refuses_writes:
+            self.hubs.refuses_writes -= 1
+            return self._json({"Code": 500, "Message": "not now", "error": "not now"}, 500)
         if parts[:2] == ["api", "v1"]:
             return self._modelscope(method, parts[2:], query, body)
         if parts[:2] == ["openapi", "v1"]:

@@ -17,6 +17,10 @@ WHOLE_MODEL = (
 """What is said to whoever wants no adapter."""
 
 
+WARNINGS = "warnings"
+"""Under which a run's metadata says what of its config is not applied."""
+
+
 class Dialect(StrEnum):
     """In which of the two HTTP dialects an adapter is trained. The values are stored; they never change."""
 

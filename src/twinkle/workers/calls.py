@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Generic
 
-from twinkle.core.adapter import CheckpointKind, Grant
+from twinkle.core.adapter import WARNINGS, CheckpointKind, Grant
 from twinkle.core.errors import InvalidInput
 from twinkle.core.operation import Claim, OperationKind
 from twinkle.storage.adapters.adapters import Adapters
@@ -73,7 +73,17 @@ class Calls(Generic[State]):
             self.engine.clear_gradients(state)
             raise window_failed(claim)
         body = self.engine.call(state, call)
+        if call.method == "get_train_configs":
+            body = self._with_warnings(claim, body)
         return Answered(body, clears_gradients=call.method == "zero_grad" and not self.engine.has_gradients(state))
+
+    def _with_warnings(self, claim: Claim, body: bytes) -> bytes:
+        """What people read of a run, and what of its config is not applied: some clients show no other answer."""
+        warnings = (self.adapters.find(claim.lane).user_metadata or {}).get(WARNINGS)
+        if warnings is None:
+            return body
+        lines = [json.loads(body)["result"], *(f"warning: {line}" for line in warnings.splitlines())]
+        return json.dumps({"result": "\n".join(lines)}).encode()
 
     def _save(self, claim: Claim, state: State, call: Call, records: Records) -> Steps[bytes]:
         wanted = parse_body(SaveCall, json.dumps(dict(call.arguments)).encode())

@@ -203,6 +203,9 @@ class Singles(Generic[State]):
         request = BranchRequest.model_validate_json(payload)
         rebuilt = yield from self.replay.state_after(request.source, request.at)
         state = self.engine.adopt(rebuilt.state, self.stores.adapters.find(claim.lane).config)
+        if self.engine.has_gradients(state):
+            # Of a script that had stepped and not cleared: whoever goes on from there sends its next batch.
+            self.engine.clear_gradients(state)
         yield from self.beginnings.start_from(claim, state, records)
         response = BranchResponse(
             run_id=claim.lane, source=request.source, operation=request.at, num_replayed=rebuilt.num_replayed

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import time
 
 import pytest
 import structlog
@@ -23,6 +24,7 @@ from twinkle.storage import schema
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.files.reading import stretches_of
 from twinkle.storage.stores import Stores
+from twinkle.tasks.pushing import CheckpointPusher
 from twinkle.wire.bodies.jobs_specs import parse_spec
 from twinkle.workers.jobs.export.work import ExportParts, ExportTools
 from twinkle.workers.jobs.heavy import HeavyWork
@@ -42,8 +44,8 @@ class Exporting:
         key = self.stores.tenants.create_key(f"tenant-{secrets.token_hex(8)}", "test")
         return self.stores.tenants.key(key).tenant
 
-    def checkpoint(self, tenant):
-        return save_checkpoint(self.stores, self.blobs, tenant, BASE_MODEL, self.adapter)
+    def checkpoint(self, tenant, **fields):
+        return save_checkpoint(self.stores, self.blobs, tenant, BASE_MODEL, self.adapter, **fields)
 
     def spec(self, tenant, checkpoint, **fields):
         """As the door stores it."""
@@ -276,6 +278,43 @@ def test_a_push_is_private_tells_the_lineage_and_leaves_the_token_nowhere(export
     assert checkpoint in card and "rank 4" in card and "logits difference" in card
     assert str(exporting.settings.home) not in card
     assert TOKEN not in everything_kept(exporting) and TOKEN not in json.dumps(logs, default=str)
+
+
+@pytest.mark.parametrize("hub", ["hf", "ms"])
+def test_a_checkpoint_pushes_itself_where_its_tenant_wants_it_privately_and_again_after_a_hub_that_failed(
+    exporting, tenant, hubs, hub
+):
+    spec = {"forms": ["peft"], "to": f"{hub}://me/{{checkpoint}}", "private": True, "hub_token": TOKEN}
+    wanted = exporting.sealer.sealed(spec, tenant)
+    exporting.stores.pushes.want(tenant, None, {**wanted, "to": spec["to"]})
+    checkpoint = exporting.checkpoint(tenant, created_at=time.time())
+    pusher = CheckpointPusher(exporting.stores.pushes, exporting.stores.jobs)
+    hubs.refuses_writes = 1
+
+    pusher.push()
+    (push,) = exporting.stores.pushes.all(tenant)
+    exporting.rig.run(push.last_job)
+    failed = exporting.stores.jobs.find(push.last_job, tenant)
+    exporting.rig.run(push.last_job)
+    job = exporting.stores.jobs.find(push.last_job, tenant)
+    pusher.push()
+
+    assert failed.state is JobState.RETRYING
+    assert job.state is JobState.SUCCEEDED, job.failure
+    assert job.result["checkpoint"] == checkpoint
+    repository = hubs.repositories["models/me/best"]
+    (files,) = repository.revisions.values()
+    assert repository.private and files["adapter_model.safetensors"]
+    assert [event.kind for event in exporting.stores.jobs.events(job.id, tenant)].count("attempt") >= 2
+    assert exporting.stores.pushes.all(tenant)[0].last_job == push.last_job, "it has had its turn"
+    assert TOKEN not in everything_kept(exporting)
+
+
+def test_a_checkpoint_of_a_whole_model_is_not_exported_and_the_job_says_why(exporting, tenant):
+    job = exporting.do(tenant, exporting.checkpoint(tenant, rank=0), forms=["peft"])
+
+    assert (job.state, job.failure.code) == (JobState.FAILED, "cannot_be_exported")
+    assert "its files are those of transformers already" in job.failure.message
 
 
 def test_a_token_that_the_hub_refuses_is_not_in_what_is_told(exporting, tenant, hubs):

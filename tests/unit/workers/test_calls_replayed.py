@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +17,12 @@ from harness.journal import Bench
 from harness.training import make_rows
 from harness.twinkle_calls import CalledRun
 from harness.worker import Killed, WorkerRig
+from twinkle.core.adapter import WARNINGS
 from twinkle.core.operation import OperationState
 from twinkle.core.settings import Settings
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.model.script_state import Script
+from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade
@@ -140,3 +143,41 @@ def test_a_killed_and_evicted_script_ends_with_the_bits_of_an_undisturbed_one(
         assert torch.equal(getattr(calm.adapter, name), getattr(stormy.adapter, name))
     assert calm.group.position() == stormy.group.position()
     assert calm.group.learning_rates() == stormy.group.learning_rates()
+
+
+def test_a_script_put_back_between_its_step_and_its_zero_grad_goes_on_without_the_gradients_of_that_step(
+    bench: Bench, make_worker: Make
+) -> None:
+    put_back, calm = (CalledRun(bench, name, config=twinkle_config()) for name in ("back", "calm"))
+    for run in (put_back, calm):
+        run.call("set_optimizer", optimizer_cls="SGD", lr=0.1)
+        run.call("forward_backward", inputs=ROWS)
+        stepped_seq = run.call("step")
+    for name in ("forward_backward", "step", "zero_grad"):
+        put_back.call(name, **({"inputs": ROWS[:2]} if name == "forward_backward" else {}))
+    worker = make_worker(retention=Retention(keep_s=1e12, every_ops=1, max_snapshots=9))
+    worker.drain()
+    bench.stores.branches.rewind("back", "t0", at=stepped_seq, request_key=None)
+    calm.call("zero_grad")
+    seqs = {}
+    for run in (put_back, calm):
+        run.call("forward_backward", inputs=ROWS)
+        seqs[run.adapter] = run.call("step")
+    worker.drain()
+
+    assert put_back.status(seqs["back"]).state is OperationState.DONE
+    one, two = (worker.state_before(run.adapter, seqs[run.adapter] + 1) for run in (calm, put_back))
+    assert isinstance(one, Script) and isinstance(two, Script)
+    assert torch.equal(one.adapter.params, two.adapter.params) and torch.equal(one.adapter.grad, two.adapter.grad)
+
+
+def test_what_is_not_applied_of_a_run_s_config_is_told_with_its_settings(bench: Bench, make_worker: Make) -> None:
+    run, other = (CalledRun(bench, name, config=twinkle_config()) for name in ("a", "b"))
+    with bench.database.transaction() as transaction:
+        said = json.dumps({WARNINGS: "lora_dropout=0.05 is not applied: why\nbias='all' is not applied: why"})
+        transaction.execute("UPDATE adapter SET user_metadata = ? WHERE id = 'a'", (said,))
+    seqs = [each.call("get_train_configs") for each in (run, other)]
+    make_worker().drain()
+
+    shown, plain = (each.body(seq)["result"] for each, seq in zip((run, other), seqs, strict=True))
+    assert shown == f"{plain}\nwarning: lora_dropout=0.05 is not applied: why\nwarning: bias='all' is not applied: why"

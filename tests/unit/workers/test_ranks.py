@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch.distributed.tensor import DTensor
 
+from harness.called_engine import Called, twinkle_config
 from harness.traced_losses import clipped_policy, graph_of
+from harness.training import make_rows
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError, InvalidInput, UserError
 from twinkle.core.settings import Settings
@@ -27,6 +30,7 @@ from twinkle.workers.ranks.engine import RankedEngine
 from twinkle.workers.transformers_engine import TransformersEngine
 
 LENGTHS = ([30, 5, 17], [9], [4, 40, 8, 3, 12])
+ROWS = [{name: row[name] for name in ("input_ids", "labels")} for row in make_rows(0, vocab_size=250)]
 TOLERANCE = 2e-5
 """Relative to the largest value: sums over datums are made in another order."""
 
@@ -430,3 +434,44 @@ def test_passes_under_way_on_two_ranks_let_others_go_between(one: TransformersEn
     for alone, ours in zip(*answers, strict=True):
         assert isinstance(ours, ForwardBackwardResult)
         assert all(close(a, b) for a, b in zip(ours.logprobs, alone.logprobs, strict=True))
+
+
+def train_by_calls(called: Called) -> list[float]:
+    called("set_loss", loss_cls="GRPOLoss")
+    called("set_optimizer", optimizer_cls="SGD", lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(2):
+        called("forward", inputs=ROWS, advantages=[0.5, -1.0, 2.0, 0.25])
+        losses.append(called("calculate_loss"))
+        called("backward")
+        called("clip_grad_and_step")
+    reference = called("forward_only", inputs=ROWS, disable_lora=True)["logps"]
+    called("set_loss", loss_cls="InfonceLoss")
+    pairs = [{**row, "labels": [(index + 1) % 2]} for index, row in enumerate(ROWS)]
+    embedded = called("forward_backward", inputs=pairs, task="embedding")
+    called("clip_grad_and_step")
+    return [*losses, *reference[0], embedded["loss"]]
+
+
+def test_two_ranks_train_by_calls_as_one_does(one: TransformersEngine, two: RankedEngine) -> None:
+    alone, together, parked = Called(one), Called(two), Called(two, parks=True)
+
+    assert train_by_calls(together) == pytest.approx(train_by_calls(alone), rel=1e-4)
+
+    assert train_by_calls(parked) == pytest.approx(train_by_calls(Called(two)), rel=0)
+    there = one.restore(two.snapshot(together.state))
+    wanted, found = alone.params, there.adapter.params  # type: ignore[union-attr]
+    assert torch.allclose(found, wanted, atol=TOLERANCE * float(wanted.abs().max()), rtol=0)
+
+
+def test_a_call_that_is_refused_on_two_ranks_leaves_them_in_step(two: RankedEngine) -> None:
+    called = Called(two, twinkle_config(seed=3))
+    with pytest.raises(InvalidInput, match="GRPOLoss"):
+        called("set_loss", loss_cls="GRPOLos")
+    with pytest.raises(InvalidInput, match="inputs"):
+        called("forward_backward", inputs=[])
+    two.note_failure(called.state)
+    called("forward_backward", inputs=ROWS)
+
+    assert two.has_gradients(called.state)
+    two.snapshot(called.state)

@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import Request, Response
 
+from twinkle.core.adapter import WARNINGS
 from twinkle.core.errors import InvalidInput, NotFound
 from twinkle.core.model_names import plain_model_name
 from twinkle.scheduler.placement import choose_mesh
@@ -17,9 +18,6 @@ from twinkle.storage.journal.meshes import MeshStatus
 from twinkle.wire.bodies.twinkle_calls import AdapterCreated
 
 _MAX_MODEL_NAME = 512
-
-WARNINGS = "warnings"
-"""Under which a run's metadata says what of its config is not applied."""
 
 
 async def created_answer(server: ServerState, adapter: str) -> Response:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from twinkle.core.adapter import AdapterConfig, Dialect
+from twinkle.core.adapter import WARNINGS, AdapterConfig, Dialect
 from twinkle.core.errors import InvalidInput, MeshUnavailable, NotFound
 from twinkle.core.operation import OperationKind, Payload, Unnumbered
 from twinkle.server.errors import JSON
@@ -17,7 +17,7 @@ from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
 from twinkle.server.state import Caller, Server
 from twinkle.server.tinker.answers import answer
-from twinkle.server.twinkle.adapters import WARNINGS, address_of, mesh_of_model
+from twinkle.server.twinkle.adapters import address_of, mesh_of_model
 from twinkle.server.twinkle.calls import PREFER, answer_accepted
 from twinkle.server.twinkle.sessions import SESSION_HEADER, session_of
 from twinkle.storage.adapters.named import AdapterName

@@ -81,6 +81,12 @@ class ExportTools:
         if spec.to is not None:
             check_allowed(spec.to, tenant=order.tenant, allowed=parts.settings.export_targets)
         checkpoint = await asyncio.to_thread(_find, parts.stores, order, spec)
+        if checkpoint.config.is_whole_model:
+            raise JobFailed(
+                "cannot_be_exported",
+                f"{spec.checkpoint} is a whole model: its files are those of transformers already; download them",
+                field="checkpoint",
+            )
         folder = parts.settings.home.absolute() / EXPORTS / order.job
         await asyncio.to_thread(_sweep, parts.stores, folder.parent)
         base = await asyncio.to_thread(_base_folder, parts.stores, checkpoint.config.base_model)
