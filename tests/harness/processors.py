@@ -17,9 +17,17 @@ from twinkle.workers.processors.room import ITERATOR_EXHAUSTED, Room
 
 
 class Desk:
-    def __init__(self, folder: Path, *, models: dict[str, str] | None = None, folders: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        models: dict[str, str] | None = None,
+        folders: tuple[str, ...] = (),
+        disk_bytes: int = 2**30,
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self._folder = folder
+        self.disk_bytes = disk_bytes
         self._home = os.getcwd()
         self._room = Room()
         self._sources = Sources(files={}, models=models or {}, folders=folders)
@@ -100,6 +108,7 @@ class Desk:
             sources=self._sources,
             object_store=str(self._folder / "objects"),
             folder=str(self._folder / "room"),
+            disk_bytes=self.disk_bytes,
         )
         try:
             answer = self._room.perform(order)

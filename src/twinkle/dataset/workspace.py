@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import sysconfig
 import tempfile
 import time
 import weakref
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import ClassVar
 
 import datasets
 from datasets.fingerprint import Hasher
@@ -29,6 +32,8 @@ class Workspace:
     A process that is killed leaves its folder behind; the next one removes what nobody holds the lock of any more.
     """
 
+    _open: ClassVar[weakref.WeakSet[Workspace]] = weakref.WeakSet()
+
     def __init__(self) -> None:
         root = _root()
         _remove_abandoned(root)
@@ -36,12 +41,28 @@ class Workspace:
         lock = FileLock(self.folder / _LOCK)
         lock.acquire()
         self._count = 0
+        self._open.add(self)
         self._end = weakref.finalize(self, _remove, self.folder, lock, os.getpid())
+
+    @classmethod
+    def bytes_held(cls) -> int:
+        """What the files of all data sets of this process have."""
+        return sum(bytes_below(workspace.folder) for workspace in list(cls._open))
 
     def new_file(self, suffix: str) -> Path:
         """A path that nothing has been written to yet."""
         self._count += 1
         return self.folder / f"{self._count}{suffix}"
+
+
+def bytes_below(folder: Path) -> int:
+    """The bytes of all files below a folder."""
+    num_bytes = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            status = path.lstat()
+            num_bytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return num_bytes
 
 
 def kept_file(key: str) -> Path:

@@ -22,6 +22,15 @@ class ProcessorSettings(SettingsGroup):
         default=4 * 2**30, gt=0, description="what such a process may have taken; then it is begun anew"
     )
     processor_call_s: float = Field(default=600.0, gt=0, description="how long one call may take")
+    processor_reward_s: float = Field(
+        default=60.0, gt=0, description="how long one call of a reward may take, within processor_call_s"
+    )
+    processor_disk_bytes: int = Field(
+        default=20 * 2**30,
+        gt=0,
+        description="what such a process may hold on its disk, of files that data sets are made of and of their rows;"
+        " beyond it what is not in use is put away, to be made anew, and what does not fit is refused",
+    )
     processor_process_idle_s: float = Field(
         default=300.0, gt=0, description="after so long without a call such a process is ended"
     )

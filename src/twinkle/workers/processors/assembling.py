@@ -36,7 +36,14 @@ class Assembler:
     """Makes orders. Blocks; called from threads."""
 
     def __init__(
-        self, stores: Stores, blobs: BlobStore, *, object_store: str, folder: str, folders: tuple[str, ...]
+        self,
+        stores: Stores,
+        blobs: BlobStore,
+        *,
+        object_store: str,
+        folder: str,
+        disk_bytes: int,
+        folders: tuple[str, ...],
     ) -> None:
         """Take the stores.
 
@@ -45,12 +52,14 @@ class Assembler:
             blobs: Where large payloads lie.
             object_store: The same, for other processes.
             folder: Where those put files.
+            disk_bytes: What one of them may hold there.
             folders: Those of this machine that clients may read.
         """
         self._stores = stores
         self._blobs = blobs
         self._object_store = object_store
         self._folder = folder
+        self._disk_bytes = disk_bytes
         self._folders = folders
 
     def order(self, claim: Claim) -> Order:
@@ -84,6 +93,7 @@ class Assembler:
             sources=self._sources([step], claim.tenant),
             object_store=self._object_store,
             folder=self._folder,
+            disk_bytes=self._disk_bytes,
         )
 
     def with_scripts(self, order: Order, claim: Claim) -> Order:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import structlog
 
@@ -25,6 +27,7 @@ class ProcessLost(TransientError):
 class Child:
     """One process, started with its first call and ended when it was idle for long or has taken too much memory."""
 
+    folder: Path
     work: HeavyWork = field(default_factory=HeavyWork)
     tenants: set[str] = field(default_factory=set)
     is_busy: bool = False
@@ -35,16 +38,21 @@ class Child:
 class Children:
     """Some processes. A tenant stays with the one that it came to first, for there its data are in memory."""
 
-    def __init__(self, num_processes: int, *, call_s: float, memory_bytes: int, idle_s: float) -> None:
+    def __init__(
+        self, num_processes: int, *, folder: Path, call_s: float, reward_s: float, memory_bytes: int, idle_s: float
+    ) -> None:
         """Start nothing yet.
 
         Args:
             num_processes: How many there may be.
+            folder: Where each has one of its own, which goes with it.
             call_s: How long a call may take.
+            reward_s: How long one of a reward may, if that is less.
             memory_bytes: What a process may have taken after a call; then it is begun anew.
             idle_s: After so long without a call a process is ended.
         """
-        self._children = [Child() for _ in range(num_processes)]
+        self._children = [Child(folder=folder / str(number)) for number in range(num_processes)]
+        self._reward_s = min(reward_s, call_s)
         self._call_s = call_s
         self._memory_bytes = memory_bytes
         self._idle_s = idle_s
@@ -66,14 +74,18 @@ class Children:
             ProcessLost: The process died under it.
         """
         child.is_running = True
+        is_reward = order.processor_type == "reward"
+        limit_s = self._reward_s if is_reward else self._call_s
         try:
-            async with asyncio.timeout(self._call_s):
-                answer = await child.work.run(perform, order)
+            async with asyncio.timeout(limit_s):
+                answer = await child.work.run(perform, replace(order, folder=str(child.folder)))
         except TimeoutError:
             await self._end(child)
+            whose = f"a reward ({order.class_type})" if is_reward else order.step.method
+            setting = "TWINKLE_PROCESSOR_REWARD_S" if is_reward else "TWINKLE_PROCESSOR_CALL_S"
             raise LimitReached(
-                f"{order.step.method} took more than {self._call_s:g} s, and that is the limit of one call; do it with"
-                " fewer rows"
+                f"{whose} took more than {limit_s:g} s, and that is the limit of one call; do it with fewer rows, or"
+                f" ask the operator for more ({setting})"
             ) from None
         except JobFailed as error:
             child.is_running = False
@@ -104,5 +116,6 @@ class Children:
 
     async def _end(self, child: Child) -> None:
         await asyncio.to_thread(child.work.stop)
+        await asyncio.to_thread(shutil.rmtree, child.folder, ignore_errors=True)
         child.is_running = False
         child.tenants.clear()

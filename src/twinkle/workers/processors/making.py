@@ -40,10 +40,20 @@ def class_of(processor_type: str, class_type: str) -> Callable[..., Any]:
 class Maker:
     """Turns the arguments of calls into what our classes take."""
 
-    def __init__(self, folder: Path, object_store: str) -> None:
+    def __init__(self, folder: Path, object_store: str, make_room: Callable[[int], None]) -> None:
+        """Make nothing yet.
+
+        Args:
+            folder: Where files are put.
+            object_store: Where they come from.
+            make_room: Called with the bytes of a file before it is put there; refuses what does not fit.
+        """
         self._folder = folder
+        self._make_room = make_room
         self._object_store = object_store
         self._metas: dict[str, Any] = {}
+        self.files: set[str] = set()
+        """Those that it has made something of."""
 
     def arguments(self, arguments: Mapping[str, Any], sources: Sources, found: Callable[[str], Any]) -> dict[str, Any]:
         """The arguments of one call; ``found`` is asked for other processors.
@@ -93,12 +103,14 @@ class Maker:
 
     def _fetched(self, file_id: str, source: FileSource) -> Path:
         """The file on this machine, under its own name."""
+        self.files.add(file_id)
         size_bytes = sum(piece.size_bytes for piece in source.pieces)
         if size_bytes > MAX_SOURCE_BYTES:
             raise TooLarge(f"{file_id} has {size_bytes} bytes; a data set is made of at most {MAX_SOURCE_BYTES}")
         place = self._folder / file_id / (os.path.basename(source.name) or "rows.jsonl")
         if place.is_file() and place.stat().st_size == size_bytes:
             return place
+        self._make_room(size_bytes)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = place.with_name(f".{place.name}.partial")
         with partial.open("wb") as file:

@@ -90,6 +90,7 @@ class Order:
         scripts: By processor, where they have to be made anew.
         object_store: The URL of where files lie.
         folder: For files, on this machine.
+        disk_bytes: What may be held of files and rows, of all processors of the process together.
     """
 
     processor: str
@@ -103,6 +104,7 @@ class Order:
     scripts: Mapping[str, Script] | None = None
     object_store: str
     folder: str
+    disk_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,10 @@ Lives in a process of its own, which has nothing but memory: whatever it held is
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
+import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from twinkle.core.processors import (
     MAX_ROWS,
     Effect,
 )
+from twinkle.dataset.workspace import Workspace, bytes_below
 from twinkle.workers.processors.answers import answer_of
 from twinkle.workers.processors.making import Maker, class_of
 from twinkle.workers.processors.orders import Done, Order, Position, Recipe, Refused, Step, Unknown
@@ -68,10 +71,12 @@ class Room:
         self._live: OrderedDict[str, _Live] = OrderedDict()
         self._makers: dict[str, Maker] = {}
         self._folder: Path | None = None
+        self._order: Order | None = None
 
     def perform(self, order: Order) -> Done | Refused | Unknown:
         """Do a call. What the caller can mend is answered; what nobody can is raised."""
         self._settle(order)
+        self._order = order
         try:
             recipe, result = self._done(order)
         except _NotHere:
@@ -106,6 +111,7 @@ class Room:
     def _created(self, order: Order) -> _Live:
         made = self._instance(order, order.step, order.processor_type, order.class_type, order.uses)
         _check_size(made)
+        self._make_room(0)
         recipe = Recipe(steps=(order.step.seq,), uses=dict(order.uses))
         return self._keep(order.processor, _Live(made, recipe, Walk(made, Position())))
 
@@ -123,7 +129,7 @@ class Room:
         def found(processor: str) -> Any:
             return self._used(order, processor, uses)
 
-        maker = self._makers.setdefault(owner, Maker(self._path, order.object_store))
+        maker = self._makers.setdefault(owner, Maker(self._path, order.object_store, self._make_room))
         return maker.arguments(step.arguments, order.sources, found)
 
     def _used(self, order: Order, processor: str, uses: Mapping[str, int]) -> Any:
@@ -182,6 +188,36 @@ class Room:
             self._makers.pop(name, None)
         return live
 
+    def _make_room(self, num_bytes: int) -> None:
+        """Let so many bytes come to what is held on the disk: what the call at hand does not need is put away for it.
+
+        Raises:
+            LimitReached: What it needs is more than may be held.
+        """
+        order = self._order
+        assert order is not None, "files are for calls"
+        if self._bytes_held() + num_bytes <= order.disk_bytes:
+            return
+        needed = {order.processor, *order.uses, *(order.scripts or {})}
+        for name in self._live.keys() - needed:
+            del self._live[name]
+            self._makers.pop(name, None)
+        gc.collect()
+        kept = set[str]().union(*(maker.files for maker in self._makers.values()))
+        for place in self._path.iterdir():
+            if place.is_dir() and place.name not in kept:
+                shutil.rmtree(place, ignore_errors=True)
+        held_bytes = self._bytes_held()
+        if held_bytes + num_bytes > order.disk_bytes:
+            raise LimitReached(
+                f"its files and rows would take {held_bytes + num_bytes} bytes on the disk, and {order.disk_bytes} may"
+                " be held; make it of fewer rows or drop columns, or ask the operator for more"
+                " (TWINKLE_PROCESSOR_DISK_BYTES)"
+            )
+
+    def _bytes_held(self) -> int:
+        return bytes_below(self._path) + Workspace.bytes_held()
+
     # -- calling ------------------------------------------------------------------------------------------------------
 
     def _changed(self, order: Order, live: _Live) -> tuple[Recipe, bytes]:
@@ -193,6 +229,7 @@ class Room:
         arguments = self._arguments(order, order.step, uses, order.processor)
         _call(live.made, order.step.method, _named(order.processor_type, order.step.method, arguments))
         _check_size(live.made)
+        self._make_room(0)
         self._drop_users(order.processor)
         recipe = Recipe(
             steps=(*live.recipe.steps, order.step.seq), uses=uses, position=live.walk.after_change(order.processor_type)

@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import redis
 import structlog
@@ -52,13 +53,15 @@ async def serving_processors(
         capabilities=None,
         lease_s=settings.lease_s,
     )
-    children = Children(
-        settings.processor_processes,
-        call_s=settings.processor_call_s,
-        memory_bytes=settings.processor_memory_bytes,
-        idle_s=settings.processor_process_idle_s,
-    )
     with tempfile.TemporaryDirectory(prefix="twinkle-processors-", ignore_cleanup_errors=True) as folder:
+        children = Children(
+            settings.processor_processes,
+            folder=Path(folder),
+            call_s=settings.processor_call_s,
+            reward_s=settings.processor_reward_s,
+            memory_bytes=settings.processor_memory_bytes,
+            idle_s=settings.processor_process_idle_s,
+        )
         worker = ProcessorWorker(
             WorkerParts(
                 stores=stores,
@@ -69,6 +72,7 @@ async def serving_processors(
                     blobs,
                     object_store=settings.resolved_object_store,
                     folder=folder,
+                    disk_bytes=settings.processor_disk_bytes,
                     folders=tuple(settings.processor_folders),
                 ),
                 children=children,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,11 @@ import pytest
 
 from harness.models import make_text_model
 from harness.processors import Desk
+from twinkle.core.errors import LimitReached
+from twinkle.core.processors import Effect
+from twinkle.dataset.workspace import Workspace, bytes_below
+from twinkle.workers.processors.children import Children
+from twinkle.workers.processors.orders import Order, Recipe, Sources, Step
 
 ROWS = [{"nums": [n, n + 1, n + 2], "target": 3 * n + 3} for n in range(11)]
 TEMPLATE = {"template_func": "Qwen3_5Template", "model_id": "ms://Qwen/Qwen3.5-4B"}
@@ -222,3 +228,59 @@ def test_nonsense_is_refused_in_words(desk: Desk, method: str, arguments: dict[s
         desk.call(reward, method, **arguments)
     except AssertionError:
         assert desk.refused(reward, method, **arguments).code == "invalid_input"
+
+
+def _lines(num_rows: int) -> str:
+    return "".join(json.dumps({"nums": [n, 1, 2], "target": n, "text": "x" * 100}) + "\n" for n in range(num_rows))
+
+
+def test_what_is_not_in_use_gives_way_on_the_disk_and_is_made_anew_when_it_is_asked(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    files = [desk.file(f"{name}.jsonl", _lines(600)) for name in "ab"]
+    sets = []
+    gc.collect()
+    before_bytes = Workspace.bytes_held()
+    for file in files:
+        sets.append(desk.create("dataset", "Dataset", dataset_meta=json.dumps({"dataset_id": file})))
+        desk.call(sets[-1], "map", preprocess_func="CountdownProcessor", remove_columns=["text"])
+        of_one_bytes = bytes_below(tmp_path / "room") + Workspace.bytes_held() - before_bytes
+        desk.disk_bytes = before_bytes + of_one_bytes * 3 // 2
+    held = [path.name for path in (tmp_path / "room").rglob("*.jsonl")]
+
+    assert held == ["b.jsonl"]
+    assert [desk.call(one, "__len__") for one in sets] == [600, 600]
+
+
+def test_a_data_set_that_does_not_fit_on_the_disk_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, disk_bytes=50_000)
+    file = desk.file("large.jsonl", _lines(600))
+
+    refused = desk.refused_creation("dataset", "Dataset", dataset_meta=json.dumps({"dataset_id": file}))
+
+    assert "and 50000 may be held" in refused.message and "TWINKLE_PROCESSOR_DISK_BYTES" in refused.message
+    assert not list((tmp_path / "room").rglob("*.jsonl"))
+
+
+async def test_a_reward_has_a_limit_of_its_own_and_its_process_and_folder_go_with_it(tmp_path: Path) -> None:
+    children = Children(1, folder=tmp_path / "f", call_s=60, reward_s=0.001, memory_bytes=2**40, idle_s=60)
+    child = children.free_for("t")
+    assert child is not None
+    child.folder.mkdir(parents=True)
+    order = Order(
+        processor="pid:0",
+        processor_type="reward",
+        class_type="MathReward",
+        step=Step(seq=1, method="__call__", arguments={"trajectories": []}),
+        effect=Effect.ASKS,
+        recipe=Recipe(),
+        uses={},
+        sources=Sources(),
+        object_store="",
+        folder="",
+        disk_bytes=1,
+    )
+
+    with pytest.raises(LimitReached, match=r"a reward \(MathReward\) took more than 0.001 s.*PROCESSOR_REWARD_S"):
+        await children.perform(child, order)
+
+    assert children.num_running == 0 and not child.folder.exists()
