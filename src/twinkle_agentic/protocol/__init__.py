@@ -1,5 +1,6 @@
 """Models behind an address instead of in this process."""
 
-from twinkle_agentic.protocol.openai import API, OpenAI
+from twinkle_agentic.protocol.base import API
+from twinkle_agentic.protocol.openai import OpenAI
 
 __all__ = ["API", "OpenAI"]

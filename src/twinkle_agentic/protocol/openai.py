@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from twinkle.core.errors import ConfigError
 from twinkle.data_format.sampling import SamplingParams
+from twinkle_agentic.protocol.base import API, Message
 
 INSTALL = "pip install 'twinkle-queue[agents]'"
 TIMEOUT_S = 120.0
 MAX_RETRIES = 2
-
-Message = dict[str, Any]
-
-
-class API(ABC):
-    """Answers conversations. One of one's own brings ``__call__``."""
-
-    @abstractmethod
-    def __call__(
-        self, trajectory: Mapping[str, Any], sampling_params: SamplingParams, **overrides: Any
-    ) -> Message | list[Message]:
-        """The assistant's message, or as many as samples are asked for where these are several."""
 
 
 class OpenAI(API):

@@ -11,7 +11,7 @@ from typing import Any
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.data_format.sampling import SamplingParams
-from twinkle_agentic.protocol.openai import API
+from twinkle_agentic.protocol.base import API
 from twinkle_agentic.rollout.base import Rollout, Row
 from twinkle_agentic.rollout.multi_turn import MAX_TURNS, Params, managers_of, one_sample, tool_messages
 from twinkle_agentic.rollout.traces import Judge, Traces

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SampleResponses, SamplingParams
-from twinkle_agentic.protocol.openai import API, TIMEOUT_S, OpenAI
+from twinkle_agentic.protocol.base import API
+from twinkle_agentic.protocol.openai import TIMEOUT_S, OpenAI
 
 MAX_THREADS = 16
 NOT_SURE = {"entropy": 2.0, "logp": -2.0}

@@ -1,0 +1,5 @@
+"""Where scripts import it from."""
+
+from twinkle.sampler.scripts.base import Sampler
+
+__all__ = ["Sampler"]
