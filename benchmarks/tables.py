@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cluster_tables import calls_text, moves_text, weights_text
 from engine_tables import (
     custom_loss_text,
     dry_run_text,
@@ -39,6 +40,9 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "ranks": ranks_text,
     "sweep": sweep_text,
     "dry_run": dry_run_text,
+    "mesh_move": moves_text,
+    "weight_sync": weights_text,
+    "ray_calls": calls_text,
     "scale": scale_text,
     "scale_postgresql": scale_text,
 }

@@ -107,7 +107,11 @@ def serve_one_client(tmp_path: Path, tiny_model: Path, server_words: list[str], 
     with log.open("wb") as out:
         server = subprocess.Popen([sys.executable, *server_words], env=environment, stdout=out, stderr=out)
     try:
-        wait_until(lambda: _is_ready(url) or server.poll() is not None, what="readiness", deadline_s=150)
+        wait_until(
+            lambda: (_is_ready(url) and "ready in" in log.read_text()) or server.poll() is not None,
+            what="readiness of every mesh",
+            deadline_s=240,
+        )
         assert server.poll() is None, log.read_text()
         done = subprocess.run(
             [sys.executable, "-c", client, url], env=kept, capture_output=True, text=True, timeout=200, check=False

@@ -53,6 +53,11 @@ class CallRequest:
         return CALL_KINDS[self.call.method]
 
     @property
+    def embeds(self) -> bool:
+        """Whether its rows are to be turned into embeddings, which are then compared."""
+        return self.call.method in PASSES and self.call.arguments.get("task") == "embedding"
+
+    @property
     def digest(self) -> str:
         """Tells a resend from another request."""
         return hashlib.sha256(self.payload).hexdigest()

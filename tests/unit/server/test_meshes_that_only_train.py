@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -52,3 +53,19 @@ def test_weights_to_sample_from_without_a_name_and_losses_over_embeddings_are_re
     assert sampled.status_code == 400 and "to train, not to sample from" in sampled.json()["detail"]
     refused = [claim.rejection is not None for claim in api.worker.executed_of(model_id)]
     assert refused == [False, True, True, False, False], "refused where they were accepted, each in its place"
+
+
+@pytest.mark.usefixtures("megatron")
+def test_the_embedding_task_of_the_twinkle_dialect_is_refused_and_takes_no_number(http: httpx.Client) -> None:
+    http.headers["X-Twinkle-Session-Id"] = http.post("/twinkle/create_session", json={}).json()["session_id"]
+    model = f"/model/{BASE_MODEL}/twinkle"
+    config = json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": "all-linear"})
+    http.post(f"{model}/add_adapter_to_model", json={"adapter_name": "a", "config": config}).raise_for_status()
+    row = {"input_ids": [1, 2, 3], "labels": [1, 1, 1]}
+
+    embedded = http.post(f"{model}/forward_backward", json={"adapter_name": "a", "inputs": [row], "task": "embedding"})
+    plain = http.post(f"{model}/forward_backward", json={"adapter_name": "a", "inputs": [row]})
+
+    assert embedded.status_code == 400
+    assert "task: is 'embedding', which the mesh of this adapter does not compute" in embedded.json()["detail"]
+    assert plain.status_code == 200

@@ -13,9 +13,11 @@ from twinkle.core.adapter import WARNINGS, AdapterConfig, Dialect
 from twinkle.core.errors import InvalidInput, MeshUnavailable, NotFound
 from twinkle.core.operation import OperationKind, Payload, Unnumbered
 from twinkle.server.errors import JSON
+from twinkle.server.offers import why_no_embeddings
 from twinkle.server.openapi import Access, Raw, described
+from twinkle.server.pictures import capabilities_of_run
 from twinkle.server.request_metadata import HEADER, idempotency_key, priority_of
-from twinkle.server.state import Caller, Server
+from twinkle.server.state import Caller, Server, ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.adapters import address_of, mesh_of_model
 from twinkle.server.twinkle.calls import PREFER, answer_accepted
@@ -146,8 +148,20 @@ async def call_method(
             call = await server.common.object_io.run(_read, method, raw)
         server.common.settings.operation_limits.check_pass(call.num_tokens)
         lane = (await address_of(request, server, tenant, base_model, call.adapter_name)).id
+        if call.embeds:
+            await _require_embeddings(server, tenant, lane)
         accepted = await server.queue.submitter.submit(unnumbered(request, tenant, lane, call))
     return await answer_accepted(request, server, tenant, accepted.request_id)
+
+
+async def _require_embeddings(server: ServerState, tenant: str, adapter_id: str) -> None:
+    capabilities = await capabilities_of_run(server.common, server.artifacts, server.queue, tenant, adapter_id)
+    if why_no_embeddings(capabilities, "it") is not None:
+        raise InvalidInput(
+            "task",
+            "is 'embedding', which the mesh of this adapter does not compute (its engine is megatron); train on a mesh"
+            " whose engine is transformers",
+        )
 
 
 def _read(method: str, raw: bytes) -> CallRequest:
