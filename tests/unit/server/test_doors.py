@@ -204,3 +204,12 @@ def test_who_reads_nothing_of_an_answer_is_let_go(guarded: Api) -> None:
         connection.sendall(ask * 60)
 
         wait_for(lambda: door.num_open == 0, what="the connection to be ended")
+
+
+def test_what_a_thousand_connections_took_is_given_back_when_they_have_left(guarded: Api) -> None:
+    door = guarded.server.door
+    before = door.num_freed
+    for _ in range(1000):
+        connect(guarded).close()
+
+    wait_for(lambda: door.num_freed > before, what="memory to be given back")
