@@ -28,6 +28,11 @@ class TopkLogprobs:
     token_ids: Array
     logprobs: Array
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes as it is."""
+        return self.token_ids.nbytes + self.logprobs.nbytes
+
 
 @dataclass(frozen=True, eq=False)
 class WireSequence:
@@ -37,6 +42,11 @@ class WireSequence:
     logprobs: Array
     stop_reason: StopReason
     topk: TopkLogprobs | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes as it is."""
+        return self.tokens.nbytes + self.logprobs.nbytes + (0 if self.topk is None else self.topk.size_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +71,17 @@ class SampleResult:
     target_prompt_logprobs: Array | Csr | None = None
     prompt_alt_tokens: PromptAltTokens | None = None
     prompt_cache_hit_tokens: int = 0
+
+    @property
+    def prompt_bytes(self) -> int:
+        """What the scores of the prompt and of its likeliest tokens take as they are."""
+        scores = 0 if self.prompt_logprobs is None else self.prompt_logprobs.nbytes
+        return scores + (0 if self.topk_prompt_logprobs is None else self.topk_prompt_logprobs.size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Those, and all sequences."""
+        return self.prompt_bytes + sum(sequence.size_bytes for sequence in self.sequences)
 
 
 def encode_sample_response(result: SampleResult) -> bytes:

@@ -16,7 +16,7 @@ from harness.fake_worker import BASE_MODEL
 from harness.polling import wait_until
 from twinkle.core.errors import Overloaded
 from twinkle.server.body import ByteBudget, charge_to
-from twinkle.server.held_results import HeldResults
+from twinkle.server.held_results import HeldResults, Hold
 from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.openapi import Api as App
 from twinkle.server.results import PIECE_BYTES
@@ -109,7 +109,7 @@ async def test_all_together_hold_no_more_than_the_process_may_but_one_alone_alwa
 async def test_a_result_that_is_read_whole_waits_for_room() -> None:
     results, budget = HeldResults(2**40), ByteBudget(1000, of="yours")
 
-    def request() -> tuple[Request, list[tuple[ByteBudget, int]]]:
+    def request() -> tuple[Request, list[Hold]]:
         asked = Request({"type": "http", "headers": []})
         holds = results.watch(asked.scope)
         charge_to(budget, asked)
@@ -126,6 +126,24 @@ async def test_a_result_that_is_read_whole_waits_for_room() -> None:
     await waiting
 
     results.release(its_holds)
+    assert budget.held_bytes == results.budget.held_bytes == 0
+
+
+async def test_a_result_that_is_written_sequence_by_sequence_is_held_for_less_once_its_sequences_are_known() -> None:
+    results, budget = HeldResults(2**40), ByteBudget(2**40, of="yours")
+    asked = Request({"type": "http", "headers": []})
+    holds = results.watch(asked.scope)
+    charge_to(budget, asked)
+
+    hold = await results.hold_whole(asked, 3200, patience_s=0)
+    whole = budget.held_bytes
+    hold.write_in_parts(3200, 100)
+    in_parts = budget.held_bytes
+    hold.write_in_parts(3200, 3200)
+
+    assert whole == 32 * 3200 and in_parts == 3 * 3200 + 32 * 100
+    assert budget.held_bytes == results.budget.held_bytes == in_parts
+    results.release(holds)
     assert budget.held_bytes == results.budget.held_bytes == 0
 
 

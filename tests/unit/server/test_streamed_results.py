@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 from fastapi.responses import StreamingResponse
 
@@ -12,6 +13,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
 from twinkle.server.results import PIECE_BYTES, result_response
 from twinkle.server.threads import Threads
+from twinkle.server.written_parts import answer_in_parts, with_array
 from twinkle.storage.blobs import FolderStore
 
 
@@ -67,3 +69,26 @@ async def test_a_small_result_is_one_answer_and_a_missing_one_is_said_before_any
     gone = Payload(blob="results/2026-01-01/a/gone", blob_bytes=PIECE_BYTES + 1)
     with pytest.raises(StorageUnavailable):
         await result_response(threads, store, gone, media_type="application/json")
+
+
+async def test_an_answer_of_many_sequences_is_made_one_after_the_other_as_they_leave(threads: Threads) -> None:
+    made: list[int] = []
+
+    def parts() -> Iterator[dict[str, object]]:
+        for number in range(5):
+            made.append(number)
+            yield {"index": number, "text": "a" * number}
+
+    def pieces() -> Iterator[bytes]:
+        return with_array({"id": "x"}, "choices", parts(), {"usage": {"total": 5}})
+
+    whole = {"id": "x", "choices": list(parts()), "usage": {"total": 5}}
+    small = await answer_in_parts(threads, pieces(), result_bytes=PIECE_BYTES)
+    made.clear()
+    large = await answer_in_parts(threads, pieces(), result_bytes=PIECE_BYTES + 1)
+    assert isinstance(large, StreamingResponse)
+    seen = [(bytes(piece), len(made)) async for piece in large.body_iterator]  # type: ignore[arg-type]
+
+    assert orjson.loads(small.body) == orjson.loads(b"".join(piece for piece, _ in seen)) == whole
+    assert [num_made for _, num_made in seen] == [0, 1, 2, 3, 4, 5, 5]
+    assert orjson.loads(b"".join(with_array({}, "none", [], {}))) == {"none": []}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -67,13 +67,18 @@ def choices_of(
     drawn: Sequence[Drawn], drawings: Sequence[Drawing], text_model: TextModel | None, *, first_index: int = 0
 ) -> list[Choice]:
     """All samples of these prompts, in order. Blocks for as long as decoding takes."""
+    return list(each_choice(drawn, drawings, text_model, first_index=first_index))
+
+
+def each_choice(
+    drawn: Sequence[Drawn], drawings: Sequence[Drawing], text_model: TextModel | None, *, first_index: int = 0
+) -> Iterator[Choice]:
+    """The same one by one: what a sample takes as objects is many times its result."""
     sequences = [
         (sequence, drawing) for one, drawing in zip(drawn, drawings, strict=True) for sequence in one.result.sequences
     ]
-    return [
-        _choice(i, sequence, drawing.stops, text_model)
-        for i, (sequence, drawing) in enumerate(sequences, start=first_index)
-    ]
+    for i, (sequence, drawing) in enumerate(sequences, start=first_index):
+        yield _choice(i, sequence, drawing.stops, text_model)
 
 
 def _choice(index: int, sequence: WireSequence, stops: Sequence[str], text_model: TextModel | None) -> Choice:
@@ -98,6 +103,11 @@ def _choice(index: int, sequence: WireSequence, stops: Sequence[str], text_model
         topk=topk,
         num_scored=num_scored,
     )
+
+
+def bytes_of(drawn: Sequence[Drawn]) -> int:
+    """What the results take as they are."""
+    return sum(one.result.size_bytes for one in drawn)
 
 
 def usage_of(drawn: Sequence[Drawn], drawings: Sequence[Drawing]) -> JsonObject:

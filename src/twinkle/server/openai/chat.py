@@ -13,9 +13,9 @@ from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import (
     Choice,
     JsonObject,
+    bytes_of,
     chat_logprobs,
-    choices_of,
-    json_answer,
+    each_choice,
     usage_of,
 )
 from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
@@ -29,6 +29,7 @@ from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.pictures import picture_rules
 from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
+from twinkle.server.written_parts import answer_in_parts, with_array
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.openai import ChatRequest
 from twinkle.wire.paths import parse_checkpoint_path
@@ -59,16 +60,13 @@ async def create_chat_completion(request: Request, server: Server, tenant: Calle
         form = _Chunks({**head, "object": "chat.completion.chunk"}, body, text_model)
         return await stream_answer(server, request, tenant, model, text_model, [drawing], form, wanted)
     drawn = await draw(server, request, tenant, model, text_model, [drawing])
-    choices = await server.common.object_io.run(choices_of, drawn, [drawing], text_model)
-    return json_answer(
-        {
-            "id": _answer_id(drawn[0].request_id),
-            **head,
-            "object": "chat.completion",
-            "choices": [_choice_json(choice, body, text_model) for choice in choices],
-            "usage": usage_of(drawn, [drawing]),
-        }
+    pieces = with_array(
+        {"id": _answer_id(drawn[0].request_id), **head, "object": "chat.completion"},
+        "choices",
+        (_choice_json(choice, body, text_model) for choice in each_choice(drawn, [drawing], text_model)),
+        {"usage": usage_of(drawn, [drawing])},
     )
+    return await answer_in_parts(server.common.object_io, pieces, result_bytes=bytes_of(drawn))
 
 
 async def _definite(server: Server, request: Request, tenant: str, body: ChatRequest) -> ChatRequest:

@@ -11,9 +11,9 @@ from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import (
     Choice,
     JsonObject,
-    choices_of,
+    bytes_of,
     completion_logprobs,
-    json_answer,
+    each_choice,
     usage_of,
 )
 from twinkle.server.openai.drawing import Drawing, ServedModel, find_model, plan
@@ -25,6 +25,7 @@ from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
+from twinkle.server.written_parts import answer_in_parts, with_array
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.openai import CompletionRequest
 
@@ -57,15 +58,13 @@ async def create_completion(request: Request, server: Server, tenant: Caller) ->
         form = _Chunks(head, body, text_model)
         return await stream_answer(server, request, tenant, model, text_model, drawings, form, wanted)
     drawn = await draw(server, request, tenant, model, text_model, drawings)
-    choices = await server.common.object_io.run(choices_of, drawn, drawings, text_model)
-    return json_answer(
-        {
-            "id": _answer_id(drawn[0].request_id),
-            **head,
-            "choices": [_choice_json(choice, body, text_model) for choice in choices],
-            "usage": usage_of(drawn, drawings),
-        }
+    pieces = with_array(
+        {"id": _answer_id(drawn[0].request_id), **head},
+        "choices",
+        (_choice_json(choice, body, text_model) for choice in each_choice(drawn, drawings, text_model)),
+        {"usage": usage_of(drawn, drawings)},
     )
+    return await answer_in_parts(server.common.object_io, pieces, result_bytes=bytes_of(drawn))
 
 
 async def plan_texts(

@@ -315,11 +315,15 @@ async def sample_result(request: Request, server: Server, status: FutureStatus) 
         raise kind(status.failure.message)
     assert status.result is not None, "a final future has a result or a failure"
     patience_s = server.common.settings.long_poll_s
-    await server.common.results.hold_whole(request, status.result.size_bytes, patience_s=patience_s)
+    size_bytes = status.result.size_bytes
+    hold = await server.common.results.hold_whole(request, size_bytes, patience_s=patience_s)
     data = status.result.inline
     if data is None:
         data = await server.common.object_io.run(read_payload, server.artifacts.blobs, status.result)
-    return decode_sample_response(data)
+    result = decode_sample_response(data)
+    largest = max((sequence.size_bytes for sequence in result.sequences), default=0)
+    hold.write_in_parts(size_bytes, max(largest, result.prompt_bytes))
+    return result
 
 
 def _new_session() -> NewSession:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import orjson
@@ -13,15 +13,15 @@ from starlette.requests import ClientDisconnect
 from twinkle.core.errors import Expired, NotFound, TwinkleError
 from twinkle.core.operation import FutureStatus
 from twinkle.scheduler.token_stream import ListenedSample, SampledInput
-from twinkle.server.errors import JSON
+from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.ordering import Patience, give_up, outcome, sample_result, submit
 from twinkle.server.state import ServerState
 from twinkle.server.twinkle.asking import Asked
 from twinkle.server.twinkle.calls import final_now, preferred_wait_s, ticket, until_final
 from twinkle.server.twinkle.sampled import sampled
+from twinkle.server.written_parts import answer_in_parts
 from twinkle.storage.payloads import read_payload
 from twinkle.wire.bodies.base import parse_body
-from twinkle.wire.bodies.twinkle_sampling import TwinkleSamples
 from twinkle.wire.sample_result import SampleResult
 
 
@@ -116,11 +116,18 @@ async def _written(server: ServerState, results: Sequence[SampleResult], inputs:
     tokenizer_path = inputs[0].tokenizer_path
     text_model = await server.common.object_io.run(server.artifacts.texts.of, tokenizer_path)
 
-    def write() -> bytes:
-        samples = [
-            sampled(result, one.row, text_model, is_scored_only=one.is_scored_only)
-            for result, one in zip(results, inputs, strict=True)
-        ]
-        return orjson.dumps(TwinkleSamples(samples=samples, checkpoint=inputs[0].checkpoint))
+    pieces = _pieces(results, inputs, text_model)
+    return await answer_in_parts(
+        server.common.object_io, pieces, result_bytes=sum(result.size_bytes for result in results)
+    )
 
-    return Response(await server.common.object_io.run(write), media_type=JSON)
+
+def _pieces(
+    results: Sequence[SampleResult], inputs: Sequence[SampledInput], text_model: TextModel | None
+) -> Iterator[bytes]:
+    """A :class:`TwinkleSamples` as JSON."""
+    yield b'{"samples":['
+    for number, (result, one) in enumerate(zip(results, inputs, strict=True)):
+        yield b"," if number else b""
+        yield from sampled(result, one.row, text_model, is_scored_only=one.is_scored_only)
+    yield b'],"checkpoint":' + orjson.dumps(inputs[0].checkpoint) + b"}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.tool_calls import parse_tool_calls
 from twinkle.server.model_texts import TextModel
-from twinkle.wire.bodies.twinkle_sampling import TwinkleSampled, TwinkleSequence
+from twinkle.server.written_parts import with_array
+from twinkle.wire.bodies.twinkle_sampling import TwinkleSequence
 from twinkle.wire.sample_result import EMPTY_LOGPROB, SampleResult, TopkLogprobs, WireSequence
 
 Pairs = list[list[tuple[int, float]]]
@@ -16,16 +17,20 @@ Pairs = list[list[tuple[int, float]]]
 
 def sampled(
     result: SampleResult, row: Mapping[str, Any], text_model: TextModel | None, *, is_scored_only: bool
-) -> TwinkleSampled:
-    """What came of one input. Blocks for as long as decoding takes."""
+) -> Iterator[bytes]:
+    """What came of one input, a :class:`TwinkleSampled`, as pieces of JSON. Blocks for as long as decoding takes."""
     texts = _texts(text_model)
+    sequences = (_sequence(sequence, row, texts, is_scored_only=is_scored_only) for sequence in result.sequences)
+    yield from with_array({}, "sequences", sequences, _scores_of_prompt(result, row))
+
+
+def _scores_of_prompt(result: SampleResult, row: Mapping[str, Any]) -> dict[str, object]:
     scores, topk = result.prompt_logprobs, result.topk_prompt_logprobs
-    return TwinkleSampled(
-        sequences=[_sequence(sequence, row, texts, is_scored_only=is_scored_only) for sequence in result.sequences],
-        prompt_token_ids=row["input_ids"],
-        prompt_logprobs=None if scores is None else [None, *scores[1:].tolist()],
-        topk_prompt_logprobs=None if topk is None else [None, *_pairs(topk)[1:]],
-    )
+    return {
+        "prompt_token_ids": row["input_ids"],
+        "prompt_logprobs": None if scores is None else [None, *scores[1:].tolist()],
+        "topk_prompt_logprobs": None if topk is None else [None, *_pairs(topk)[1:]],
+    }
 
 
 def _sequence(sequence: WireSequence, row: Mapping[str, Any], texts: Texts, *, is_scored_only: bool) -> TwinkleSequence:

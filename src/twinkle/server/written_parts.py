@@ -1,0 +1,49 @@
+"""Answers that are written part by part: each is made when the one before it has left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+
+import orjson
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+
+from twinkle.server.errors import JSON
+from twinkle.server.results import PIECE_BYTES
+from twinkle.server.threads import Threads
+
+
+def with_array(
+    head: Mapping[str, object], name: str, parts: Iterable[object], tail: Mapping[str, object]
+) -> Iterator[bytes]:
+    """An object's JSON in pieces: what stands in its head, an array whose members are made one by one, and the rest."""
+    yield (orjson.dumps(head)[:-1] + b"," if head else b"{") + orjson.dumps(name) + b":["
+    for number, part in enumerate(parts):
+        yield (b"," if number else b"") + orjson.dumps(part)
+    yield b"]," + orjson.dumps(tail)[1:] if tail else b"]}"
+
+
+async def answer_in_parts(threads: Threads, pieces: Iterator[bytes], *, result_bytes: int) -> Response:
+    """The answer that these pieces of JSON are; a small one is whole. They are made in threads.
+
+    Args:
+        threads: Where.
+        pieces: In order.
+        result_bytes: What they are made of.
+    """
+    if result_bytes <= PIECE_BYTES:
+        return Response(await threads.run(b"".join, pieces), media_type=JSON)
+    # What is wrong with the first is said before anything is sent.
+    first = await threads.run(next, pieces)
+    return StreamingResponse(_sent(threads, first, pieces), media_type=JSON)
+
+
+async def _sent(threads: Threads, first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    piece: bytes | None = first
+    while piece is not None:
+        yield piece
+        piece = await threads.run(_next_of, pieces)
+
+
+def _next_of(pieces: Iterator[bytes]) -> bytes | None:
+    return next(pieces, None)
