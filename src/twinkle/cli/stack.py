@@ -22,7 +22,7 @@ _PARTS = {
     "engine": re.compile(r"transformers|megatron|null"),
     "tensor": re.compile(r"[1-9]\d{0,4}"),
     "pipeline": re.compile(r"[1-9]\d{0,4}"),
-    "serves": re.compile(r"everything|samples|training"),
+    "serves": re.compile(r"everything|samples|training|whole-model"),
     "sampler": re.compile(r"torch|vllm"),
     "replicas": re.compile(r"[1-9]\d{0,2}-[1-9]\d{0,2}"),
     "model": re.compile(r".+"),

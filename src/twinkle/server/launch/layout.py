@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from twinkle.core.errors import ConfigError
+from twinkle.core.mesh import WHOLE_MODEL
 from twinkle.server.launch.plan import Fate, Plan
 from twinkle.server.launch.schema import DeviceGroup, DeviceMesh, ModelArgs, SamplerArgs
 
@@ -27,7 +28,12 @@ class Layout:
     @property
     def trains_only(self) -> bool:
         """Whether what samples from the model needs a mesh of its own."""
-        return self.parts.get("engine") == _MEGATRON
+        return self.parts.get("engine") == _MEGATRON or self.trains_whole_model
+
+    @property
+    def trains_whole_model(self) -> bool:
+        """Whether the mesh has one run at a time, of all the model's weights."""
+        return self.parts.get("serves") == WHOLE_MODEL
 
     @property
     def flag(self) -> str:
@@ -42,6 +48,10 @@ def layout_of(plan: Plan, where: str, args: ModelArgs | SamplerArgs, *, cuda: bo
         ConfigError: A size of the mesh is no number.
     """
     device = _device(plan, where, args.device_group, args.device_mesh, cuda=cuda)
+    if isinstance(args, ModelArgs) and args.train_mode == "full":
+        return _whole_model(plan, where, args, device)
+    if isinstance(args, ModelArgs) and args.train_mode is not None:
+        plan.note(f"{where}.train_mode", args.train_mode, "used", "adapters are trained, of all tenants")
     if not isinstance(args, ModelArgs) or not _wants_megatron(args):
         _ranks(plan, where, args, device)
         return Layout(device=device)
@@ -63,6 +73,22 @@ def layout_of(plan: Plan, where: str, args: ModelArgs | SamplerArgs, *, cuda: bo
     parts = {"ranks": str(ranks), "engine": _MEGATRON, "tensor": str(tensor), "pipeline": str(pipeline)}
     # Of the settings, which may name vLLM for the mesh that samples.
     parts["sampler"] = "torch"
+    return Layout(device=device, parts=parts)
+
+
+def _whole_model(plan: Plan, where: str, args: ModelArgs, device: str) -> Layout:
+    if plan.on_cluster:
+        raise ConfigError(
+            f"{where}.train_mode: full trains on a device of this machine, and the ranks are on Ray's nodes"
+        )
+    note = f"TWINKLE_SERVES={WHOLE_MODEL} for its mesh: one run at a time, of all the model's weights, on one rank"
+    plan.note(f"{where}.train_mode", args.train_mode, "mapped", f"{note}; what samples has a mesh of its own")
+    if _wants_megatron(args):
+        plan.note(*_asked(where, args), "changed", "transformers trains whole models")
+    if args.nproc_per_node is not None:
+        fate: Fate = "used" if args.nproc_per_node == 1 else "changed"
+        plan.note(f"{where}.nproc_per_node", args.nproc_per_node, fate, "one rank")
+    parts = {"ranks": "1", "engine": "transformers", "serves": WHOLE_MODEL, "sampler": "torch"}
     return Layout(device=device, parts=parts)
 
 

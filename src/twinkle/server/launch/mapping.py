@@ -181,7 +181,9 @@ def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool)
     args = application.args
     where = f"{place}.args"
     layout = layout_of(plan, where, args, cuda=cuda)
-    _mesh(plan, where, args.model_id, layout, copies=_copies(application))
+    # Meshes that follow load are for runs that share them.
+    copies = (1, 1) if layout.trains_whole_model else _copies(application)
+    _mesh(plan, where, args.model_id, layout, copies=copies)
     if args.backend == "mock":
         plan.map(f"{where}.backend", "mock", "TWINKLE_ENGINE", "null", note="it computes nothing")
     elif args.backend == "transformers":

@@ -109,6 +109,7 @@ class ModelArgs(_OnDevices):
     model_id: str
     backend: Literal["mock", "transformers", "megatron"] | None = None
     use_megatron: bool | None = None
+    train_mode: Literal["lora", "full"] | None = None
     adapter_config: AdapterConfig | None = None
     max_loras: int | None = Field(default=None, ge=1)
     max_length: int | None = None

@@ -191,6 +191,27 @@ def test_megatron_trains_on_meshes_of_its_layout_and_the_sampler_has_one_of_its_
     assert fate == "mapped"
 
 
+def test_a_model_in_full_mode_has_a_mesh_for_one_run_and_the_sampler_one_of_its_own() -> None:
+    document = held()
+    document["applications"][1]["args"] |= {"train_mode": "full", "nproc_per_node": 2}
+
+    plan = plan_of(parse_config(document), cuda=False)
+
+    whole, sampler = plans = parse_meshes(plan.meshes, load_settings())
+    assert (whole.own["serves"], whole.ranks, whole.replicas, sampler.own["serves"]) == (
+        "whole-model",
+        "1",
+        None,
+        "samples",
+    )
+    assert worker_spec(load_settings(), whole).env["TWINKLE_SERVES"] == "whole-model"
+    assert parse_meshes([flag_of(one) for one in plans], load_settings()) == plans
+    fates = {one.key.rpartition(".")[2]: one.fate for one in plan.findings if one.key.startswith("applications.1.args")}
+    assert (fates["train_mode"], fates["nproc_per_node"], fates["use_megatron"]) == ("mapped", "changed", "changed")
+    with pytest.raises(ConfigError, match="train_mode: full trains on a device of this machine"):
+        plan_of(parse_config(document), cluster=Cluster(address="10.0.0.1:6379", num_gpus=8, num_cpus=16))
+
+
 @pytest.mark.parametrize(
     ("mesh", "says"),
     [
