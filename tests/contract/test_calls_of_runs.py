@@ -101,7 +101,7 @@ def test_a_worker_killed_at_any_moment_changes_no_answer(
 def test_a_run_of_each_dialect_train_beside_each_other(
     bench: Bench, run: CalledRun, make_worker: MakeWorker, max_resident: int
 ) -> None:
-    requests = submit_run(bench, forward_backward(1), optim_step(), forward_backward(2), optim_step(), adapter="t")
+    requests = submit_run(bench, *[forward_backward(1), optim_step()] * 6, adapter="t")
     _train(run)
     worker = make_worker(max_resident=max_resident)
 

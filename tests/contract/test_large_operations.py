@@ -227,3 +227,50 @@ def test_a_sample_of_another_tenant_joins_one_that_takes_all_the_room(
 
     assert seen == [OperationState.DONE]
     assert place(worker, "u:req:1") < place(worker, "s:req:1")
+
+
+class SharedDevice(BrokenEngine):
+    """A pass takes 0.1 s, a step of sampling 0.025 s, and samples never end; it notes who was at it, in order."""
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.drawn_before_pass: list[int] = []
+        self.num_drawn = 0
+
+    def run_passes(self, passes: Sequence[Pass[NullState]]) -> list[PassAnswer]:  # type: ignore[override]
+        self._clock.move(0.1)
+        self.drawn_before_pass.append(self.num_drawn)
+        return super().run_passes(passes)  # type: ignore[no-any-return]
+
+    def step_samples(self) -> list[SampleOutput]:
+        self._clock.move(0.025)
+        self.num_drawn += 1
+        return []
+
+
+@pytest.mark.parametrize(("weight", "steps_a_pass"), [(0.125, 0.5), (1.0, 4.0), (2.5, 10.0)])
+def test_sampling_has_its_weight_of_the_device_beside_training(
+    bench: Bench, make_worker: MakeWorker, clock: HandClock, weight: float, steps_a_pass: float
+) -> None:
+    engine = SharedDevice(clock)
+    worker = make_worker(engine=engine, sampling_weight=weight)
+    bench.journal.open_lane(new_sampler("s", tenant="t1"))
+    bench.append(
+        Submission(
+            tenant="t1",
+            lane="s",
+            seq=1,
+            kind=OperationKind.SAMPLE,
+            digest="d",
+            payload=Payload(inline=sample_body("s", 1)),
+        )
+    )
+    submit_run(bench, *[forward_backward(1)] * 48)
+
+    worker.drain(2000)
+
+    # Passes in the middle: the sample is under way by then, and training goes on.
+    first, last = 8, 40
+    drawn = engine.drawn_before_pass[last] - engine.drawn_before_pass[first]
+    assert drawn / (last - first) == pytest.approx(steps_a_pass, rel=0.15)

@@ -191,6 +191,52 @@ def test_a_worker_that_ends_gives_back_what_it_has_claimed_ahead(bench: Bench, m
     _assert_as_one_by_one(successor, bench, run)
 
 
+@pytest.mark.parametrize("places", [1, 8])
+def test_an_adapter_that_fills_the_device_is_claimed_ahead_of_as_well(
+    bench: Bench, make_worker: MakeWorker, places: int
+) -> None:
+    """What follows needs no place: its adapter is there."""
+    submit_run(bench, *STEPS)
+    worker = make_worker(snapshot_every_ops=100, max_resident=places)
+    seen: list[object] = []
+    _once_in_a_pass(worker, lambda: seen.extend(_column(bench.stores, "state", range(3, 6))), nth=2)
+
+    worker.drain()
+
+    assert seen == ["running"] * 3
+
+
+@pytest.mark.parametrize("when", ["never", "after_claim", "before_commit", "after_commit"])
+def test_the_next_batch_of_several_adapters_is_claimed_while_this_one_is_at_work(
+    bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor, when: str
+) -> None:
+    """One that arrives while the device is at work is in it too; whoever dies leaves each operation done once."""
+    runs = {name: submit_run(bench, *STEPS, adapter=name) for name in "abc"}
+    worker = make_worker(snapshot_every_ops=100, clerk=beside)
+    seen: list[object] = []
+
+    def look() -> None:
+        runs["d"] = submit_run(bench, *STEPS, adapter="d")
+        seen.extend(_column(bench.stores, "state", range(1, 6)))
+
+    _once_in_a_pass(worker, look, nth=2)
+    if when != "never":
+        worker.drain(2)
+        setattr(worker.journal, when, _die)
+    with suppress(Killed):
+        worker.drain()
+    successor = make_worker(snapshot_every_ops=100)
+    worker.keeper.stop = lambda: None  # type: ignore[method-assign]
+
+    successor.drain()
+
+    if when == "never":
+        assert worker.engine.batch_sizes[:2] == [3, 3]
+        assert len(worker.engine.batch_sizes) <= 6
+    for name, run in runs.items():
+        _assert_as_one_by_one(worker if when == "never" else successor, bench, run, name)
+
+
 def _die() -> None:
     raise Killed
 

@@ -499,7 +499,7 @@ def test_a_closing_worker_snapshots_what_is_parked(bench: Bench, make_worker: Ma
 def test_samples_given_up_by_a_closing_worker_are_not_blamed(bench: Bench, make_worker: MakeWorker) -> None:
     _submit_sample(bench, 0, 1)
     worker = make_worker()
-    worker.samples.run_slice = lambda execution: None  # type: ignore[method-assign]
+    worker.samples.run_slice = lambda execution, **_: None  # type: ignore[method-assign]
     worker.keeper.try_acquire()
     worker.worker._sampling.work_once(worker.keeper.current(), is_training=False)
 
@@ -520,7 +520,7 @@ def test_the_sampler_takes_no_more_requests_than_their_sequences_have_room(
         )
         bench.append(sample)
     worker = make_worker()
-    worker.samples.run_slice = lambda execution: None  # type: ignore[method-assign]
+    worker.samples.run_slice = lambda execution, **_: None  # type: ignore[method-assign]
     worker.keeper.try_acquire()
 
     for _ in range(3):

@@ -157,7 +157,7 @@ def test_a_poisonous_pass_does_no_harm_to_the_sample_that_was_under_way_each_tim
         assert lease is not None
         worker.worker._enter(lease)
         run_slice = worker.samples.run_slice
-        worker.samples.run_slice = lambda execution: None  # type: ignore[method-assign]
+        worker.samples.run_slice = lambda execution, **_: None  # type: ignore[method-assign]
         worker.worker._sampling.work_once(lease, is_training=False)
         worker.samples.run_slice = run_slice  # type: ignore[method-assign]
         try:

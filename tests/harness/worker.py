@@ -248,6 +248,7 @@ _OPTIONS = WorkerOptions(
     max_ephemeral=3,
     pin_after_s=1e9,
     sample_slots=4,
+    sampling_weight=1.0,
     inline_bytes=1 << 16,
     transfer_bytes=1 << 30,
     pace=Pace(every_ops=5, every_bytes=1 << 40, every_s=1e9),

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from twinkle.core.operation import Claim, OperationKind
-from twinkle.scheduler.fairness import fair_part, in_service_order
+from twinkle.scheduler.fairness import Tagged, fair_part, in_service_order
 from twinkle.storage.journal.turns import Head
 
 _FUSED = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _LARGE_AT_ONCE = 2
 _MOST_GUESTS = 8
 _REPLAYING = {OperationKind.FORK, OperationKind.REWIND}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """How many adapters may come to those at work on the device, and whether so many fit there together."""
+
+    spare: int
+    fit: Callable[[Sequence[str]], bool]
+
+
+UNLIMITED = Places(spare=1 << 30, fit=lambda _: True)
 
 
 def alone_from(max_attempts: int) -> int:
@@ -72,25 +84,82 @@ def choose_batch(
 
 
 def choose_ahead(
-    heads: list[Head], followed: Collection[str], *, max_operations: int, max_tokens: int, suspect_from: int = 2
+    heads: list[Head],
+    followed: Collection[str],
+    *,
+    max_adapters: int,
+    max_tokens: int,
+    min_tokens: int = 0,
+    suspect_from: int = 2,
+    places: Places = UNLIMITED,
 ) -> list[Head]:
     """Pick what is to be at hand when the device has done what it is at: no more than goes together.
 
     What is offered are heads of lanes that nobody works on, and what follows in those that are worked on
-    (``followed``). Where others wait too nothing is taken: they are to go through the model together with what follows,
-    and who does is chosen when all of them can be. From a suspect on, or from what runs alone, nothing is taken either.
+    (``followed``), whose tokens count as served. For an adapter that is at work alone that is what comes next of it,
+    several steps of it. Else it is the next batch as :func:`choose_batch` would choose it when the device comes to
+    rest, of each lane the light operations and the pass behind them: whoever goes through the model together stays
+    together. From a suspect on, or from what runs alone, nothing is taken; beside others nothing at all, since whoever
+    is in the worker's hands when it dies is suspected.
     """
-    if any(head.lane not in followed for head in heads):
+    order = in_service_order(heads)
+    if len(followed) == 1 and all(head.lane in followed for head in heads):
+        return _of_one_lane(order[:max_adapters], max_tokens=max_tokens, suspect_from=suspect_from)
+    if any(head.suspicions or head.kind in _REPLAYING for head in heads):
         return []
+    light, passes = _first_passes(_as_far_as_there_is_room(order, followed, places))
+    horizon = max((operation.finish for operation in passes), default=float("inf"))
+    taken = [operation for operation in light if operation.start <= horizon][:max_adapters]
+    left = {operation.head.lane for operation in light if operation not in taken}
+    passes = [operation for operation in passes if operation.head.lane not in left][:max_adapters]
+    num_tokens = 0
+    for operation in fair_part(passes, min_tokens=min_tokens):
+        num_tokens += operation.head.num_tokens
+        if num_tokens > max_tokens and num_tokens > operation.head.num_tokens:
+            break
+        taken.append(operation)
+    return [operation.head for operation in taken]
+
+
+def _of_one_lane(order: Sequence[Tagged], *, max_tokens: int, suspect_from: int) -> list[Head]:
     ahead: list[Head] = []
     num_tokens = 0
-    for operation in in_service_order(heads)[:max_operations]:
+    for operation in order:
         head = operation.head
         num_tokens += head.num_tokens
         if head.suspicions >= suspect_from or head.kind in _REPLAYING or (ahead and num_tokens > max_tokens):
             break
         ahead.append(head)
     return ahead
+
+
+def _as_far_as_there_is_room(order: Sequence[Tagged], followed: Collection[str], places: Places) -> list[Tagged]:
+    """Up to the first whose adapter has no place beside those at work: whose turn it is makes room when they rest."""
+    newcomers: list[str] = []
+    part: list[Tagged] = []
+    for operation in order:
+        lane = operation.head.lane
+        if lane not in followed and lane not in newcomers:
+            newcomers.append(lane)
+            if len(newcomers) > places.spare or not places.fit(newcomers):
+                break
+        part.append(operation)
+    return part
+
+
+def _first_passes(order: Sequence[Tagged]) -> tuple[list[Tagged], list[Tagged]]:
+    """Of each lane what is light before its first pass, and that pass."""
+    light: list[Tagged] = []
+    passes: dict[str, Tagged] = {}
+    for operation in order:
+        head = operation.head
+        if head.lane in passes:
+            continue
+        if head.kind in _FUSED:
+            passes[head.lane] = operation
+        else:
+            light.append(operation)
+    return light, list(passes.values())
 
 
 def beside(heads: list[Head], passing: Sequence[Claim], *, large_tokens: int, suspect_from: int = 2) -> list[Head]:

@@ -69,6 +69,8 @@ class WorkerOptions:
     max_ephemeral: int
     pin_after_s: float
     sample_slots: int
+    sampling_weight: float
+    """How much of the device sampling has for what training has, while both have something to do."""
     inline_bytes: int
     transfer_bytes: int
     pace: Pace
@@ -92,6 +94,7 @@ class WorkerOptions:
             # Until then the run keeps what it takes anyway, or somebody may only have forgotten them.
             pin_after_s=max(settings.retention_s, settings.ephemeral_idle_s),
             sample_slots=settings.sample_slots,
+            sampling_weight=settings.sampling_weight,
             inline_bytes=settings.inline_payload_bytes,
             transfer_bytes=settings.transfer_bytes,
             pace=Pace(
@@ -156,8 +159,9 @@ class WorkerParts(Generic[State]):
                 journal=self._around.journal,
                 clerk=self._clerk,
                 requests=self._requests,
-                max_operations=self._options.max_adapters,
+                max_adapters=self._options.max_adapters,
                 max_tokens=self._options.max_tokens,
+                min_tokens=self._options.min_tokens,
                 suspect_from=alone_from(self._options.max_attempts),
             ),
             sampling=SampleRounds(
@@ -170,6 +174,7 @@ class WorkerParts(Generic[State]):
                 clock=self._around.clock,
                 disks=self._around.disks,
                 suspect_from=alone_from(self._options.max_attempts),
+                weight=self._options.sampling_weight,
             ),
             endings=self._endings,
             recorder=self._recorder,

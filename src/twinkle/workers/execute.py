@@ -114,6 +114,15 @@ class Executor(Generic[State]):
         is_passing = bool(self._ready or self._batches)
         return is_passing or any(operation.job.can_go_on for operation in self._operations)
 
+    @property
+    def _has_steps_before_passes(self) -> bool:
+        """Whether passes that go with those that are ready wait for their adapters' steps, which can be made now."""
+        waiting = {each.claim.lane for each in self._operations if each.claim.kind in PASSES and not each.is_done}
+        return any(
+            each.claim.kind is OperationKind.OPTIM_STEP and each.claim.lane in waiting and each.job.can_go_on
+            for each in self._operations
+        )
+
     def followed(self) -> list[Followed]:
         """The adapters whose operations are under way, and how many of their next ones may be claimed ahead."""
         return self._lanes.followed()
@@ -143,7 +152,7 @@ class Executor(Generic[State]):
         so that none waits for ever.
         """
         self._take_steps(execution)
-        if self._ready:
+        if self._ready and not self._has_steps_before_passes:
             self._batches.append(self._next_batch())
         if not self._batches:
             return

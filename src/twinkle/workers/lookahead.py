@@ -1,4 +1,4 @@
-"""What a worker claims while its device is at work on one adapter alone: what follows in its lane.
+"""What a worker claims while its device is at work: what follows of one adapter, or the next batch as a whole.
 
 The claim, and the reading of requests, run on the clerk's thread, behind the commit of what had ended before. What
 follows on an operation that fails, or whose outcome is not taken, goes back to the journal as if it had never been
@@ -7,8 +7,8 @@ claimed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
@@ -18,7 +18,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim
 from twinkle.scheduler.fairness import with_virtual_time
-from twinkle.scheduler.fusion import choose_ahead
+from twinkle.scheduler.fusion import Places, beside, choose_ahead
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Followed, Head
 from twinkle.wire.calls import Call
@@ -53,18 +53,20 @@ class Lookahead:
         journal: Journal,
         clerk: Clerk,
         requests: Requests,
-        max_operations: int,
+        max_adapters: int,
         max_tokens: int,
+        min_tokens: int,
         suspect_from: int,
     ) -> None:
         self._journal = journal
         self._clerk = clerk
         self._requests = requests
-        self._max_operations = max_operations
+        self._max_adapters = max_adapters
         self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
         self._suspect_from = suspect_from
         self.has_others = False
-        """Whether adapters that nobody works on were seen to have something waiting."""
+        """Whether adapters that nobody works on are likely to have something waiting."""
         self.has_next = False
         """Whether something is likely to wait behind what is in hand."""
         self._is_looking = False
@@ -78,37 +80,55 @@ class Lookahead:
         """Whether something was claimed that is to be taken."""
         return self._found is not None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something was claimed, or is being claimed: the device will not rest."""
+        return self._is_looking or self._found is not None
+
+    @property
+    def lanes(self) -> set[str]:
+        """Those of what was claimed and not taken yet."""
+        return set() if self._found is None else {claim.lane for claim in self._found.claims}
+
     def would_look(self, followed: Collection[Followed]) -> bool:
         """Whether something is likely to be found, and is not being looked for; the lanes in hand are ``followed``."""
         if not followed or self._is_looking or self._found is not None:
             return False
-        return self.has_next and not self.has_others and any(lane.room > 0 for lane in followed)
+        return self.has_others or (self.has_next and any(lane.room > 0 for lane in followed))
 
-    def look(self, lease: Lease, *, held: Collection[str], followed: Collection[Followed]) -> None:
+    def look(self, lease: Lease, *, held: Collection[str], followed: Collection[Followed], places: Places) -> None:
         """Have it looked what is next. Only where :meth:`would_look`.
 
         Args:
             lease: The caller's.
             held: Lanes whose heads are not to be claimed.
             followed: Those of them whose operations are in hand.
+            places: Which adapters of others may come to the device beside those at work.
         """
         self._is_looking = True
         self._followed, self._spoilt = {lane.lane for lane in followed}, set()
         self._has_full_lanes = any(lane.room == 0 for lane in followed)
-        self._clerk.hand(partial(self._claim, lease, held, followed), self._note, aside=True)
+        self._clerk.hand(partial(self._claim, lease, held, followed, places), self._note, aside=True)
 
-    def take(self, execution: Execution) -> Ahead:
-        """What was found, once. What followed on something that has failed meanwhile is returned."""
+    def take(self, execution: Execution, passing: Sequence[Claim] = ()) -> Ahead:
+        """What was found, once. What followed on something that has failed meanwhile is returned.
+
+        While others' passes are half through the model (``passing``), those are taken that may be begun beside them;
+        the others wait until they can go through it together.
+        """
         found, self._found = self._found, None
         if found is None:
             return Ahead()
         spoilt = [claim for claim in found.claims if claim.lane in self._spoilt]
         execution.returned += [*spoilt, *found.unfit]
-        return Ahead(
-            claims=[claim for claim in found.claims if claim.lane not in self._spoilt],
-            bodies=found.bodies,
-            offered=found.offered,
-        )
+        claims = [claim for claim in found.claims if claim.lane not in self._spoilt]
+        heads = [head for head in found.offered if head.lane not in self._followed]
+        fit = {head.request_id for head in beside(heads, passing, large_tokens=self._max_tokens)}
+        taken = [claim for claim in claims if not passing or claim.request_id in fit]
+        if len(taken) < len(claims):
+            waiting = [claim for claim in claims if claim not in taken]
+            self._found = replace(found, claims=waiting, unfit=[])
+        return replace(found, claims=taken, unfit=[])
 
     def spoil(self, execution: Execution) -> None:
         """Operations have failed, or go back: nothing is to follow on them."""
@@ -129,7 +149,7 @@ class Lookahead:
         self._is_looking = self.has_next = self.has_others = False
         return [] if found is None else [*found.claims, *found.unfit]
 
-    def _claim(self, lease: Lease, held: Collection[str], followed: Collection[Followed]) -> Ahead:
+    def _claim(self, lease: Lease, held: Collection[str], followed: Collection[Followed], places: Places) -> Ahead:
         """On the clerk's thread."""
         offered: list[Head] = []
         chosen: list[Head] = []
@@ -139,9 +159,11 @@ class Lookahead:
             chosen[:] = choose_ahead(
                 heads,
                 self._followed,
-                max_operations=self._max_operations,
+                max_adapters=self._max_adapters,
                 max_tokens=self._max_tokens,
+                min_tokens=self._min_tokens,
                 suspect_from=self._suspect_from,
+                places=places,
             )
             return chosen
 
@@ -163,7 +185,9 @@ class Lookahead:
     def _note(self, found: Ahead) -> None:
         self._is_looking = False
         taken = {claim.request_id for claim in found.claims}
-        self.has_others = any(head.lane not in self._followed for head in found.offered)
+        self.has_others = any(
+            head.lane not in self._followed and head.request_id not in taken for head in found.offered
+        )
         is_cut = any(head.has_next or head.request_id not in taken for head in found.offered)
         self.has_next = self._has_full_lanes or is_cut
         if found.claims or found.unfit:

@@ -15,6 +15,7 @@ from typing import Generic
 import structlog
 
 from twinkle.core.clock import Clock
+from twinkle.scheduler.fusion import Places
 from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.journal.turns import Head
@@ -84,6 +85,16 @@ class Residents(Generic[State]):
         if resident is None or adapter in self._due or adapter in self._overdue:
             return 0
         return max(self._snapshots.pace.every_ops - (last_seq - resident.coverage.snapshot_seq), 0)
+
+    def places_ahead(self, at_work: Collection[str], *, at_most: int) -> Places:
+        """Who may come to those at work: so many as have room beside them and the pinned ones. Any thread may ask."""
+        room = self.room_for_batch(at_most=at_most)
+        staying = {*self._pinned, *self._in_use, *at_work}
+        is_tight = room < at_most or len(staying | self._residents.keys()) + at_most > self._limit
+        return Places(
+            spare=self._limit - len(staying) if is_tight else at_most,
+            fit=lambda lanes: self._memory.num_fitting(lanes, beside=staying - set(lanes)) == len(lanes),
+        )
 
     @property
     def held(self) -> set[str]:
@@ -225,19 +236,19 @@ class Residents(Generic[State]):
             self._pinned = pinned[: self._memory.num_fitting(pinned, part=0.5)]
         return min(at_most, self._limit - len({*self._pinned, *self._in_use}))
 
-    def fitting(self, batch: list[Head]) -> list[Head]:
+    def fitting(self, batch: list[Head], *, beside: Collection[str] = ()) -> list[Head]:
         """As much of a batch, from its first on, as has its adapters on the device together, beside those that stay.
 
         Pinned ones make room where the first does not fit beside them; it waits for those that are in use.
         """
         lanes = list(dict.fromkeys(head.lane for head in batch))
-        staying = {*self._pinned, *self._in_use} - set(lanes)
+        staying = {*self._pinned, *self._in_use, *beside} - set(lanes)
         num_fitting = self._memory.num_fitting(lanes, beside=staying)
         if num_fitting == len(lanes):
             return batch
         if not num_fitting:
             self._pinned = []
-            in_use = self._in_use.keys() - set(lanes)
+            in_use = {*self._in_use, *beside} - set(lanes)
             num_fitting = self._memory.num_fitting(lanes, beside=in_use) or int(not in_use)
         together = set(lanes[:num_fitting])
         return list(takewhile(lambda head: head.lane in together, batch))

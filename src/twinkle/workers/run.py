@@ -109,7 +109,7 @@ class MeshWorker(Generic[State]):
     def drain(self, *, budget_s: float) -> bool:
         """Work until nothing is left or the time is up; whether there may be more.
 
-        Training and sampling take turns: one training batch, then one slice of sampling.
+        Training and sampling take turns: one training batch, then as much sampling as is its share.
         """
         with self._working:
             ends_at, lease = self._clock.now() + budget_s, None
@@ -131,7 +131,7 @@ class MeshWorker(Generic[State]):
 
     def ring(self) -> None:
         """Something new waits: look into the journal, should all that is under way be waiting."""
-        self._lookahead.has_others, self._lookahead.has_next = False, True
+        self._lookahead.has_others = self._lookahead.has_next = True
         self._sampling.ring()
         self._transfers.changed.set()
 
@@ -234,11 +234,14 @@ class MeshWorker(Generic[State]):
     def _take_turns(self, lease: Lease) -> bool:
         """Train, sample, then see to what leaves; whether there is more to do now."""
         self._take_back()
+        began_at = self._clock.now()
         trained = self._train_once(lease)
-        sampled = self._sampling.work_once(lease, is_training=self._is_busy)
+        trained_s = self._clock.now() - began_at if trained or self._executor.can_go_on else None
+        sampled = self._sampling.work_once(lease, is_training=self._is_busy, trained_s=trained_s)
         held = self._residents.held | self._leaving
         self._residents.tend()
-        at_work = self._executor.lanes | set(self._settling)
+        self._take_back()
+        at_work = self._executor.lanes | self._lookahead.lanes | set(self._settling)
         self._absences.park(besides=at_work | self._departures.lanes)
         self._departures.depart(besides=at_work | self._absences.lanes)
         self._sampler_weights.tend()
@@ -251,7 +254,7 @@ class MeshWorker(Generic[State]):
 
     def _train_once(self, lease: Lease) -> bool:
         execution = Execution()
-        ahead = self._lookahead.take(execution)
+        ahead = self._lookahead.take(execution, self._executor.passing if self._executor.is_half_through else ())
         claims = ahead.claims
         if claims:
             self._offered, self._chosen, self._previous_was_light = ahead.offered, ahead.offered, False
@@ -261,9 +264,8 @@ class MeshWorker(Generic[State]):
             self._reporter.started(claims)
             crash_point("worker.claimed")
             fit = self._endings.end_poisonous(claims, execution)
-            self._residents.make_room(
-                [claim.lane for claim in fit], lambda: places_in_line(self._offered, self._chosen)
-            )
+            lanes = {claim.lane for claim in fit} | self._lookahead.lanes
+            self._residents.make_room(lanes, lambda: places_in_line(self._offered, self._chosen))
             self._executor.begin(fit, ahead.bodies)
         if self._executor.is_idle and execution.is_empty:
             return False
@@ -280,8 +282,8 @@ class MeshWorker(Generic[State]):
 
     def _claim_heads(self, lease: Lease) -> list[Claim]:
         self._offered, self._chosen = [], []
-        self._room = self._residents.room_for_batch(at_most=self._max_adapters)
-        held = self._executor.lanes | self._residents.held | self._leaving
+        self._room = self._residents.room_for_batch(at_most=self._max_adapters) - len(self._lookahead.lanes)
+        held = self._executor.lanes | self._lookahead.lanes | self._residents.held | self._leaving
         claims: list[Claim] = []
         # On a disk that is full nothing could be recorded of what it began.
         if not self._disks.is_critical:
@@ -297,23 +299,15 @@ class MeshWorker(Generic[State]):
         followed = self._followed()
         if self._lookahead.would_look(followed):
             held = self._executor.lanes | self._residents.held | self._leaving
-            self._lookahead.look(lease, held=held, followed=followed)
+            places = self._residents.places_ahead(self._executor.lanes, at_most=self._max_adapters)
+            self._lookahead.look(lease, held=held, followed=followed, places=places)
 
     def _followed(self) -> list[Followed]:
-        """The lanes in hand, if what is next may be claimed: only where nothing could be blamed on it wrongly.
-
-        And where there is room for all: else the next batch decides who has to leave the device. And while one adapter
-        is at work alone: several go through the model together, and those that are claimed one by one as they come to
-        it fall out of step (batches of two where four were waiting).
-        """
+        """The lanes in hand, if what is next may be claimed: only where nothing could be blamed on it wrongly."""
         executor = self._executor
-        if len(executor.lanes) > 1:
-            return []
         if self._stopping or self._disks.is_critical or not executor.can_go_on or executor.is_half_through:
             return []
         if max(self._samples.max_suspicions, executor.max_suspicions) > 0:
-            return []
-        if self._residents.room_for_batch(at_most=self._max_adapters) < self._max_adapters:
             return []
         return [
             replace(each, room=min(each.room, self._residents.room_ahead(each.lane, each.last_seq)))
@@ -325,11 +319,16 @@ class MeshWorker(Generic[State]):
         try:
             self._executor.go_on(execution)
             self._lookahead.spoil(execution)
-            self._hand_over(lease, execution, half="worker", aside=self._executor.can_go_on)
+            self._hand_over(lease, execution, half="worker", aside=self._has_more)
         except BaseException:
             # Memory may be ahead of the journal.
             self._drop_training([claim.lane for claim, _ in execution.begun.values()])
             raise
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether the device has something to do while what has ended is written."""
+        return self._executor.can_go_on or self._lookahead.is_under_way
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -396,5 +395,5 @@ class MeshWorker(Generic[State]):
             suspect_from=self._suspect_from,
             has_suspect=max(self._samples.max_suspicions, self._executor.max_suspicions) >= self._suspect_from,
         )
-        self._chosen = self._residents.fitting(batch)
+        self._chosen = self._residents.fitting(batch, beside=self._lookahead.lanes)
         return self._chosen

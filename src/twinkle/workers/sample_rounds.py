@@ -21,13 +21,40 @@ from twinkle.workers.clerk import Clerk
 from twinkle.workers.endings import Endings, Execution, Recorded, Recorder, outcome_of_failure
 from twinkle.workers.engine import State
 from twinkle.workers.report import OperationReporter
-from twinkle.workers.sampling import SampleDesk
+from twinkle.workers.sampling import SLICE_S, SampleDesk
 
 _SAMPLES_OFFERED = 16
 _SELDOM_S = 0.05
+_SHORTEST_S = 0.001
+_LONGEST_S = 1.0
 _NEVER = float("-inf")
 
 _log = structlog.get_logger()
+
+
+class DeviceShare:
+    """How long samples may be drawn now, so that sampling has ``weight`` times the device that training has.
+
+    What it did not use while it had nothing to draw is no credit; what it has overdrawn, since a step is never cut
+    short, training gets before it is its turn again. Where nothing trains it has the device to itself.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self._weight = weight
+        self._due_s = 0.0
+
+    def turn_s(self, *, trained_s: float, is_training: bool) -> float:
+        """After training has had its turn, of so many seconds. 0: it is training's turn again."""
+        if not is_training:
+            self._due_s = 0.0
+            return SLICE_S
+        # A turn too short to be measured is one all the same.
+        self._due_s = min(self._due_s + max(trained_s, _SHORTEST_S) * self._weight, _LONGEST_S)
+        return max(self._due_s, 0.0)
+
+    def note(self, drawn_s: float) -> None:
+        """Samples were drawn for so long."""
+        self._due_s -= drawn_s
 
 
 class SampleRounds(Generic[State]):
@@ -45,8 +72,10 @@ class SampleRounds(Generic[State]):
         clock: Clock,
         disks: Disks,
         suspect_from: int,
+        weight: float,
     ) -> None:
         self._journal = journal
+        self._share = DeviceShare(weight)
         self._disks = disks
         self._clerk = clerk
         self._samples = samples
@@ -85,12 +114,13 @@ class SampleRounds(Generic[State]):
         self._num_handed += 1
         self._clerk.hand(partial(self._claim_if_possible, lease), self._note_claims, aside=True)
 
-    def work_once(self, lease: Lease, *, is_training: bool) -> bool:
+    def work_once(self, lease: Lease, *, is_training: bool, trained_s: float | None = None) -> bool:
         """Claim, draw for a while, have recorded what has ended; whether there is more to do now.
 
         Args:
             lease: The caller's.
             is_training: Whether the device has passes at hand, which do not wait until it is known that nobody samples.
+            trained_s: How long it has just trained; ``None`` where nothing trains.
         """
         self._drop_ended(lease)
         claims, self._found = self._found, []
@@ -103,7 +133,10 @@ class SampleRounds(Generic[State]):
         execution = Execution()
         fit = self._endings.end_poisonous(claims, execution)
         self._samples.admit(fit, execution)
-        self._samples.run_slice(execution)
+        turn_s = self._share.turn_s(trained_s=trained_s or 0.0, is_training=trained_s is not None)
+        began_at = self._clock.now()
+        self._samples.run_slice(execution, longest_s=turn_s)
+        self._share.note(self._clock.now() - began_at)
         if not execution.is_empty:
             self._record(lease, execution)
         return bool(claims) or bool(execution.begun) or self._samples.can_go_on

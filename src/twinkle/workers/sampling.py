@@ -20,7 +20,8 @@ from twinkle.workers.sampler_weights import Held, SamplerWeights
 from twinkle.workers.steps import Job, Steps, Transfers
 from twinkle.workers.token_reports import TokenReports
 
-_SLICE_S = 0.1
+SLICE_S = 0.1
+"""How long samples are drawn at most before training is asked again."""
 
 
 @dataclass(eq=False)
@@ -152,10 +153,10 @@ class SampleDesk(Generic[State]):
             self._entering[claim.request_id] = (entering, Job(self._enter(entering)))
         self._take_steps(execution)
 
-    def run_slice(self, execution: Execution) -> None:
-        """Advance everything under way until something ends or the slice is over."""
+    def run_slice(self, execution: Execution, *, longest_s: float = SLICE_S) -> None:
+        """Advance everything under way until something ends or the slice is over; of no length it draws nothing."""
         self._take_steps(execution)
-        ends_at = self._clock.now() + _SLICE_S
+        ends_at = self._clock.now() + longest_s
         while self._drawing and not execution.outcomes and self._clock.now() < ends_at:
             try:
                 outputs = self._engine.step_samples()
@@ -180,7 +181,7 @@ class SampleDesk(Generic[State]):
 
     def _take_steps(self, execution: Execution) -> None:
         """Let samples go on that are on their way into the engine, or out of it."""
-        ends_at = self._clock.now() + _SLICE_S
+        ends_at = self._clock.now() + SLICE_S
         for request_id, (entering, job) in list(self._entering.items()):
             while job.can_go_on and self._clock.now() < ends_at:
                 job.go_on()

@@ -20,6 +20,8 @@ PASSES = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
 _FOLLOWED = PASSES | {OperationKind.OPTIM_STEP}
 _MOST_IN_LANE = 6
 """How many operations of one adapter are in hand at once: three steps of the usual kind."""
+_MOST_BEHIND = 2
+"""How many are claimed behind those in hand where several adapters are at work: a step and the next pass."""
 
 
 @dataclass(eq=False)
@@ -129,18 +131,26 @@ class Lanes(Generic[State]):
         self._chains.clear()
 
     def followed(self) -> list[Followed]:
-        """What may be claimed ahead: behind passes and optimizer steps that nobody suspects, a few in each lane."""
+        """What may be claimed ahead: behind passes and optimizer steps that nobody suspects, a few in each lane.
+
+        Where several adapters are at work, of each the next batch's: none gets ahead of those it goes with.
+        """
         found = []
+        is_alone = len(self._chains) == 1
         for lane, chain in self._chains.items():
             claims = [operation.claim for operation in chain]
             is_plain = all(claim.kind in _FOLLOWED and not claim.suspicions for claim in claims)
             is_wanted = not any(operation.is_unwanted for operation in chain)
+            room = max(_MOST_IN_LANE - len(chain), 0)
+            if not is_alone:
+                room = min(room, _MOST_BEHIND) if sum(claim.kind in PASSES for claim in claims) <= 1 else 0
             found.append(
                 Followed(
                     lane=lane,
                     tenant=claims[0].tenant,
                     last_seq=claims[-1].seq,
-                    room=max(_MOST_IN_LANE - len(chain), 0) if is_plain and is_wanted else 0,
+                    room=room if is_plain and is_wanted else 0,
+                    num_tokens=sum(claim.num_tokens for claim in claims),
                 )
             )
         return found

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.heads import head, turn
 from twinkle.core.operation import OperationKind
 from twinkle.scheduler.fairness import in_service_order
-from twinkle.scheduler.fusion import alone_from, choose_ahead, choose_batch, choose_samples
+from twinkle.scheduler.fusion import UNLIMITED, Places, alone_from, choose_ahead, choose_batch, choose_samples
 from twinkle.storage.journal.turns import Head
 
 _PASSES = {OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD}
 _REPLAYING = {OperationKind.FORK, OperationKind.REWIND}
 _ORDERED = [kind for kind in OperationKind if kind.is_ordered and kind is not OperationKind.GAP]
+_FOLLOWING = sorted(_PASSES | {OperationKind.OPTIM_STEP})
 SUSPECT_FROM = 2
 _TURNS = [turn("t0"), turn("t1", vtime=30, weight=2.0), turn("t2", vtime=100)]
 
@@ -222,21 +225,68 @@ def test_a_full_sampler_has_room_for_tenants_that_have_nothing_there() -> None:
     assert choose_samples(twice, room=0, is_idle=False, drawing={"a"}) == twice[2:3], "one of each is enough"
 
 
-@given(_heads)
-def test_what_is_claimed_ahead_is_a_first_part_of_the_order_of_service(heads: list[Head]) -> None:
-    """So nothing is taken of a lane without what stands before it, and nothing from a suspect on."""
-    followed = {head.lane for head in heads}
-    ahead = choose_ahead(heads, followed, max_operations=4, max_tokens=300, suspect_from=SUSPECT_FROM)
+def _ahead(heads: list[Head], followed: set[str], places: Places = UNLIMITED) -> list[Head]:
+    return choose_ahead(heads, followed, max_adapters=4, max_tokens=300, suspect_from=SUSPECT_FROM, places=places)
 
-    assert ahead == _in_order(heads)[: len(ahead)]
+
+@given(_heads)
+def test_of_an_adapter_at_work_alone_a_first_part_of_what_follows_is_claimed_ahead(heads: list[Head]) -> None:
+    """So nothing is taken without what stands before it, and nothing from a suspect on."""
+    following = [replace(each, lane="alone", seq=number, turn=turn("t")) for number, each in enumerate(heads)]
+    ahead = _ahead(following, {"alone"})
+
+    assert ahead == following[: len(ahead)]
     assert len(ahead) <= 4
     assert len(ahead) <= 1 or sum(head.num_tokens for head in ahead) <= 300
     assert not any(head.suspicions >= SUSPECT_FROM or head.kind in _REPLAYING for head in ahead)
 
 
-def test_nothing_is_claimed_ahead_where_others_wait_too() -> None:
-    busy = head("busy", of=turn("busy", num_running_tokens=100), seq=2, has_next=True)
-    other = head("other", of=turn("other"))
+@given(_heads, st.data())
+def test_where_several_are_at_work_the_next_batch_is_claimed_ahead(heads: list[Head], data: st.DataObject) -> None:
+    """Of each lane what is light and the pass behind it, or less, but never the pass without what stands before it."""
+    behind = [
+        replace(
+            each, seq=each.seq + number, kind=data.draw(st.sampled_from(sorted(_PASSES | {OperationKind.OPTIM_STEP})))
+        )
+        for each in heads
+        for number in range(1, data.draw(st.integers(1, 3)))
+    ]
+    offered = [*heads, *behind]
+    ahead = _ahead(offered, {head.lane for head in behind} | {"another"})
 
-    assert choose_ahead([busy], {"busy"}, max_operations=4, max_tokens=300) == [busy]
-    assert choose_ahead([busy, other], {"busy"}, max_operations=4, max_tokens=300) == []
+    if any(head.suspicions or head.kind in _REPLAYING for head in offered):
+        assert ahead == []
+    for lane in {one.lane for one in ahead}:
+        taken = [one for one in ahead if one.lane == lane]
+        assert taken == [one for one in offered if one.lane == lane][: len(taken)]
+        assert not any(one.kind in _PASSES for one in taken[:-1])
+    passes = [one for one in ahead if one.kind in _PASSES]
+    assert len(passes) <= 4
+    assert len(passes) <= 1 or sum(one.num_tokens for one in passes) <= 300
+
+
+@given(_heads)
+def test_passes_claimed_ahead_are_those_of_a_batch_chosen_at_rest(heads: list[Head]) -> None:
+    passes = [replace(head, suspicions=0) for head in heads if head.kind in _PASSES]
+
+    assert _ahead(passes, {"another", "and another"}) == _choose(passes)
+
+
+def test_who_is_served_already_by_what_is_in_hand_comes_after_who_waits() -> None:
+    served = head("served", of=turn("served", num_running_tokens=100), seq=2, num_tokens=200)
+    waiting = head("waiting", of=turn("waiting"), num_tokens=200)
+
+    assert _ahead([served, waiting], {"served"}) == [waiting]
+
+
+def test_nobody_is_claimed_ahead_past_an_adapter_that_has_no_place_on_the_device() -> None:
+    first, second, third = (head(f"a{number}", of=turn(f"t{number}", vtime=number)) for number in range(3))
+
+    def places(spare: int, *, fitting: int = 3) -> Places:
+        return Places(spare=spare, fit=lambda lanes: len(lanes) <= fitting)
+
+    assert _ahead([first, second, third], {"b"}, places(3)) == [first, second, third]
+    assert _ahead([first, second, third], {"b"}, places(1)) == [first]
+    assert _ahead([first, second, third], {"b"}, places(3, fitting=2)) == [first, second]
+    assert _ahead([first, second, third], {"a0"}, places(0)) == [first]
+    assert _ahead([second, third], {"b"}, places(0)) == []

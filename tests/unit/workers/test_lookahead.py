@@ -26,7 +26,7 @@ def _claim(lane: str, seq: int) -> Claim:
 
 
 def test_behind_one_that_ended_while_it_was_being_claimed_nothing_is_begun() -> None:
-    followed = [Followed(lane="a", tenant="t", last_seq=4, room=3)]
+    followed = [Followed(lane="a", tenant="t", last_seq=4, room=3, num_tokens=1)]
     claims = [_claim("a", 5), _claim("b", 9), _claim("a", 7)]
 
     fit, unfit = in_line(claims, followed)

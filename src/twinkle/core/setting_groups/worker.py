@@ -130,6 +130,12 @@ class WorkerSettings(SettingsGroup):
         description="device memory for what the vision tower has made of pictures, kept for each tenant by itself",
     )
     sample_slots: int = Field(default=32, gt=0)
+    sampling_weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000.0,
+        description="how many seconds of the device sampling gets for each that training has, while both have work",
+    )
     sampler_state_bytes: int = Field(
         default=4 << 30,
         gt=0,

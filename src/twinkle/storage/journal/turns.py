@@ -136,13 +136,15 @@ Choose = Callable[[list[Head]], Choice]
 class Followed:
     """A lane whose operations are in the caller's hands, the last of them ``last_seq``.
 
-    ``room`` is how many of those behind it may be offered before they have ended.
+    ``room`` is how many of those behind it may be offered before they have ended; ``num_tokens`` are those of the
+    operations in hand, which count as served already.
     """
 
     lane: str
     tenant: str
     last_seq: int
     room: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +199,13 @@ def ready_heads(
                 running[row.tenant] += 1
         if len(rows) >= limit:
             break
+    tokens: Counter[str] = Counter()
+    for lane in followed:
+        tokens[lane.tenant] += lane.num_tokens
     turns = {
-        tenant.tenant: _turn(tenant, moment, num_running=running[tenant.tenant], num_running_tokens=0)
+        tenant.tenant: _turn(
+            tenant, moment, num_running=running[tenant.tenant], num_running_tokens=tokens[tenant.tenant]
+        )
         for tenant in tenants
     }
     order = {tenant: place for place, tenant in enumerate(names)}
@@ -252,6 +259,7 @@ def _followers(
                 nice=row.nice,
                 vtime=row.vtime,
                 has_next=row.max_seq > row.seq,
+                num_running_tokens=open_lanes[row.id].num_tokens,
             )
         )
     return heads
