@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Self
 
 from twinkle.core.errors import InvalidInput
@@ -17,6 +17,7 @@ from twinkle.dataset.saving import Format, RowWriter, format_of
 from twinkle.dataset.source import ORIGIN
 from twinkle.dataset.steps import Encodable, Encode, Keep, Preprocess, Row, Step, check_options, resolve
 from twinkle.infra.device_mesh import current_rank
+from twinkle.infra.progress import track
 from twinkle.plugin.construct import construct_class
 from twinkle.plugin.registry import Registry
 from twinkle.preprocessor import DataFilter, Preprocessor
@@ -274,9 +275,11 @@ class DatasetBase(Members):
         if mode == "training":
             self._writer = writer
         elif current_rank() == 0:
-            with writer:
+            total = len(self) if isinstance(self, Sized) else None
+            with writer, track("save", total=total) as progress:
                 for row in self.unrecorded():
                     writer.write(row)
+                    progress.advance()
         return self
 
     def flush_save(self) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twinkle.core.errors import InvalidInput
 
+TOLD_EVERY = 4096
+"""Rows between two words on how far packing is."""
 
-def pack_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+
+def pack_lengths(
+    lengths: Sequence[int], capacity: int, *, advance: Callable[[int], None] | None = None
+) -> list[list[int]]:
     """Rows in as few bins as best-fit decreasing makes: longest first, each into the fullest bin it still fits into.
 
     Args:
         lengths: Tokens of each row.
         capacity: Tokens of a bin.
+        advance: Told now and then how many more rows have their bin.
 
     Returns:
         The numbers of the rows in each bin, ascending; the bins in the order of their first row.
@@ -25,7 +31,7 @@ def pack_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     rooms = 0
     """Bit n is set while there is a bin with room for n; the lowest one at or above a length is the best fit."""
     done: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+    for count, number in enumerate(sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)), start=1):
         length = lengths[number]
         if not 0 < length <= capacity:
             raise InvalidInput("length", f"of row {number} is {length}; a packed row holds 1 to {capacity} tokens")
@@ -40,5 +46,9 @@ def pack_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         else:
             open_bins[room - length].append(members)
             rooms |= 1 << (room - length)
+        if advance is not None and count % TOLD_EVERY == 0:
+            advance(TOLD_EVERY)
+    if advance is not None:
+        advance(len(lengths) % TOLD_EVERY)
     done += [members for waiting in open_bins for members in waiting]
     return sorted(sorted(members) for members in done)

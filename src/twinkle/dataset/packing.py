@@ -24,6 +24,7 @@ from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.problems import Place
 from twinkle.dataset.source import ORIGIN
 from twinkle.dataset.steps import Keep, Row, Step
+from twinkle.infra.progress import track
 from twinkle.processor.media import MEMBER_LENGTHS, MEMBER_PICTURES, STACKED, stacked
 from twinkle.template import Template
 
@@ -66,7 +67,8 @@ class PackingDataset(Dataset):
         names = [name for name, feature in rows.features.items() if _is_list_of_numbers(feature)]
         lengths = rows.select_columns(["length"]).with_format("numpy")[:]["length"].tolist()
         capacity = packed_length(self.template)
-        self._bins = pack_lengths(lengths, capacity)
+        with track("pack", total=len(lengths)) as progress:
+            self._bins = pack_lengths(lengths, capacity, advance=progress.advance)
         pictures = [name for name in (*OF_PICTURES, KINDS) if name in rows.column_names]
         self._pictures = rows.select_columns(sorted({*names, *pictures, "position_ids"})) if pictures else None
         self._tokens = rows.select_columns(names).with_format("arrow")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rows import conversation
+from harness.rows import conversation, write_jsonl
 from twinkle.core.errors import InvalidInput
+from twinkle.dataloader import DataLoader
 from twinkle.dataset import DatasetMeta, IterablePackingDataset, PackingDataset
 from twinkle.dataset.bins import pack_lengths
 from twinkle.processor import InputProcessor
@@ -124,6 +127,35 @@ def test_raw_text_is_packed_too(template_folder: Path) -> None:
     assert len(starts) > 1
     # The last token of a member has no successor of its own; the first of the next is none.
     assert all(row["labels"][start - 1] == -100 for start in starts[1:])
+
+
+def test_every_long_phase_shows_a_bar_on_a_terminal(
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("twinkle.infra.progress.QUICK_S", 0.0)
+    dataset = PackingDataset(DatasetMeta(str(write_jsonl(tmp_path / "rows.jsonl", ROWS))))
+    dataset.set_template(template)
+    dataset.map(lambda columns: {"more": [1] * len(columns["messages"])})
+    dataset.filter(lambda row: row["more"] == 1)
+
+    dataset.report()
+    dataset.encode()
+    dataset.pack_dataset()
+    dataset.save_as(str(tmp_path / "packed.jsonl"))
+    batches = list(DataLoader(dataset, batch_size=2))
+
+    drawn = terminal.getvalue()
+    for phase in ("mapped by <lambda>", "filtered by <lambda>", "report", "encoded", "pack"):
+        assert re.search(rf"{phase}: 100%.* {len(ROWS)}/{len(ROWS)} .*rows", drawn), phase
+    assert re.search(rf"save: 100%.* {len(dataset)}/{len(dataset)} ", drawn)
+    assert re.search(rf"train: 100%.* {len(batches)}/{len(batches)} .*batches", drawn)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_rows_with_sound_lie_with_no_other(template: Template) -> None:
