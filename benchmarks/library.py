@@ -25,8 +25,9 @@ import peft
 import torch
 import transformers
 
+from library_tables import library_text
 from machine import load_average, machine_facts
-from markdown_table import Result, machine_line, table
+from markdown_table import Result
 from measures import rounded
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
@@ -232,22 +233,6 @@ def measure(*, hidden_size: int, layers: int, num_rows: int, length: int, rounds
     }
 
 
-def tables(result: Result) -> list[str]:
-    """The result in Markdown."""
-    batch = result["batch"]
-    lines = [
-        f"{batch['rows']} rows of {batch['tokens']} tokens, {batch['layers']} layers of {batch['hidden_size']}, "
-        f"{result['threads']} thread{'s' if result['threads'] > 1 else ''} of torch. " + machine_line(result),
-        "",
-    ]
-    rows = [
-        (compared, side, f"{figures['step_ms']:g}", f"{figures['of_the_first']:g}")
-        for compared, of_sides in result["results"].items()
-        for side, figures in of_sides.items()
-    ]
-    return [*lines, *table(("trained", "by", "ms a step", "times the Trainer's"), rows)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="a tiny model and few steps: does it run at all")
@@ -263,7 +248,7 @@ def main() -> None:
     result = measure(**size)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print("\n".join(tables(result)))
+    print(library_text(result))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from engine_tables import (
     sweep_text,
     switch_text,
 )
+from library_tables import data_text, library_text
 from markdown_table import Result
 from queue_tables import dialects_text, native_text, queue_text, scale_text
 
@@ -38,6 +39,8 @@ RENDERERS: Mapping[str, Callable[[Result], str]] = {
     "sampling": sampling_text,
     "adapter_switch": switch_text,
     "ranks": ranks_text,
+    "library": library_text,
+    "data": data_text,
     "sweep": sweep_text,
     "dry_run": dry_run_text,
     "mesh_move": moves_text,
