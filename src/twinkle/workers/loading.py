@@ -25,6 +25,7 @@ from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.recomputation import free_bytes
 from twinkle.model.fused.step import OutOfStep, is_out_of_memory
 from twinkle.model.whole.core import WholeModelCore
+from twinkle.sampler.none import NoSampler
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText
 from twinkle.sampler.stepped import SteppedSampler
@@ -46,7 +47,7 @@ class ServedModel:
     """A base model ready to be trained on and sampled from."""
 
     model: LoraCore
-    sampler: SteppedSampler | None
+    sampler: SteppedSampler
     capabilities: MeshCapabilities
     folder: str
     """Where it lies, its tokenizer beside it."""
@@ -78,9 +79,9 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
         raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {reason}") from error
     if isinstance(model, WholeModelCore):
         return ServedModel(
-            model=model, sampler=None, capabilities=_of_whole_model(settings, model, folder), folder=folder
+            model=model, sampler=NoSampler(), capabilities=_of_whole_model(settings, model, folder), folder=folder
         )
-    sampler: SteppedSampler | None = None
+    sampler: SteppedSampler = NoSampler()
     if isinstance(model, FusedLoraModel):
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
         sampler = _make_sampler(settings, model, decode_text=decode_text)

@@ -43,7 +43,7 @@ class TransformersEngine:
     """One frozen base model, its adapters, and one sampler on the same weights, unless it only trains."""
 
     model: LoraCore
-    sampler: SteppedSampler | None
+    sampler: SteppedSampler
     capabilities: MeshCapabilities
     folder: str = ""
     """Where the base model lies, its tokenizer beside it."""
@@ -203,8 +203,6 @@ class TransformersEngine:
 
     def add_sample(self, request_id: str, state: Trained | None, request: SampleRequest, *, cache_group: str) -> None:
         """Hand a sample to the sampler."""
-        if self.sampler is None:
-            raise InvalidInput("base_model", "this mesh only trains; sample on another one of its model")
         targets = request.targets()
         adapter = None if state is None else _lora(state)
         self.sampler.add(
@@ -215,7 +213,7 @@ class TransformersEngine:
     def step_samples(self) -> list[SampleOutput]:
         """One prefill or decode step over everything under way."""
         outputs: list[SampleOutput] = []
-        for ended in () if self.sampler is None else self.sampler.step():
+        for ended in self.sampler.step():
             if isinstance(ended, SamplerResult):
                 outputs.append(sample_output(ended, self._targets.pop(ended.key)))
             else:
@@ -235,7 +233,7 @@ class TransformersEngine:
                 logprobs=stretch.logprobs,
                 topk=stretch.topk,
             )
-            for stretch in (() if self.sampler is None else self.sampler.drawn_so_far(request_id, known))
+            for stretch in self.sampler.drawn_so_far(request_id, known)
         ]
 
     @property
@@ -245,8 +243,7 @@ class TransformersEngine:
 
     def drop_sample(self, request_id: str) -> None:
         """Cancel one sample."""
-        if self.sampler is not None:
-            self.sampler.cancel(request_id)
+        self.sampler.cancel(request_id)
         self._targets.pop(request_id, None)
 
     def drop_samples(self) -> None:

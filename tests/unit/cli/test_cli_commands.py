@@ -190,6 +190,34 @@ def test_a_tenant_is_suspended_with_a_reason_and_resumed(twinkle: Twinkle, tmp_p
     assert "no tenant 'bob'" in twinkle("tenants", "suspend", "bob", "--reason", "x", *home).stderr
 
 
+def test_suspending_keeps_what_was_accepted_and_with_now_cancels_the_tenants_samples_alone(
+    twinkle: Twinkle, tmp_path: Path
+) -> None:
+    home = ("--home", str(tmp_path))
+    twinkle("keys", "create", "--tenant", "alice", *home)
+    bench = Bench(f"sqlite:///{tmp_path}/journal.db", HandClock(SystemClock().now()))
+    bench.created(bench.lease(), "a")
+    bench.append(submission("a", 1, OperationKind.FORWARD_BACKWARD))
+    for tenant in ("t0", "t1"):
+        bench.journal.open_lane(new_sampler(f"s-{tenant}", tenant=tenant))
+        bench.append(replace(submission(f"s-{tenant}", 1, OperationKind.SAMPLE), tenant=tenant))
+
+    def states() -> list[str]:
+        asked = (("a", 1), ("s-t0", 1), ("s-t1", 1))
+        return [bench.status(lane, seq).state.value for lane, seq in asked]
+
+    twinkle("tenants", "suspend", "t0", "--reason", "unpaid", *home)
+    suspended = states()
+    said = twinkle("tenants", "suspend", "t0", "--reason", "unpaid", "--now", *home).stdout
+
+    assert suspended == ["queued", "queued", "queued"]
+    assert "1 samples were cancelled" in said and states() == ["queued", "failed", "queued"]
+    failure = bench.status("s-t0", 1).failure
+    assert failure is not None and failure.code == "cancelled"
+    told = json.loads(twinkle("audit", "--event", "samples_cancel", "--json", *home).stdout)
+    assert [one["details"] for one in told] == [{"number": "1"}]
+
+
 def test_what_the_operator_did_is_told_with_who_and_when_and_by_what_was_asked(
     twinkle: Twinkle, tmp_path: Path
 ) -> None:

@@ -250,6 +250,10 @@ def test_get_info_says_what_an_adapter_is(http: httpx.Client, model_id: str) -> 
         "tokenizer_id": "/srv/models/tiny/one",
     }
     assert (info["lora_rank"], info["is_lora"], info["model_name"]) == (8, True, "tiny/one")
+    for header in ({"X-Forwarded-For": "203.0.113.7"}, {"Host": "twinkle.example"}):
+        # Whoever may be elsewhere has no use for a folder of this machine.
+        told = http.post("/get_info", json={"model_id": model_id}, headers=header)
+        assert "/srv/" not in told.text
 
 
 def test_an_unloaded_adapter_ends_after_what_was_sent_and_everything_else_says_so(

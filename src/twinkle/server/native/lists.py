@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar, cast
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from twinkle.core.places import Place
 from twinkle.server.openapi import described
@@ -20,21 +22,41 @@ _CHECKPOINTS = "checkpoints"
 Limit = Annotated[int, Query(ge=1, le=_MAX_PAGE)]
 CursorText = Annotated[str | None, Query(max_length=8192)]
 
+_Listed = TypeVar("_Listed")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What both lists are asked with."""
+
+    common: Common
+    accounts: Accounts
+    artifacts: Artifacts
+    tenant: Tenant
+    limit: Limit = 100
+    cursor: CursorText = None
+
+    async def page(self, what: str, read: Callable[..., list[_Listed]]) -> tuple[list[_Listed], _Listed | None]:
+        """The page, and the last of it if there is more behind it."""
+        place = None if self.cursor is None else self.accounts.cursors.read(self.tenant, what, self.cursor)
+        after = None if place is None else _place(place)
+        found = await self.common.listings.run(self.tenant, read, self.tenant, limit=self.limit + 1, after=after)
+        return found[: self.limit], found[self.limit - 1] if len(found) > self.limit else None
+
+    def cursor_behind(self, what: str, created_at: float, id_: str) -> str:
+        """What the next page is asked with."""
+        return self.accounts.cursors.write(self.tenant, what, created_at, id_)
+
+
+Asked = Annotated[_Asked, Depends()]
+
 router = APIRouter()
 
 
 @router.get("/runs", openapi_extra=described(RunsPage))
-async def list_runs(
-    common: Common,
-    accounts: Accounts,
-    artifacts: Artifacts,
-    tenant: Tenant,
-    limit: Limit = 100,
-    cursor: CursorText = None,
-) -> Response:
+async def list_runs(asked: Asked) -> Response:
     """The caller's training runs, newest first. The next page is behind the cursor that this one gives."""
-    after = None if cursor is None else _place(accounts.cursors.read(tenant, _RUNS, cursor))
-    found = await common.listings.run(tenant, artifacts.adapters.newest_of, tenant, limit=limit + 1, after=after)
+    found, last = await asked.page(_RUNS, asked.artifacts.adapters.newest_of)
     runs = [
         ListedRun(
             run_id=run.id,
@@ -44,28 +66,18 @@ async def list_runs(
             created_at=moment(run.created_at),
             user_metadata=run.user_metadata,
         )
-        for run in found[:limit]
+        for run in found
     ]
-    last = found[limit - 1] if len(found) > limit else None
-    following = None if last is None else accounts.cursors.write(tenant, _RUNS, last.created_at, last.id)
+    following = None if last is None else asked.cursor_behind(_RUNS, last.created_at, last.id)
     return answer(RunsPage(runs=runs, cursor=following))
 
 
 @router.get("/checkpoints", openapi_extra=described(CheckpointsPage))
-async def list_checkpoints(
-    common: Common,
-    accounts: Accounts,
-    artifacts: Artifacts,
-    tenant: Tenant,
-    limit: Limit = 100,
-    cursor: CursorText = None,
-) -> Response:
+async def list_checkpoints(asked: Asked) -> Response:
     """The caller's checkpoints, newest first. The next page is behind the cursor that this one gives."""
-    after = None if cursor is None else _place(accounts.cursors.read(tenant, _CHECKPOINTS, cursor))
-    found = await common.listings.run(tenant, artifacts.checkpoints.newest_of, tenant, limit=limit + 1, after=after)
-    last = found[limit - 1] if len(found) > limit else None
-    following = None if last is None else accounts.cursors.write(tenant, _CHECKPOINTS, last.created_at, last.path)
-    return answer(CheckpointsPage(checkpoints=[describe(one) for one in found[:limit]], cursor=following))
+    found, last = await asked.page(_CHECKPOINTS, asked.artifacts.checkpoints.newest_of)
+    following = None if last is None else asked.cursor_behind(_CHECKPOINTS, last.created_at, last.path)
+    return answer(CheckpointsPage(checkpoints=[describe(one) for one in found], cursor=following))
 
 
 def _place(place: list[str | int | float]) -> Place:
