@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import boto3
-import psycopg
 import pytest
 from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
-from harness.servers import PostgresServer, RedisServer
+from harness.servers import PostgresServer, RedisServer, create_database
+from twinkle.storage.database import sql_engine
+from twinkle.storage.schema import upgrade
 
 pytest_plugins = ["harness.surroundings", "harness.limits", "harness.leftovers", "harness.collecting"]
 # Examples are drawn on machines of which others take most.
@@ -63,6 +66,7 @@ def postgres_server_url() -> Iterator[str]:
     # closes that folder to all but its owner. Nor deep: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="twinkle-pg-") as folder:
         server = PostgresServer(Path(folder) / "data")
+        server.cut_no_power()
         try:
             yield server.url
         finally:
@@ -70,26 +74,49 @@ def postgres_server_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def make_database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The URL of a new, empty database: ``make_database_url("sqlite")`` or ``("postgres")``."""
+def make_empty_database_url(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> MakeDatabaseUrl:
+    """The URL of a new, empty database: ``make_empty_database_url("sqlite")`` or ``("postgres")``."""
 
     def make(kind: str) -> str:
         if kind == "sqlite":
             return f"sqlite:///{tmp_path_factory.mktemp('sqlite') / 'journal.db'}"
-        server_url = request.getfixturevalue("postgres_server_url")
-        name = f"test_{uuid.uuid4().hex}"
-        with psycopg.connect(server_url, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
-        before, _, options = server_url.partition("?")
-        return f"{before.rpartition('/')[0]}/{name}?{options}"
+        return create_database(request.getfixturevalue("postgres_server_url"))
 
     return make
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def database_url(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUrl) -> str:
-    """A new, empty database of each kind in turn: for contract tests."""
-    return make_database_url(request.param)
+@pytest.fixture(scope="session")
+def make_migrated_url(make_empty_database_url: MakeDatabaseUrl) -> MakeDatabaseUrl:
+    """The URL of the one database of its kind with the current schema that is copied and never touched."""
+
+    @cache
+    def make(kind: str) -> str:
+        url = make_empty_database_url(kind)
+        engine = sql_engine(url)
+        upgrade(engine)
+        engine.dispose()
+        return url
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_database_url(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_migrated_url: MakeDatabaseUrl
+) -> MakeDatabaseUrl:
+    """The URL of a new database with the current schema, a copy: to migrate each takes longer than most tests do."""
+
+    def make(kind: str) -> str:
+        template = make_migrated_url(kind)
+        if kind == "sqlite":
+            path = tmp_path_factory.mktemp("sqlite") / "journal.db"
+            shutil.copy(template.removeprefix("sqlite:///"), path)
+            return f"sqlite:///{path}"
+        return create_database(request.getfixturevalue("postgres_server_url"), template=template)
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ NUM_STEPS = 10
 @pytest.fixture(scope="module")
 def deployment(
     tmp_path_factory: pytest.TempPathFactory,
-    make_database_url: Callable[[str], str],
+    make_empty_database_url: Callable[[str], str],
     redis_url: str,
     s3_endpoint: str,
     tiny_model: Path,
@@ -31,7 +31,7 @@ def deployment(
     deployment = Deployment(
         folder,
         {
-            "TWINKLE_DATABASE_URL": make_database_url("postgres"),
+            "TWINKLE_DATABASE_URL": make_empty_database_url("postgres"),
             "TWINKLE_REDIS_URL": redis_url,
             "TWINKLE_OBJECT_STORE": "s3://twinkle-tests/production",
             "TWINKLE_LEASE_S": "4",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,43 +15,23 @@ from harness.journal import Bench
 from harness.worker import BreakableBlobs, MakeWorker, WorkerRig
 from twinkle.core.lease import Lease
 from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore
-from twinkle.storage.database import sql_engine
-from twinkle.storage.schema import upgrade
-
-
-@pytest.fixture(scope="session")
-def migrated_postgres_url(make_database_url: Callable[[str], str], postgres_server_url: str) -> str:
-    """A PostgreSQL database with the current schema, to be copied and never touched."""
-    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        # No test cuts the power.
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    return _upgraded(make_database_url("postgres"))
-
-
-@pytest.fixture(scope="session")
-def migrated_sqlite_url(make_database_url: Callable[[str], str]) -> str:
-    """A SQLite database with the current schema, to be copied and never touched."""
-    return _upgraded(make_database_url("sqlite"))
 
 
 @pytest.fixture
-def postgres_url(migrated_postgres_url: str, postgres_server_url: str) -> Iterator[str]:
+def postgres_url(make_database_url: Callable[[str], str], postgres_server_url: str) -> Iterator[str]:
     """A new PostgreSQL database with the current schema."""
-    name = f"test_{uuid.uuid4().hex}"
-    template = migrated_postgres_url.partition("?")[0].rpartition("/")[2]
-    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
-    yield migrated_postgres_url.replace(template, name)
+    url = make_database_url("postgres")
+    yield url
+    name = url.partition("?")[0].rpartition("/")[2]
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 @pytest.fixture
-def sqlite_url(migrated_sqlite_url: str, tmp_path: Path) -> str:
-    """A new SQLite database with the current schema."""
+def sqlite_url(make_migrated_url: Callable[[str], str], tmp_path: Path) -> str:
+    """A new SQLite database with the current schema, which goes with its test: there are many."""
     path = tmp_path / "journal.db"
-    shutil.copy(migrated_sqlite_url.removeprefix("sqlite:///"), path)
+    shutil.copy(make_migrated_url("sqlite").removeprefix("sqlite:///"), path)
     return f"sqlite:///{path}"
 
 
@@ -108,10 +87,3 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     if request.param == "folder":
         return FolderStore(tmp_path / "objects")
     return ObjectStore(request.getfixturevalue("s3_url"))
-
-
-def _upgraded(url: str) -> str:
-    engine = sql_engine(url)
-    upgrade(engine)
-    engine.dispose()
-    return url

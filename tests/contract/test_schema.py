@@ -35,8 +35,8 @@ upgrade(sql_engine(sys.argv[1]))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def empty_url(request: pytest.FixtureRequest, make_database_url: Callable[[str], str]) -> str:
-    return make_database_url(request.param)
+def empty_url(request: pytest.FixtureRequest, make_empty_database_url: Callable[[str], str]) -> str:
+    return make_empty_database_url(request.param)
 
 
 def _differences(url: str) -> list[object]:
@@ -76,10 +76,10 @@ def test_two_processes_may_upgrade_at_once(empty_url: str) -> None:
 
 
 def test_a_migration_may_pause_longer_than_a_transaction_of_the_service(
-    make_database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    make_empty_database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twinkle.storage.database._FROZEN_AFTER_MS", 100)
-    engine = sql_engine(make_database_url("postgres"))
+    engine = sql_engine(make_empty_database_url("postgres"))
 
     @event.listens_for(engine, "before_cursor_execute")
     def pause(_: object, __: object, statement: str, *___: object) -> None:

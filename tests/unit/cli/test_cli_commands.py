@@ -288,9 +288,9 @@ def test_looking_at_a_service_that_is_not_there_says_so_and_leaves_no_trace(
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_a_database_that_holds_no_journal_is_not_made_one_by_looking(
-    twinkle: Twinkle, tmp_path: Path, make_database_url: Callable[[str], str], database: str
+    twinkle: Twinkle, tmp_path: Path, make_empty_database_url: Callable[[str], str], database: str
 ) -> None:
-    url = f"sqlite:///{tmp_path}/other.db" if database == "sqlite" else make_database_url("postgres")
+    url = f"sqlite:///{tmp_path}/other.db" if database == "sqlite" else make_empty_database_url("postgres")
 
     done = twinkle("keys", "list", "--home", str(tmp_path / "home"), TWINKLE_DATABASE_URL=url)
 
