@@ -140,7 +140,7 @@ class MultiTurnRollout(Rollout):
         call = {**kwargs, **({"adapter_path": path} if path else {})}
         episodes = [
             Episode(self._first_row(trajectory), tools)
-            for trajectory, tools in zip(trajectories, managers, strict=True)
+            for trajectory, tools in self._begun(list(zip(trajectories, managers, strict=True)), kwargs)
         ]
         for turn in range(self.max_turns):
             under_way = [episode for episode in episodes if not episode.is_over]
@@ -152,6 +152,12 @@ class MultiTurnRollout(Rollout):
         if self.traces is not None:
             self.traces.write(rows, global_step)
         return rows
+
+    def _begun(
+        self, conversations: Sequence[tuple[Mapping[str, Any], ToolManager]], kwargs: Mapping[str, Any]
+    ) -> Sequence[tuple[Mapping[str, Any], ToolManager]]:
+        """The conversations as they begin, each with its tools."""
+        return conversations
 
     def _first_row(self, trajectory: Mapping[str, Any]) -> Row:
         encoded = self.template.encode(trajectory, add_generation_prompt=True)

@@ -11,9 +11,8 @@ from twinkle.core.errors import InvalidInput
 from twinkle_agentic.chunker.base import Chunker
 from twinkle_agentic.condenser.base import Condenser
 from twinkle_agentic.data_format.chunks import Chunks
-from twinkle_agentic.rollout.base import Row
 from twinkle_agentic.rollout.bridge import BridgeTemplate
-from twinkle_agentic.rollout.multi_turn import MAX_TURNS, MultiTurnRollout, Params, SamplerLike, managers_of
+from twinkle_agentic.rollout.multi_turn import MAX_TURNS, MultiTurnRollout, Params, SamplerLike
 from twinkle_agentic.rollout.traces import Judge
 from twinkle_agentic.tools.extract_condensed import ExtractCondensed
 from twinkle_agentic.tools.tool_manager import ToolManager
@@ -27,6 +26,7 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
 
     Equal conversations, as groups of GRPO are, are condensed once. A conversation that came out shorter gets the tool
     ``extract_condensed`` beside its own, which tells the original of a numbered block; nobody else's is told to it.
+    ``messages`` of the rows that come back are the condensed ones.
 
     Args:
         sampler: What samples.
@@ -84,24 +84,17 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
         self.condenser_kwargs = dict(condenser_kwargs or {})
         self.post_compress_callback = post_compress_callback
 
-    def __call__(
-        self,
-        trajectories: Sequence[Mapping[str, Any]],
-        *,
-        sampling_params: Params = None,
-        tool_manager: ToolManager | Sequence[ToolManager] | None = None,
-        adapter_path: str | None = None,
-        global_step: int | None = None,
-        **kwargs: Any,
-    ) -> list[Row]:
-        """See :class:`MultiTurnRollout`; ``messages`` of the rows are the condensed ones.
+    def _begun(
+        self, conversations: Sequence[tuple[Mapping[str, Any], ToolManager]], kwargs: Mapping[str, Any]
+    ) -> Sequence[tuple[Mapping[str, Any], ToolManager]]:
+        """The conversations condensed, each with its tools and perhaps that which tells the originals.
 
         Raises:
-            InvalidInput: As there; or a manager has a tool named ``extract_condensed`` already.
+            InvalidInput: A manager has a tool named ``extract_condensed`` already.
         """
-        managers = managers_of(tool_manager if tool_manager is not None else self.tool_manager, trajectories)
-        condensed, tools = [], []
-        for trajectory, chunks, manager in zip(trajectories, self._condensed(trajectories), managers, strict=True):
+        shortened = self._condensed([trajectory for trajectory, _ in conversations])
+        begun: list[tuple[Mapping[str, Any], ToolManager]] = []
+        for (trajectory, manager), chunks in zip(conversations, shortened, strict=True):
             shorter: dict[str, Any] = {**trajectory, **chunks.to_trajectory()}
             own = _with_originals(manager, chunks)
             if own is not manager:
@@ -112,16 +105,8 @@ class MultiTurnCondenseRollout(MultiTurnRollout):
                 ]
             if self.post_compress_callback is not None:
                 shorter = dict(self.post_compress_callback(shorter, chunks, **kwargs))
-            condensed.append(shorter)
-            tools.append(own)
-        return super().__call__(
-            condensed,
-            sampling_params=sampling_params,
-            tool_manager=tools,
-            adapter_path=adapter_path,
-            global_step=global_step,
-            **kwargs,
-        )
+            begun.append((shorter, own))
+        return begun
 
     def _condensed(self, trajectories: Sequence[Mapping[str, Any]]) -> list[Chunks]:
         keys = [_key(trajectory) for trajectory in trajectories]

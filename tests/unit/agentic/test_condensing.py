@@ -154,6 +154,17 @@ def test_a_rollout_condenses_equal_conversations_once_and_tells_their_originals(
     assert [token for token in first["labels"] if token >= 0] == [pair[0][0] for pair in first["logprobs"]]
 
 
+def test_what_is_wrong_with_a_call_is_told_before_anything_is_condensed(model_id):
+    brief = Brief("Mill.")
+    condenser = ModelCondenser(brief, min_budget_chars=50)
+    rollout = MultiTurnCondenseRollout(Brief(""), Template(model_id), ToolManager(), NativeChunker(400), condenser)
+    with pytest.raises(InvalidInput, match="num_samples"):
+        rollout([ROW], sampling_params={"num_samples": 2})
+    with pytest.raises(InvalidInput, match="tool_manager: are 2 for 1"):
+        rollout([ROW], tool_manager=[ToolManager(), ToolManager()])
+    assert brief.calls == []
+
+
 def test_a_rollout_that_cannot_condense_is_refused_by_what_is_wrong(model_id):
     template = Template(model_id)
     with pytest.raises(InvalidInput, match="condenser: is missing"):
