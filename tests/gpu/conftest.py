@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.model.fused.training import Datum, TrainJob
+from twinkle.model.fused.training import Datum, TrainJob, TrainOutcome
 from twinkle.module.lora import LoraAdapter, LoraConfig
 
 torch.set_num_threads(1)
@@ -84,6 +84,19 @@ class Bench:
             inputs = {"target_tokens": tokens[1:], "weights": np.ones(length, np.float32)}
             data.append(Datum(tokens=tokens[:-1], inputs=inputs))
         return TrainJob(adapter, tuple(data), "cross_entropy")
+
+    def run(self, jobs: Sequence[TrainJob]) -> list[TrainOutcome]:
+        """What jobs come to that go through the model together; none of them fails."""
+        outcomes = []
+        for outcome in self.model.forward_backward(jobs):
+            assert isinstance(outcome, TrainOutcome), outcome
+            outcomes.append(outcome)
+        return outcomes
+
+    @staticmethod
+    def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+        """Relative, by norm."""
+        return float((found.float().cpu() - expected.float().cpu()).norm() / expected.float().norm())
 
 
 @pytest.fixture(scope="session")

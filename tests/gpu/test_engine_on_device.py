@@ -14,7 +14,7 @@ import transformers
 from twinkle.checkpoint_engine.peft import export_adapter
 from twinkle.checkpoint_engine.peft_tensors import fill_buffer
 from twinkle.checkpoint_engine.snapshot import restore, snapshot
-from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
+from twinkle.model.fused.training import AdamParams, TrainJob
 from twinkle.module.lora import LoraAdapter
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
@@ -23,14 +23,6 @@ LOGPROB_ERROR = 0.15
 MEAN_LOGPROB_ERROR = 0.03
 GRADIENT_ERROR = 0.05
 """Relative, by norm."""
-
-
-def run(bench: Any, jobs: Sequence[TrainJob]) -> list[TrainOutcome]:
-    outcomes = []
-    for outcome in bench.model.forward_backward(jobs):
-        assert isinstance(outcome, TrainOutcome), outcome
-        outcomes.append(outcome)
-    return outcomes
 
 
 def float32_reference(bench: Any, job: TrainJob, folder: Any) -> tuple[np.ndarray, torch.Tensor]:
@@ -51,44 +43,40 @@ def float32_reference(bench: Any, job: TrainJob, folder: Any) -> tuple[np.ndarra
     return torch.cat(logprobs).detach().numpy(), gradient
 
 
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got.float().cpu() - expected.float().cpu()).norm() / expected.float().norm())
-
-
 # 12 and 96: their scale is no number that bfloat16 holds.
 @pytest.mark.parametrize("rank", [8, 12, 96])
 def test_logprobs_and_gradients_are_those_of_peft_in_float32(bench: Any, rank: int, tmp_path: Any) -> None:
     job = bench.job(bench.adapter(1, rank=rank, size=0.05), 33, 7, 64)
 
-    (outcome,) = run(bench, [job])
+    (outcome,) = bench.run([job])
 
     logprobs, gradient = float32_reference(bench, job, tmp_path)
     error = np.abs(np.concatenate(outcome.logprobs) - logprobs)
     assert error.max() < LOGPROB_ERROR
     assert error.mean() < MEAN_LOGPROB_ERROR
-    assert relative_error(job.adapter.grad, gradient) < GRADIENT_ERROR
+    assert bench.error(job.adapter.grad, gradient) < GRADIENT_ERROR
 
 
 def test_tenants_fused_get_what_they_get_alone(bench: Any) -> None:
     adapters = [bench.adapter(seed, rank=rank) for seed, rank in enumerate((4, 8, 16, 28))]
     jobs = [bench.job(adapter, 5, 40, seed=seed) for seed, adapter in enumerate(adapters)]
-    fused = run(bench, jobs)
+    fused = bench.run(jobs)
     gradients = [adapter.grad.clone() for adapter in adapters]
     for adapter in adapters:
         adapter.clear_gradients()
 
     for job, together, gradient in zip(jobs, fused, gradients, strict=True):
-        (alone,) = run(bench, [job])
+        (alone,) = bench.run([job])
         difference = np.abs(np.concatenate(alone.logprobs) - np.concatenate(together.logprobs))
         assert difference.max() < LOGPROB_ERROR
-        assert relative_error(gradient, job.adapter.grad) < GRADIENT_ERROR
+        assert bench.error(gradient, job.adapter.grad) < GRADIENT_ERROR
 
 
 def test_what_a_neighbour_sends_changes_no_bit_of_a_tenants_logprobs(bench: Any) -> None:
     """Shapes decide which kernels run; the content of others must decide nothing."""
     mine, other = bench.adapter(1), bench.adapter(2)
-    first = run(bench, [bench.job(other, 80, seed=5), bench.job(mine, 30, 70, seed=1), bench.job(other, 9, seed=6)])
-    second = run(bench, [bench.job(other, 80, seed=7), bench.job(mine, 30, 70, seed=1), bench.job(other, 9, seed=8)])
+    first = bench.run([bench.job(other, 80, seed=5), bench.job(mine, 30, 70, seed=1), bench.job(other, 9, seed=6)])
+    second = bench.run([bench.job(other, 80, seed=7), bench.job(mine, 30, 70, seed=1), bench.job(other, 9, seed=8)])
 
     assert not np.array_equal(first[0].logprobs[0], second[0].logprobs[0])
     for one, two in zip(first[1].logprobs, second[1].logprobs, strict=True):
@@ -99,7 +87,7 @@ def test_training_lowers_the_loss_of_every_tenant(bench: Any) -> None:
     jobs = [bench.job(bench.adapter(seed, size=0.02), 24, 24, seed=seed) for seed in range(3)]
     losses = []
     for _ in range(15):
-        losses.append([outcome.loss for outcome in run(bench, jobs)])
+        losses.append([outcome.loss for outcome in bench.run(jobs)])
         for job in jobs:
             bench.model.optim_step(job.adapter, AdamParams(learning_rate=5e-3))
 
@@ -110,16 +98,16 @@ def test_training_lowers_the_loss_of_every_tenant(bench: Any) -> None:
 def test_an_adapter_goes_on_from_its_snapshot(bench: Any) -> None:
     adapter = bench.adapter(3)
     job = bench.job(adapter, 31)
-    run(bench, [job])
+    bench.run([job])
     bench.model.optim_step(adapter, AdamParams(learning_rate=1e-3))
-    run(bench, [job])
+    bench.run([job])
     kept = snapshot(adapter, bench.model.determinism)
 
     back = restore(bench.model.pool, kept, bench.model.determinism)
 
     assert torch.equal(back.params, adapter.params)
     assert torch.equal(back.grad, adapter.grad)
-    (one,), (two,) = run(bench, [job]), run(bench, [TrainJob(back, job.data, job.loss)])
+    (one,), (two,) = bench.run([job]), bench.run([TrainJob(back, job.data, job.loss)])
     np.testing.assert_array_equal(one.logprobs[0], two.logprobs[0])
 
 
@@ -165,7 +153,7 @@ def test_what_is_sampled_has_the_logprobs_that_training_sees(bench: Any) -> None
             "cross_entropy",
             backward=False,
         )
-        (outcome,) = run(bench, [seen])
+        (outcome,) = bench.run([seen])
         scored = outcome.logprobs[0][len(prompt) - 1 :]
         assert np.abs(scored - np.array(sequence.logprobs)).max() < LOGPROB_ERROR
 
@@ -179,7 +167,7 @@ def test_a_pass_that_does_not_fit_is_cut_until_it_does(load: Callable[[str], Any
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(held / torch.cuda.get_device_properties(0).total_memory)
     try:
-        (outcome,) = run(bench, [job])
+        (outcome,) = bench.run([job])
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

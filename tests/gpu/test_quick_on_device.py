@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
+from twinkle.checkpoint_engine.snapshot import StateCopy, copy_state, snapshot
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.module.packed_attention import CausalSpans
 from twinkle.module.scaled_attention import AttentionForm
 from twinkle.module.varlen import PackedSequences, kernel_for
@@ -22,18 +23,6 @@ LOGPROB_ERROR = 0.15
 GRADIENT_ERROR = 0.05
 
 
-def run(bench: Any, jobs: Sequence[TrainJob]) -> list[TrainOutcome]:
-    outcomes = []
-    for outcome in bench.model.forward_backward(jobs):
-        assert isinstance(outcome, TrainOutcome), outcome
-        outcomes.append(outcome)
-    return outcomes
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
 @pytest.mark.parametrize("family", ["experts", "hybrid"])
 def test_eight_tenants_fused_get_what_they_get_alone(
     family: str, device: str, load_family: Callable[[str, str], Any]
@@ -41,28 +30,28 @@ def test_eight_tenants_fused_get_what_they_get_alone(
     bench = load_family(family, device)
     adapters = [bench.adapter(seed, rank=8, size=0.05) for seed in range(NUM_TENANTS)]
     jobs = [bench.job(adapter, 20, seed=seed) for seed, adapter in enumerate(adapters)]
-    fused = run(bench, jobs)
+    fused = bench.run(jobs)
     gradients = [adapter.grad.clone() for adapter in adapters]
     for adapter in adapters:
         adapter.clear_gradients()
     for job, together, gradient in zip(jobs, fused, gradients, strict=True):
-        (alone,) = run(bench, [job])
+        (alone,) = bench.run([job])
         assert np.abs(alone.logprobs[0] - together.logprobs[0]).mean() < LOGPROB_ERROR
-        assert relative_error(job.adapter.grad, gradient) < GRADIENT_ERROR
+        assert bench.error(job.adapter.grad, gradient) < GRADIENT_ERROR
 
 
 def test_layers_computed_twice_give_what_they_gave_kept(
     bench: Any, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = bench.job(bench.adapter(1), 70, 33)
-    kept = run(bench, [job])
+    kept = bench.run([job])
     gradient = job.adapter.grad.clone()
     job.adapter.clear_gradients()
     monkeypatch.setattr(bench.model._recomputation._budget, "wants_recomputation", lambda num_tokens: True)
-    twice = run(bench, [job])
+    twice = bench.run([job])
     for one, two in zip(kept[0].logprobs, twice[0].logprobs, strict=True):
         np.testing.assert_array_equal(one, two)
-    assert relative_error(job.adapter.grad, gradient) < GRADIENT_ERROR
+    assert bench.error(job.adapter.grad, gradient) < GRADIENT_ERROR
 
 
 DECODED = {"cpu": 96, "cuda": 4096}
@@ -86,7 +75,7 @@ def test_a_long_answer_has_the_logprobs_that_training_sees(device: str, load_fam
     tokens = np.array([*prompt, *sequence.tokens])
     inputs = {"target_tokens": tokens[1:], "weights": np.ones(len(tokens) - 1, np.float32)}
     job = TrainJob(adapter, (Datum(tokens=tokens[:-1], inputs=inputs),), "cross_entropy", backward=False)
-    (scored,) = run(bench, [job])
+    (scored,) = bench.run([job])
     difference = np.abs(scored.logprobs[0][len(prompt) - 1 :] - np.array(sequence.logprobs))
     assert difference.mean() < LOGPROB_ERROR / 5
 
@@ -95,13 +84,13 @@ def test_a_replay_gives_what_is_promised(bench: Any) -> None:
     """The same bits where the mode says so; else, as on a GPU, the same within rounding."""
     adapters = [bench.adapter(1), bench.adapter(2)]
     jobs = [bench.job(adapter, 30, 12, seed=seed) for seed, adapter in enumerate(adapters)]
-    first = run(bench, jobs)[0]
+    first = bench.run(jobs)[0]
     gradient = adapters[0].grad.clone()
     for adapter in adapters:
         adapter.clear_gradients()
-    (again,) = run(bench, jobs[:1])
+    (again,) = bench.run(jobs[:1])
     if bench.model.determinism == "none":
-        assert relative_error(adapters[0].grad, gradient) < GRADIENT_ERROR
+        assert bench.error(adapters[0].grad, gradient) < GRADIENT_ERROR
     else:
         assert torch.equal(adapters[0].grad, gradient)
         for one, two in zip(first.logprobs, again.logprobs, strict=True):
@@ -131,11 +120,11 @@ def test_a_pass_waits_as_often_for_many_datums_as_for_one(
     adapter = bench.adapter(1)
     jobs = [bench.job(adapter, 30), bench.job(adapter, *[30] * 8)]
     for job in jobs:
-        run(bench, [job])  # what is looked up once
+        bench.run([job])  # what is looked up once
         adapter.clear_gradients()
     counts = []
     for job in jobs:
-        counts.append(num_waits(lambda job=job: run(bench, [job])))
+        counts.append(num_waits(lambda job=job: bench.run([job])))
         adapter.clear_gradients()
     assert counts[0] == counts[1] <= 2
 
@@ -144,8 +133,25 @@ def test_a_pass_waits_as_often_for_many_datums_as_for_one(
 def test_an_optimizer_step_waits_for_its_norm_alone(load: Callable[[str], Any]) -> None:
     bench = load("cuda")
     adapter = bench.adapter(1)
-    run(bench, [bench.job(adapter, 30)])
+    bench.run([bench.job(adapter, 30)])
     assert num_waits(lambda: bench.model.optim_step(adapter, AdamParams())) <= 2
+
+
+@pytest.mark.gpu
+def test_a_recovery_point_is_copied_without_a_wait_and_is_what_was_there(load: Callable[[str], Any]) -> None:
+    """A step right behind it waits on the device alone; its twin is ``tests/unit/engine/test_state_copies.py``."""
+    bench = load("cuda")
+    adapter = bench.adapter(1)
+    written = snapshot(adapter, bench.model.determinism)
+    copies: list[StateCopy] = []
+
+    def copy_and_change() -> None:
+        copies.append(copy_state(adapter, bench.model.determinism))
+        for buffer in (adapter.params, adapter.exp_avg, adapter.exp_avg_sq):
+            buffer.fill_(-1.0)
+
+    assert num_waits(copy_and_change) == 0
+    assert copies[0].data() == written
 
 
 def rows(lengths: Sequence[int], device: str, seed: int) -> list[torch.Tensor]:
@@ -172,12 +178,12 @@ def test_one_attention_call_gives_what_a_call_for_each_sequence_gives(
     found = CausalSpans(spans)(0, *together, form=form)
     monkeypatch.setattr("twinkle.module.packed_attention.kernel_for", lambda query, key, form: None)
     expected = CausalSpans(spans)(0, *apart, form=form)
-    assert relative_error(found.float(), expected.float()) < 0.02
+    assert (found.float() - expected.float()).norm() < 0.02 * expected.float().norm()
     upstream = torch.randn_like(found)
     for one, two in zip(
         torch.autograd.grad(found, together, upstream), torch.autograd.grad(expected, apart, upstream), strict=True
     ):
-        assert relative_error(one.float(), two.float()) < 0.05
+        assert (one.float() - two.float()).norm() < 0.05 * two.float().norm()
 
 
 @pytest.mark.gpu
@@ -210,4 +216,4 @@ def test_logits_are_not_rounded_to_half_precision(load: Callable[[str], Any]) ->
     found = bench.model.logits(hidden, [])
     exact = hidden.double() @ weight.double().t()
     # bfloat16 would be off by up to 2^-9 of each.
-    assert relative_error(found.double(), exact) < 1e-4
+    assert bench.error(found.double(), exact) < 1e-4

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from twinkle.checkpoint_engine.host_copy import HostCopy, copy_to_host
 from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
@@ -34,9 +35,33 @@ class PackedScript:
 log = event_log()
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateCopy:
+    """An adapter's state at one moment; it may change while this is written."""
+
+    copy: HostCopy
+    header: str
+
+    @property
+    def num_bytes(self) -> int:
+        """About how large ``data`` will be."""
+        return self.copy.num_bytes
+
+    def data(self) -> bytes:
+        """What ``restore`` reads. Any thread may ask."""
+        return write_tensors(self.copy.tensors(), metadata=(HEADER_METADATA, self.header))
+
+
 def snapshot(
     adapter: LoraAdapter, determinism: str, *, num_ranks: int = 1, script: PackedScript | None = None
 ) -> bytes:
+    """What ``copy_state`` copies, written at once."""
+    return copy_state(adapter, determinism, num_ranks=num_ranks, script=script).data()
+
+
+def copy_state(
+    adapter: LoraAdapter, determinism: str, *, num_ranks: int = 1, script: PackedScript | None = None
+) -> StateCopy:
     """Everything needed to go on bit by bit where this trainable adapter stands, open gradients included.
 
     ``determinism`` is the mode of the model the adapter lives on, ``num_ranks`` how many ranks share its work;
@@ -58,7 +83,7 @@ def snapshot(
     if script is not None:
         header[SCRIPT] = script.content
         tensors |= {f"{SCRIPT}.{name}": tensor for name, tensor in script.tensors.items()}
-    return write_tensors(tensors, metadata=(HEADER_METADATA, json.dumps(header, sort_keys=True)))
+    return StateCopy(copy=copy_to_host(tensors), header=json.dumps(header, sort_keys=True))
 
 
 def script_of(content: bytes) -> PackedScript | None:

@@ -54,6 +54,35 @@ class SampleOutput:
     num_tokens: int = 0
 
 
+class StateCopy(Protocol):
+    """An adapter's state at one moment, which is still to be written."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About how large it will be."""
+        ...
+
+    def data(self) -> bytes:
+        """What ``Engine.restore`` reads. Any thread may ask, once."""
+        ...
+
+
+@dataclass(frozen=True)
+class WrittenState:
+    """One that is written already."""
+
+    content: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """How large it is."""
+        return len(self.content)
+
+    def data(self) -> bytes:
+        """The content."""
+        return self.content
+
+
 class Engine(Protocol[State]):
     """One frozen base model and the adapters on it. Not thread-safe: the worker calls from one thread at a time."""
 
@@ -150,6 +179,10 @@ class Engine(Protocol[State]):
 
     def snapshot(self, state: State) -> bytes:
         """Everything needed to go on bit by bit, accumulated gradients included."""
+        ...
+
+    def copy_state(self, state: State) -> StateCopy:
+        """The same, copied now and written later: the state may change as soon as this returns."""
         ...
 
     def restore(self, data: bytes) -> State:

@@ -24,7 +24,7 @@ from twinkle.wire.sample_result import SampleResult, WireSequence, encode_sample
 from twinkle.wire.sampling import SampleRequest
 from twinkle.wire.training import ForwardBackwardBody
 from twinkle.wire.training_result import ForwardBackwardResult
-from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput, WrittenState
 from twinkle.workers.null_calls import NullState, answer_call, answer_load, answer_pass, chain
 
 _FILE = "state.json"
@@ -121,6 +121,10 @@ class NullEngine:
     def snapshot(self, state: NullState) -> bytes:
         """The whole state."""
         return json.dumps(asdict(state)).encode()
+
+    def copy_state(self, state: NullState) -> WrittenState:
+        """The same."""
+        return WrittenState(self.snapshot(state))
 
     def restore(self, data: bytes) -> NullState:
         """What ``snapshot`` wrote."""

@@ -20,7 +20,7 @@ from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.adapter_memory import AdapterMemory
-from twinkle.workers.engine import Engine, State
+from twinkle.workers.engine import Engine, State, StateCopy, WrittenState
 from twinkle.workers.parked import Coverage, Parked, ParkedAdapter
 from twinkle.workers.replay import Replay
 from twinkle.workers.snapshots import Snapshots
@@ -144,7 +144,7 @@ class Residents(Generic[State]):
         """Write a recovery point of a past state, soon. Raises as ``state_after`` does."""
         rebuilt = yield from self._replay.state_after(adapter, seq)
         yield from self._snapshots.transfers.room()
-        self._snapshots.write(adapter, seq, self._engine.snapshot(rebuilt.state))
+        self._snapshots.write(adapter, seq, self._engine.copy_state(rebuilt.state))
 
     def put(self, adapter: str, seq: int, state: State, *, snapshot_seq: int = -1) -> None:
         """Take in the state that operation ``seq`` has made. It counts once noted."""
@@ -347,14 +347,14 @@ class Residents(Generic[State]):
         return Resident(self._engine.restore(parked.data), parked.coverage, done_seq=seq - 1)
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
-        self._write(adapter, resident.coverage, self._engine.snapshot(resident.state))
+        self._write(adapter, resident.coverage, self._engine.copy_state(resident.state))
 
     def _save_parked(self, adapter: str, parked: ParkedAdapter) -> None:
         if not parked.coverage.is_complete:
-            self._write(adapter, parked.coverage, parked.data)
+            self._write(adapter, parked.coverage, WrittenState(parked.data))
 
-    def _write(self, adapter: str, coverage: Coverage, data: bytes) -> None:
-        coverage.writing = self._snapshots.write(adapter, coverage.applied_seq, data)
+    def _write(self, adapter: str, coverage: Coverage, copy: StateCopy) -> None:
+        coverage.writing = self._snapshots.write(adapter, coverage.applied_seq, copy)
         coverage.snapshot_seq, coverage.snapshot_at = coverage.applied_seq, self._clock.now()
         coverage.unsaved_bytes = 0
 

@@ -15,6 +15,7 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.scheduler.retention import Pace, Retention
 from twinkle.storage.adapters.snapshots import Snapshot, SnapshotStore
 from twinkle.storage.blobs import SNAPSHOTS, BlobStore, day_of
+from twinkle.workers.engine import StateCopy
 from twinkle.workers.steps import Steps, Transfers
 
 Writing: TypeAlias = Future[bool]
@@ -35,9 +36,9 @@ class Snapshots:
     transfers: Transfers
     _under_way: dict[str, list[Writing]] = field(init=False, default_factory=dict)
 
-    def write(self, adapter: str, seq: int, data: bytes) -> Writing:
-        """Publish ``data`` as the adapter's state after operation ``seq``, soon."""
-        writing = self.transfers.begin(lambda: self._write(adapter, seq, data), num_bytes=len(data))
+    def write(self, adapter: str, seq: int, copy: StateCopy) -> Writing:
+        """Publish a copy as the adapter's state after operation ``seq``, soon."""
+        writing = self.transfers.begin(lambda: self._write(adapter, seq, copy), num_bytes=copy.num_bytes)
         self._under_way[adapter] = [*self._unfinished(adapter), writing]
         return writing
 
@@ -77,10 +78,11 @@ class Snapshots:
             self._under_way[adapter] = unfinished
         return unfinished
 
-    def _write(self, adapter: str, seq: int, data: bytes) -> bool:
+    def _write(self, adapter: str, seq: int, copy: StateCopy) -> bool:
         """Whether the state is in the object store now, and published."""
         facts = {"adapter": adapter, "seq": seq}
         try:
+            data = copy.data()
             snapshot = self._stored(adapter, seq, data, is_start=False)
             crash_point("snapshot.stored")
             self.store.add(snapshot)

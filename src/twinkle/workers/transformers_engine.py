@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinkle.checkpoint_engine.snapshot import fingerprint, restore, script_of, snapshot
+from twinkle.checkpoint_engine.snapshot import StateCopy, copy_state, fingerprint, restore, script_of
 from twinkle.core.adapter import AdapterConfig, Dialect
 from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
@@ -185,8 +185,12 @@ class TransformersEngine:
 
     def snapshot(self, state: Trained) -> bytes:
         """Parameters, moments and step count, and all that a script has set."""
+        return self.copy_state(state).data()
+
+    def copy_state(self, state: Trained) -> StateCopy:
+        """The same, on its way to host memory."""
         script = state.pack() if isinstance(state, Script) else None
-        return snapshot(_lora(state), self.model.determinism, num_ranks=self.model.ranks.size, script=script)
+        return copy_state(_lora(state), self.model.determinism, num_ranks=self.model.ranks.size, script=script)
 
     def restore(self, data: bytes) -> Trained:
         """What ``snapshot`` wrote."""

@@ -18,7 +18,7 @@ from twinkle.scheduler.token_stream import TokenPiece
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.sampling import SampleRequest
-from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
+from twinkle.workers.engine import Pass, PassAnswer, SampleOutput, WrittenState
 from twinkle.workers.ranks.commands import (
     AddSample,
     Adopt,
@@ -199,6 +199,10 @@ class RankedEngine:
         self._compare(state)
         data: bytes = self._first(Snapshot(state.handle))
         return data
+
+    def copy_state(self, state: RankedAdapter) -> WrittenState:
+        """Written at once, by rank 0."""
+        return WrittenState(self.snapshot(state))
 
     def restore(self, data: bytes) -> RankedAdapter:
         """What ``snapshot`` wrote, on every rank."""
