@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,14 @@ from twinkle.workers.scripts import Scripts, body_of, loss_keywords
 _OPTIONS = ("temperature", "return_logits", "task", "micro_batch_size", "router_replay_action")
 _AIMS: Mapping[str, Aim] = {"forward": "score", "forward_only": "score", "forward_backward": "train"}
 _OF_PICTURES = frozenset({"image", "images", "image_url", "url", "path", "video", "videos", "audio", "audios"})
+
+_DATUM = re.compile(r"data\[(\d+)\](\..+)?")
+_ROW_FIELDS: Mapping[str | None, str] = {
+    None: "",
+    ".model_input": ".input_ids",
+    ".loss_fn_inputs.target_tokens": ".labels",
+    ".loss_fn_inputs.weights": ".labels",
+}
 
 
 class _ServedPass(ScriptPass):
@@ -209,3 +218,15 @@ def _told(error: Exception) -> Exception:
     if not isinstance(error, of_client):
         return error
     return InvalidInput("inputs", f"the loss cannot be computed of these rows and keywords: {error}")
+
+
+def in_callers_words(error: Exception) -> Exception:
+    """An error about a datum of a device's pass, with the names that rows have for it; packed ones count by member."""
+    if not isinstance(error, InvalidInput):
+        return error
+    found = _DATUM.fullmatch(error.field)
+    if found is None:
+        return error
+    row, part = found.groups()
+    told = error.message.removeprefix(f"{error.field}: ")
+    return InvalidInput(f"inputs[{row}]{_ROW_FIELDS.get(part, part or '')}", told)

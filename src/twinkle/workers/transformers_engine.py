@@ -29,7 +29,7 @@ from twinkle.wire.tensors import Array, Csr
 from twinkle.wire.training import ForwardBackwardBody
 from twinkle.workers.engine import Pass, PassAnswer, SampleOutput
 from twinkle.workers.loading import load_served
-from twinkle.workers.script_passes import CalledPass, begin_pass
+from twinkle.workers.script_passes import CalledPass, begin_pass, in_callers_words
 from twinkle.workers.scripts import Scripts, note_failure
 from twinkle.workers.whole_scripts import WholeScripts
 from twinkle.workers.wire_forms import sample_output, sampler_request, train_job, wire_result
@@ -96,7 +96,7 @@ class TransformersEngine:
         for index, item in enumerate(passes):
             outcome = outcomes.get(index)
             if isinstance(outcome, Exception):
-                answers[index] = outcome
+                answers[index] = in_callers_words(outcome) if index in called else outcome
             elif isinstance(item.body, ForwardBackwardBody):
                 assert outcome is not None
                 answers[index] = wire_result(outcome, item.body)

@@ -81,3 +81,19 @@ def test_short_answers_are_sampled_rewarded_and_learnt_from(run_cookbook: RunCoo
 
     assert len(re.findall(r"Step \d: \{.*'train/total_reward'", run.output)) == 3
     assert saved(run)[-1].endswith("/weights/short-math")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_formulas_in_pictures_are_learnt_and_asked_about(world: HubWorld, tmp_path: Path) -> None:
+    model = world.model("qwen3_5")
+    settings = {"NUM_ROWS": "24", "LEARNING_RATE": "1e-2", "LOG_EVERY": "1", "MAX_NEW_TOKENS": "4"}
+    with Served(
+        tmp_path / "home", model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment
+    ) as it:
+        settings["TWINKLE_SERVER_URL"] = it.url
+        text = (SCRIPTS / "multi_modal.py").read_text()
+        run = run_script(text, tmp_path / "run", {**world.environment, **settings})
+
+    assert run.progress[-1].loss < 0.8 * run.progress[0].loss
+    assert len(re.findall(r"Picture \d \((length|stop)\): ", run.output)) == 2
