@@ -133,30 +133,186 @@ NAMES = {
 """Module: its names."""
 
 OF_ITS_OWN_LOOP = "how upstream does it inside; nothing that scripts call"
+FROM_THE_PACKAGE = "what it has is imported from the package above it"
 LEFT_OUT = {
-    "twinkle:__release_datetime__": "twinkle.__version__",
-    "twinkle.checkpoint_engine:HCCLCheckpointEngine": "a device that is not served",
-    "twinkle.checkpoint_engine:NCCLCheckpointEngine": "CheckpointEngineManager chooses the way by itself",
-    "twinkle.checkpoint_engine:TensorMeta": OF_ITS_OWN_LOOP,
-    "twinkle.cli:ModelArgs": "the groups are read by CLI.from_args().get_model_args() and so on",
-    "twinkle.dataloader:DeviceMeshIterableFetcher": OF_ITS_OWN_LOOP,
-    "twinkle.dataloader:DeviceMeshSampler": OF_ITS_OWN_LOOP,
-    "twinkle.dataloader:RetrySampler": OF_ITS_OWN_LOOP,
-    "twinkle.hub:resolve_model_id_alias": "aliases are a setting: TWINKLE_MODEL_ID_ALIASES",
-    "twinkle.infra:collect_tensor_dict": "remote_function(collect=...) takes a name or a function",
-    "twinkle.kernel:ops": "kernels come from kernels and liger-kernel through kernelize",
-    "twinkle.model.megatron:MegatronStrategy": OF_ITS_OWN_LOOP,
-    "twinkle.model.transformers.strategy": "strategy= of the model",
-    "twinkle.notifier:notify_exception": "initialize(notifier=...) does it",
-    "twinkle.sampler:BaseSamplerEngine": "SteppedSampler",
-    "twinkle_agentic.envs:OpenEnvClient": "OpenEnv takes the client that a server's package brings",
-    "twinkle_agentic.preprocessor.hard_filter": "filters are imported from twinkle_agentic.preprocessor",
-    "twinkle_agentic.preprocessor.score_filter:RoundContext": "Round, whose fields differ",
-    "twinkle_agentic.preprocessor.score_filter:ScoreResult": "Score, whose fields differ",
-    "twinkle_agentic.preprocessor.utils": OF_ITS_OWN_LOOP,
-    "twinkle_client.auto": "a terminal program that writes scripts; not offered",
-    "twinkle_client.http": "the client's own requests; twinkle.client is the typed one",
-    "twinkle_client.types:ForwardRequest": "bodies of requests are in the service's OpenAPI document",
-    "twinkle_client.skills": "part of the terminal program that is not offered",
+    "twinkle": (
+        "__release_datetime__",
+        "twinkle.__version__",
+    ),
+    "twinkle.checkpoint_engine": (
+        "HCCLCheckpointEngine NCCLCheckpointEngine TensorMeta",
+        "CheckpointEngineManager chooses the way by itself; there is none for NPUs",
+    ),
+    "twinkle.cli": (
+        "CLISource CheckpointArgs ConfigResolver ConfigSource DatasetArgs DotEnvSource EnvVarSource "
+        "InfraArgs LoraArgs LossArgs ModelArgs OptimizerArgs RLArgs SamplerArgs SamplingArgs "
+        "SchedulerArgs ServerArgs TemplateArgs TrainingArgs ValueCaster YamlSource",
+        "the groups are read by CLI.from_args().get_model_args() and its neighbours",
+    ),
+    "twinkle.dataloader": (
+        "DeviceMeshIterableFetcher DeviceMeshSampler RetrySampler",
+        OF_ITS_OWN_LOOP,
+    ),
+    "twinkle.hub": (
+        "MODEL_ID_ALIASES_ENV build_model_alias_map load_model_alias_map resolve_model_id_alias",
+        "aliases are a setting: TWINKLE_MODEL_ID_ALIASES",
+    ),
+    "twinkle.infra": (
+        "collect_tensor_dict",
+        "remote_function(collect=...) takes a name or a function",
+    ),
+    "twinkle.kernel": (
+        "ops",
+        "kernels come from kernels and liger-kernel through kernelize",
+    ),
+    "twinkle.model.megatron": (
+        "MegatronStrategy",
+        OF_ITS_OWN_LOOP,
+    ),
+    "twinkle.model.transformers.moe": (
+        "ExpertShardingSpec apply_expert_parallel",
+        "the mesh spreads experts: fsdp_config={'expert_parallel': ...}",
+    ),
+    "twinkle.model.transformers.strategy": (
+        "",
+        "strategy= of the model",
+    ),
+    "twinkle.notifier": (
+        "notify_exception",
+        "initialize(notifier=...) does it",
+    ),
+    "twinkle.sampler": (
+        "BaseSamplerEngine",
+        "SteppedSampler",
+    ),
+    "twinkle.sampler.vllm_sampler": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle.template": (
+        "ClineParser HermesQwenParser ReActParser ToolCallParser ToolCallRegistry VCPParser",
+        "a template of one's own overrides parse_tool_call and clean_tool_call; all known forms are read",
+    ),
+    "twinkle.template.tools": (
+        "",
+        "a template of one's own overrides parse_tool_call and clean_tool_call; all known forms are read",
+    ),
+    "twinkle.utils": (
+        "Fp8Dequantizer LazyTensor MxFp4Dequantizer SafetensorLazyLoader StreamingSafetensorSaver "
+        "clone_state_dict_to_cpu copy_files_by_pattern deep_getattr ensure_hccl_socket_env "
+        "ensure_npu_backend find_all_linears find_layers get_modules_to_not_convert get_runtime_meta "
+        "is_last_rank is_valid_ipv6_address load_image load_mm_file pad_and_stack_tensors "
+        "pad_sequence_to_length processing_lock selective_log_softmax split_cp_inputs "
+        "stateless_init_process_group to_device",
+        OF_ITS_OWN_LOOP,
+    ),
+    "twinkle.utils.platforms": (
+        "",
+        OF_ITS_OWN_LOOP,
+    ),
+    "twinkle_agentic.envs": (
+        "OpenEnvClient",
+        "OpenEnv takes the client that a server's package brings",
+    ),
+    "twinkle_agentic.envs.agentenv": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.envs.openenv": (
+        "EnvPool EnvPoolAdapter OpenEnvClient",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.data_juicer": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.dead_loop_filter": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.dedup_filter": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.hard_filter": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.intent_classifier": (
+        "",
+        "IntentClassifier is imported from the package; it takes patterns (intents=) where upstream takes detectors",
+    ),
+    "twinkle_agentic.preprocessor.message_normalizer": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.message_sanity": (
+        "",
+        "MessageSanityFilter is imported from the package; its checks are no functions of their own",
+    ),
+    "twinkle_agentic.preprocessor.model_filter": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.pii_presidio_filter": (
+        "FakerProvider",
+        "PIIPresidioFilter(finder=...) finds, its strategies replace",
+    ),
+    "twinkle_agentic.preprocessor.refuse_filter": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.score_filter": (
+        "RoundContext ScoreResult",
+        "Round and Score, whose fields differ",
+    ),
+    "twinkle_agentic.preprocessor.token_soup": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.preprocessor.utils": (
+        "",
+        OF_ITS_OWN_LOOP,
+    ),
+    "twinkle_agentic.reward.f1": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_agentic.sampler.router_sampler": (
+        "",
+        FROM_THE_PACKAGE,
+    ),
+    "twinkle_client.auto": (
+        "",
+        "a terminal program that writes scripts; not offered",
+    ),
+    "twinkle_client.http": (
+        "",
+        "the client's own requests; twinkle.client is the typed one",
+    ),
+    "twinkle_client.skills": (
+        "",
+        "a terminal program that writes scripts; not offered",
+    ),
+    "twinkle_client.types": (
+        "AdapterRequest AddAdapterRequest AddAdapterResponse AddMetricRequest AddMetricResponse "
+        "ApplyPatchRequest ApplyPatchResponse BackwardResponse CalculateLossResponse "
+        "CalculateMetricRequest CalculateMetricResponse CheckpointPathResponse CheckpointsListResponse "
+        "ClipGradAndStepRequest ClipGradAndStepResponse ClipGradNormResponse CreateRequest CreateResponse "
+        "CreateSessionRequest CreateSessionResponse ErrorResponse ForwardBackwardResponse "
+        "ForwardOnlyRequest ForwardRequest ForwardResponse GetServerCapabilitiesResponse "
+        "GetStateDictRequest GetStateDictResponse GetTrainConfigsResponse HealthResponse LoadRequest "
+        "LoadResponse LrStepResponse ModelResult OkResponse ProcessorCallRequest ProcessorCallResponse "
+        "ProcessorCreateRequest ProcessorCreateResponse ProcessorHeartbeatRequest "
+        "ProcessorHeartbeatResponse ResolvedLoadPath ResumeFromCheckpointRequest SampleRequest "
+        "SampleResponseModel SampleResponseModelList SampledSequenceModel SamplerAddAdapterRequest "
+        "SamplerCreateResponse SamplerSetTemplateRequest SamplerSetTemplateResponse SaveRequest "
+        "SaveResponse ServerWeightsInfoResponse SessionHeartbeatRequest SessionHeartbeatResponse "
+        "SetLossRequest SetLossResponse SetLrSchedulerRequest SetLrSchedulerResponse SetOptimizerRequest "
+        "SetOptimizerResponse SetProcessorRequest SetProcessorResponse SetTemplateRequest "
+        "SetTemplateResponse StepResponse TrainingProgressResponse UploadStatusResponse "
+        "UploadToHubRequest UploadToHubResponse WeightsInfoRequest ZeroGradResponse",
+        "bodies of requests and answers are in the service's OpenAPI document",
+    ),
 }
-"""Module, or module:name, of what upstream has and this project has not, and what takes its place."""
+"""Module: those of its names that are not here, and what takes their place; without names it is not here at all."""
