@@ -14,6 +14,7 @@ import pytest
 
 from harness.polling import wait_until
 from harness.servers import free_port
+from twinkle.hub.tiny import make_tiny_model
 
 FOLDER = Path(__file__).parents[2] / "cookbook" / "client" / "server" / "transformer"
 CLIENT = """
@@ -78,14 +79,16 @@ def test_a_server_of_the_documents_form_trains_a_script_that_brings_any_key(tmp_
 
 
 @pytest.mark.soak
-def test_megatron_trains_what_a_mesh_of_its_own_samples(tmp_path: Path, tiny_model: Path) -> None:
+def test_megatron_trains_what_a_mesh_of_its_own_samples(tmp_path: Path) -> None:
     """Sampling needs the weights that the other mesh has trained and stored."""
+    folder = tmp_path / "some" / "model"
+    model = make_tiny_model(folder, texts=["a tiny text"] * 4, hidden_size=128, layers=2, vocab_size=300)
     config = tmp_path / "server_config.yaml"
     config.write_text(MEGATRON)
 
     launch = f"from twinkle.server import launch_server; launch_server(config_path={str(config)!r})"
 
-    said = serve_one_client(tmp_path, tiny_model, ["-c", launch], MEGATRON_CLIENT)
+    said = serve_one_client(tmp_path, model, ["-c", launch], MEGATRON_CLIENT)
 
     assert len(re.findall(r"mesh \S+ serves Qwen/Qwen3.5-4B", said)) == 2
 

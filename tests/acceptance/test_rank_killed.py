@@ -10,25 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-import tinker
 
 from harness.served import Served
+from harness.struck_training import NUM_STEPS, Run, train
 
 # A minute for two meshes of two; what each rank does when one dies is held in tests/unit/workers/test_lost_ranks.py.
 pytestmark = pytest.mark.soak
 
-NUM_STEPS = 12
 KILL_AFTER = 5
 SETTINGS = {"TWINKLE_RANKS": "2", "TWINKLE_SHARD": "replicate", "TWINKLE_THREADS": "1"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run of the SDK came to."""
-
-    losses: list[float]
-    path: str
-    adapter: str
 
 
 @dataclass(frozen=True)
@@ -44,38 +34,14 @@ class Seen:
     left_over: list[int]
 
 
-def batch(step: int) -> list[tinker.Datum]:
-    rows = [[(7 * step + 3 * place + 11 * row) % 50 + 10 for place in range(12 + 5 * row)] for row in range(4)]
-    return [
-        tinker.Datum(
-            model_input=tinker.ModelInput.from_ints(row[:-1]),
-            loss_fn_inputs={"target_tokens": row[1:], "weights": [1.0] * (len(row) - 1)},
-        )
-        for row in rows
-    ]
-
-
-def train(served: Served, tenant: str, *, kill_after: int | None = None) -> Run:
-    """Pipelined steps; after one of them, with the others on their way, a rank dies."""
-    client = served.client(tenant).create_lora_training_client(base_model="tiny", rank=8, seed=7).result()
-    pending = []
-    for step in range(NUM_STEPS):
-        passed = client.forward_backward(batch(step), "cross_entropy")
-        pending.append((passed, client.optim_step(tinker.AdamParams(learning_rate=1e-2))))
-        if step == kill_after:
-            passed.result()
-            os.kill(served.follower_pid(), signal.SIGKILL)
-    losses = [passed.result().metrics["loss:sum"] for passed, _ in pending]
-    assert [stepped.result().metrics["step"] for _, stepped in pending] == [float(n + 1) for n in range(NUM_STEPS)]
-    return Run(losses, client.save_state("end").result().path, client.model_id)
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Seen:
     home = tmp_path_factory.mktemp("ranks") / "home"
     with Served(home, model=str(tiny_model), model_name="tiny", **SETTINGS) as served:
         calm = train(served, "calm")
-        struck = train(served, "struck", kill_after=KILL_AFTER)
+        struck = train(
+            served, "struck", after=KILL_AFTER, strike=lambda: os.kill(served.follower_pid(), signal.SIGKILL)
+        )
         processes = psutil.Process(served.pid).children(recursive=True)
         assert served.follower_pid() in {process.pid for process in processes}
         files = served.query("SELECT path, files FROM checkpoint WHERE kind = 'training'")

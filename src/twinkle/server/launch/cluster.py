@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from twinkle.core.answering import is_answered
+from twinkle.core.answering import RAY_TOKEN_HINT, is_answered
 from twinkle.core.errors import ConfigError
 
 _NOTE_OF_RAY = Path("/tmp/ray/ray_current_cluster")
@@ -48,12 +48,13 @@ def running_cluster(environment: Mapping[str, str] = os.environ, *, note: Path =
             raise ConfigError("RAY_ADDRESS: joining a Ray cluster needs Ray; install twinkle-queue[ray]")
         return None
     import ray  # noqa: PLC0415 - an extra, and slow to import
+    from ray.exceptions import RayError  # noqa: PLC0415 - the same
 
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"RAY_ADDRESS: no Ray cluster at {address!r} ({reason})") from error
+        raise ConfigError(f"RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); {RAY_TOKEN_HINT}") from error
     try:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         found = str(ray.get_runtime_context().gcs_address)

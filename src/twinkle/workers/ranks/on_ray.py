@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from twinkle.core.answering import is_answered
+from twinkle.core.answering import RAY_TOKEN_HINT, is_answered
 from twinkle.core.errors import ConfigError, MeshUnavailable
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
@@ -185,7 +185,7 @@ def join_cluster(settings: Settings) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         ray.init(address=address, log_to_driver=True, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise _no_cluster(address, str(error).strip().partition("\n")[0]) from error
     finally:
         for number, handler in handlers.items():
@@ -195,7 +195,7 @@ def join_cluster(settings: Settings) -> None:
 def _no_cluster(address: str, reason: str) -> ConfigError:
     return ConfigError(
         f"TWINKLE_RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, or join"
-        " this machine to one with `ray start --address=HOST:PORT`"
+        f" this machine to one with `ray start --address=HOST:PORT`; {RAY_TOKEN_HINT}"
     )
 
 
