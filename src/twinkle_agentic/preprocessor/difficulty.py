@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
-from twinkle.template import Template
 from twinkle_agentic.preprocessor.llm_backend import LLMBackend, SamplerBackend, backend_of, chosen_backend
 from twinkle_agentic.preprocessor.scores import IFDScorer, Round, Score, ScoreFilter, Scorer, answer_gains
 
@@ -172,6 +171,9 @@ def chosen_template(template: Any, backend: LLMBackend, model_id: str) -> Any:
     if template is not None:
         return template
     if model_id:
+        # Brings transformers, which rules do without.
+        from twinkle.template import Template  # noqa: PLC0415
+
         return Template(model_id)
     own = getattr(backend.sampler, "template", None) if isinstance(backend, SamplerBackend) else None
     if own is None:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -212,3 +214,10 @@ def test_wrong_settings_are_refused_by_their_name(make, field):
     with pytest.raises(InvalidInput) as refused:
         make()
     assert refused.value.field == field
+
+
+def test_filters_are_imported_without_what_only_models_need():
+    code = "import sys, twinkle_agentic.preprocessor; print([m for m in sys.argv[1:] if m in sys.modules])"
+    heavy = ("torch", "transformers", "openai", "scipy", "py3langid", "faker")
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
