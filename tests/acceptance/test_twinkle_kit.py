@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 NOT_KNOWN = ("loss", "optimizer", "lr_scheduler", "template", "processor", "metric", "preprocessor")
 WOULD_CHANGE_ALL = ("patch", "sampler_patch")
-NAMES_A_PLACE = ("load", "adapter_uri", "dataset_path")
+NAMES_A_PLACE = ("load", "adapter_uri", "dataset_path", "save_as", "flush_save")
+NOT_OF_STREAMS = ("length_of_stream", "row_of_stream")
 NOT_THERE = ("delete", "run")
 
 
@@ -41,8 +42,20 @@ def test_its_data_at_the_server_are_read_to_their_end(done: Exercise) -> None:
     assert done.seen["state"] == {"consumed_train_samples": 6}
 
 
+def test_its_data_sets_of_every_other_class_are_made_and_read(done: Exercise) -> None:
+    seen = done.seen
+
+    assert seen["lazy"] == [6, True, 6]
+    assert seen["packed"][1] > 1 and seen["packed"][0] < 6
+    assert seen["streamed"] == ["What is 0?", 6], "a loop begins the stream anew"
+    assert sorted(token for row in seen["packed_stream"] for token in row) == sorted([*range(1, 7)] * 2)
+    assert all(len(row) == 4 for row in seen["packed_stream"])
+    assert seen["batch"] == [[11, 12, 13, 14], [0, 21, 22, 23]]
+
+
 def test_what_nobody_knows_or_may_name_is_refused_in_words(done: Exercise) -> None:
-    assert set(done.refused) == {*NOT_KNOWN, *WOULD_CHANGE_ALL, *NAMES_A_PLACE, *NOT_THERE}
+    others = (*NOT_OF_STREAMS, "filter", "cast_column")
+    assert set(done.refused) == {*NOT_KNOWN, *WOULD_CHANGE_ALL, *NAMES_A_PLACE, *NOT_THERE, *others}
     assert all("is not known; use one of" in done.refused[name] for name in NOT_KNOWN)
     assert all("404 Error" in done.refused[name] for name in NOT_THERE)
     assert all("400 Error" in words for name, words in done.refused.items() if name not in NOT_THERE)

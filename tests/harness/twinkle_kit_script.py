@@ -21,8 +21,9 @@ from peft import LoraConfig
 from twinkle.dataset import DatasetMeta
 from twinkle_client import init_twinkle_client
 from twinkle_client.dataloader import DataLoader
-from twinkle_client.dataset import Dataset
+from twinkle_client.dataset import Dataset, IterableDataset, IterablePackingDataset, LazyDataset, PackingDataset
 from twinkle_client.model import MultiLoraTransformersModel, multi_lora_transformers
+from twinkle_client.processor import InputProcessor
 from twinkle_client.sampler import vLLMSampler
 
 ROWS = [
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     _refuse(model)
     _sample(model_name, saved)
     _process(model_name)
+    _process_otherwise(model_name)
     _upload(model, saved)
     seen["deleted"] = client.delete_checkpoint(_run_of(saved), "weights/step-1").success
     _expect_refusal("delete", lambda: client.delete_checkpoint(_run_of(saved), "weights/none"))
@@ -220,6 +222,41 @@ def _process(model_name: str) -> None:
     loader.resume_from_checkpoint(4)
     _expect_refusal("dataset_path", lambda: Dataset(DatasetMeta("/etc/passwd")))
     _expect_refusal("preprocessor", lambda: dataset.map(NOBODY))
+
+
+def _process_otherwise(model_name: str) -> None:
+    """Data sets of every other class, mixed, filtered and packed, whole and as streams."""
+    lazy = LazyDataset(DatasetMeta(data=QUESTIONS[:2]))
+    lazy.add_dataset(DatasetMeta(data=QUESTIONS[2:]))
+    lazy.mix_dataset(False)
+    lazy.map("SelfCognitionProcessor", init_args={"model_name": "N", "model_author": "A"})
+    lazy.set_template("Template", model_id=model_name, max_length=256)
+    lazy.encode()
+    lazy.check()
+    seen["lazy"] = [len(lazy), len(lazy[5]["input_ids"]) > 0, sum(map(len, DataLoader(lazy, batch_size=2)))]
+    packing = PackingDataset(DatasetMeta(data=QUESTIONS))
+    packing.map("SelfCognitionProcessor", init_args={"model_name": "N", "model_author": "A"})
+    packing.set_template("Template", model_id=model_name, max_length=1024)
+    packing.encode()
+    packing.pack_dataset()
+    seen["packed"] = [len(packing), packing[0]["position_ids"].count(0)]
+    stream = IterableDataset(DatasetMeta(data=QUESTIONS[:2]))
+    stream.add_dataset(DatasetMeta(data=QUESTIONS[2:3]))
+    rows = iter(IterableDataset(DatasetMeta(data=QUESTIONS)))
+    # Not `list`: that asks for a length, which their stream has a method for and no answer.
+    seen["streamed"] = [next(rows)["query"], sum(1 for _ in rows)]
+    encoded = [{"input_ids": [n, n], "labels": [n, -100], "position_ids": [0, 1], "length": 2} for n in range(1, 7)]
+    packed = IterablePackingDataset(DatasetMeta(data=encoded), packing_interval=4)
+    packed.set_template("Template", model_id=model_name, max_length=4)
+    packed.pack_dataset()
+    seen["packed_stream"] = [row["input_ids"] for row in packed]
+    seen["batch"] = InputProcessor(padding_side="left")(ROWS)["input_ids"]
+    _expect_refusal("length_of_stream", lambda: len(stream))
+    _expect_refusal("row_of_stream", lambda: stream[0])
+    _expect_refusal("filter", lambda: lazy.filter(NOBODY))
+    _expect_refusal("save_as", lambda: lazy.save_as("/tmp/rows.jsonl"))
+    _expect_refusal("flush_save", lazy.flush_save)
+    _expect_refusal("cast_column", lambda: lazy.cast_column("none"))
 
 
 def _upload(model: Any, saved: str) -> None:
