@@ -240,6 +240,7 @@ class MeshWorker(Generic[State]):
         sampled = self._sampling.work_once(lease, is_training=self._is_busy, trained_s=trained_s)
         held = self._residents.held | self._leaving
         self._residents.tend()
+        is_noted = self._clerk.can_go_on
         self._take_back()
         at_work = self._executor.lanes | self._lookahead.lanes | set(self._settling)
         self._absences.park(besides=at_work | self._departures.lanes)
@@ -247,7 +248,7 @@ class MeshWorker(Generic[State]):
         self._sampler_weights.tend()
         is_released = not held <= self._residents.held | self._leaving
         can_leave = self._absences.can_go_on or self._departures.can_go_on
-        can_be_noted = self._clerk.can_go_on or self._lookahead.has_claims or self._sampling.has_claims
+        can_be_noted = is_noted or self._clerk.can_go_on or self._lookahead.has_claims or self._sampling.has_claims
         return trained or sampled or is_released or can_leave or can_be_noted or self._sampler_weights.can_go_on
 
     # -- training -----------------------------------------------------------------------------------------------------
