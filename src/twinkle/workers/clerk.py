@@ -58,14 +58,17 @@ class Clerk:
         self._handed.append((future, then))
         future.add_done_callback(self._note)
 
-    def take_back(self) -> None:
-        """Tell what the tasks came to that are done.
+    def take_back(self) -> bool:
+        """Tell what the tasks came to that are done; whether there were any.
 
         Raises:
             Whatever the first of them raised.
         """
+        has_told = False
         while self.can_go_on:
             self._tell_first()
+            has_told = True
+        return has_told
 
     def settle(self) -> None:
         """The same, of all that was handed over. Blocks."""

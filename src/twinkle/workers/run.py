@@ -240,8 +240,7 @@ class MeshWorker(Generic[State]):
         sampled = self._sampling.work_once(lease, is_training=self._is_busy, trained_s=trained_s)
         held = self._residents.held | self._leaving
         self._residents.tend()
-        is_noted = self._clerk.can_go_on
-        self._take_back()
+        is_noted = self._take_back()
         at_work = self._executor.lanes | self._lookahead.lanes | set(self._settling)
         self._absences.park(besides=at_work | self._departures.lanes)
         self._departures.depart(besides=at_work | self._absences.lanes)
@@ -366,9 +365,10 @@ class MeshWorker(Generic[State]):
         self._recorder.record(lease, returned, half="worker")
         self._recorder.cure(lanes)
 
-    def _take_back(self) -> None:
+    def _take_back(self) -> bool:
+        """Whether the clerk had something to tell: what waited for it can be claimed now."""
         try:
-            self._clerk.take_back()
+            return self._clerk.take_back()
         except BaseException:
             self._drop_training([])
             raise
