@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -235,6 +236,48 @@ def test_the_next_batch_of_several_adapters_is_claimed_while_this_one_is_at_work
         assert len(worker.engine.batch_sizes) <= 6
     for name, run in runs.items():
         _assert_as_one_by_one(worker if when == "never" else successor, bench, run, name)
+
+
+def test_what_arrives_while_the_last_outcomes_are_written_is_done_before_the_worker_rests(
+    bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
+) -> None:
+    """Nothing is claimed while outcomes are being written; they are when the turn that waited for them is at its end."""
+    runs = {"a": submit_run(bench, forward_backward(1), optim_step(), adapter="a")}
+    worker = make_worker(snapshot_every_ops=100, clerk=beside)
+    worker.drain(1)
+    may_commit = threading.Event()
+    worker.journal.before_commit = partial(_assert_soon, may_commit)
+    step, tend = worker.engine.optim_step, worker.residents.tend
+    is_done = threading.Event()
+    turns_at_rest: list[int] = []
+
+    def last_step(*arguments):  # type: ignore[no-untyped-def]
+        is_done.set()
+        return step(*arguments)
+
+    def tend_and_let_commit() -> None:
+        """Late in each turn: at the end of the first one that found all done and nothing noted."""
+        tend()
+        if is_done.is_set():
+            turns_at_rest.append(len(turns_at_rest))
+        if len(turns_at_rest) == 2 and not may_commit.is_set():
+            runs["b"] = submit_run(bench, forward_backward(1), optim_step(), adapter="b")
+            may_commit.set()
+            # One thread: it comes to this when it has committed.
+            beside.submit(int).result(WAIT_S)
+
+    worker.engine.optim_step = last_step  # type: ignore[method-assign]
+    worker.residents.tend = tend_and_let_commit  # type: ignore[method-assign]
+
+    worker.drain()
+
+    assert may_commit.is_set(), "the loop never stood before outcomes that were being written"
+    for name, run in runs.items():
+        _assert_as_one_by_one(worker, bench, run, name)
+
+
+def _assert_soon(event: threading.Event) -> None:
+    assert event.wait(WAIT_S)
 
 
 def _die() -> None:
