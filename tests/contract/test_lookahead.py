@@ -241,7 +241,7 @@ def test_the_next_batch_of_several_adapters_is_claimed_while_this_one_is_at_work
 def test_what_arrives_while_the_last_outcomes_are_written_is_done_before_the_worker_rests(
     bench: Bench, make_worker: MakeWorker, beside: ThreadPoolExecutor
 ) -> None:
-    """Nothing is claimed while outcomes are being written; they are when the turn that waited for them is at its end."""
+    """Nothing is claimed while outcomes are being written; they may be written by the end of the turn that waited."""
     runs = {"a": submit_run(bench, forward_backward(1), optim_step(), adapter="a")}
     worker = make_worker(snapshot_every_ops=100, clerk=beside)
     worker.drain(1)
