@@ -3,7 +3,7 @@
     python benchmarks/attacks.py [--short] [--output FILE]
 
 One `twinkle serve --engine null`; the victim steps and keeps alive throughout, while one other tenant, or nobody in
-particular, attacks from threads of this process. What is attacked is the queue, so no engine computes.
+particular, attacks from a process of its own. What is attacked is the queue, so no engine computes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import multiprocessing
 import socket
 import statistics
 import tempfile
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -36,6 +38,7 @@ NUM_THREADS = 8
 NUM_IDLE = 2000
 NUM_UNREAD = 25
 PAUSE_S = 0.02
+BEGIN_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Target:
 
     url: str
     key: str
-    stop: threading.Event
+    begun: Event
+    stop: Event
 
     def client(self) -> httpx.Client:
         """Of the attacking tenant."""
@@ -257,19 +261,35 @@ class Victim:
                 raise RuntimeError(f"{request_id}: {answer.status_code} {answer.text}")
 
 
-@contextmanager
-def under(attack: Attack, url: str, key: str) -> Iterator[None]:
-    """The attack, from several threads, for the length of the block."""
-    target = Target(url, key, threading.Event())
-    threads = [threading.Thread(target=attack, args=(target,), daemon=True) for _ in range(NUM_THREADS)]
+def attack_from_threads(name: str, target: Target) -> None:
+    """The attack of this name from several threads, until it is to stop."""
+    threads = [threading.Thread(target=ATTACKS[name], args=(target,), daemon=True) for _ in range(NUM_THREADS)]
     for thread in threads:
         thread.start()
+    target.begun.set()
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def under(name: str, url: str, key: str) -> Iterator[None]:
+    """The attack of this name for the length of the block, in a process of its own.
+
+    The victim does not wait for the attacker's interpreter.
+    """
+    context = multiprocessing.get_context("spawn")
+    target = Target(url, key, context.Event(), context.Event())
+    attacker = context.Process(target=attack_from_threads, args=(name, target), daemon=True)
+    attacker.start()
     try:
+        if not target.begun.wait(BEGIN_TIMEOUT_S):
+            raise RuntimeError(f"the attack did not begin: {name}")
         yield
     finally:
         target.stop.set()
-        for thread in threads:
-            thread.join(timeout=30)
+        attacker.join(timeout=30)
+        attacker.kill()
+        attacker.join()
 
 
 def measure(plan: Plan) -> dict[str, object]:
@@ -283,9 +303,9 @@ def measure(plan: Plan) -> dict[str, object]:
         victim = Victim(service.url, service.create_key("victim"))
         attacker = service.create_key("attacker")
         victim.measure(plan.window_s)
-        for name, attack in ATTACKS.items():
+        for name in ATTACKS:
             before, memory_before = victim.measure(plan.window_s), service.rss_bytes()
-            with under(attack, service.url, attacker):
+            with under(name, service.url, attacker):
                 during, memory_during = victim.measure(plan.window_s), service.rss_bytes()
             after, memory_after = victim.measure(plan.window_s), service.rss_bytes()
             cells.append(

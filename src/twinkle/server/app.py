@@ -25,6 +25,7 @@ from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies, ByteBudget
 from twinkle.server.errors import install_error_answers
 from twinkle.server.fine_tuned import FineTunedModels
+from twinkle.server.free_memory import FreedMemory
 from twinkle.server.futures import Futures
 from twinkle.server.held_results import HeldResults
 from twinkle.server.holding import HoldingLimits
@@ -89,8 +90,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            server = app.state.server = await _open(settings, database, clock or SystemClock(), stack)
             assert isinstance(app, Api)
+            server = app.state.server = await _open(settings, database, clock or SystemClock(), app.freed, stack)
             app.results, app.in_progress = server.common.results, server.common.in_progress
             _log.info("api.started", host=settings.host, port=settings.port)
             yield
@@ -119,6 +120,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(twinkle_openai_router, tags=["openai"])
     app.include_router(openapi_router)
     app.direct = tinker_direct
+    app.freed = FreedMemory()
     app.mounted_at, app.public_url = settings.mounted_at, settings.public_url
     return app
 
@@ -129,7 +131,9 @@ async def _refuse_nul(request: Request) -> None:
         raise InvalidInput("path", "must not contain NUL characters, nor may the query")
 
 
-async def _open(settings: Settings, database: Database, clock: Clock, stack: AsyncExitStack) -> ServerState:
+async def _open(
+    settings: Settings, database: Database, clock: Clock, freed: FreedMemory, stack: AsyncExitStack
+) -> ServerState:
     """Build the parts from the bottom up; the stack closes them from the top down."""
     sql = _threads("sql", _SQL_THREADS, stack)
     object_io = _threads("objects", _OBJECT_THREADS, stack)
@@ -144,12 +148,13 @@ async def _open(settings: Settings, database: Database, clock: Clock, stack: Asy
         sql=sql,
         listings=Listings(_threads("listings", _LISTING_THREADS, stack)),
         texts=Listings(_threads("texts", _TEXT_THREADS, stack)),
-        results=HeldResults(settings.max_result_bytes_in_flight),
+        results=HeldResults(settings.max_result_bytes_in_flight, freed),
         in_progress=RequestsInProgress(per_tenant=settings.tenant_max_requests, per_key=settings.max_requests_per_key),
+        freed=freed,
         object_io=object_io,
         bodies=Bodies(
             max_bytes=settings.max_body_bytes,
-            budget=ByteBudget(settings.max_body_bytes_in_flight),
+            budget=ByteBudget(settings.max_body_bytes_in_flight, freed=freed),
             threads=object_io,
             inline_bytes=settings.inline_payload_bytes,
         ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from twinkle.core.errors import InvalidInput, Overloaded, TooLarge, TransientError, UserError
+from twinkle.server.free_memory import FreedMemory
 from twinkle.server.threads import Threads
 from twinkle.wire.compression import decompress, decompress_prefix, opened_size
 
@@ -53,8 +54,9 @@ class Body:
 class ByteBudget:
     """Counts the bytes that are held, up to a limit."""
 
-    def __init__(self, limit_bytes: int, *, of: str = "everybody's") -> None:
+    def __init__(self, limit_bytes: int, *, of: str = "everybody's", freed: FreedMemory | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self._freed = freed
         self._of = of
         self._held_bytes = 0
 
@@ -83,6 +85,8 @@ class ByteBudget:
     def give_back(self, num_bytes: int) -> None:
         """Hold less."""
         self._held_bytes -= num_bytes
+        if self._freed is not None:
+            self._freed.note(num_bytes)
 
 
 def charge_to(budget: ByteBudget, request: Request) -> None:

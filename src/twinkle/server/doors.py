@@ -16,15 +16,14 @@ import structlog
 import uvicorn
 
 from twinkle.core.settings import Settings
-from twinkle.server.free_memory import give_back_free_memory
+from twinkle.server.free_memory import FreedMemory
 from twinkle.server.gathering import GatheringTransport, WholeResponses
 
 _RESERVED_FILES = 256
 """Of the files that the process may open: for databases, logs, objects, and for saying no."""
 _SAID_EVERY_S = 10.0
-_LEFT_UNTIL_FREED = 1000
-"""Connections that have ended take some kilobytes each, which the allocator keeps between what lives on."""
-_FREED_AFTER_S = 1.0
+_CONNECTION_BYTES = 16 * 2**10
+"""What one that has ended counts as: some kilobytes, which the allocator keeps between what lives on."""
 
 _log = structlog.get_logger()
 
@@ -60,8 +59,9 @@ class DoorLimits:
 class Door:
     """Who is in. Lives on one event loop."""
 
-    def __init__(self, limits: DoorLimits) -> None:
+    def __init__(self, limits: DoorLimits, freed: FreedMemory) -> None:
         self.limits = limits
+        self._freed = freed
         self._of_address: Counter[str] = Counter()
         # In the order in which they became idle: a dictionary keeps it.
         self._idle: dict[GuardedProtocol, None] = {}
@@ -69,9 +69,6 @@ class Door:
         self.num_turned_away = 0
         """Connections that found no room, and those that made it for others."""
         self._said_at = float("-inf")
-        self._num_left = 0
-        self.num_freed = 0
-        """How often memory was given back after many had left."""
 
     @property
     def num_open(self) -> int:
@@ -93,9 +90,7 @@ class Door:
         if not self._of_address[one.address]:
             del self._of_address[one.address]
         self._idle.pop(one, None)
-        self._num_left += 1
-        if self._num_left == _LEFT_UNTIL_FREED:
-            asyncio.get_running_loop().call_later(_FREED_AFTER_S, self._free)
+        self._freed.note(_CONNECTION_BYTES)
 
     def rest(self, one: GuardedProtocol) -> None:
         """It has no request in progress from now on."""
@@ -105,12 +100,6 @@ class Door:
     def work(self, one: GuardedProtocol) -> None:
         """It has one."""
         self._idle.pop(one, None)
-
-    def _free(self) -> None:
-        self._num_left = 0
-        self.num_freed += 1
-        # Not on the event loop: what was freed may be scattered over many megabytes.
-        asyncio.get_running_loop().run_in_executor(None, give_back_free_memory)
 
     def _make_room(self, address: str | None) -> bool:
         """End the longest idle connection, of an address if one is named."""

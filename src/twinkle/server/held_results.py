@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from twinkle.core.errors import Overloaded
 from twinkle.server.body import ByteBudget, charged_of
+from twinkle.server.free_memory import FreedMemory
 from twinkle.server.results import PIECE_BYTES
 
 _SCOPE_KEY = "twinkle.held_results"
@@ -48,8 +49,8 @@ class Hold:
 class HeldResults:
     """Who answers with a result holds it from when it is read until the answer has left. Lives on one event loop."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.budget = ByteBudget(limit_bytes)
+    def __init__(self, limit_bytes: int, freed: FreedMemory | None = None) -> None:
+        self.budget = ByteBudget(limit_bytes, freed=freed)
         self._freed = asyncio.Event()
 
     def watch(self, scope: Scope) -> list[Hold]:

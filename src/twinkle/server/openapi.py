@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from twinkle.server.direct import DirectRoutes
 from twinkle.server.echo import echoing, request_id_to_echo
 from twinkle.server.errors import JSON, OpenAIRefusal, Refusal
+from twinkle.server.free_memory import FreedMemory
 from twinkle.server.held_results import HeldResults
 from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.mounting import unmounted
@@ -170,6 +171,8 @@ class Api(FastAPI):
     """What answers hold until they have left."""
     in_progress: RequestsInProgress | None = None
     """Whose requests there are."""
+    freed: FreedMemory
+    """What requests and connections let go of."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

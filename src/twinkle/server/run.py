@@ -14,7 +14,9 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app, prepare_database
 from twinkle.server.doors import Door, DoorConfig, DoorLimits, GuardedProtocol
+from twinkle.server.free_memory import keep_out_of_collections
 from twinkle.server.joining import fingerprint_of
+from twinkle.server.openapi import Api
 from twinkle.server.signing import Signer, secret_of
 from twinkle.server.state import state_of
 from twinkle.storage.database import Database
@@ -49,8 +51,8 @@ class ApiServer(uvicorn.Server):
             )
         )
         self._app = app
-        self.door = Door(DoorLimits.of(settings))
-        assert isinstance(self.config, DoorConfig)
+        assert isinstance(app, Api) and isinstance(self.config, DoorConfig)
+        self.door = Door(DoorLimits.of(settings), app.freed)
         self.config.door = self.door
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,6 +80,7 @@ def serve_api(settings: Settings) -> None:
     deployment.join(fingerprint_of(Signer(secret_of(settings))))
     refuse_taken(settings.host, settings.port, "--host or --port")
     server = ApiServer(app, settings)
+    keep_out_of_collections()
     server.run()
     if not server.started:
         raise ConfigError("the API did not start; the log says why")

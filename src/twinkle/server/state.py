@@ -20,6 +20,7 @@ from twinkle.server.auth import Keys, Tokens
 from twinkle.server.boards import MeshBoard, QueueBoard
 from twinkle.server.body import Bodies, charge_to
 from twinkle.server.fine_tuned import FineTunedModels
+from twinkle.server.free_memory import FreedMemory
 from twinkle.server.futures import Futures
 from twinkle.server.held_results import HeldResults
 from twinkle.server.holding import HoldingLimits
@@ -84,6 +85,7 @@ class CommonParts:
     texts: Listings
     results: HeldResults
     in_progress: RequestsInProgress
+    freed: FreedMemory
     object_io: Threads
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import CONFIG, Bench, done, new_sampler, submission
+from harness.journal import CONFIG, Bench, done, failed, new_sampler, submission
 from harness.logs import logging_as_before
 from twinkle.cli import main
 from twinkle.cli.flags import settings_of_service
@@ -240,15 +240,29 @@ def test_an_operation_is_listed_explained_and_cancelled(twinkle: Twinkle, tmp_pa
     home = ("--home", str(tmp_path))
     twinkle("keys", "create", "--tenant", "alice", *home)
     bench = Bench(f"sqlite:///{tmp_path}/journal.db", HandClock(SystemClock().now() - 3600))
-    bench.created(bench.lease(), "a")
+    lease = bench.lease()
+    bench.created(lease, "a")
     bench.append(submission("a", 1, OperationKind.FORWARD_BACKWARD))
+    (claim,) = bench.claim(lease)
+    bench.journal.commit(lease, [failed(claim, "invalid_input")])
+    bench.append(submission("a", 2, OperationKind.FORWARD_BACKWARD))
 
+    ended = json.loads(twinkle("ops", "list", "--state", "failed", "--json", *home).stdout)
+    table = twinkle("ops", "list", "--state", "failed", *home).stdout.splitlines()
+    told = twinkle("ops", "show", claim.request_id, *home).stdout
     listed = json.loads(twinkle("ops", "list", "--state", "waiting", "--json", *home).stdout)
     why = twinkle("ops", "why", listed[0]["request_id"], *home).stdout
     said = twinkle("ops", "cancel", listed[0]["request_id"], "--reason", "too large", *home).stdout
     shown = twinkle("ops", "show", listed[0]["request_id"], *home).stdout
 
-    assert [one["kind"] for one in listed] == ["forward_backward"]
+    assert [(one["request_id"], one["attempts"], bool(one["message"])) for one in ended] == [
+        (claim.request_id, 1, True)
+    ]
+    heads = next(line for line in table if "attempts" in line)
+    row = next(line for line in table if claim.request_id in line)
+    assert row[heads.index("attempts") :].split()[0] == "1"
+    assert "1, at 0 its worker died or the device failed" in told
+    assert [(one["kind"], one["attempts"]) for one in listed] == [("forward_backward", 0)]
     assert "no worker" in why and "ends as cancelled in its turn" in said
     assert "ends as cancelled in its turn" in shown and "too large" in shown
     assert "cancelled, waits" in twinkle("ops", "list", *home).stdout

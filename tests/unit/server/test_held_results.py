@@ -148,7 +148,7 @@ async def test_a_result_that_is_written_sequence_by_sequence_is_held_for_less_on
 
 
 def test_what_finds_no_room_gets_429_and_its_result_when_there_is_some(
-    api: Api, http: httpx.Client, key: str, model_id: str
+    api: Api, http: httpx.Client, key: str, model_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = api.state().common.results.budget
     ticket = send_passes(http, passes(model_id, 1, length=3000)).json()["request_id"]
@@ -156,12 +156,12 @@ def test_what_finds_no_room_gets_429_and_its_result_when_there_is_some(
     drawn = {"model": BASE_MODEL, "prompt": [1, 2, 3], "max_tokens": 64}
 
     with httpx.Client(base_url=f"{api.url}/v1", headers={"Authorization": f"Bearer {key}"}, timeout=30) as openai:
-        budget.take(budget.limit_bytes)
-        try:
+        with monkeypatch.context() as tight:
+            tight.setattr(budget, "limit_bytes", 1)
+            budget.take(1)
             polled = http.post("/retrieve_future", json={"request_id": ticket})
             asked = openai.post("/completions", json=drawn)
-        finally:
-            budget.give_back(budget.limit_bytes)
+            budget.give_back(1)
         assert (polled.status_code, asked.status_code) == (429, 429), (polled.text, asked.text)
         assert polled.json()["code"] == "overloaded"
 

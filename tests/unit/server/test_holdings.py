@@ -182,6 +182,38 @@ def test_so_is_what_waits_where_no_more_may(tight: Api, client: httpx.Client) ->
             retrieve(client, answer.json()["request_id"])
 
 
+@pytest.mark.parametrize("by_key", [False, True], ids=["number", "key"])
+@pytest.mark.parametrize("kind", ["fork", "copy", "adapter"])
+def test_forks_copies_and_named_adapters_are_found_again_where_no_more_runs_may_be(
+    client: httpx.Client, kind: str, by_key: bool
+) -> None:
+    session = _session(client).json()["session_id"]
+    run = _run(client, session, 0).json()["model_id"]
+    send_passes(client, passes(run, 1))
+    client.post("/optim_step", json=optim_step(run, 2))
+    save = client.post("/save_weights", json={"model_id": run, "seq_id": 3, "path": "kept"}).json()
+    checkpoint = retrieve(client, save["request_id"]).json()["path"]
+
+    def send(number: int) -> httpx.Response:
+        headers = {"X-Idempotency-Key": f"k{number}"} if by_key else {}
+        place = {} if by_key else {"session_id": session, "model_seq_id": number}
+        root = client.base_url.join("/api")
+        if kind == "fork":
+            return client.post(f"{root}/native/v1/runs/{run}/fork", json={"step": 1, **place}, headers=headers)
+        if kind == "copy":
+            copy = {"source_path": checkpoint, **(place or {"destination_project_id": "archive"})}
+            return client.post("/copy_weights", json=copy, headers=headers)
+        named = {"adapter_name": f"a{number}", "config": {"peft_type": "LORA", "r": 8}}
+        path = f"/model/{BASE_MODEL}/twinkle/add_adapter_to_model"
+        return client.post(path, json=named, headers={**headers, "X-Twinkle-Session-Id": session})
+
+    answers = [send(number) for number in (1, 2, 1)]
+
+    assert [answer.status_code for answer in answers] == [200, 400, 200], [answer.text for answer in answers]
+    assert "2 may be" in answers[1].text and "max_runs" in answers[1].text
+    assert answers[2].json() == answers[0].json()
+
+
 def test_sessions_of_which_nothing_is_kept_go_and_others_stay(tight: Api, client: httpx.Client) -> None:
     empty, used = (_session(client).json()["session_id"] for _ in range(2))
     _run(client, used, 0)

@@ -1,0 +1,78 @@
+"""What bodies, results and connections took is given back to the system once it is much, however it was taken."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.calls import PROTOBUF
+from harness.polling import wait_for
+from twinkle.server.body import ByteBudget, Held
+from twinkle.server.free_memory import FreedMemory, give_back_free_memory
+from twinkle.server.held_results import HeldResults
+
+if TYPE_CHECKING:
+    from conftest import Api
+
+MIB = 2**20
+BODY = bytes(190_000)
+
+
+async def test_it_is_given_back_once_for_all_that_was_let_go_of_together_and_not_for_little() -> None:
+    freed = FreedMemory(pause_s=0)
+    freed.note(15 * MIB)
+    await asyncio.sleep(0)
+    little = freed.num_given_back
+    for _ in range(100):
+        freed.note(MIB)
+    await asyncio.to_thread(wait_for, lambda: freed.num_given_back > 0, what="memory to be given back")
+    freed.note(15 * MIB)
+    await asyncio.sleep(0)
+
+    assert (little, freed.num_given_back) == (0, 1)
+
+
+@pytest.mark.parametrize("of", ["bodies", "results"])
+async def test_bodies_and_results_count_when_they_are_let_go_of(of: str) -> None:
+    freed = FreedMemory(pause_s=0)
+    budget = ByteBudget(2**40, freed=freed) if of == "bodies" else HeldResults(2**40, freed).budget
+    held = Held([budget])
+    held.take(64 * MIB)
+    await asyncio.sleep(0)
+    while_held = freed.num_given_back
+    held.release()
+
+    await asyncio.to_thread(wait_for, lambda: freed.num_given_back == 1, what="memory to be given back")
+    assert while_held == 0
+
+
+async def test_what_requests_left_in_cycles_goes_too() -> None:
+    class Broken(Exception):
+        pass
+
+    error = Broken()
+    error.args = (error,)
+    left = weakref.ref(error)
+    gc.disable()
+    try:
+        del error
+        was_left = left() is not None
+        give_back_free_memory()
+    finally:
+        gc.enable()
+
+    assert was_left and left() is None
+
+
+def test_a_served_app_gives_back_what_many_bodies_took(api: Api) -> None:
+    freed = api.state().common.freed
+    before = freed.num_given_back
+    with api.http(api.new_key()) as client:
+        refused = [client.post("/forward_backward", content=BODY, headers=PROTOBUF) for _ in range(100)]
+
+    assert {answer.status_code for answer in refused} == {400}
+    wait_for(lambda: freed.num_given_back > before, what="memory to be given back")
