@@ -1,13 +1,12 @@
-"""What every ``twinkle submit KIND`` takes beside the options of its kind, and how the two become one command."""
+"""What every ``twinkle submit KIND`` takes beside the options of its kind."""
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -15,22 +14,6 @@ from twinkle.core.errors import ConfigError
 
 Spec: TypeAlias = Mapping[str, object]
 """What a kind's options say: fields of its spec; ``None`` is what was not given, a ``LocalFile`` is uploaded."""
-
-_OF_SINGLE_KINDS = (
-    "settings",
-    "sweep",
-    "sweep_mode",
-    "sweep_runs",
-    "sweep_seed",
-    "at_once",
-    "metric",
-    "goal",
-    "require",
-)
-_FLOW_HELP = """Hand over jobs that come after each other, out of a YAML file.
-
-twinkle submit flow.yaml --name nightly
-"""
 
 _REMOTE = ("file-", "hf://", "ms://", "tinker://")
 
@@ -110,71 +93,6 @@ class Shared:
         bool, typer.Option("--json", help="A JSON document a line: the job, what happens in it, the job at its end.")
     ] = False
     server: ServerFlag = None
-
-
-def command_of(kind: str, options: Callable[..., Spec]) -> Callable[..., None]:
-    """The command of a kind: its own options, which ``options`` makes a spec of, and those of all jobs."""
-
-    def run(of_all: Shared, given: Mapping[str, Any]) -> int:
-        from twinkle.cli.submitting import submit_job
-
-        spec = {name: value for name, value in options(**given).items() if value is not None}
-        return submit_job(kind, with_settings(spec, of_all.settings or []), of_all)
-
-    own_types = get_type_hints(options, include_extras=True)
-    own = [
-        one.replace(annotation=own_types[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, one in inspect.signature(options).parameters.items()
-    ]
-    return _command(options.__name__, options.__doc__, own, run, left_out=())
-
-
-def flow_command(show_schema: Callable[[bool], None]) -> Callable[..., None]:
-    """The command of a flow's file, which takes what a job takes but for what is said of single kinds and sweeps."""
-
-    def run(of_all: Shared, given: Mapping[str, Any]) -> int:
-        from twinkle.cli.submitting import submit_flow
-
-        return submit_flow(given["file"], of_all)
-
-    file = Annotated[Path, typer.Argument(metavar="FLOW.yaml", help="Jobs by name, and what each waits for.")]
-    schema = Annotated[
-        bool,
-        typer.Option("--schema", is_eager=True, callback=show_schema, help="Print the JSON schema of such a file."),
-    ]
-    own = [
-        inspect.Parameter("file", inspect.Parameter.KEYWORD_ONLY, annotation=file),
-        inspect.Parameter("schema", inspect.Parameter.KEYWORD_ONLY, annotation=schema, default=False),
-    ]
-    return _command("flow", _FLOW_HELP, own, run, left_out=_OF_SINGLE_KINDS)
-
-
-def _command(
-    name: str,
-    help_text: str | None,
-    own: Sequence[inspect.Parameter],
-    run: Callable[[Shared, Mapping[str, Any]], int],
-    *,
-    left_out: Collection[str],
-) -> Callable[..., None]:
-    types = get_type_hints(Shared, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
-        )
-        for field in fields(Shared)
-        if field.name not in left_out
-    ]
-
-    def command(**given: Any) -> None:
-        of_all = Shared(**{one.name: given.pop(one.name) for one in shared})
-        raise SystemExit(run(of_all, given))
-
-    command.__name__ = name
-    command.__doc__ = help_text
-    command.__annotations__ = {}
-    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    return command
 
 
 def data_of(text: str | None, *, purpose: str) -> str | LocalFile | None:

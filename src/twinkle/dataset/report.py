@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from twinkle.dataset.source import ORIGIN
 from twinkle.dataset.steps import Encode, Row, Step, is_check, run_steps
 from twinkle.infra.progress import track
 from twinkle.template import Template
-
-if TYPE_CHECKING:
-    from twinkle.dataset.base import DatasetBase
 
 NUM_BINS = 10
 NUM_PREVIEWED = 2
@@ -189,8 +186,24 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
+class Reported(Protocol):
+    """Rows to look at, with what is still to be done to them."""
+
+    def undone(self) -> Iterator[tuple[Row, Sequence[Step]]]:
+        """All rows, with their origin, and their steps."""
+        ...
+
+    def num_undone(self) -> int | None:
+        """How many rows ``undone`` has; None for a stream."""
+        ...
+
+    def place(self, origin: int) -> Place:
+        """Where the row of an origin comes from."""
+        ...
+
+
 def report_of(
-    dataset: DatasetBase, template: Template | None, unreadable: Sequence[Problem], *, limit: int | None = None
+    dataset: Reported, template: Template | None, unreadable: Sequence[Problem], *, limit: int | None = None
 ) -> Report:
     """Look at the rows of a data set; see :meth:`Dataset.report`."""
     report = Report()

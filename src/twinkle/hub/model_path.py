@@ -20,8 +20,9 @@ from twinkle.hub.caches import (
     hugging_face_is_offline,
     modelscope_cache,
 )
+from twinkle.hub.reach import reachable_remote
 from twinkle.hub.reference import Reference, parse_reference, pinned
-from twinkle.hub.remote import NotThere, Unanswered, reachable_remote
+from twinkle.hub.remote import NotThere, Unanswered
 
 WEIGHT_FILES = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.ckpt", "*.onnx", "*.msgpack"),

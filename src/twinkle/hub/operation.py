@@ -15,8 +15,9 @@ from twinkle.core.hub_settings import HUGGING_FACE, MODELSCOPE, HubSettings
 from twinkle.hub.caches import Kind
 from twinkle.hub.model_card import ModelCard, write_card
 from twinkle.hub.model_path import WEIGHT_FILES, is_offline, locate, locate_file
+from twinkle.hub.reach import remote_of
 from twinkle.hub.reference import scheme_of, without_scheme
-from twinkle.hub.remote import Remote, Upload, remote_of
+from twinkle.hub.remote import Remote, Upload
 
 if TYPE_CHECKING:
     from twinkle.hub.data_sets import DataSet
