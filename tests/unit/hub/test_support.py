@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from harness.families import FAMILIES, SIZES
+from harness.families import FAMILIES, RELEASED, SIZES
+from harness.pictures import PICTURE_FAMILIES
 from harness.refused import REFUSED
 from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.core.settings import Settings
@@ -42,11 +43,11 @@ def test_the_families_that_are_served_pass(family: str, tmp_path: Path) -> None:
     check_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
-def test_a_hybrid_with_a_tower_for_pictures_passes_since_its_language_model_is_served(
-    model_type: str, tmp_path: Path
+@pytest.mark.parametrize("family", {**RELEASED, **PICTURE_FAMILIES})
+def test_a_class_with_a_tower_for_pictures_passes_where_they_are_taken_or_its_language_model_is_served(
+    family: str, tmp_path: Path
 ) -> None:
-    transformers.AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    {**RELEASED, **PICTURE_FAMILIES}[family]().save_pretrained(tmp_path)
 
     check_model(str(tmp_path))
 
@@ -84,6 +85,20 @@ def test_a_model_whose_parts_do_not_fit_is_a_refusal_too_and_not_an_endless_loop
 
     with pytest.raises(ConfigError, match=r"TWINKLE_MODEL: .* cannot be loaded: .*packed_attention"):
         TransformersEngine.from_settings(Settings(model=str(tmp_path), threads=1))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "told"), [("vit", "AutoModelForCausalLM"), ("of-tomorrow", "does not recognize this architecture")]
+)
+def test_a_type_that_is_no_language_model_or_unknown_is_told_in_one_line_without_a_list_of_all_others(
+    model_type: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+    with pytest.raises(ConfigError, match=told) as refusal:
+        TransformersEngine.from_settings(Settings(model=str(tmp_path), threads=1))
+    assert str(tmp_path) in refusal.value.message
+    assert "\n" not in refusal.value.message and "Qwen3Config" not in refusal.value.message
 
 
 @pytest.mark.parametrize(
