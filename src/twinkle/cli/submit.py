@@ -12,12 +12,10 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from twinkle.cli.submit_batch import batch_options
 from twinkle.cli.submit_export import export_options
-from twinkle.cli.submit_ops import ops_options
+from twinkle.cli.submit_files import batch_options, ops_options, script_options
 from twinkle.cli.submit_options import Shared, Spec, with_settings
 from twinkle.cli.submit_rl import distill_options, grpo_options
-from twinkle.cli.submit_script import script_options
 from twinkle.cli.submit_training import dpo_options, sft_options
 
 _FLOW_ENDINGS = (".yaml", ".yml")

@@ -45,7 +45,12 @@ class Ahead:
 
 
 class Lookahead:
-    """One look at a time."""
+    """What was claimed ahead, from the claim until it is taken; one look at a time.
+
+    The step loop asks whether a look is worth it (:meth:`would_look`), has it done beside the device (:meth:`look`),
+    says what has failed meanwhile (:meth:`spoil`), and takes what was found (:meth:`take`) before it looks again.
+    All but the claim itself runs on the step loop's thread.
+    """
 
     def __init__(
         self,
@@ -58,6 +63,17 @@ class Lookahead:
         min_tokens: int,
         suspect_from: int,
     ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            journal: Where it claims.
+            clerk: On whose thread.
+            requests: Read what was claimed.
+            max_adapters: Of one batch.
+            max_tokens: Of one batch.
+            min_tokens: Beyond as many a batch grows only as far as no tenant is served before its turn.
+            suspect_from: Operations that have lost as many workers are not claimed ahead.
+        """
         self._journal = journal
         self._clerk = clerk
         self._requests = requests

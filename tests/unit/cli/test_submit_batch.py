@@ -11,9 +11,8 @@ import pytest
 import typer.main
 
 from twinkle.cli.submit import submit
-from twinkle.cli.submit_batch import batch_options
+from twinkle.cli.submit_files import batch_options, script_options
 from twinkle.cli.submit_options import LocalFile, Spec
-from twinkle.cli.submit_script import script_options
 from twinkle.wire.bodies.jobs_specs import parse_spec
 
 OPTIONS: dict[str, Callable[..., Spec]] = {"batch": batch_options, "script": script_options}

@@ -114,7 +114,7 @@ def api(request: pytest.FixtureRequest, serve_api: ServeApi, make_database_url: 
         served.worker.stop()
 
 
-@pytest.fixture(scope="package", params=["sqlite", "postgres"])
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
 def victim(
     request: pytest.FixtureRequest, serve_api: ServeApi, make_database_url: Callable[[str], str]
 ) -> Iterator[Victim]:

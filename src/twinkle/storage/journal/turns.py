@@ -134,17 +134,16 @@ Choose = Callable[[list[Head]], Choice]
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """A lane whose operations are in the caller's hands, the last of them ``last_seq``.
-
-    ``room`` is how many of those behind it may be offered before they have ended; ``num_tokens`` are those of the
-    operations in hand, which count as served already.
-    """
+    """A lane whose operations are in the caller's hands: those behind them are offered before these have ended."""
 
     lane: str
     tenant: str
     last_seq: int
+    """The number of the last one in hand."""
     room: int
+    """How many of those behind it may be offered; 0 if none may."""
     num_tokens: int
+    """Of the operations in hand, which count as served already."""
 
 
 @dataclass(frozen=True, kw_only=True)
