@@ -67,27 +67,27 @@ def take_any_key() -> None:
     without the SDK nothing happens.
     """
     try:
-        provider = importlib.import_module("tinker.lib._auth_token_provider").ApiKeyAuthProvider
         parsed = importlib.import_module("tinker.types.checkpoint").ParsedCheckpointTinkerPath
+        judge, kept_as = _judge_of_keys()
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("tinker"):
             raise
         # No SDK, or one too old for this server.
         return
-    if getattr(provider, _PATCHED, False):
+    if getattr(judge, _PATCHED, False):
         return
-    setattr(provider, _PATCHED, True)
-    judge = provider.__init__
+    setattr(judge, _PATCHED, True)
+    begin = judge.__init__
 
-    @functools.wraps(judge)
-    def take(self: Any, api_key: str | None = None) -> None:
+    @functools.wraps(begin)
+    def take(self: Any, api_key: str | None = None, **others: Any) -> None:
         # Up to 0.29 what is not given is looked for here, from 0.30 on by the caller.
         given = api_key or os.environ.get("TINKER_API_KEY", "")
         is_judged = not given or given.startswith((_SDK_PREFIX, "eyJ"))
-        judge(self, given if is_judged else _SDK_PREFIX + given)
-        self._token = given
+        begin(self, api_key=given if is_judged else _SDK_PREFIX + given, **others)
+        setattr(self, kept_as, given)
 
-    provider.__init__ = take
+    judge.__init__ = take
     read = parsed.from_tinker_path
 
     def from_tinker_path(cls: type, tinker_path: str) -> Any:
@@ -129,6 +129,17 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> tinker.Datum:
         },
     )
     return datum
+
+
+def _judge_of_keys() -> tuple[Any, str]:
+    """The SDK's class that refuses keys of another form, and its attribute that is sent."""
+    try:
+        return importlib.import_module("tinker.lib._auth_token_provider").ApiKeyAuthProvider, "_token"
+    except ModuleNotFoundError as error:
+        if error.name != "tinker.lib._auth_token_provider":
+            raise
+    # Up to 0.16.
+    return importlib.import_module("tinker._client").AsyncTinker, "api_key"
 
 
 def _refuse_packed(row: Mapping[str, Any], kept: Sequence[bool]) -> None:

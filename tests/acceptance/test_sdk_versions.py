@@ -17,8 +17,10 @@ from harness.sdk_versions import run_sdk_script, sdk_python
 from harness.served import Served
 from twinkle.client import Client
 
-# The oldest that sends protobuf by itself, two between, and the one that all other tests use.
-WITH_ARCHIVES = ("0.25.0", "0.30.4")
+# The one that PyPI's twinkle-kit asks for; the oldest that sends protobuf by itself, two between, and the one that all
+# other tests use.
+IN_JSON = "0.16.1"
+WITH_ARCHIVES = (IN_JSON, "0.25.0", "0.30.4")
 VERSIONS = (*WITH_ARCHIVES, "0.36.0", tinker.__version__)
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 ANY_KEY_SCRIPT = """
@@ -90,6 +92,7 @@ def test_an_sdk_trains_saves_loads_and_samples(
         "checkpoints": ["weights/half-way"],
         "run_model": "tiny",
         "archive": [*FILES[engine], "checkpoint_complete"] if version in WITH_ARCHIVES else None,
+        "granted": None if version == IN_JSON else 1,
         "not_granted": "NotFoundError",
         "after_refusal": 1,
     }

@@ -15,6 +15,7 @@ from twinkle.core.processors import PROCESSOR_PREFIX
 from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
 from twinkle.server.errors import JSON
+from twinkle.server.openapi import PROTOBUF
 
 CHAT: Json = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 # Refused whatever else is: a sample would be waited for, and the worker rests.
@@ -36,7 +37,22 @@ SAMPLE: dict[str, Json] = {
     "adapter_name": "a",
     "adapter_uri": "$path",
 }
+PASS: Json = {
+    "data": [
+        {
+            "model_input": {"chunks": [{"tokens": [1, 2, 3]}]},
+            "loss_fn_inputs": {
+                "target_tokens": {"data": [2, 3, 4], "dtype": "int64", "shape": [3]},
+                "weights": {"data": [1.0, 0.5, 0], "dtype": "float32"},
+            },
+        }
+    ],
+    "loss_fn": "ppo",
+    "loss_fn_config": {"clip_low_threshold": 0.8},
+}
 BODIES: dict[str, Json] = {
+    "/api/v1/forward_backward": {"model_id": "$run", "seq_id": 3, "forward_backward_input": PASS},
+    "/api/v1/forward": {"model_id": "$run", "seq_id": 4, "forward_input": PASS},
     "/api/v1/optim_step": {"model_id": "$run", "seq_id": 5, "adam_params": {"learning_rate": 1e-4, "beta1": 0.9}},
     "/api/v1/save_weights": {
         "model_id": "$run",
@@ -292,7 +308,7 @@ class Route:
     body_types: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        return f"{self.method} {self.path}"
+        return f"{self.method} {self.path}{' in protobuf' if PROTOBUF in self.body_types else ''}"
 
 
 def _routes() -> list[Route]:
@@ -303,11 +319,17 @@ def _routes() -> list[Route]:
             path,
             tuple(one["name"] for one in call.get("parameters", ()) if one["in"] == "path"),
             tuple(one["name"] for one in call.get("parameters", ()) if one["in"] == "query"),
-            frozenset(call.get("requestBody", {}).get("content", ())),
+            body_types,
         )
         for path, calls in app.openapi()["paths"].items()
         for method, call in calls.items()
+        for body_types in _forms(frozenset(call.get("requestBody", {}).get("content", ())))
     ]
+
+
+def _forms(types: frozenset[str]) -> list[frozenset[str]]:
+    """A route that takes JSON, and its other form, are two ways in."""
+    return [types & {JSON}, types - {JSON}] if types > {JSON} else [types]
 
 
 ROUTES = [route for route in _routes() if (route.method, route.path) != REVOKE]

@@ -1,4 +1,4 @@
-"""A training loop in the words that every SDK from 0.25 on understands; it runs under the SDK that is installed.
+"""A training loop in the words that every SDK from 0.16 on understands; it runs under the SDK that is installed.
 
     python sdk_script.py MODEL PATH TOKEN
 
@@ -8,6 +8,7 @@ TINKER_BASE_URL and TINKER_API_KEY. Prints what it saw, as one line of JSON.
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import sys
@@ -49,9 +50,6 @@ def main(arguments: Sequence[str]) -> int:
         _sample(resumed.save_weights_and_get_sampling_client()),
     ]
     scores = service.create_sampling_client(model_path=named).compute_logprobs(types.ModelInput.from_ints(TOKENS))
-    granted = service.create_training_client_from_state(foreign_path, weights_access_token=token)
-    granted.load_state_with_optimizer(foreign_path, weights_access_token=token).result()
-    granted.optim_step(types.AdamParams(learning_rate=1e-2)).result()
     rest = service.create_rest_client()
     run_id = path.removeprefix("tinker://").partition("/")[0]
     listed = rest.list_checkpoints(run_id).result().checkpoints
@@ -67,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         "checkpoints": [one.checkpoint_id for one in listed],
         "run_model": run.base_model,
         "archive": _archived(rest, path),
+        "granted": _trained_on(service, foreign_path, token),
         "not_granted": _refusal_of(lambda: service.create_training_client_from_state(foreign_path).get_info()),
         "bad_checkpoint": _refusal_of(lambda: training.load_state(f"{path}-absent").result()),
         "after_refusal": len(training.forward([_datum()], "cross_entropy").result().loss_fn_outputs),
@@ -84,6 +83,15 @@ def _sample(client: tinker.SamplingClient) -> types.SampleResponse:
     params = types.SamplingParams(max_tokens=MAX_TOKENS, temperature=0.7, seed=1, stop=[])
     prompt = types.ModelInput.from_ints(TOKENS)
     return client.sample(prompt=prompt, num_samples=NUM_SAMPLES, sampling_params=params).result()
+
+
+def _trained_on(service: tinker.ServiceClient, path: str, token: str) -> int | None:
+    """A step on somebody else's checkpoint, 1 when it is made; ``None`` where this SDK knows of no tokens."""
+    if "weights_access_token" not in inspect.signature(service.create_training_client_from_state).parameters:
+        return None
+    granted = service.create_training_client_from_state(path, weights_access_token=token)
+    granted.load_state_with_optimizer(path, weights_access_token=token).result()
+    return int(granted.optim_step(types.AdamParams(learning_rate=1e-2)).result() is not None)
 
 
 def _archived(rest: object, path: str) -> list[str] | None:

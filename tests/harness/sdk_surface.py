@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -28,7 +29,7 @@ import twinkle.wire.bodies
 from harness.sdk_versions import REPOSITORY, sdk_python
 from twinkle.server import health
 from twinkle.server.tinker.routes import router as tinker_router
-from twinkle.wire import protobuf
+from twinkle.wire import json_passes, json_results, protobuf
 from twinkle.wire import sampling as wire_sampling
 
 PREFIX = "/api/v1/"
@@ -99,7 +100,12 @@ def client_flags() -> set[str]:
 
 
 def unknown_protobuf_fields() -> list[str]:
-    """Returns the fields of the SDK's messages that ours do not have under that number, as `Message.field = number`."""
+    """Returns the fields of the SDK's messages that ours do not have under that number, as `Message.field = number`.
+
+    An SDK that knows no protobuf has none.
+    """
+    if importlib.util.find_spec("tinker.proto") is None:
+        return []
     theirs = importlib.import_module("tinker.proto.tinker_public_pb2").DESCRIPTOR.message_types_by_name
     ours = protobuf.ForwardBackwardRequest.DESCRIPTOR.file.message_types_by_name
     return sorted(
@@ -171,7 +177,7 @@ def _our_models() -> Iterator[tuple[str, type[BaseModel]]]:
     modules = [
         importlib.import_module(f"{folder.__name__}.{found.name}") for found in pkgutil.iter_modules(folder.__path__)
     ]
-    for module in (*modules, wire_sampling):
+    for module in (*modules, wire_sampling, json_passes, json_results):
         for name, model in vars(module).items():
             if isinstance(model, type) and issubclass(model, BaseModel):
                 yield name, model

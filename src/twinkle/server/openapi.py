@@ -87,7 +87,7 @@ class Description(BaseModel):
 
     answers: tuple[BodyType | Raw, ...]
     status: int
-    body: BodyType | Raw | None
+    bodies: tuple[BodyType | Raw, ...]
     body_required: bool
     others: Mapping[int, BodyType | Raw]
     refusals: frozenset[int]
@@ -111,19 +111,20 @@ class Description(BaseModel):
             "refusal": refusal,
             "schemas": schemas,
         }
-        if self.body is not None:
-            words["requestBody"] = {"required": self.body_required, **_content([self.body], "validation", schemas)}
+        if self.bodies:
+            words["requestBody"] = {"required": self.body_required, **_content(self.bodies, "validation", schemas)}
         return words
 
     def _refused(self) -> frozenset[int]:
         unopened = {Access.NONE: set[int](), Access.ADMINISTRATOR: {404}}.get(self.access, {401, 429})
-        return self.refusals | {400, 408, 414, 431, 503} | unopened | (set() if self.body is None else {413, 429})
+        return self.refusals | {400, 408, 414, 431, 503} | unopened | ({413, 429} if self.bodies else set())
 
 
 def described(
     answer: BodyType | Raw | None,
     *also: BodyType | Raw,
     body: BodyType | Raw | None = None,
+    also_body: BodyType | Raw | None = None,
     body_required: bool = True,
     status: int | None = None,
     others: Mapping[int, BodyType | Raw] | None = None,
@@ -137,6 +138,7 @@ def described(
         answer: What it answers when all is well; ``None``: nothing.
         also: Other forms of that answer, in other media types.
         body: What it takes, by the class that reads it.
+        also_body: Another form of that, in another media type.
         body_required: Whether it must be there.
         status: Of the answer when all is well; 200, or 204 without one.
         others: Answers under other statuses that are no refusals.
@@ -148,7 +150,7 @@ def described(
     description = Description(
         answers=(*([answer] if answer is not None else []), *also),
         status=status or (204 if answer is None else 200),
-        body=body,
+        bodies=tuple(one for one in (body, also_body) if one is not None),
         body_required=body_required,
         others=others or {},
         refusals=frozenset(refusals),

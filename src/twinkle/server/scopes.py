@@ -58,7 +58,8 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
         # With it anybody could speak in our name to the tenant's webhooks. Who is suspended may go on checking them.
         ("GET HEAD", r"/api/native/v1/jobs/webhook_secret", Need(_TRAIN, ends=True)),
         # All that makes or changes runs, checkpoints and jobs.
-        ("POST", r"/api/v1/(create_model|create_custom_loss|forward_backward|optim_step|load_weights)", Need(_TRAIN)),
+        ("POST", r"/api/v1/(create_model|create_custom_loss|optim_step|load_weights)", Need(_TRAIN)),
+        ("POST", r"/api/v1/forward(_backward)?", Need(_TRAIN)),
         ("POST", r"/api/v1/(save_weights(_external|_for_sampler)?|copy_weights)", Need(_TRAIN)),
         ("POST", r"/api/v1/unload_model", Need(_TRAIN, ends=True)),
         ("PUT", r"/api/v1/sessions/[^/]+/project", Need(_TRAIN)),

@@ -5,9 +5,16 @@ Unlike a training operation a bad sample may be refused outright, so everything 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.pictures import PictureLimits, PictureRules
@@ -66,6 +73,13 @@ class PromptChunk(RequestBody):
     format: Identifier | None = None
     expected_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     grid_thw: Grid | None = None
+
+    @model_validator(mode="after")
+    def _of_its_fields(self) -> Self:
+        # SDK 0.16 leaves the type out.
+        if self.data is None or "type" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"type": IMAGE})
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:

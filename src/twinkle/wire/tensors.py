@@ -67,7 +67,8 @@ class TensorJson(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    data: Annotated[list[int], Field(fail_fast=True)] | Annotated[list[float], Field(fail_fast=True)]
+    # Whole numbers are read as such all the same; a complaint is the first one's.
+    data: Annotated[list[float], Field(fail_fast=True)] | Annotated[list[int], Field(fail_fast=True)]
     dtype: Literal["int64", "float32"]
     shape: Annotated[list[int], Field(max_length=MAX_DIMENSIONS)] | None = None
     sparse_crow_indices: Annotated[list[int], Field(fail_fast=True)] | None = None
@@ -172,6 +173,20 @@ def read_json_tensor(body: TensorJson, *, field: str) -> Array | Csr:
     crow = _array(body.sparse_crow_indices, _INT64, f"{field}.sparse_crow_indices")
     col = _array(body.sparse_col_indices, _INT64, f"{field}.sparse_col_indices")
     return _checked_csr(values, crow, col, shape, field)
+
+
+def write_sent_tensor(body: TensorJson, *, field: str) -> pb.Message:
+    """Writes a tensor of a JSON body as it was sent; only numbers that its dtype does not have are refused."""
+    message = pb.Tensor(shape=_array(body.shape or (), _INT64, f"{field}.shape").tolist())
+    values = _array(body.data, np.dtype(body.dtype), f"{field}.data")
+    message.dtype = _written_dtype(values)
+    if body.sparse_crow_indices is None and body.sparse_col_indices is None:
+        message.dense = _little_endian(values)
+        return message
+    message.sparse_csr.values = _little_endian(values)
+    for name, indices in (("crow_indices", body.sparse_crow_indices), ("col_indices", body.sparse_col_indices)):
+        setattr(message.sparse_csr, name, _little_endian(_array(indices or (), _INT64, f"{field}.sparse_{name}")))
+    return message
 
 
 def write_json_tensor(tensor: Array | Csr) -> TensorJson:

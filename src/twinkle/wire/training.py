@@ -101,7 +101,7 @@ def parse_envelope(raw: bytes) -> ForwardBackwardEnvelope:
     """Reads the address of a request; raises ``InvalidInput`` when even that is not there."""
     _refuse_too_many_parts(raw)
     message = pb.parse_message(pb.ForwardBackwardRequest, raw)
-    if not _is_model_id(message.model_id):
+    if not is_model_id(message.model_id):
         raise InvalidInput("model_id", f"must be text of 1 to {MAX_MODEL_ID_LENGTH} characters")
     if message.seq_id < 1:
         raise InvalidInput("seq_id", f"must be 1 or more, not {message.seq_id}")
@@ -119,9 +119,15 @@ def peek_envelope(prefix: bytes) -> EnvelopeKey | None:
                 return None
         elif field.number == 2 and not field.is_bytes:
             seq_id = field.value
-        if _is_model_id(model_id) and 1 <= seq_id <= MAX_SEQ_ID:
+        if is_model_id(model_id) and 1 <= seq_id <= MAX_SEQ_ID:
             return EnvelopeKey(model_id, seq_id)
     return None
+
+
+def is_model_id(text: str) -> bool:
+    """Whether an adapter may be called so."""
+    # PostgreSQL cannot look for NUL.
+    return 1 <= len(text) <= MAX_MODEL_ID_LENGTH and "\x00" not in text
 
 
 def canonical_digest(message: pb.Message) -> str:
@@ -237,11 +243,6 @@ def _write_tokens(written: pb.Message, datum: WireDatum) -> None:
             image.data, image.format = picture.data, picture.format
             image.expected_tokens = picture.num_tokens
             position = picture.start + picture.num_tokens
-
-
-def _is_model_id(text: str) -> bool:
-    # PostgreSQL cannot look for NUL.
-    return 1 <= len(text) <= MAX_MODEL_ID_LENGTH and "\x00" not in text
 
 
 def _refuse_too_many_parts(raw: bytes) -> None:

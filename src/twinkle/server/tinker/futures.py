@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 from fastapi import APIRouter, Request, Response
 
-from twinkle.core.errors import Expired, NotFound, StorageUnavailable
-from twinkle.core.operation import FutureStatus
+from twinkle.core.errors import Expired, NotFound, Overloaded, StorageUnavailable
+from twinkle.core.operation import FutureStatus, OperationKind, Payload
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.results import result_response
 from twinkle.server.state import Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
+from twinkle.storage.payloads import read_payload
 from twinkle.storage.sampling.sampling_sessions import EndedSample
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.futures import (
@@ -37,13 +38,14 @@ from twinkle.wire.bodies.training import (
     SaveWeightsResponse,
     UnloadModelResponse,
 )
+from twinkle.wire.json_results import ForwardBackwardOutput, SampleResponse, pass_in_json, sample_in_json
 
 _NOT_READY = 408
 # A client asks again at once after a 408.
 _STORAGE_PAUSE_S = 1.0
 _STORAGE_AWAY = "the server's storage does not answer right now; accepted operations are kept"
 
-# What results look like that are not protobuf, and what stands for one.
+# What results look like in JSON, and what stands for one.
 Outcome: TypeAlias = (
     CreateModelResponse
     | OptimStepResponse
@@ -55,6 +57,8 @@ Outcome: TypeAlias = (
     | UnloadModelResponse
     | FailedResponse
     | MetadataResponse
+    | ForwardBackwardOutput
+    | SampleResponse
 )
 
 router = APIRouter()
@@ -64,7 +68,10 @@ router = APIRouter()
     "/retrieve_future",
     openapi_extra=described(
         Outcome,
-        Raw(PROTOBUF, "A ForwardBackwardOutput or a SampleResponse of twinkle/wire/schema.proto."),
+        Raw(
+            PROTOBUF,
+            "The latter two as in twinkle/wire/schema.proto, but for those who accept JSON alone.",
+        ),
         body=RetrieveFutureRequest,
         others={408: PendingResponse},
         refusals=[404, 410],
@@ -143,6 +150,30 @@ async def _outcome(
     if allow_metadata_only and status.result.inline is None and status.result.size_bytes:
         # Large: the client makes room for so many bytes, then asks for them.
         return answer(MetadataResponse(response_payload_size=status.result.size_bytes))
+    if status.kind.answers_protobuf and _reads_json_alone(request):
+        return await _in_json(request, common, artifacts, status.kind, status.result)
     common.results.hold_streamed(request, status.result.size_bytes)
     media_type = PROTOBUF if status.kind.answers_protobuf else JSON
     return await result_response(common.object_io, artifacts.blobs, status.result, media_type=media_type)
+
+
+def _reads_json_alone(request: Request) -> bool:
+    """Whether a client is an SDK before 0.22: newer ones name protobuf where it may come, and others name nothing."""
+    accepted = {one.partition(";")[0].strip().lower() for one in request.headers.get("accept", "").split(",")}
+    return accepted == {JSON}
+
+
+async def _in_json(
+    request: Request, common: Common, artifacts: Artifacts, kind: OperationKind, result: Payload
+) -> Response:
+    """A result written anew, when there is room for that; until then the client asks again."""
+    try:
+        await common.results.hold_whole(request, result.size_bytes, patience_s=common.settings.long_poll_s)
+    except Overloaded as error:
+        # These SDKs give an operation up after a 429.
+        return answer(PendingResponse(queue_state="paused_capacity", queue_state_reason=str(error)), status=_NOT_READY)
+    write = sample_in_json if kind is OperationKind.SAMPLE else pass_in_json
+    if result.inline is not None:
+        return Response(write(result.inline), media_type=JSON)
+    raw = await common.object_io.run(read_payload, artifacts.blobs, result)
+    return Response(await common.object_io.run(write, raw), media_type=JSON)

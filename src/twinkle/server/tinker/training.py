@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from twinkle.core.batch_loss import BATCH_LOSSES
-from twinkle.core.errors import InvalidInput, NotFound, UserError
+from twinkle.core.errors import InvalidInput, NotFound, TooLarge, UserError
 from twinkle.core.operation import OperationKind, Payload, Submission
 from twinkle.core.operation_limits import OperationLimits
 from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.server.body import Body
+from twinkle.server.errors import JSON
 from twinkle.server.offers import why_no_embeddings, why_no_own_samples
 from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.pictures import capabilities_of_run
@@ -37,6 +39,7 @@ from twinkle.wire.bodies.training import (
     peek_operation,
 )
 from twinkle.wire.digest import EPHEMERAL_SAVE_IGNORES, body_digest
+from twinkle.wire.json_passes import ForwardBackwardRequest, ForwardRequest, peek_json_pass, read_json_pass
 from twinkle.wire.paths import parse_checkpoint_path, validate_new_name
 from twinkle.wire.training import (
     EnvelopeKey,
@@ -78,24 +81,29 @@ class Numbered:
     """A loss that compares embeddings, by its name."""
 
 
-@router.post("/forward_backward", openapi_extra=described(FutureResponse, body=_PASSES, refusals=[404]))
+@router.post(
+    "/forward_backward",
+    openapi_extra=described(FutureResponse, body=_PASSES, also_body=ForwardBackwardRequest, refusals=[404]),
+)
 async def forward_backward(
     request: Request, common: Common, accounts: Accounts, queue: Queue, artifacts: Artifacts, tenant: Tenant
 ) -> Response:
-    """A batch of datums, forward only or with gradients. The tensors are the worker's to judge."""
+    """A batch of datums, forward only or, as always in JSON, with gradients. The tensors are the worker's to judge."""
     async with common.bodies.receive(request) as body:
-        if len(body.data) <= common.settings.inline_payload_bytes:
-            operation = _read_forward_backward(body)
-        else:
-            operation = await common.object_io.run(_read_forward_backward, body)
-        if operation.has_pictures or operation.embeds:
-            capabilities = await capabilities_of_run(common, artifacts, queue, tenant, operation.key.model_id)
-            if operation.embeds:
-                operation = _rejected(operation, why_no_embeddings(capabilities, operation.embeds))
-            elif capabilities is not None:
-                limits = common.settings.picture_limits
-                operation = await common.object_io.run(_with_pictures, operation, capabilities.pictures, limits)
-        return await _accept(queue, tenant, _of_allowed_size(operation, common.settings.operation_limits))
+        read: Callable[[Body], Numbered] = _read_protobuf
+        if _is_json(request):
+            limit_bytes = common.settings.max_body_bytes
+            read = partial(_read_json_pass, body_class=ForwardBackwardRequest, limit_bytes=limit_bytes)
+        return await _accept_pass(common, queue, artifacts, tenant, body, read)
+
+
+@router.post("/forward", openapi_extra=described(FutureResponse, body=ForwardRequest, refusals=[404]))
+async def forward(request: Request, common: Common, queue: Queue, artifacts: Artifacts, tenant: Tenant) -> Response:
+    """A batch of datums, forward only, as SDKs before 0.22 ask for it."""
+    async with common.bodies.receive(request) as body:
+        limit_bytes = common.settings.max_body_bytes
+        read = partial(_read_json_pass, body_class=ForwardRequest, limit_bytes=limit_bytes)
+        return await _accept_pass(common, queue, artifacts, tenant, body, read)
 
 
 @router.post("/optim_step", openapi_extra=described(FutureResponse, body=OptimStepRequest, refusals=[404]))
@@ -174,6 +182,23 @@ async def _bound_load(
     return load_payload(body, checkpoint.content, grant)
 
 
+async def _accept_pass(
+    common: Common, queue: Queue, artifacts: Artifacts, tenant: str, body: Body, read: Callable[[Body], Numbered]
+) -> Response:
+    if len(body.data) <= common.settings.inline_payload_bytes:
+        operation = read(body)
+    else:
+        operation = await common.object_io.run(read, body)
+    if operation.has_pictures or operation.embeds:
+        capabilities = await capabilities_of_run(common, artifacts, queue, tenant, operation.key.model_id)
+        if operation.embeds:
+            operation = _rejected(operation, why_no_embeddings(capabilities, operation.embeds))
+        elif capabilities is not None:
+            limits = common.settings.picture_limits
+            operation = await common.object_io.run(_with_pictures, operation, capabilities.pictures, limits)
+    return await _accept(queue, tenant, _of_allowed_size(operation, common.settings.operation_limits))
+
+
 async def _accept(queue: Queue, tenant: str, operation: Numbered) -> Response:
     submission = Submission(
         tenant=tenant,
@@ -188,7 +213,33 @@ async def _accept(queue: Queue, tenant: str, operation: Numbered) -> Response:
     return ticket(await queue.submitter.submit(submission), model_id=operation.key.model_id)
 
 
-def _read_forward_backward(body: Body) -> Numbered:
+def _is_json(request: Request) -> bool:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON
+
+
+def _read_json_pass(
+    body: Body, *, body_class: type[ForwardBackwardRequest] | type[ForwardRequest], limit_bytes: int
+) -> Numbered:
+    """Reads a pass in JSON as the protobuf body that it stands for.
+
+    Raises:
+        UserError: Not even the address could be read.
+    """
+    raw = body.complete()
+    try:
+        written = read_json_pass(body_class, raw)
+        if len(written) > limit_bytes:
+            raise TooLarge(f"the request takes {len(written)} bytes, more than {limit_bytes}; send smaller chunks")
+    except UserError as error:
+        key = peek_json_pass(raw)
+        if key is None:
+            raise
+        kind = OperationKind.FORWARD if body_class is ForwardRequest else OperationKind.FORWARD_BACKWARD
+        return Numbered(key=key, kind=kind, digest=hashlib.sha256(raw).hexdigest(), rejection=error.message)
+    return _read_protobuf(Body(written))
+
+
+def _read_protobuf(body: Body) -> Numbered:
     """Reads the address, the size and the fingerprint.
 
     Raises:
