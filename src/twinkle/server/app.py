@@ -92,6 +92,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         async with AsyncExitStack() as stack:
             assert isinstance(app, Api)
             server = app.state.server = await _open(settings, database, clock or SystemClock(), app.freed, stack)
+            app.build_routes()
             app.results, app.in_progress = server.common.results, server.common.in_progress
             _log.info("api.started", host=settings.host, port=settings.port)
             yield

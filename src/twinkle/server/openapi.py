@@ -190,6 +190,12 @@ class Api(FastAPI):
             self.results.release(holds)
             self.in_progress.end(begun)
 
+    def build_routes(self) -> None:
+        """Build all that FastAPI would build when the first request comes, while every other one waits."""
+        nowhere: Scope = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
+        for route in self.routes:
+            route.matches(dict(nowhere))
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = None if self.direct is None else self.direct.find(scope)
         if route is None:

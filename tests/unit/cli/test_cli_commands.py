@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -681,3 +682,35 @@ def test_a_database_that_does_not_answer_is_worth_another_try(twinkle: Twinkle) 
     assert done.returncode == 75
     assert "did not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("server",),
+        ("worker", "--engine", "null", "--model-name", "m"),
+        ("housekeeping",),
+        ("jobs-worker",),
+        ("processors",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_process_tries_broker_and_object_store_before_it_begins_and_names_the_setting(
+    twinkle: Twinkle, tmp_path: Path, redis_url: str, s3_url: str, command: tuple[str, ...]
+) -> None:
+    with logging_as_before():
+        prepare_database(Settings(home=tmp_path)).dispose()
+    wrong = urlsplit(redis_url)._replace(netloc=f":wrong@127.0.0.1:{urlsplit(redis_url).port}").geturl()
+    bucket = "s3://no-such-bucket-anywhere/x"
+    tried = [
+        (wrong, s3_url, "TWINKLE_REDIS_URL: the broker lets nobody in"),
+        (redis_url, bucket, "TWINKLE_OBJECT_STORE: there is no such bucket"),
+        (redis_url, "ftp://x/y", "TWINKLE_OBJECT_STORE: must begin"),
+    ]
+
+    for broker, objects, says in tried:
+        home = {"TWINKLE_HOME": str(tmp_path), "TWINKLE_REDIS_URL": broker, "TWINKLE_OBJECT_STORE": objects}
+        done = twinkle(*command, **home)
+
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr + done.stdout and "wrong" not in done.stderr

@@ -73,6 +73,14 @@ def test_no_container_can_change_its_image_take_rights_or_take_all_memory(compos
         assert any("/tmp" in place for place in writable) or name == "redis", name
 
 
+def test_a_gpu_takes_no_guard_away_and_adds_no_secret() -> None:
+    services = yaml.safe_load((DOCKER / "compose.gpu.yaml").read_text())["services"]
+
+    assert set(services) == {"worker"} and set(services["worker"]) == {"image", "build", "environment", "deploy"}
+    assert set(services["worker"]["environment"]) == {"TWINKLE_DEVICE"}
+    assert set(services["worker"]["build"]["args"]) == {"TORCH_INDEX_URL"}
+
+
 def test_no_image_is_named_by_a_tag_alone(compose: dict[str, Any]) -> None:
     foreign = [service["image"] for service in compose["services"].values() if service["image"] != "twinkle-queue"]
     dockerfile = (DOCKER / "Dockerfile").read_text()

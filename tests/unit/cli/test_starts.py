@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.models import make_text_model
 from twinkle.cli.status import show_status
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
@@ -185,6 +186,45 @@ def test_a_worker_that_is_killed_at_every_start_gives_up_with_the_reason_which_s
     assert "the worker of mesh first did not start in 1 attempts" in ended.stderr
     assert "memory that does not suffice looks like this" in ended.stderr
     assert "mesh first: the last worker did not start" in told and "no worker" in told
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("device", "is_damaged", "says"),
+    [
+        ("cuda:1", False, "TWINKLE_DEVICE: cuda:1 is missing"),
+        ("cpu", True, "the worker of mesh first did not start in 1 attempts (TWINKLE_START_ATTEMPTS); the last time: "),
+    ],
+    ids=["device", "weights"],
+)
+def test_a_worker_that_cannot_compute_says_why_on_the_terminal_and_in_status_and_ends(
+    tmp_path: Path, redis_url: str, capsys: pytest.CaptureFixture[str], device: str, is_damaged: bool, says: str
+) -> None:
+    if not is_damaged and CUDA.num_devices():
+        pytest.skip("this machine has what is to be missing")
+    stores = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock())
+    upgrade(stores.engine)
+    model = make_text_model(tmp_path / "model")
+    if is_damaged:
+        weights = model / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+
+    ended = start(
+        *("worker", "--mesh", "first", "--device", device),
+        HOME=str(tmp_path),
+        MODEL=str(model),
+        REDIS_URL=redis_url,
+        START_ATTEMPTS="1",
+    )
+    show_status(Settings(home=tmp_path), as_json=False)
+    stores.close()
+    told = capsys.readouterr().out
+
+    assert ended.returncode == 2 and says in ended.stderr, ended.stderr[-2000:]
+    last = ended.stderr.strip().splitlines()[-1]
+    assert not is_damaged or "incomplete" in last or "safetensors" in last.lower(), last
+    assert "mesh first: the last worker did not start" in told
 
 
 def test_the_trouble_of_a_mesh_is_forgotten_once_a_worker_has_taken_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import tinker
 from harness.calls import retrieve
 from twinkle.client import Client
 from twinkle.client.errors import NotFound
+from twinkle.core.actor import key_actor
 from twinkle.core.operation import OperationKind
 
 if TYPE_CHECKING:
@@ -261,3 +262,34 @@ def test_everybody_samples_from_a_public_checkpoint_and_publishing_twice_changes
     assert len(drawn.sequences[0].tokens) == 3
     with pytest.raises(tinker.NotFoundError):
         service.create_sampling_client(model_path=owner.sampler_path).get_base_model()
+
+
+def test_whatever_an_owner_makes_publishes_revokes_and_deletes_is_written_down_with_the_key_that_did_it(
+    api: Api, owner: Owner
+) -> None:
+    checkpoint = f"/training_runs/{owner.run_id}/checkpoints/weights/first"
+    token = owner.client.create_access_token(path=owner.path)
+    root = owner.http.base_url.join("/")
+    sent = {"file": ("rows.jsonl", b'{"a": 1}'), "purpose": (None, "fine-tune")}
+    file = owner.http.post(f"{root}v1/files", files=sent, headers={"Authorization": f"Bearer {owner.key}"}).json()["id"]
+    answers = [
+        owner.http.post(f"{checkpoint}/publish"),
+        owner.http.delete(f"{checkpoint}/publish"),
+        owner.http.delete(f"{root}api/native/v1/access_tokens/{token.token_id}"),
+        owner.http.delete(checkpoint),
+        owner.http.delete(f"{root}v1/files/{file}", headers={"Authorization": f"Bearer {owner.key}"}),
+    ]
+    tenant = api.stores.tenants.key(owner.key)
+    assert tenant is not None
+
+    told = api.stores.audit.entries(tenant.tenant, start=0, end=2e10)
+
+    assert [answer.is_success for answer in answers] == [True] * 5, [answer.text for answer in answers]
+    done = ["publish", "unpublish", "token_revoke", "delete"]
+    assert [one.event for one in told if one.event.startswith("checkpoint_")][-5:] == [
+        "checkpoint_token_create",
+        *(f"checkpoint_{verb}" for verb in done),
+    ]
+    assert told[-1].event == "file_delete" and told[-1].details == {"file": file}
+    assert {one.actor for one in told[-6:]} == {key_actor(api.stores.keyring.find(owner.key).id)}
+    assert "first" in str(told[-2].details) and all(one.at > 0 for one in told)

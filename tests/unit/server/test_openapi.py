@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import fastapi.routing
 import httpx
 import pytest
 from fastapi import Response
@@ -180,3 +181,25 @@ def test_what_needs_a_key_is_what_says_so(api: ServedApi, method: str, path: str
 
     keys = {scheme for one in call["security"] for scheme in one}
     assert (response.status_code == 401) == (keys not in (set(), {"adminKey"}))
+
+
+def test_no_request_waits_until_the_routes_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    build = fastapi.routing.get_dependant
+
+    def counted(**arguments: Any) -> Any:
+        built.append(arguments["path"])
+        return build(**arguments)
+
+    monkeypatch.setattr(fastapi.routing, "get_dependant", counted)
+    app = create_app(Settings(redis_url="redis://nowhere"))
+    assert isinstance(app, Api)
+    num_made = len(built)
+    app.build_routes()
+    num_built = len(built)
+    for method, path, _ in OPERATIONS:
+        for route in app.routes:
+            route.matches({"type": "http", "method": method, "path": path, "root_path": "", "headers": []})
+
+    # Routes of included routers are built once more with what the routers say of them.
+    assert len(built) == num_built > num_made
