@@ -22,7 +22,7 @@ from twinkle.storage.journal.answers import OwnedStatus
 from twinkle.storage.journal.forgotten import SEQS_PER_CLIENT
 from twinkle.storage.processors.processors import NewProcessor
 from twinkle.storage.sampling.sampling_sessions import SamplingSessions
-from twinkle.storage.tenants.accounting import Place, Work
+from twinkle.storage.tenants.accounting import UsagePlace, Work
 
 DAY_S = 24 * 3600.0
 WEEK_S = 7 * DAY_S
@@ -64,7 +64,7 @@ def _steps(*rates: float) -> list[Request]:
 class Told:
     """What is told of what a tenant did."""
 
-    used: dict[Place, Work]
+    used: dict[UsagePlace, Work]
     audit: list[object]
     num_steps: int
 

@@ -29,7 +29,7 @@ class PlaceMissing(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class ValuePlace:
     """Where a value comes from: the name it begins with, and the steps from there."""
 
     path: str
@@ -41,12 +41,12 @@ class Place:
 class Placeholders:
     """A text that was read: plain pieces and places in turn."""
 
-    pieces: tuple[str | Place, ...]
+    pieces: tuple[str | ValuePlace, ...]
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[ValuePlace, ...]:
         """Those to fill in."""
-        return tuple(piece for piece in self.pieces if isinstance(piece, Place))
+        return tuple(piece for piece in self.pieces if isinstance(piece, ValuePlace))
 
     def fill(self, values: Mapping[str, object]) -> str:
         """The text with its values.
@@ -67,7 +67,7 @@ class Placeholders:
 
 @lru_cache(maxsize=256)
 def _read(text: str, roots: frozenset[str], field: str) -> Placeholders:
-    pieces: list[str | Place] = []
+    pieces: list[str | ValuePlace] = []
     position = num_places = 0
     while (start := text.find(_OPEN, position)) >= 0:
         end = text.find(_CLOSE, start)
@@ -96,7 +96,7 @@ def read_placeholders(text: str, *, field: str, roots: frozenset[str]) -> Placeh
     return _read(text, roots, field)
 
 
-def _place(path: str, roots: frozenset[str], field: str) -> Place:
+def _place(path: str, roots: frozenset[str], field: str) -> ValuePlace:
     if len(path) > MAX_PATH_CHARACTERS or not _PATH.fullmatch(path):
         raise InvalidInput(
             field, f"has {_OPEN}{path[:60]}{_CLOSE}; between the braces stands a path like item.answer or item.rows[0]"
@@ -104,10 +104,10 @@ def _place(path: str, roots: frozenset[str], field: str) -> Place:
     root, *steps = _STEP.findall(path)
     if root not in roots:
         raise InvalidInput(field, f"asks for {path!r}; a path begins with {' or '.join(sorted(roots))}")
-    return Place(path, root, tuple(steps))
+    return ValuePlace(path, root, tuple(steps))
 
 
-def _find(values: Mapping[str, object], place: Place) -> object:
+def _find(values: Mapping[str, object], place: ValuePlace) -> object:
     value: object = values.get(place.root)
     for step in place.steps:
         if isinstance(value, Mapping) and step in value:

@@ -28,7 +28,7 @@ class WaitReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class QueuePlace:
     """A place in a queue: so many operations are before it, ``num_own_before`` of them of its own tenant.
 
     Where ``is_exact`` is false it is a lower bound: not all of a very long queue is looked at.
@@ -52,7 +52,7 @@ class Standing:
     seq: int
     reason: WaitReason
     waits_for_seq: int | None
-    place: Place | None
+    place: QueuePlace | None
     starts_in_s: float | None
     attempt: int
     max_attempts: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationState
-from twinkle.core.standing import Place, Standing, WaitReason
+from twinkle.core.standing import QueuePlace, Standing, WaitReason
 from twinkle.scheduler.charges import charge_of_tokens
 from twinkle.scheduler.fairness import in_service_order
 from twinkle.storage.journal.queues import Ended, MeshQueue, OperationPlace
@@ -22,12 +22,12 @@ _PAUSE_S = 1.0
 class Line:
     """A mesh's queue, put in order. ``training_rate`` and ``sampling_rate`` are tokens per second while it was busy."""
 
-    places: dict[str, Place]
+    places: dict[str, QueuePlace]
     last_of_cut_lane: dict[str, int]
     training_rate: float | None
     sampling_rate: float | None
 
-    def place_of(self, operation: OperationPlace) -> Place | None:
+    def place_of(self, operation: OperationPlace) -> QueuePlace | None:
         """Its place; a lower bound for one that stands behind what was looked at of its adapter's queue."""
         place = self.places.get(operation.request_id)
         last = self.last_of_cut_lane.get(operation.lane)
@@ -35,7 +35,7 @@ class Line:
             return place
         before = self.places[request_id_of(operation.lane, last)]
         more = operation.seq - last
-        return Place(
+        return QueuePlace(
             num_before=before.num_before + more,
             num_own_before=before.num_own_before + more,
             num_tokens_before=before.num_tokens_before + more,
@@ -131,14 +131,14 @@ def describe(standing: Standing, *, now: float) -> str:
     return told
 
 
-def _places(heads: Sequence[Head], last: dict[str, int], *, is_complete: bool) -> dict[str, Place]:
+def _places(heads: Sequence[Head], last: dict[str, int], *, is_complete: bool) -> dict[str, QueuePlace]:
     places = {}
     own: Counter[str] = Counter()
     num_tokens = 0
     is_exact = is_complete
     for number, operation in enumerate(in_service_order(heads)):
         head = operation.head
-        places[head.request_id] = Place(
+        places[head.request_id] = QueuePlace(
             num_before=number,
             num_own_before=own[head.turn.tenant],
             num_tokens_before=num_tokens,
@@ -171,7 +171,7 @@ def _reason(operation: OperationPlace, *, is_mesh_alive: bool, now: float) -> tu
 
 
 def _starts_in_s(
-    operation: OperationPlace, line: Line, place: Place | None, reason: WaitReason, now: float
+    operation: OperationPlace, line: Line, place: QueuePlace | None, reason: WaitReason, now: float
 ) -> float | None:
     """From the tokens before it and the measured rate; never before a pause ends that is known."""
     rate = line.training_rate if operation.kind.is_ordered else line.sampling_rate

@@ -27,7 +27,7 @@ from twinkle.infra.ray.calls import Workers
 from twinkle.infra.ray.component import RemoteEnd, make_end
 from twinkle.infra.ray.placement import CPU, Placed, Seat, place_groups
 from twinkle.infra.ray.tensors import send_tensors_by_memory
-from twinkle.infra.ray.worker import Place, Worker
+from twinkle.infra.ray.worker import Worker, WorkerPlace
 from twinkle.infra.remote import END
 from twinkle.infra.runtime import Runtime
 from twinkle.infra.spread import Layout
@@ -212,7 +212,7 @@ class RayCluster:
         handles = [
             self._start_worker(
                 seat,
-                Place(
+                WorkerPlace(
                     group=group.name,
                     rank=rank,
                     size=len(seats),
@@ -233,7 +233,7 @@ class RayCluster:
             raise workers.lose(0, "start", error) from None
         return Crew(workers, mesh, facts)
 
-    def _start_worker(self, seat: Seat, place: Place, *, has_own_devices: bool) -> Any:
+    def _start_worker(self, seat: Seat, place: WorkerPlace, *, has_own_devices: bool) -> Any:
         devices: dict[str, Any] = {}
         if seat.resource == "GPU" and not has_own_devices:
             devices["num_gpus"] = SHARED_GPU if seat.count == 1 else seat.count

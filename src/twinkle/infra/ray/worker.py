@@ -27,7 +27,7 @@ log = event_log()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class WorkerPlace:
     """Which worker this is, and what it was told.
 
     Args:
@@ -102,7 +102,7 @@ def held_here(key: str) -> Any | None:
 class Worker:
     """One process of a group. Calls come one after the other, in the script's order."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WorkerPlace) -> None:
         self._place = place
         self._objects = _held_here
         self._iterators: dict[int, Iterator[Any]] = {}

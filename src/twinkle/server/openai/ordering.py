@@ -48,7 +48,7 @@ _LOOK_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SampleOrder:
     """The samples of one request, each under its number, whether or not they have been submitted."""
 
     tenant: str
@@ -128,14 +128,14 @@ async def prepare(
     drawings: Sequence[Drawing],
     *,
     part: str = "",
-) -> Order:
+) -> SampleOrder:
     """Give every drawing its number: with an ``Idempotency-Key`` the same one every time."""
     key = idempotency_key(request, "Idempotency-Key")
     seqs = [number_of(key, f"{part}{i}") if key else secrets.randbits(62) for i in range(len(drawings))]
     session = await session_of_request(server, request, tenant)
     lane = await lane_of(server, tenant, session, model, repeated_seq=seqs[0] if key else None)
     end_texts = () if text_model is None else text_model.end_texts
-    return Order(
+    return SampleOrder(
         tenant=tenant,
         samples=[_sample(drawing, lane, seq, end_texts) for drawing, seq in zip(drawings, seqs, strict=True)],
         request_ids=[request_id_of(lane, seq) for seq in seqs],
@@ -144,7 +144,7 @@ async def prepare(
     )
 
 
-async def submit(server: Server, order: Order, listener: Listener | None = None) -> None:
+async def submit(server: Server, order: SampleOrder, listener: Listener | None = None) -> None:
     """Bring an order into the journal; a listener is told of its tokens on their way."""
     for sample in order.samples:
         assert sample.sampling_session_id is not None and sample.seq_id is not None, "an order's samples have places"
@@ -165,12 +165,12 @@ async def submit(server: Server, order: Order, listener: Listener | None = None)
         raise refused[0]
 
 
-async def _judge(server: Server, order: Order, sample: SampleRequest) -> None:
+async def _judge(server: Server, order: SampleOrder, sample: SampleRequest) -> None:
     server.common.settings.operation_limits.check_sample(size_of(sample, sample.sampling_params.max_tokens or 0))
     await server.accounts.quotas.take_sample(order.tenant, is_background=order.is_background)
 
 
-async def give_up(server: Server, order: Order) -> None:
+async def give_up(server: Server, order: SampleOrder) -> None:
     """Cancel what will not be delivered, unless somebody can ask for it again."""
     for request_id in () if order.is_repeatable else order.request_ids:
         with suppress(StorageUnavailable, NotFound):

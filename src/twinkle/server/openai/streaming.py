@@ -23,7 +23,7 @@ from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.answers import JsonObject, choices_of, usage_of
 from twinkle.server.openai.drawing import Drawing, ServedModel
 from twinkle.server.openai.growing_choice import GrowingChoice, Part, Wanted
-from twinkle.server.openai.ordering import Drawn, Order, Patience, give_up, outcome, prepare, submit
+from twinkle.server.openai.ordering import Drawn, Patience, SampleOrder, give_up, outcome, prepare, submit
 from twinkle.server.state import Server
 from twinkle.server.token_feeds import Expected, ScoredToken, TokenFeed
 
@@ -81,7 +81,7 @@ async def stream_answer(
 async def stream_order(
     server: Server,
     request: Request,
-    order: Order,
+    order: SampleOrder,
     text_model: TextModel | None,
     drawings: Sequence[Drawing],
     form: Form,
@@ -101,7 +101,7 @@ async def stream_order(
 async def _chunks(
     server: Server,
     request: Request,
-    order: Order,
+    order: SampleOrder,
     text_model: TextModel | None,
     drawings: Sequence[Drawing],
     form: Form,
@@ -149,7 +149,7 @@ async def _chunks(
 
 
 def _prompts(
-    order: Order,
+    order: SampleOrder,
     drawings: Sequence[Drawing],
     feeds: Sequence[TokenFeed],
     outcomes: Sequence[asyncio.Task[Drawn]],

@@ -14,7 +14,7 @@ from twinkle.server.openapi import described
 from twinkle.server.state import Accounts, Common, Tenant
 from twinkle.server.tinker.answers import answer, moment
 from twinkle.storage.tables import SessionRow
-from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, HOUR_S, Place, Work
+from twinkle.storage.tenants.accounting import BYTES_PER_GIGABYTE, HOUR_S, UsagePlace, Work
 from twinkle.wire.bodies.billing import (
     CheckpointUsage,
     PrefillUsage,
@@ -122,7 +122,7 @@ def _file_event(hour: int, owner: str, gigabyte_hours: float) -> UsageEvent:
     )
 
 
-def _event(place: Place, owner: str, session: SessionRow, info: UsageInfo, device_s: float | None) -> UsageEvent:
+def _event(place: UsagePlace, owner: str, session: SessionRow, info: UsageInfo, device_s: float | None) -> UsageEvent:
     return UsageEvent(
         bucket_start=moment(place.hour * HOUR_S),
         bucket_end=moment((place.hour + 1) * HOUR_S),

@@ -19,7 +19,7 @@ from twinkle.data_format.sampling import SamplingParams
 from twinkle.scheduler.token_stream import SampledInput
 from twinkle.server.model_texts import TextModel
 from twinkle.server.openai.drawing import ServedModel, find_model, prompt_of
-from twinkle.server.openai.ordering import DrawSession, Order, lane_of, number_of, session_named, shared_session
+from twinkle.server.openai.ordering import DrawSession, SampleOrder, lane_of, number_of, session_named, shared_session
 from twinkle.server.openai.runs import path_of_run
 from twinkle.server.request_metadata import idempotency_key
 from twinkle.server.state import ServerState
@@ -48,7 +48,7 @@ class Asked:
     model: ServedModel
     """The base model, with the checkpoint where one was named or meant."""
     text_model: TextModel | None
-    order: Order
+    order: SampleOrder
 
 
 async def served_base(server: ServerState, base_model: str) -> ServedModel:
@@ -96,7 +96,7 @@ async def ask(request: Request, server: ServerState, tenant: str, base_model: st
     # Rows may be many and long: not on the event loop.
     inputs = await server.common.object_io.run(_inputs, prompts, params, model, request_ids)
     is_for_later = preferred_wait_s(request) is not None
-    order = Order(
+    order = SampleOrder(
         tenant=tenant,
         samples=[_request(prompt, params, lane, seq) for prompt, seq in zip(prompts, seqs, strict=True)],
         request_ids=request_ids,

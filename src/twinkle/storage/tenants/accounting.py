@@ -38,7 +38,7 @@ _SUMS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class UsagePlace:
     """Where something was used: an hour (counted from the epoch), a session, a base model."""
 
     hour: int
@@ -95,7 +95,7 @@ class Accounting:
         self._database = database
         self._clock = clock
 
-    def work(self, tenant: str, *, start: float, end: float) -> dict[Place, Work]:
+    def work(self, tenant: str, *, start: float, end: float) -> dict[UsagePlace, Work]:
         """What ended well from ``start`` until before ``end``: failed and cancelled operations cost nothing.
 
         Of operations that are forgotten it is known by full hours: those that begin in that time are counted.
@@ -115,13 +115,13 @@ class Accounting:
             " num_operations FROM past_work WHERE tenant = ? AND hour >= ? AND hour < ?",
             (tenant, start, end, tenant, start / HOUR_S, end / HOUR_S),
         )
-        found: defaultdict[Place, Work] = defaultdict(Work)
+        found: defaultdict[UsagePlace, Work] = defaultdict(Work)
         for row in rows:
             base_model = row.base_model if row.config is None else _base_model_of(row.config)
-            _add(found[Place(int(row.hour), row.session, base_model)], OperationKind(row.kind), row)
+            _add(found[UsagePlace(int(row.hour), row.session, base_model)], OperationKind(row.kind), row)
         return dict(found)
 
-    def gigabyte_hours(self, tenant: str, *, start: int, end: int) -> dict[Place, float]:
+    def gigabyte_hours(self, tenant: str, *, start: int, end: int) -> dict[UsagePlace, float]:
         """What checkpoints and nameless weights took up in each hour of the window, those that are gone included."""
         end = min(end, int(self._clock.now()) + 1)
         rows = self._database.read(_LIVES, (tenant, end, tenant, end, start, tenant, end, start))
@@ -222,13 +222,13 @@ def _add(work: Work, kind: OperationKind, row: Row) -> None:
         work.num_checkpoints += int(row.num_operations)
 
 
-def _spread(lives: Iterable[Row], *, start: float, end: float) -> dict[Place, float]:
+def _spread(lives: Iterable[Row], *, start: float, end: float) -> dict[UsagePlace, float]:
     """Spread sizes over the hours between ``start`` and ``end`` in which they were there."""
-    found: defaultdict[Place, float] = defaultdict(float)
+    found: defaultdict[UsagePlace, float] = defaultdict(float)
     for life in lives:
         base_model = life.base_model if life.config is None else _base_model_of(life.config)
         for hour, gigabyte_hours in _hours_of(life, start=start, end=end):
-            found[Place(hour, life.session, base_model)] += gigabyte_hours
+            found[UsagePlace(hour, life.session, base_model)] += gigabyte_hours
     return dict(found)
 
 

@@ -60,7 +60,7 @@ class Command(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class RankOrder:
     """A command, and the adapters that nobody refers to any more."""
 
     command: Command

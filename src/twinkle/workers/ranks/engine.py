@@ -39,7 +39,7 @@ from twinkle.workers.ranks.commands import (
     NextSlice,
     NoteFailure,
     OptimStep,
-    Order,
+    RankOrder,
     Restore,
     Snapshot,
     StartPasses,
@@ -267,11 +267,11 @@ class RankedEngine:
         if state.is_shared:
             self._together(Compare(state.handle))
 
-    def _order(self, command: Command) -> Order:
+    def _order(self, command: Command) -> RankOrder:
         """A command, and the adapters that nobody refers to here."""
         while self._unreferenced:
             self._to_release.append(self._unreferenced.popleft())
-        return Order(command=command, released=tuple(self._to_release))
+        return RankOrder(command=command, released=tuple(self._to_release))
 
     def _adapter(self, handle: int, *, is_shared: bool = True) -> RankedAdapter:
         adapter = RankedAdapter(handle, is_shared=is_shared)

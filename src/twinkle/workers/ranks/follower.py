@@ -19,7 +19,7 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import find_store, join_store, leave_world
 from twinkle.infra.rank_group import RankGroup
-from twinkle.workers.ranks.commands import Member, Order, execute
+from twinkle.workers.ranks.commands import Member, RankOrder, execute
 from twinkle.workers.ranks.followers import Welcome
 from twinkle.workers.transformers_engine import TransformersEngine
 
@@ -56,7 +56,7 @@ def _follow(channel: Connection) -> None:
     member = Member(_engine(settings, ranks, channel), {})
     while True:
         order = channel.recv()
-        assert isinstance(order, Order)
+        assert isinstance(order, RankOrder)
         member.release(order.released)
         _, _, reply = execute(order.command, member)
         channel.send(reply)

@@ -22,7 +22,7 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import join_store, open_store
 from twinkle.infra.rank_group import RankGroup
-from twinkle.workers.ranks.commands import Order, Reply
+from twinkle.workers.ranks.commands import RankOrder, Reply
 from twinkle.workers.ranks.world import end_process, patience_s
 
 _MODULE = "twinkle.workers.ranks.follower"
@@ -87,7 +87,7 @@ class Followers:
         """The followers' processes, by rank."""
         return [follower.process.pid for follower in self._followers]
 
-    def send(self, order: Order) -> None:
+    def send(self, order: RankOrder) -> None:
         """Tell every follower; blocks while a channel is full."""
         message = pickle.dumps(order)
         with self._lock:

@@ -9,7 +9,7 @@ from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import leave_world
-from twinkle.workers.ranks.commands import Member, Order, execute
+from twinkle.workers.ranks.commands import Member, RankOrder, execute
 from twinkle.workers.ranks.followers import Followers
 from twinkle.workers.ranks.world import disagreement
 from twinkle.workers.transformers_engine import TransformersEngine
@@ -45,7 +45,7 @@ class MachineWorld:
         """The processes of the other ranks."""
         return self._followers.pids
 
-    def together(self, order: Order) -> Any:
+    def together(self, order: RankOrder) -> Any:
         """Tell the others, do it here, and see that they ended as this rank did."""
         self._followers.send(order)
         self._member.release(order.released)
@@ -62,7 +62,7 @@ class MachineWorld:
             raise error
         return result
 
-    def first(self, order: Order) -> Any:
+    def first(self, order: RankOrder) -> Any:
         """Do it here."""
         self._member.release(order.released)
         return order.command.run(self._member)

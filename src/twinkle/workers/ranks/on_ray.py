@@ -24,8 +24,8 @@ from twinkle.core.answering import RAY_TOKEN_HINT, is_answered
 from twinkle.core.errors import ConfigError, MeshUnavailable
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
-from twinkle.workers.ranks.commands import Order
-from twinkle.workers.ranks.ray_rank import Answer, Joined, Place, RayRank
+from twinkle.workers.ranks.commands import RankOrder
+from twinkle.workers.ranks.ray_rank import Answer, Joined, RankPlace, RayRank
 from twinkle.workers.ranks.world import disagreement, end_process, patience_s
 
 PLACEMENT_S = 300.0
@@ -77,11 +77,11 @@ class RayWorld:
         return [place.pid for place in self._places]
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[RankPlace]:
         """Where the ranks stand, by rank."""
         return list(self._places)
 
-    def together(self, order: Order) -> Any:
+    def together(self, order: RankOrder) -> Any:
         """Tell every rank, and see that all ended alike."""
         answers = self._tell(order, self._ranks)
         difference = disagreement(order.command, [answer.reply for answer in answers])
@@ -89,7 +89,7 @@ class RayWorld:
             self._give_up(difference)
         return _outcome(answers[0])
 
-    def first(self, order: Order) -> Any:
+    def first(self, order: RankOrder) -> Any:
         """Tell rank 0."""
         return _outcome(self._tell(order, self._ranks[:1])[0])
 
@@ -131,7 +131,7 @@ class RayWorld:
             return capabilities.model_copy(update={"determinism": "none"})
         return capabilities
 
-    def _tell(self, order: Order, ranks: list[Any]) -> list[Answer]:
+    def _tell(self, order: RankOrder, ranks: list[Any]) -> list[Answer]:
         message = pickle.dumps(order)
         sent = ray.put(message) if len(message) > _INLINE_BYTES and len(ranks) > 1 else message
         return [pickle.loads(data) for data in self._ask([rank.follow.remote(sent) for rank in ranks], pickle.loads)]

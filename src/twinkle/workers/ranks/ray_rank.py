@@ -21,7 +21,7 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import find_store, join_store, open_store
 from twinkle.infra.rank_group import ALONE, RankGroup
-from twinkle.workers.ranks.commands import Member, Order, Reply, execute
+from twinkle.workers.ranks.commands import Member, RankOrder, Reply, execute
 from twinkle.workers.threads import kind_of_cpu
 from twinkle.workers.transformers_engine import TransformersEngine
 
@@ -29,7 +29,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankPlace:
     """Where a rank stands."""
 
     node: str
@@ -66,9 +66,9 @@ class RayRank:
         self._rank = rank
         self._member: Member | None = None
 
-    def place(self) -> Place:
+    def place(self) -> RankPlace:
         """Where this rank stands."""
-        return Place(
+        return RankPlace(
             node=ray.get_runtime_context().get_node_id(),
             host=_own_host(),
             pid=os.getpid(),
@@ -95,7 +95,7 @@ class RayRank:
         """Do what an order says; the answer."""
         assert self._member is not None, "orders follow join()"
         order = pickle.loads(message)
-        assert isinstance(order, Order)
+        assert isinstance(order, RankOrder)
         self._member.release(order.released)
         try:
             result, error, reply = execute(order.command, self._member)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 import structlog
 
 from twinkle.core.mesh import MeshCapabilities
-from twinkle.workers.ranks.commands import Command, Order, Reply
+from twinkle.workers.ranks.commands import Command, RankOrder, Reply
 
 EXIT_RANK_LOST = 70
 """``EX_SOFTWARE`` of sysexits.h."""
@@ -45,11 +45,11 @@ class RankWorld(Protocol):
         """The processes of the ranks that are not this one, by rank."""
         ...
 
-    def together(self, order: Order) -> Any:
+    def together(self, order: RankOrder) -> Any:
         """Have every rank make a call; rank 0's result, or its error raised where all of them ended with it."""
         ...
 
-    def first(self, order: Order) -> Any:
+    def first(self, order: RankOrder) -> Any:
         """Have rank 0 alone make a call; its result, or its error raised."""
         ...
 

@@ -53,7 +53,7 @@ class TrainedWeight:
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightPart:
     """Which part of which weight a tensor of the files is."""
 
     weight: TrainedWeight
@@ -94,7 +94,7 @@ class Updates:
         self._skeleton = skeleton
         self.untied_head: str | None = None
         """What the output head is called in files that will hold one of its own for the first time."""
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, WeightPart] = {}
         self.stored_names: dict[str, str] = {}
         """By a trained parameter's name that of one of its tensors in the files."""
         self._weights = {weight.name: weight for weight in weights}
@@ -125,18 +125,18 @@ class Updates:
             return None
         return self._pieces(place.weight.name, place.expert)[place.piece]
 
-    def _places_of(self, weight: TrainedWeight) -> dict[str, Place]:
+    def _places_of(self, weight: TrainedWeight) -> dict[str, WeightPart]:
         empty = torch.empty(weight.target.module.get_parameter(weight.name.rpartition(".")[2]).shape, device="meta")
         names = list(self._skeleton.stored(weight.name, empty))
         num_experts = weight.target.num_experts
         if num_experts is None or len(names) == 1:
-            return {name: Place(weight, None, name) for name in names}
+            return {name: WeightPart(weight, None, name) for name in names}
         pieces = list(self._skeleton.stored(weight.name, empty[:1]))
         places = {}
         for expert in range(num_experts):
             for piece in pieces:
                 [name] = {named for named in _numbered(piece, expert) if named in names}
-                places[name] = Place(weight, expert, piece)
+                places[name] = WeightPart(weight, expert, piece)
         if places.keys() != set(names):
             raise ConfigError(f"{weight.name}: its experts lie in the files in a way that is not known")
         return places
