@@ -13,9 +13,11 @@ import typer
 
 from twinkle.cli.exit_codes import EXIT_ERROR
 from twinkle.cli.table import print_table
-from twinkle.core.errors import TwinkleError
+from twinkle.core.errors import InvalidInput, TwinkleError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from twinkle.server.launch.launcher import ServerLauncher
 
 app = typer.Typer(
@@ -79,6 +81,39 @@ def print_config(config: ConfigFlag = None, any_key: AnyKeyFlag = False) -> None
     for name, value in sorted(launcher.plan.settings.items()):
         print(f"{name}={shlex.quote(os.environ.get(name, value))}")
     print(shlex.join(["twinkle", *launcher.command[3:]]))
+
+
+@app.command()
+def clear(what: Annotated[str, typer.Argument(metavar="persistence")], config: ConfigFlag = None) -> None:
+    """Say where records are kept, and how to begin anew. Nothing is deleted: what was accepted is never lost.
+
+    twinkle-server clear persistence -c server_config.yaml
+    """
+    if what != "persistence":
+        raise InvalidInput("clear", f"knows persistence alone, not {what!r}")
+    raise InvalidInput("persistence", _why_not_cleared({**_configured(config), **os.environ}))
+
+
+def _configured(config: Path | None) -> dict[str, str]:
+    from twinkle.server.launch.launcher import CONFIG_VARIABLE
+
+    is_given = config is not None or CONFIG_VARIABLE in os.environ
+    return _launcher(config, False).plan.settings if is_given else {}
+
+
+def _why_not_cleared(settings: Mapping[str, str]) -> str:
+    from twinkle.core.settings import load_settings
+
+    home = load_settings(home=settings.get("TWINKLE_HOME")).home
+    elsewhere = [name for name in ("TWINKLE_DATABASE_URL", "TWINKLE_OBJECT_STORE") if settings.get(name)]
+    places = " and ".join([str(home), *(f"what {name} names" for name in elsewhere)])
+    changed = " and ".join(["TWINKLE_HOME", *elsewhere])
+    return (
+        f"nothing was deleted. Records are the runs, checkpoints and accepted operations of all tenants, in {places};"
+        " no command deletes them, since what was accepted is never lost. To begin anew, start the service with another"
+        f" {changed}; to be rid of the old ones, delete them by hand while it is stopped. Tenants delete their own"
+        " checkpoints and files, and `twinkle vacuum` gives what the database no longer needs back to the disk"
+    )
 
 
 def _launcher(config: Path | None, any_key: bool) -> ServerLauncher:

@@ -1,7 +1,9 @@
 """The documents' scripts of two tenants, and the README's four tenants, with a SIGKILL of the worker in the middle.
 
-Weights and answers are those, to the bit, of the same work that nobody disturbed. Scripts run word for word; sizes,
-addresses and seeds alone are set.
+Weights and answers are those, to the bit, of the same work that nobody disturbed. Scripts run as they are written, but
+for what a tiny model and a short run need: the server's address and the key, the numbers of ``SIZES`` (rows, steps,
+tokens, steps of warm-up, passes of a window) and what ``SEEDS`` puts before them (seeds of adapters and samples, and
+another ``FormatReward``, since a tiny model never writes what the documents' one rewards).
 """
 
 from __future__ import annotations

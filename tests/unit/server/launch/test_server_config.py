@@ -303,6 +303,30 @@ def test_the_command_says_key_by_key_what_becomes_of_a_file(tmp_path: Path, monk
     assert printed.stdout.splitlines()[-1].startswith("twinkle serve --mesh ")
 
 
+def test_clearing_persistence_deletes_nothing_and_says_how_to_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "twinkle"
+    home.mkdir()
+    (home / "journal.db").write_text("everything")
+    path = tmp_path / "server_config.yaml"
+    path.write_text(LIKE_THE_DOCUMENTS.replace("/tmp/somewhere/state.json", str(tmp_path / "state.json")))
+
+    refused = CliRunner().invoke(app, ["clear", "persistence", "-c", str(path)])
+    monkeypatch.setenv("TWINKLE_DATABASE_URL", "postgresql://twinkle:secret@db/twinkle")
+    elsewhere = CliRunner().invoke(app, ["clear", "persistence", "-c", str(path)])
+    unknown = CliRunner().invoke(app, ["clear", "everything"])
+
+    assert refused.exit_code == elsewhere.exit_code == unknown.exit_code == 1
+    assert "persistence: nothing was deleted. Records are the runs" in str(refused.exception)
+    assert f"in {home}; no command deletes them" in str(refused.exception)
+    assert "start the service with another TWINKLE_HOME;" in str(refused.exception)
+    assert f"in {home} and what TWINKLE_DATABASE_URL names;" in str(elsewhere.exception)
+    assert "secret" not in str(elsewhere.exception)
+    assert str(unknown.exception) == "clear: knows persistence alone, not 'everything'"
+    assert (home / "journal.db").read_text() == "everything"
+
+
 def test_importing_it_loads_neither_the_server_nor_the_library() -> None:
     script = (
         "import sys; from twinkle.server import launch_server, ServerLauncher, ServerConfig\n"
