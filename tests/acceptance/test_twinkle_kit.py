@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.served import Served
-from harness.twinkle_kit import Exercise, exercise
+from harness.twinkle_kit import Exercise, exercise, train_with_pinned_sdk
 from harness.twinkle_table import NOT_SENT_BY_TWINKLE_KIT, TABLE
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
@@ -66,3 +68,13 @@ def test_it_asks_for_every_row_of_the_table_and_for_nothing_else(done: Exercise)
     rows = {" ".join(call.split()[:2]) for call in done.calls}
 
     assert rows == TABLE - NOT_SENT_BY_TWINKLE_KIT
+
+
+def test_the_sdk_that_it_pins_trains_after_its_own_init(served: Served, tmp_path: Path) -> None:
+    seen = train_with_pinned_sdk(served.url, served.create_key("pinned"), "tiny", tmp_path)
+
+    assert seen["losses"] == sorted(seen["losses"], reverse=True) and seen["losses"][0] > seen["losses"][-1]
+    assert seen["tokens"] == [4, 4] and len(seen["scored"]) == 3
+    # The same weights score the same tokens, sampled or trained.
+    assert seen["prompt"][0] is None
+    assert seen["prompt"][1:] == pytest.approx(seen["scored"], abs=1e-5)

@@ -104,7 +104,7 @@ def _configured(config: Path | None) -> dict[str, str]:
 def _why_not_cleared(settings: Mapping[str, str]) -> str:
     from twinkle.core.settings import load_settings
 
-    home = load_settings(home=settings.get("TWINKLE_HOME")).home
+    home = load_settings(home=settings.get("TWINKLE_HOME")).home.absolute()
     elsewhere = [name for name in ("TWINKLE_DATABASE_URL", "TWINKLE_OBJECT_STORE") if settings.get(name)]
     places = " and ".join([str(home), *(f"what {name} names" for name in elsewhere)])
     changed = " and ".join(["TWINKLE_HOME", *elsewhere])
