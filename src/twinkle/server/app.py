@@ -121,7 +121,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(twinkle_openai_router, tags=["openai"])
     app.include_router(openapi_router)
     app.direct = tinker_direct
-    app.freed = FreedMemory()
+    app.freed, app.writing = FreedMemory(), asyncio.Lock()
     app.mounted_at, app.public_url = settings.mounted_at, settings.public_url
     return app
 

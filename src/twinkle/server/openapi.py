@@ -6,6 +6,7 @@ Bodies are read by hand, within bounds, so FastAPI knows nothing of them: each r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -173,6 +174,8 @@ class Api(FastAPI):
     """What answers hold until they have left."""
     in_progress: RequestsInProgress | None = None
     """Whose requests there are."""
+    writing: asyncio.Lock
+    """Of the document, which one request does and those that come meanwhile wait for."""
     freed: FreedMemory
     """What requests and connections let go of."""
 
@@ -225,8 +228,11 @@ class Api(FastAPI):
 async def show_document(request: Request, common: Common) -> Response:
     """The document. No key is needed: it names nobody, and tools that read it have none."""
     app: Api = request.app
-    if app.document is None:
-        app.document = await common.object_io.run(lambda: orjson.dumps(app.openapi()))
+    async with app.writing:
+        if app.document is None:
+            app.document = await common.object_io.run(lambda: orjson.dumps(app.openapi()))
+            # Thousands of small objects that nobody reads again.
+            app.openapi_schema = None
     return Response(app.document, media_type=JSON)
 
 

@@ -685,6 +685,29 @@ def test_a_database_that_does_not_answer_is_worth_another_try(twinkle: Twinkle) 
 
 
 @pytest.mark.parametrize(
+    ("arguments", "settings", "says"),
+    [
+        (("--port", "99999"), {}, "TWINKLE_PORT: Input should be less than or equal to 65535"),
+        (("--host", "203.0.113.1"), {}, "cannot listen on 203.0.113.1:"),
+        ((), {"TWINKLE_LOG_LEVEL": "LOUD"}, "TWINKLE_LOG_LEVEL: must be one of DEBUG, INFO"),
+        ((), {"TWINKLE_DATABASE_URL": "mysql://x/y"}, "TWINKLE_DATABASE_URL: must begin with one of sqlite://"),
+        ((), {"TWINKLE_REDIS_URL": "localhost:6379"}, "TWINKLE_REDIS_URL: must begin with one of redis://"),
+        ((), {"TWINKLE_OBJECT_STORE": "ftp://x/y"}, "TWINKLE_OBJECT_STORE: must begin"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_serve_refuses_what_it_cannot_start_with_in_one_line_and_starts_nothing(
+    twinkle: Twinkle, tmp_path: Path, arguments: tuple[str, ...], settings: dict[str, str], says: str
+) -> None:
+    home = tmp_path / "home"
+
+    done = twinkle("serve", "--home", str(home), "--model", "m", "--engine", "null", *arguments, **settings)
+
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout and not list(home.glob("journal.db*"))
+
+
+@pytest.mark.parametrize(
     "command",
     [
         ("server",),

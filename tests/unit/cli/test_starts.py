@@ -254,8 +254,12 @@ def test_the_pauses_between_starts_grow_and_a_start_that_ends_well_begins_anew(
     assert Starts.begin() == Starts()
 
 
-@pytest.mark.parametrize("command", [("keys", "list"), ("housekeeping",), ("server",)], ids=" ".join)
-def test_a_package_that_is_not_installed_is_named_in_one_line(command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [(("keys", "list"), "server"), (("housekeeping",), "server"), (("server",), "server"), (("serve",), "worker")],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_package_that_is_not_installed_is_named_in_one_line(command: tuple[str, ...], extra: str) -> None:
     script = (
         "import sys; sys.modules.update(sqlalchemy=None, celery=None, uvicorn=None)\n"
         f"sys.argv = ['twinkle', *{command}]; from twinkle.cli import main; main()"
@@ -264,7 +268,7 @@ def test_a_package_that_is_not_installed_is_named_in_one_line(command: tuple[str
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONGEST_S, check=False
     )
 
-    assert done.returncode == 2 and "is not installed: pip install 'twinkle-queue[server]'" in done.stderr
+    assert done.returncode == 2 and f"is not installed: pip install 'twinkle-queue[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
