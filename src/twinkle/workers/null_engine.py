@@ -28,6 +28,8 @@ from twinkle.workers.engine import Pass, PassAnswer, SampleOutput, WrittenState
 from twinkle.workers.null_calls import NullState, answer_call, answer_load, answer_pass, chain
 
 _FILE = "state.json"
+_STEP_TOKENS = 2**17
+"""Of the samples that end in one step, but for the first of them: what is large is written one by one."""
 
 
 class NullEngine:
@@ -139,9 +141,16 @@ class NullEngine:
         self._samples.append((request_id, request))
 
     def step_samples(self) -> list[SampleOutput]:
-        """Finish every sample with zeros."""
-        finished, self._samples = self._samples, []
-        return [_sample(request_id, request) for request_id, request in finished]
+        """Finish the oldest samples with zeros: one, however large, and as many small ones as a step has room for."""
+        finished: list[SampleOutput] = []
+        room = _STEP_TOKENS
+        for request_id, request in self._samples:
+            if room <= 0:
+                break
+            finished.append(_sample(request_id, request))
+            room -= finished[-1].num_tokens
+        del self._samples[: len(finished)]
+        return finished
 
     def drawn_so_far(self, request_id: str, known: Sequence[int]) -> list[TokenPiece]:
         """Nothing: a sample is drawn as a whole."""
