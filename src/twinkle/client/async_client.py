@@ -105,8 +105,11 @@ class AsyncClient:
     ) -> Run:
         """A new run on a base model; returns as soon as the server has accepted it.
 
+        Args:
+            rank: Of the LoRA. 0: all of the model's weights are trained, on a mesh that is given to such runs.
+
         Raises:
-            InvalidInput: The base model or the rank is not offered.
+            InvalidInput: The base model or the rank is not offered, or no mesh is given to runs of whole models.
             TransientError: The server could not be asked for as long as was tried.
         """
         session_id = await self._session.id()

@@ -114,7 +114,7 @@ def test_values_outside_their_limits_are_refused_before_anything_is_sent() -> No
     session = Reply(200, {"session_id": "s"})
     with ScriptedServer(lambda _: session) as server, Client(server.url, KEY) as client:
         with pytest.raises(InvalidInput, match="rank"):
-            client.create_run("b", rank=0)
+            client.create_run("b", rank=-1)
         with pytest.raises(InvalidInput, match="base_model"):
             client.sampler()
         assert [seen.path for seen in server.seen] == ["/api/v1/create_session"]
