@@ -22,6 +22,8 @@ MARKS = {
     "megatron": re.compile(r"\bMegatronModel\b"),
     "server": re.compile(r"\binit_(twinkle|tinker)\w*client\(|\bServiceClient\("),
 }
+_ADDRESSES = ("http://localhost:8000", "http://www.modelscope.cn/twinkle")
+_MODELS_ELSEWHERE = ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-4B")
 _IMPORT = re.compile(r"^(import|from) [a-zA-Z_]")
 _LAST_CALL = re.compile(r"^(\w+\(\))(?=\S|$)")
 _MAIN = re.compile(r"^if __name__ == ['\"]__main__['\"]:")
@@ -58,6 +60,15 @@ class Script:
     @property
     def is_distributed(self) -> bool:
         return "mode='local'" in self.text
+
+
+def at_server(text: str, url: str, served_as: str) -> str:
+    """A client's script that asks this server, for the model that it serves."""
+    for address in _ADDRESSES:
+        text = text.replace(address, url)
+    for model in _MODELS_ELSEWHERE:
+        text = text.replace(model, served_as)
+    return text
 
 
 def seeds_folder() -> Path | None:

@@ -20,8 +20,9 @@ import pytest
 from harness.hub_world import HubWorld
 from harness.polling import wait_for
 from harness.script_run import run_script
-from harness.seeds import Script
+from harness.seeds import Script, at_server
 from harness.served import Served
+from twinkle.storage.tenants.keyring import digest_of_key
 from twinkle_client import TwinkleClient
 from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
@@ -31,8 +32,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 SERVED_AS = "Qwen/Qwen3.5-4B"
 MODEL = f"ms://{SERVED_AS}"
-SCRIPTS = ("000:526", "000:318")
-"""Of the SDK, and of our client."""
+SCRIPTS = (("000:526", "000:318"), ("002:678", "002:420"), ("003:186", "002:420"))
+"""Two tenants each: a script of the SDK, and one of our client."""
 SIZES = {
     r"data_slice=range\(500\)": "data_slice=range(24)",
     r"MAX_NEW_TOKENS = 1024": "MAX_NEW_TOKENS = 6",
@@ -95,6 +96,16 @@ def weights(service: Served, paths: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def weights_of(service: Served, key: str) -> dict[str, str]:
+    """The same, of all that whoever came with a key has saved."""
+    tenant = f"anyone-{digest_of_key(f'any key:{key}')[:12]}"
+    saved = service.query(
+        "SELECT checkpoint.path FROM checkpoint JOIN tenant ON tenant.id = checkpoint.tenant WHERE tenant.name = ?",
+        tenant,
+    )
+    return weights(service, [path for (path,) in saved])
+
+
 def killing(service: Served, works: Sequence[Callable[[], Any]], *, after_steps: int) -> list[Any]:
     """Does everything at once, and kills the worker when so many steps have been made."""
     before = num_steps(service)
@@ -106,22 +117,25 @@ def killing(service: Served, works: Sequence[Callable[[], Any]], *, after_steps:
         return [future.result() for future in futures]
 
 
+@pytest.mark.parametrize("names", SCRIPTS, ids=" and ".join)
 def test_scripts_of_two_tenants_save_the_same_weights_when_the_worker_is_killed(
-    service: Served, scripts: list[Script], world: HubWorld, tmp_path: Path
+    service: Served, scripts: list[Script], world: HubWorld, tmp_path: Path, names: tuple[str, str]
 ) -> None:
     texts = {script.name: script.text for script in scripts}
 
-    def run(name: str, tenant: str) -> dict[str, str]:
-        text = texts[name].replace("http://localhost:8000", service.url)
-        text = re.sub(r"api_key='(your-api-key)?'", f"api_key='{tenant}'", text)
+    def run(name: str, key: str) -> dict[str, str]:
+        text = at_server(texts[name], service.url, SERVED_AS)
+        text = re.sub(r"api_key='(your-api-key)?'", f"api_key='{key}'", text)
         for written, set_to in SIZES.items():
             text = re.sub(written, set_to, text)
-        assert service.url in text and f"api_key='{tenant}'" in text
-        output = run_script(SEEDS + text, tmp_path / tenant, world.environment, time_limit_s=600).output
-        return weights(service, re.findall(r"(?:Saved checkpoint to|Saved weights to|checkpoint:) (\S+://\S+)", output))
+        run_script(SEEDS + text, tmp_path / key, {**world.environment, "MODELSCOPE_TOKEN": key}, time_limit_s=600)
+        return weights_of(service, key)
 
-    calm = [run(name, f"calm-{place}") for place, name in enumerate(SCRIPTS)]
-    works = [lambda name=name, place=place: run(name, f"struck-{place}") for place, name in enumerate(SCRIPTS)]
+    calm = [run(name, f"calm-{place}-of-{names[0][:3]}") for place, name in enumerate(names)]
+    works = [
+        lambda name=name, place=place: run(name, f"struck-{place}-of-{names[0][:3]}")
+        for place, name in enumerate(names)
+    ]
     struck = killing(service, works, after_steps=4)
 
     assert struck == calm

@@ -10,13 +10,11 @@ import pytest
 
 from harness.hub_world import HubWorld
 from harness.script_run import Run, run_script
-from harness.seeds import Script
+from harness.seeds import Script, at_server
 from harness.served import Served
 
 SERVED_AS = "Qwen/Qwen3.5-4B"
 BY_ID, TEXT_BY_ID = f"ms://{SERVED_AS}", "ms://Qwen/Qwen3-4B"
-ADDRESSES = ("http://localhost:8000", "http://www.modelscope.cn/twinkle")
-OTHER_MODELS = ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-4B")
 SIZES = {
     r"data_slice=range\(500\)": "data_slice=range(24)",
     r"MAX_NEW_TOKENS = 1024": "MAX_NEW_TOKENS = 6",
@@ -64,11 +62,7 @@ def run_client(scripts: list[Script], world: HubWorld, tmp_path: Path) -> RunCli
     named = {script.name: script.text for script in scripts}
 
     def run(service: Served, name: str, *, prelude: str = "") -> Run:
-        text = named[name]
-        for address in ADDRESSES:
-            text = text.replace(address, service.url)
-        for model in OTHER_MODELS:
-            text = text.replace(model, SERVED_AS)
+        text = at_server(named[name], service.url, SERVED_AS)
         for written, set_to in SIZES.items():
             text = re.sub(written, set_to, text)
         assert service.url in text and "range(24)" in text

@@ -32,7 +32,8 @@ NUMBERED: list[tuple[str, dict[str, Json], list[str]]] = [
 ]
 REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("create_model", {"model_seq_id": -1}, ["model_seq_id", "greater than or equal to 0", "not -1"]),
-    ("create_model", {"lora_config": {"rank": 0}}, ["lora_config.rank", "equal to 1", "not 0"]),
+    ("create_model", {"lora_config": {"rank": -1}}, ["lora_config.rank", "equal to 0", "not -1"]),
+    ("create_model", {"lora_config": {"rank": 0}}, ["lora_config", "of rank 0", "the whole model"]),
     ("create_model", {"lora_config": {"rank": 10**6}}, ["lora_config.rank", "at most", "not 1000000"]),
     ("create_model", {"lora_config": {"seed": 2**63}}, ["lora_config.seed", str(2**63 - 1), str(2**63)]),
     ("create_model", {"optimizer_config": {"type": "sgd"}}, ["optimizer_config.type", "'sgd'", "'adamw'"]),

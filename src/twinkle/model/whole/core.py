@@ -6,25 +6,23 @@ snapshots and calls are those of adapters. A pass is one copy's: nothing is shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
-from twinkle.core.errors import ConfigError, InvalidInput, OutOfMemory
-from twinkle.core.slices import Slices, finished
+from twinkle.core.errors import ConfigError, OutOfMemory
+from twinkle.core.slices import Slices
 from twinkle.infra.rank_group import ALONE
-from twinkle.loss import DatumLoss
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused.adam import adam_step
-from twinkle.model.fused.batch_jobs import Work, run_with_batches
 from twinkle.model.fused.determinism import strict_mode_in_force
-from twinkle.model.fused.job_run import JobRun, start_runs
+from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.model_info import model_info
+from twinkle.model.fused.one_by_one import UNFUSED, OneByOne
 from twinkle.model.fused.step import is_out_of_memory
-from twinkle.model.fused.training import AdamParams, Datum, TrainJob, TrainOutcome
-from twinkle.model.fused.validation import validate_batch, validate_job
+from twinkle.model.fused.training import AdamParams, Datum, TrainJob
 from twinkle.model.loading import load_base_model, takes_pictures
 from twinkle.model.whole.rows import RowsPass, parts_of
 from twinkle.module.lora import LoraAdapter, LoraConfig
@@ -32,12 +30,10 @@ from twinkle.module.whole import WHOLE, WholePool
 
 TOKENS_PER_PASS = {"cpu": 1024}
 TOKENS_PER_PASS_ACCELERATOR = 8192
-UNFUSED = "unfused"
-"""No operation shares a pass with another; one that is done again gives the same bits."""
 PROBE_TOKENS = 24
 
 
-class WholeModelCore:
+class WholeModelCore(OneByOne):
     """The jobs of :mod:`twinkle.model.fused.training` on copies of all of a model's parameters.
 
     Parameters, gradients and moments are float32; on an accelerator products are made in bfloat16. Dropout is not
@@ -49,6 +45,7 @@ class WholeModelCore:
         tokens_per_pass: About how many tokens, padding included, it takes at once; what suits the device if omitted.
     """
 
+    without_embeddings = "a run of the whole model has not; train an adapter for it"
     picture_rules = None
     """It takes text."""
     ranks = ALONE
@@ -103,11 +100,6 @@ class WholeModelCore:
             probe.clear_gradients()
         return UNFUSED if torch.equal(*gradients) else "none"
 
-    @property
-    def embedding(self) -> NoReturn:
-        """Refused: what compares embeddings runs in another engine."""
-        raise InvalidInput("task", "is 'embedding', which a run of the whole model has not; train an adapter for it")
-
     def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """A copy of the model's parameters as they were loaded."""
         return self.pool.create(config, trainable=trainable)
@@ -115,25 +107,6 @@ class WholeModelCore:
     def optim_step(self, adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
         """Apply and clear the accumulated gradients of one copy."""
         return adam_step(adapter, params)
-
-    def forward_backward(self, jobs: Sequence[Work]) -> list[TrainOutcome | Exception]:
-        """Run jobs; one result each, in their order. One that fails leaves its copy as it was."""
-        return finished(self.passes(jobs))
-
-    def passes(self, jobs: Sequence[Work]) -> Slices[list[TrainOutcome | Exception]]:
-        """The same a pass at a time. Between two others may be made, of other copies."""
-        return run_with_batches(jobs, self._run_jobs, self._judge_batch, self._refuse_embedded)
-
-    def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:
-        runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs])
-        is_begun = False
-        for run in runs:
-            if isinstance(run, JobRun):
-                if is_begun:
-                    yield
-                is_begun = True
-                yield from self._run_job(run)
-        return [run.commit() if isinstance(run, JobRun) else run for run in runs]
 
     def _run_job(self, run: JobRun) -> Slices[None]:
         for number, part in enumerate(parts_of(run.job.data, tokens_per_pass=self._tokens_per_pass)):
@@ -151,20 +124,3 @@ class WholeModelCore:
         except Exception as error:  # noqa: BLE001 - whatever it was, it is this job's alone
             is_memory = is_out_of_memory(error)
             run.fail(OutOfMemory(f"the device ran out of memory: {error}") if is_memory else error.with_traceback(None))
-
-    def _loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
-        try:
-            return validate_job(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
-        except InvalidInput as error:
-            return error
-
-    def _judge_batch(self, job: TrainJob) -> None:
-        validate_batch(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
-
-    @staticmethod
-    def _refuse_embedded(job: TrainJob) -> Slices[TrainOutcome | Exception]:
-        yield from ()
-        return InvalidInput(
-            "loss_fn",
-            f"{job.loss} compares embeddings, which no run of the whole model does; train an adapter for it",
-        )

@@ -8,27 +8,25 @@ go through the stages one after another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from twinkle.core.errors import ConfigError, InvalidInput, OutOfMemory
-from twinkle.core.slices import Slices, finished
+from twinkle.core.slices import Slices
 from twinkle.hub.support import check_config
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.rank_group import ALONE, RankGroup
-from twinkle.loss import DatumLoss
 from twinkle.model.fused.adam import adam_step
-from twinkle.model.fused.batch_jobs import Work, run_with_batches
 from twinkle.model.fused.determinism import UNPADDED, strict_mode_in_force
 from twinkle.model.fused.independence import Independence
-from twinkle.model.fused.job_run import JobRun, start_runs
+from twinkle.model.fused.job_run import JobRun
 from twinkle.model.fused.model_info import model_info
+from twinkle.model.fused.one_by_one import UNFUSED, OneByOne
 from twinkle.model.fused.probe import TOLERANCE_FLOAT32, TOLERANCE_HALF
 from twinkle.model.fused.step import OutOfStep, is_out_of_memory
-from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
-from twinkle.model.fused.validation import validate_batch, validate_job
+from twinkle.model.fused.training import AdamParams
 from twinkle.model.loading import stored_paths
 from twinkle.model.megatron.multi_lora import MultiLoraMegatronModel
 from twinkle.model.megatron.serving.rounds import JobRound, MicroBatch, rounds_of
@@ -39,11 +37,9 @@ from twinkle.module.targets import Target, find_targets
 MAX_RANK = 256
 TOKENS_PER_PART = {"cpu": 1024}
 TOKENS_PER_PART_ACCELERATOR = 8192
-UNFUSED = "unfused"
-"""No operation shares a pass with another; one that is done again on the same ranks gives the same bits."""
 
 
-class ServedMegatronModel:
+class ServedMegatronModel(OneByOne):
     """The jobs of :mod:`twinkle.model.fused.training`, run by Megatron's layers.
 
     Args:
@@ -59,6 +55,7 @@ class ServedMegatronModel:
         ConfigError: Megatron does not have the model, or trains less of it than the fused engine does.
     """
 
+    without_embeddings = "a mesh by Megatron has not; use one of the fused engine"
     picture_rules = None
     """It takes text."""
 
@@ -119,11 +116,6 @@ class ServedMegatronModel:
         keeps &= is_single and self.device.type == "cpu"
         return UNFUSED if all(self.ranks.gather(keeps and strict_mode_in_force())) else "none"
 
-    @property
-    def embedding(self) -> NoReturn:
-        """Refused: what compares embeddings runs in another engine."""
-        raise InvalidInput("task", "is 'embedding', which a mesh by Megatron has not; use one of the fused engine")
-
     def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """A fresh adapter for one tenant, the same as on the fused engine."""
         return self.pool.create(config, trainable=trainable)
@@ -133,26 +125,6 @@ class ServedMegatronModel:
         if not adapter.trainable:
             raise InvalidInput("model_id", "this adapter was loaded for sampling only; create or load one to train")
         return adam_step(adapter, params)
-
-    def forward_backward(self, jobs: Sequence[Work]) -> list[TrainOutcome | Exception]:
-        """Run jobs of any adapters; one result each, in their order. One that fails leaves its adapter as it was."""
-        return finished(self.passes(jobs))
-
-    def passes(self, jobs: Sequence[Work]) -> Slices[list[TrainOutcome | Exception]]:
-        """The same, a few micro-batches at a time. Between two others may be made, of other adapters."""
-        return run_with_batches(jobs, self._run_jobs, self._judge_batch, self._refuse_embedded)
-
-    def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:
-        runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs])
-        is_begun = False
-        for run in runs:
-            if not isinstance(run, JobRun):
-                continue
-            if is_begun:
-                yield
-            is_begun = True
-            yield from self._run_job(run)
-        return [run.commit() if isinstance(run, JobRun) else run for run in runs]
 
     def _run_job(self, run: JobRun) -> Slices[None]:
         borrowed = self._shares.borrow(run.job.adapter)
@@ -188,22 +160,6 @@ class ServedMegatronModel:
         for path, pair in run.gradient.items():
             pair.a.add_(views[path].a)
             pair.b.add_(views[path].b)
-
-    def _loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
-        try:
-            return validate_job(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
-        except InvalidInput as error:
-            return error
-
-    def _judge_batch(self, job: TrainJob) -> None:
-        validate_batch(job, vocab_size=self.info.vocab_size, max_context_length=self.info.max_context_length)
-
-    @staticmethod
-    def _refuse_embedded(job: TrainJob) -> Slices[TrainOutcome | Exception]:
-        yield from ()
-        return InvalidInput(
-            "loss_fn", f"{job.loss} compares embeddings, which a mesh by Megatron has not; use one of the fused engine"
-        )
 
 
 def _require_all(targets: Sequence[Target], paths: set[str]) -> None:
