@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -369,12 +370,14 @@ def test_a_statement_that_reads_a_whole_table_is_recognised(crowded: Bench) -> N
 
 
 def _statements_of(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
-    """What the action sends to the database, each statement once."""
+    """What the action sends to the database, each statement once; not what a server of other tests sends meanwhile."""
     seen: dict[str, tuple[object, ...]] = {}
+    here = threading.get_ident()
     execute, read = Transaction.execute, Database.read
 
     def note(sql: str, parameters: Sequence[object]) -> None:
-        seen.setdefault(sql, tuple(parameters))
+        if threading.get_ident() == here:
+            seen.setdefault(sql, tuple(parameters))
 
     def noted_execute(transaction: Transaction, sql: str, parameters: Sequence[object] = ()) -> Cursor:
         note(sql, parameters)
