@@ -53,9 +53,13 @@ class GradNorm(float):
 
 
 class Text(str):
-    """A text; ``result`` is the text too."""
+    """A text; ``result`` is the text too, and so is what ``model_dump`` has, for scripts that print answers whole."""
 
     __slots__ = ()
+
+    def model_dump(self) -> dict[str, str]:
+        """``{"result": the text}``."""
+        return {"result": str(self)}
 
     @property
     def result(self) -> str:

@@ -14,6 +14,8 @@ from twinkle_client.connection import HEARTBEAT_S, Accepted, Connection, use
 from twinkle_client.endpoint import find_endpoint
 from twinkle_client.errors import BadAnswer, TwinkleError
 from twinkle_client.futures import CallFuture
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import vLLMSampler
 from twinkle_client.sending import CALL_TIMEOUT_S
 from twinkle_client.types import (
     CapacityInfoResponse,
@@ -113,6 +115,14 @@ class TwinkleClient:
     def close(self) -> None:
         """Stop the signs of life. What was accepted goes on."""
         self.connection.close()
+
+    def model(self, model_id: str, **settings: Any) -> MultiLoraTransformersModel:
+        """The model of this name at the server, as ``MultiLoraTransformersModel(model_id)`` of this session."""
+        return MultiLoraTransformersModel(model_id, connection=self.connection, **settings)
+
+    def sampler(self, model_id: str, **settings: Any) -> vLLMSampler:
+        """The same to sample from."""
+        return vLLMSampler(model_id, connection=self.connection, **settings)
 
     # The server.
 

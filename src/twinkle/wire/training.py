@@ -42,6 +42,7 @@ _ALWAYS_FEW_PARTS_BYTES = 1 << 18
 
 # The one loss that does without one of its inputs.
 WEIGHTED_LOSS, WEIGHTS, _TARGETS = "cross_entropy", "weights", "target_tokens"
+WITHOUT_ADAPTER = "disable_lora"
 
 
 @dataclass(frozen=True)
@@ -344,4 +345,10 @@ def _read_config(message: pb.Message) -> dict[str, float | str]:
     for key, setting in config.items():
         if isinstance(setting, float) and not math.isfinite(setting):
             raise InvalidInput(f"loss_fn_config.{key}", f"must be a finite number, not {setting}")
+    if config.get(WITHOUT_ADAPTER):
+        raise InvalidInput(
+            f"loss_fn_config.{WITHOUT_ADAPTER}",
+            "is not computed for this protocol, the answer would be the adapter's; ask a sampling client of the base"
+            " model for reference logprobs (compute_logprobs)",
+        )
     return config

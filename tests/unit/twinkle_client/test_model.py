@@ -23,6 +23,7 @@ from harness.twinkle_upstream import RUN, UpstreamServer
 from twinkle.client.backoff import RetryPolicy
 from twinkle.data_format import SamplingParams
 from twinkle.dataset import DatasetMeta
+from twinkle_client.answers import Text
 from twinkle_client.arguments import encode_arguments
 from twinkle_client.client import TwinkleClient
 from twinkle_client.connection import Connection
@@ -388,6 +389,16 @@ def test_another_process_collects_by_the_id_alone(slow: Slow, patient: MultiLora
     with TwinkleClient(slow.url) as elsewhere:
         assert request_id is not None
         assert elsewhere.future(request_id).result(20).number == 1
+
+
+def test_a_client_opens_models_and_samplers_of_its_own_session(slow: Slow) -> None:
+    with TwinkleClient(slow.url) as client:
+        assert client.model("ms://some/model").connection is client.connection
+        assert client.sampler("ms://some/model").connection is client.connection
+
+
+def test_a_text_can_be_printed_as_the_whole_answer_that_older_clients_get() -> None:
+    assert Text("AdamW").model_dump() == {"result": "AdamW"}
 
 
 def test_futures_are_awaited_in_an_event_loop(slow: Slow, patient: MultiLoraTransformersModel) -> None:
