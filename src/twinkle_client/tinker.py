@@ -68,6 +68,7 @@ def take_any_key() -> None:
     """
     try:
         parsed = importlib.import_module("tinker.types.checkpoint").ParsedCheckpointTinkerPath
+        holder = importlib.import_module("tinker.lib.internal_client_holder").InternalClientHolder
         judge, kept_as = _judge_of_keys()
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("tinker"):
@@ -94,6 +95,13 @@ def take_any_key() -> None:
         return read(_in_the_sdks_scheme(tinker_path))
 
     parsed.from_tinker_path = classmethod(from_tinker_path)
+    open_session = holder._create_sampling_session
+
+    @functools.wraps(open_session)
+    async def open_by_either_scheme(self: Any, model_path: str | None = None, base_model: str | None = None) -> Any:
+        return await open_session(self, model_path and _in_the_sdks_scheme(model_path), base_model)
+
+    holder._create_sampling_session = open_by_either_scheme
     service = importlib.import_module("tinker").ServiceClient
     service.create_full_training_client = _train_whole_model
     service.create_full_training_client_async = _train_whole_model_later

@@ -36,6 +36,9 @@ training.forward_backward([datum], "cross_entropy").result()
 training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
 path = training.save_state("one").result().path
 training.load_state(path.replace("tinker://", "twinkle://")).result()
+drawn_from = training.save_weights_for_sampler("drawn").result().path.replace("tinker://", "twinkle://")
+sampler = service.create_sampling_client(model_path=drawn_from, base_model="tiny")
+assert sampler.sample(types.ModelInput.from_ints([5]), 1, types.SamplingParams(max_tokens=2)).result().sequences
 print(json.dumps([tinker.__version__, path.partition("/weights/")[2]]))
 """
 FILES = {

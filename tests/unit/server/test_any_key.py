@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -118,3 +120,28 @@ def test_it_does_not_listen_for_others(host: str) -> None:
         load_settings(host=host, any_key=True)
     assert load_settings(host="127.0.0.1", any_key=True).any_key
     assert load_settings(host=host).any_key is False
+
+
+SAMPLES = """
+import sys
+from twinkle_client import init_tinker_client
+init_tinker_client(sys.argv[1], sys.argv[2])
+from tinker import ServiceClient
+print(ServiceClient().create_sampling_client(model_path=sys.argv[3], base_model=sys.argv[4]).get_base_model())
+"""
+
+
+def test_the_sdk_of_a_process_that_asked_for_it_samples_from_a_twinkle_path(open_api: Api) -> None:
+    run = sdk_client(open_api.url, "tml-samples").create_lora_training_client(BASE_MODEL, rank=4).result()
+    path = run.save_weights_for_sampler("drawn").result().path.replace("tinker://", "twinkle://")
+
+    done = subprocess.run(
+        [sys.executable, "-c", SAMPLES, open_api.url, "tml-samples", path, BASE_MODEL],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == BASE_MODEL
