@@ -119,6 +119,14 @@ def make_database_url(
     return make
 
 
+@pytest.fixture
+def sqlite_url(make_migrated_url: MakeDatabaseUrl, tmp_path: Path) -> str:
+    """A new SQLite database with the current schema, which goes with its test: there are many."""
+    path = tmp_path / "journal.db"
+    shutil.copy(make_migrated_url("sqlite").removeprefix("sqlite:///"), path)
+    return f"sqlite:///{path}"
+
+
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """An S3 server with an empty bucket."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench
-from harness.worker import BreakableBlobs, MakeWorker, WorkerRig
+from harness.worker import BreakableBlobs, MakeWorker, workers_in_turn
 from twinkle.core.lease import Lease
 from twinkle.storage.blobs import BlobStore, FolderStore, ObjectStore
 
@@ -25,14 +23,6 @@ def postgres_url(make_database_url: Callable[[str], str], postgres_server_url: s
     name = url.partition("?")[0].rpartition("/")[2]
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-@pytest.fixture
-def sqlite_url(make_migrated_url: Callable[[str], str], tmp_path: Path) -> str:
-    """A new SQLite database with the current schema, which goes with its test: there are many."""
-    path = tmp_path / "journal.db"
-    shutil.copy(make_migrated_url("sqlite").removeprefix("sqlite:///"), path)
-    return f"sqlite:///{path}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -67,18 +57,8 @@ def store(tmp_path: Path) -> BreakableBlobs:
 @pytest.fixture
 def make_worker(bench: Bench, store: BreakableBlobs, clock: HandClock) -> Iterator[MakeWorker]:
     """Workers one after the other on one journal; each takes the mesh, whoever had it."""
-    workers: list[WorkerRig] = []
-
-    def make(**options: Any) -> WorkerRig:
-        clock.move(1000)
-        name = f"worker{len(workers)}"
-        worker = WorkerRig(name, stores=bench.stores, blobs=store, clock=clock, **options)
-        workers.append(worker)
-        return worker
-
-    yield make
-    for worker in workers:
-        worker.bury()
+    with workers_in_turn(bench.stores, store, clock) as make:
+        yield make
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -335,3 +336,20 @@ class WorkerRig:
 
 
 MakeWorker = Callable[..., WorkerRig]
+
+
+@contextmanager
+def workers_in_turn(stores: Stores, blobs: BlobStore, clock: HandClock, **defaults: Any) -> Iterator[MakeWorker]:
+    """Workers one after the other on one journal; each takes the mesh, whoever had it."""
+    workers: list[WorkerRig] = []
+
+    def make(**options: Any) -> WorkerRig:
+        clock.move(1000)
+        name = f"worker{len(workers)}"
+        worker = WorkerRig(name, stores=stores, blobs=blobs, clock=clock, **(defaults | options))
+        workers.append(worker)
+        return worker
+
+    yield make
+    for worker in workers:
+        worker.bury()

@@ -16,8 +16,6 @@ from harness.called_engine import Called, twinkle_config
 from harness.training import make_rows
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import InvalidInput
-from twinkle.core.settings import Settings
-from twinkle.hub.tiny import make_tiny_model
 from twinkle.model import MultiLoraTransformersModel
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
@@ -63,25 +61,6 @@ LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "GKDLoss": ({}, TEACHER),
     "InfonceLoss": ({"temperature": 0.2}, {"task": "embedding"}),
 }
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(
-        tmp_path_factory.mktemp("models") / "tiny",
-        texts=["the quick brown fox jumps over the lazy dog. " * 4],
-        vocab_size=288,
-        hidden_size=64,
-        layers=2,
-        context=256,
-    )
-
-
-@pytest.fixture(scope="module")
-def engine(model_dir: Path) -> TransformersEngine:
-    return TransformersEngine.from_settings(
-        Settings(model=str(model_dir), model_name="tiny", threads=1, tokens_per_pass=48)
-    )
 
 
 @pytest.fixture(scope="module")

@@ -3,81 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from harness.called_engine import twinkle_config
-from harness.clock import HandClock
 from harness.journal import Bench
 from harness.training import make_rows
 from harness.twinkle_calls import CalledRun
-from harness.worker import Killed, WorkerRig
+from harness.worker import Killed, MakeWorker
 from twinkle.core.adapter import WARNINGS
 from twinkle.core.operation import OperationState
-from twinkle.core.settings import Settings
-from twinkle.hub.tiny import make_tiny_model
 from twinkle.model.script_state import Script
 from twinkle.scheduler.retention import Retention
-from twinkle.storage.blobs import FolderStore
-from twinkle.storage.database import sql_engine
-from twinkle.storage.schema import upgrade
-from twinkle.workers.transformers_engine import TransformersEngine
 
 ROWS = [{name: row[name] for name in ("input_ids", "labels")} for row in make_rows(0)]
 NUM_CALLS = 21
-
-Make = Callable[..., WorkerRig]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
-    folder = make_tiny_model(
-        tmp_path_factory.mktemp("models") / "tiny", texts=["the quick brown fox. " * 4], hidden_size=32, layers=1
-    )
-    return TransformersEngine.from_settings(Settings(model=str(folder), model_name="tiny", threads=1))
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def bench(tmp_path: Path, clock: HandClock) -> Iterator[Bench]:
-    url = f"sqlite:///{tmp_path / 'journal.db'}"
-    database = sql_engine(url)
-    upgrade(database)
-    database.dispose()
-    bench = Bench(url, clock)
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def make_worker(bench: Bench, clock: HandClock, tmp_path: Path, engine: TransformersEngine) -> Iterator[Make]:
-    workers: list[WorkerRig] = []
-
-    def make(**options: Any) -> WorkerRig:
-        clock.move(1000)
-        worker = WorkerRig(
-            f"worker{len(workers)}",
-            stores=bench.stores,
-            blobs=FolderStore(tmp_path / "objects"),
-            clock=clock,
-            engine=engine,
-            **options,
-        )
-        workers.append(worker)
-        return worker
-
-    yield make
-    for worker in workers:
-        worker.bury()
 
 
 def _train(run: CalledRun) -> None:
@@ -111,7 +53,7 @@ def _die() -> None:
 
 @pytest.mark.parametrize("max_resident", [1, 8])
 def test_a_killed_and_evicted_script_ends_with_the_bits_of_an_undisturbed_one(
-    bench: Bench, make_worker: Make, max_resident: int
+    bench: Bench, make_worker: MakeWorker, max_resident: int
 ) -> None:
     undisturbed = CalledRun(bench, "calm", config=twinkle_config())
     _train(undisturbed)
@@ -146,7 +88,7 @@ def test_a_killed_and_evicted_script_ends_with_the_bits_of_an_undisturbed_one(
 
 
 def test_a_script_put_back_between_its_step_and_its_zero_grad_goes_on_without_the_gradients_of_that_step(
-    bench: Bench, make_worker: Make
+    bench: Bench, make_worker: MakeWorker
 ) -> None:
     put_back, calm = (CalledRun(bench, name, config=twinkle_config()) for name in ("back", "calm"))
     for run in (put_back, calm):
@@ -171,7 +113,7 @@ def test_a_script_put_back_between_its_step_and_its_zero_grad_goes_on_without_th
     assert torch.equal(one.adapter.params, two.adapter.params) and torch.equal(one.adapter.grad, two.adapter.grad)
 
 
-def test_what_is_not_applied_of_a_run_s_config_is_told_with_its_settings(bench: Bench, make_worker: Make) -> None:
+def test_what_is_not_applied_of_a_run_s_config_is_told_with_its_settings(bench: Bench, make_worker: MakeWorker) -> None:
     run, other = (CalledRun(bench, name, config=twinkle_config()) for name in ("a", "b"))
     with bench.database.transaction() as transaction:
         said = json.dumps({WARNINGS: "lora_dropout=0.05 is not applied: why\nbias='all' is not applied: why"})

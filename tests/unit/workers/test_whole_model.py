@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,16 @@ import torch
 import transformers
 
 from harness.called_engine import Called
-from harness.clock import HandClock
 from harness.journal import Bench
 from harness.training import make_rows
 from harness.twinkle_calls import CalledRun
-from harness.worker import Killed, WorkerRig
+from harness.worker import Killed, MakeWorker
 from twinkle.core.adapter import AdapterConfig, Dialect
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.core.operation import OperationState
 from twinkle.core.settings import Settings
-from twinkle.hub.tiny import make_tiny_model
 from twinkle.model import TransformersModel
 from twinkle.model.script_state import Script
-from twinkle.storage.blobs import FolderStore
-from twinkle.storage.database import sql_engine
-from twinkle.storage.schema import upgrade
 from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.calls import Call
 from twinkle.wire.training import ForwardBackwardBody, WireDatum
@@ -43,37 +37,9 @@ POLICY = {"advantages": [0.5, -1.0, 2.0, 0.25], "old_logps": [-3.0, -4.0, -2.0, 
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(
-        tmp_path_factory.mktemp("models") / "tiny",
-        texts=["the quick brown fox jumps over the lazy dog. " * 4],
-        vocab_size=288,
-        hidden_size=32,
-        layers=1,
-        context=256,
-    )
-
-
-@pytest.fixture(scope="module")
 def engine(model_dir: Path) -> TransformersEngine:
     settings = Settings(model=str(model_dir), model_name="tiny", threads=1, tokens_per_pass=48, serves="whole-model")
     return TransformersEngine.from_settings(settings)
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def bench(tmp_path: Path, clock: HandClock) -> Iterator[Bench]:
-    url = f"sqlite:///{tmp_path / 'journal.db'}"
-    database = sql_engine(url)
-    upgrade(database)
-    database.dispose()
-    bench = Bench(url, clock)
-    yield bench
-    bench.close()
 
 
 def _set_up(called: Called | TransformersModel, loss: str) -> None:
@@ -239,32 +205,21 @@ def _die() -> None:
 
 
 def test_a_killed_run_of_the_whole_model_ends_with_the_bits_of_an_undisturbed_one(
-    bench: Bench, clock: HandClock, engine: TransformersEngine, tmp_path: Path
+    bench: Bench, make_worker: MakeWorker
 ) -> None:
-    workers: list[WorkerRig] = []
-
-    def make_worker() -> WorkerRig:
-        clock.move(1000)
-        name, blobs = f"worker{len(workers)}", FolderStore(tmp_path / "objects")
-        worker = WorkerRig(
-            name, stores=bench.stores, blobs=blobs, clock=clock, engine=engine, max_attempts=99, max_resident=1
-        )
-        workers.append(worker)
-        return worker
-
     calm = CalledRun(bench, "calm", config=WHOLE)
     last_seq = _train(calm)
-    make_worker().drain()
+    make_worker(max_attempts=99, max_resident=1).drain()
     bench.stores.adapters.unload("calm", "t0")
     stormy = CalledRun(bench, "stormy", config=WHOLE, tenant="t1")
     _train(stormy)
     for round_ in range(last_seq):
-        worker = make_worker()
+        worker = make_worker(max_attempts=99, max_resident=1)
         worker.drain(round_ % 3)
         setattr(worker.journal, ("after_claim", "before_commit", "after_commit")[round_ % 3], _die)
         with suppress(Killed):
             worker.drain(2)
-    last = make_worker()
+    last = make_worker(max_attempts=99, max_resident=1)
     last.drain()
 
     for run in (calm, stormy):
@@ -281,5 +236,3 @@ def test_a_killed_run_of_the_whole_model_ends_with_the_bits_of_an_undisturbed_on
     assert (
         isinstance(state, Script) and cost.snapshot_bytes >= cost.num_snapshots * 12 * state.adapter.params.numel() > 0
     )
-    for worker in workers:
-        worker.bury()
