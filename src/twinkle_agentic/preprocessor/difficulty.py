@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, Unpack
 
 from twinkle.core.errors import InvalidInput
 from twinkle_agentic.preprocessor.llm_backend import LLMBackend, SamplerBackend, backend_of, chosen_backend
@@ -85,19 +85,59 @@ class PerplexityScorer(Scorer):
         return scores
 
 
-class PerplexityFilter(ScoreFilter):
+class ModelPlace(TypedDict, total=False):
+    """Where a :class:`DifficultyFilter` finds its model, unless a ``backend`` and a ``template`` are sent."""
+
+    tokenizer_name_or_path: str
+    """The model to make a template of."""
+    api_endpoint: str
+    """A server of OpenAI's protocol in place of a backend."""
+    model: str
+    """Its name there."""
+
+
+class DifficultyFilter(ScoreFilter):
+    """A filter by one scorer that reads the logprobs of a model.
+
+    Args:
+        make_scorer: Of the backend that is found.
+        backend: A sampler, or an :class:`LLMBackend`.
+        template: Of the same model; the sampler's own, or that of ``tokenizer_name_or_path``, if omitted.
+        keep_if_no_key_rounds: Keep rows of whose turns none could be scored.
+        drop_row_on_any_fail: Whether one turn that fails drops its row; else it drops the turn.
+        max_prompt_tokens: What comes before a turn is cut to, from its beginning.
+        place: The model in words (:class:`ModelPlace`).
+    """
+
+    def __init__(
+        self,
+        make_scorer: Callable[[LLMBackend], Scorer],
+        backend: Any,
+        template: Any,
+        *,
+        keep_if_no_key_rounds: bool,
+        drop_row_on_any_fail: bool,
+        max_prompt_tokens: int,
+        **place: Unpack[ModelPlace],
+    ) -> None:
+        asked = chosen_backend(backend, api_endpoint=place.get("api_endpoint", ""), model=place.get("model", "default"))
+        super().__init__(
+            chosen_template(template, asked, place.get("tokenizer_name_or_path", "")),
+            [make_scorer(asked)],
+            keep_if_no_key_rounds=keep_if_no_key_rounds,
+            drop_row_on_any_fail=drop_row_on_any_fail,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+
+
+class PerplexityFilter(DifficultyFilter):
     """Keeps rows in which every turn that trains has a perplexity within bounds (:class:`PerplexityScorer`).
 
     Args:
-        backend: A sampler, or an :class:`LLMBackend`.
-        template: Of the same model; the sampler's own, or that of ``tokenizer_name_or_path``, if omitted.
         ppl_min: The least perplexity.
         ppl_max: The largest.
         drop_row_on_any_fail: Whether one turn out of bounds drops its row; else it drops the turn.
-        max_prompt_tokens: What comes before a turn is cut to, from its beginning.
-        tokenizer_name_or_path: The model to make a template of.
-        api_endpoint: A server of OpenAI's protocol in place of a backend.
-        model: Its name there.
+        backend, template, max_prompt_tokens, place: As for every :class:`DifficultyFilter`.
     """
 
     def __init__(
@@ -109,33 +149,26 @@ class PerplexityFilter(ScoreFilter):
         *,
         drop_row_on_any_fail: bool = True,
         max_prompt_tokens: int = 1024,
-        tokenizer_name_or_path: str = "",
-        api_endpoint: str = "",
-        model: str = "default",
+        **place: Unpack[ModelPlace],
     ) -> None:
-        asked = chosen_backend(backend, api_endpoint=api_endpoint, model=model)
         super().__init__(
-            chosen_template(template, asked, tokenizer_name_or_path),
-            [PerplexityScorer(asked, ppl_min, ppl_max)],
+            lambda asked: PerplexityScorer(asked, ppl_min, ppl_max),
+            backend,
+            template,
             keep_if_no_key_rounds=True,
             drop_row_on_any_fail=drop_row_on_any_fail,
             max_prompt_tokens=max_prompt_tokens,
+            **place,
         )
 
 
-class IFDFilter(ScoreFilter):
+class IFDFilter(DifficultyFilter):
     """Keeps the turns whose instruction-following difficulty (:class:`IFDScorer`) is high enough, and rows with any.
 
     Args:
-        backend: A sampler, or an :class:`LLMBackend`.
-        template: Of the same model; the sampler's own, or that of ``tokenizer_name_or_path``, if omitted.
         ifd_threshold: Turns below it are easy, and no longer train (``key_rounds``). Those above 1 are misled by their
             question, and do not either.
-        keep_if_no_key_rounds: Keep rows of whose turns none could be scored.
-        max_prompt_tokens: What comes before a turn is cut to, from its beginning.
-        tokenizer_name_or_path: The model to make a template of.
-        api_endpoint: A server of OpenAI's protocol in place of a backend.
-        model: Its name there.
+        backend, template, keep_if_no_key_rounds, max_prompt_tokens, place: As for every :class:`DifficultyFilter`.
     """
 
     def __init__(
@@ -145,20 +178,18 @@ class IFDFilter(ScoreFilter):
         ifd_threshold: float = 0.5,
         keep_if_no_key_rounds: bool = False,
         max_prompt_tokens: int = 1024,
-        *,
-        tokenizer_name_or_path: str = "",
-        api_endpoint: str = "",
-        model: str = "default",
+        **place: Unpack[ModelPlace],
     ) -> None:
         if not 0 <= ifd_threshold < 1:
             raise InvalidInput("ifd_threshold", f"is {ifd_threshold}; send 0 or more, below 1")
-        asked = chosen_backend(backend, api_endpoint=api_endpoint, model=model)
         super().__init__(
-            chosen_template(template, asked, tokenizer_name_or_path),
-            [IFDScorer(asked, ifd_threshold, 1.0)],
+            lambda asked: IFDScorer(asked, ifd_threshold, 1.0),
+            backend,
+            template,
             keep_if_no_key_rounds=keep_if_no_key_rounds,
             drop_row_on_any_fail=False,
             max_prompt_tokens=max_prompt_tokens,
+            **place,
         )
 
 

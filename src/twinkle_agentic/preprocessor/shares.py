@@ -48,23 +48,30 @@ class ShareFilter(QualityFilter):
         )
 
 
-class WordRepeatFilter(ShareFilter):
-    """Drops rows with a text that says the same words again and again.
-
-    The share is that of runs of ``rep_len`` words that occur more than once: the sum of their counts over the sum of
-    all counts (word repetition ratio; Laurençon et al., 2022, "The BigScience ROOTS Corpus"). Case does not count.
+class RepeatFilter(ShareFilter):
+    """Drops rows with a text of which too much are runs that it repeats.
 
     Args:
-        rep_len: Words of a run.
+        rep_len: How long a run is, in words or in characters.
         max_ratio: Of the share.
         role: Whose messages are looked at.
     """
 
-    why = "words repeated"
-
     def __init__(self, rep_len: int = 10, max_ratio: float = 0.4, role: str = "assistant") -> None:
         super().__init__(role, most=max_ratio, field="max_ratio")
-        self._length = _checked_length(rep_len)
+        if rep_len < 1:
+            raise InvalidInput("rep_len", f"is {rep_len}; send 1 or more")
+        self._length = rep_len
+
+
+class WordRepeatFilter(RepeatFilter):
+    """Drops rows with a text that says the same words again and again.
+
+    The share is that of runs of ``rep_len`` words that occur more than once: the sum of their counts over the sum of
+    all counts (word repetition ratio; Laurençon et al., 2022, "The BigScience ROOTS Corpus"). Case does not count.
+    """
+
+    why = "words repeated"
 
     def share(self, text: str) -> float | None:
         """See :class:`ShareFilter`."""
@@ -73,24 +80,15 @@ class WordRepeatFilter(ShareFilter):
         return sum(count for count in runs.values() if count > 1) / runs.total() if runs else None
 
 
-class CharRepeatFilter(ShareFilter):
+class CharRepeatFilter(RepeatFilter):
     """Drops rows with a text that repeats characters, in languages without spaces too.
 
     The share is that of the most frequent runs of ``rep_len`` characters: of N different runs the √N most frequent, as
     far as they occur more than once; their counts over the sum of all counts (character repetition ratio; Laurençon et
     al., 2022, "The BigScience ROOTS Corpus").
-
-    Args:
-        rep_len: Characters of a run.
-        max_ratio: Of the share.
-        role: Whose messages are looked at.
     """
 
     why = "characters repeated"
-
-    def __init__(self, rep_len: int = 10, max_ratio: float = 0.4, role: str = "assistant") -> None:
-        super().__init__(role, most=max_ratio, field="max_ratio")
-        self._length = _checked_length(rep_len)
 
     def share(self, text: str) -> float | None:
         """See :class:`ShareFilter`."""
@@ -156,12 +154,6 @@ class FlaggedWordsFilter(ShareFilter):
         """See :class:`ShareFilter`."""
         said = [found.group().lower() for found in WORD.finditer(text)]
         return sum(word in self._words for word in said) / len(said) if said else None
-
-
-def _checked_length(rep_len: int) -> int:
-    if rep_len < 1:
-        raise InvalidInput("rep_len", f"is {rep_len}; send 1 or more")
-    return rep_len
 
 
 def _read_words(path: Path, lang: str) -> list[str]:
