@@ -3,9 +3,9 @@
     python benchmarks/gpu.py [--device cuda] [--size 4b] [--short] [--parts PART ...] [--budget-s 540] [--output FILE]
 
 It needs torch, transformers, peft, pytest and psutil, and none of the queue's packages; where these are there, a step
-through the service is measured, too, and where vLLM is, it samples beside ours. The model has the shape of Qwen3-0.6B
-(``--size 4b``: of Qwen3-4B) and random weights. Whatever was measured is written at once, so that a run that is cut
-short leaves what it has; parts that no time was left for are named.
+through the service is measured, too, and what the queue costs; where vLLM is, it samples beside ours. The model has the
+shape of Qwen3-0.6B (``--size 4b``: of Qwen3-4B) and random weights. Whatever was measured is written at once, so that a
+run that is cut short leaves what it has; parts that no time was left for are named.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +45,10 @@ LOSS_TOLERANCE = {"cpu": 1e-3, "cuda": 2e-2}
 """Relative. The sides sum in other orders, on a GPU in bfloat16."""
 LEAST_S = 30.0
 """With less left no further part is begun."""
+GRACE_S = 45.0
+"""After the budget a part at work is broken off, so that the whole ends within ten minutes."""
+TESTS_PART = 0.5
+"""Of the time left that the tests may take: what is measured is to have the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,13 +200,30 @@ def run_parts(run: Run, parts: Mapping[str, Part]) -> list[str]:
             run.add(name, {"skipped": f"{run.left_s:.0f} s were left"})
             continue
         try:
-            value = part(run)
+            with broken_off_after(run.left_s + GRACE_S):
+                value = part(run)
         except Exception as error:  # noqa: BLE001 - the border: the hour with a device is worth more than one part
             value = {"failed": f"{type(error).__name__}: {error}"}
         run.add(name, value)
         if isinstance(value, dict) and "failed" in value:
             failed.append(name)
     return failed
+
+
+@contextmanager
+def broken_off_after(time_s: float) -> Iterator[None]:
+    """Raise ``TimeoutError`` in what has not ended by then, wherever it waits."""
+
+    def ring(_signal: int, _frame: object) -> None:
+        raise TimeoutError("the time was up; see --budget-s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, time_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def device_facts(device: str) -> dict[str, object]:
@@ -212,6 +235,7 @@ def device_facts(device: str) -> dict[str, object]:
         "device": about.name,
         "device_memory_gib": rounded(about.total_memory / 2**30),
         "compute_capability": f"{about.major}.{about.minor}",
+        "devices": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
     }
 
@@ -231,20 +255,20 @@ def make_model(folder: Path, sizes: dict[str, int], device: str) -> None:
 def run_tests(run: Run) -> dict[str, object]:
     """The tests of the engine on the device; on a CPU their twins."""
     tests = REPOSITORY / "tests" / "gpu"
-    marked = "gpu" if run.device == "cuda" else "not gpu"
+    marked = "gpu" if run.device == "cuda" else "not gpu and not soak"
     command = [sys.executable, "-m", "pytest", "-c", str(tests / "pytest.ini"), "--confcutdir", str(tests), str(tests)]
     done = subprocess.run(
-        [*command, "-m", marked, "-q", "--maxfail=20"],
+        [*command, "-m", marked, "-q", "-rs", "--maxfail=20"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
-        timeout=max(run.left_s, 1.0),
+        timeout=max(run.left_s * TESTS_PART, 1.0),
     )
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     summary = lines[-1] if lines else done.stderr.strip()[-400:]
     if done.returncode == 0:
-        return {"summary": summary}
+        return {"summary": summary, "skipped_tests": [line for line in lines if line.startswith("SKIPPED")]}
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))]
     return {"failed": summary, "failures": failures[:40]}
 
@@ -264,14 +288,31 @@ def measure_training(run: Run) -> dict[str, object]:
 
 
 def measure_queue(run: Run) -> dict[str, object]:
-    """One tenant's step through the service on this device, against plain PEFT there."""
+    """What the queue costs here: one tenant's step through the service on this device, against plain PEFT there; how
+    much of the time a device that takes 5 ms a pass is at work; a call through the SDK against an empty server."""
     missing = [name for name in QUEUE_PACKAGES if find_spec(name) is None]
     if missing:
         return {"skipped": f"not installed: {', '.join(missing)}"}
-    output = run.home / "step_overhead.json"
-    command = [sys.executable, REPOSITORY / "benchmarks" / "step_overhead.py", "--short", "--output", output]
+    found: dict[str, object] = {}
+    for name, options in (
+        ("step_overhead", ("--model", str(run.model), "--device", run.device)),
+        ("device_wait", ()),
+        ("queue_overhead", ()),
+    ):
+        if run.left_s < LEAST_S:
+            found[name] = {"skipped": f"{run.left_s:.0f} s were left"}
+            continue
+        found[name] = _measured_by(run, name, options)
+        if "failed" in found[name]:
+            found["failed"] = name
+    return found
+
+
+def _measured_by(run: Run, script: str, options: Sequence[str]) -> dict[str, Any]:
+    """The cells of a benchmark of its own, in short."""
+    output = run.home / f"{script}.json"
     done = subprocess.run(
-        [*command, "--model", run.model, "--device", run.device],
+        [sys.executable, REPOSITORY / "benchmarks" / f"{script}.py", "--short", "--output", output, *options],
         capture_output=True,
         text=True,
         check=False,
@@ -279,8 +320,7 @@ def measure_queue(run: Run) -> dict[str, object]:
     )
     if done.returncode:
         return {"failed": (done.stderr.strip() or done.stdout.strip())[-400:]}
-    found: dict[str, object] = json.loads(output.read_text())
-    return {"cells": found["cells"]}
+    return {"cells": json.loads(output.read_text())["cells"]}
 
 
 def _cells(
@@ -322,9 +362,19 @@ def _cells(
 def measure_sampling(run: Run) -> list[dict[str, object]]:
     """Our sampler on the base model and on a mix of adapters, against transformers and PEFT."""
     rounds = sampling.measure(
-        run.home, threads=1, num_tokens=run.scale.new_tokens, num_rounds=min(run.scale.rounds, 3), device=run.device
+        run.home,
+        threads=1,
+        num_tokens=run.scale.new_tokens,
+        num_rounds=min(run.scale.rounds, 3),
+        device=run.device,
+        until=run.ends_at - LEAST_S,
     )
-    return [sampling.cell(num_requests, run.scale.new_tokens, times) for num_requests, times in rounds.items()]
+    return [
+        sampling.cell(num_requests, run.scale.new_tokens, times)
+        if times
+        else {"requests": num_requests, "skipped": "no time was left"}
+        for num_requests, times in rounds.items()
+    ]
 
 
 def measure_switching(run: Run) -> list[dict[str, object]]:

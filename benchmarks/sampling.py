@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -95,9 +96,19 @@ def main() -> None:
 
 
 def measure(
-    home: Path, *, threads: int, num_tokens: int, num_rounds: int, device: str = "cpu", with_vllm: bool = True
+    home: Path,
+    *,
+    threads: int,
+    num_tokens: int,
+    num_rounds: int,
+    device: str = "cpu",
+    with_vllm: bool = True,
+    until: float = math.inf,
 ) -> dict[int, list[Times]]:
-    """Returns what each round took, by number of requests; a round runs every way once."""
+    """Returns what each round took, by number of requests; a round runs every way once.
+
+    None is begun after ``until`` on the monotonic clock: what there was no time for has no rounds.
+    """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as writer:
         writer.submit(write_adapters, home, device).result()
@@ -117,8 +128,11 @@ def measure(
             }
 
         for num_requests in REQUESTS:
-            one_round(num_requests, min(4, num_tokens))  # off the record: everything is built and loaded by then
-            rounds[num_requests] = [one_round(num_requests, num_tokens) for _ in range(num_rounds)]
+            if time.monotonic() < until:
+                one_round(num_requests, min(4, num_tokens))  # off the record: everything is built and loaded by then
+            for _ in range(num_rounds):
+                if time.monotonic() < until:
+                    rounds[num_requests].append(one_round(num_requests, num_tokens))
     return rounds
 
 

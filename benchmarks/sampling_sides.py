@@ -101,7 +101,12 @@ class SamplerSide:
         else:
             torch.set_num_threads(threads)
             self._sampler = SteppedVLLMSampler(
-                model_folder, slots=SLOTS, max_rank=RANK, max_adapters_per_step=NUM_ADAPTERS, max_adapters=NUM_ADAPTERS
+                model_folder,
+                device=device,
+                slots=SLOTS,
+                max_rank=RANK,
+                max_adapters_per_step=NUM_ADAPTERS,
+                max_adapters=NUM_ADAPTERS,
             )
         self._adapters = [
             self._sampler.load_adapter({file.name: file.read_bytes() for file in adapter_folder(home, index).iterdir()})
@@ -188,7 +193,7 @@ def torch_side(home: Path, threads: int, device: str) -> Side:
 
 
 def vllm_side(home: Path, threads: int, device: str) -> Side:
-    """Returns our sampler on vLLM, which knows its device itself."""
+    """Returns our sampler on vLLM."""
     return SamplerSide(home, threads, device, backend="vllm")
 
 

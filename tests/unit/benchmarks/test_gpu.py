@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +53,7 @@ def test_it_measures_and_says_on_what(tmp_path: Path) -> None:
     assert result["machine"]["device"] == "cpu"
     assert result["switching"][0]["unpark"] > 0
 
-    assert [goal["found"] for goal in result["goals"]] == [None] * 6
+    assert [goal["found"] for goal in result["goals"]] == [None] * 8
 
 
 def test_it_runs_where_the_queues_packages_are_not_installed(gpu: ModuleType, tmp_path: Path) -> None:
@@ -81,13 +82,17 @@ def test_goals_stand_beside_what_was_found(goals: ModuleType) -> None:
     result = {
         "training": {"fusion": fusion, "step": [{"tenants": 8, "step_against": {"peft_step": 1.2}}]},
         "sampling": {"failed": "no"},
-        "queue": {"skipped": "not installed: tinker"},
+        "queue": {
+            "step_overhead": {"failed": "no"},
+            "device_wait": {"cells": [{"tenants": 1, "in_execute": 0.91}, {"tenants": 16, "in_execute": 0.95}]},
+        },
     }
 
     lines = [goal.line for goal in goals.goals_of(result)]
 
     verdicts = [line.split()[-1] for line in lines]
-    assert verdicts == ["reached", "MISSED", "reached", "MISSED", "measured", "measured"]
+    found = ["reached", "MISSED", "reached", "MISSED", "measured", "measured", "reached", "MISSED"]
+    assert verdicts == found
     assert "16 tenants of 32 tokens" in lines[0] and "9" in lines[0]
 
 
@@ -111,7 +116,10 @@ def test_the_parts_that_take_long_measure(tmp_path: Path) -> None:
     }
     assert result["training"]["step"][0]["step_against"]["peft_step"] > 0
     assert [cell["requests"] for cell in result["sampling"]] == [1, 8, 32]
-    assert result["queue"]["cells"][0]["ratio"] > 0
+    queue = result["queue"]
+    assert queue["step_overhead"]["cells"][0]["ratio"] > 0
+    assert [cell["tenants"] for cell in queue["device_wait"]["cells"]] == [1, 16]
+    assert {cell["server"] for cell in queue["queue_overhead"]["cells"]} == {"twinkle", "nothing"}
 
 
 def test_its_tests_are_found_without_the_other_tests_fixtures() -> None:
@@ -138,6 +146,21 @@ def test_a_part_that_fails_keeps_no_other_from_running(gpu: ModuleType, tmp_path
     assert failed == ["first"]
     written = json.loads(run.output.read_text())
     assert written == {"first": {"failed": "RuntimeError: no"}, "second": {"fine": 1}}
+
+
+def test_a_part_that_takes_too_long_is_broken_off_and_says_so(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "LEAST_S", 0.0)
+    monkeypatch.setattr(gpu, "GRACE_S", 0.0)
+    run = new_run(gpu, tmp_path, left_s=0.2)
+
+    failed = gpu.run_parts(run, {"endless": lambda _: threading.Event().wait(), "late": lambda _: {"fine": 1}})
+
+    assert failed == ["endless"]
+    written = json.loads(run.output.read_text())
+    assert written["endless"]["failed"].startswith("TimeoutError: the time was up")
+    assert written["late"]["skipped"].endswith("s were left")
 
 
 def test_a_part_that_no_time_is_left_for_is_named(gpu: ModuleType, tmp_path: Path) -> None:
