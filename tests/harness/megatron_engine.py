@@ -1,4 +1,7 @@
-"""A worker's engine by Megatron and the fused one at the same operations: ``-m harness.megatron_engine MODEL``."""
+"""A worker's engine by Megatron and the fused one at the same operations: ``-m harness.megatron_engine MODEL 2x1x1``.
+
+Over two ranks tensors, over one layers and experts.
+"""
 
 import json
 import sys
@@ -90,20 +93,18 @@ def refused(engine: Any) -> list[str]:
     return [wrong.field, str(engine.has_gradients(adapters[0])), str(engine.has_gradients(adapters[1]))]
 
 
-def main(model: str, layouts: list[str]) -> None:
-    engines: dict[str, Any] = {}
-    for layout in layouts:
-        tp, pp = (int(size) for size in layout.split("x"))
-        settings = settings_of(model, engine="megatron", ranks=tp * pp, tensor_parallel=tp, pipeline_parallel=pp)
-        engine = build_engine(settings)
-        engines[layout] = {
-            **work(engine),
-            "refused": refused(engine),
-            "capabilities": engine.capabilities.model_dump(mode="json"),
-        }
-        engine.close()
-    json.dump(engines, sys.stdout)
+def main(model: str, layout: str) -> None:
+    tp, pp, ep = (int(size) for size in layout.split("x"))
+    parallel = {"tensor_parallel": tp, "pipeline_parallel": pp, "expert_parallel": ep}
+    engine = build_engine(settings_of(model, engine="megatron", ranks=tp * pp * ep, **parallel))
+    told = {
+        **work(engine),
+        "refused": refused(engine),
+        "capabilities": engine.capabilities.model_dump(mode="json"),
+    }
+    engine.close()
+    json.dump(told, sys.stdout)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(*sys.argv[1:])

@@ -22,6 +22,7 @@ _PARTS = {
     "engine": re.compile(r"transformers|megatron|null"),
     "tensor": re.compile(r"[1-9]\d{0,4}"),
     "pipeline": re.compile(r"[1-9]\d{0,4}"),
+    "expert": re.compile(r"[1-9]\d{0,4}"),
     "serves": re.compile(r"everything|samples|training|whole-model"),
     "sampler": re.compile(r"torch|vllm"),
     "replicas": re.compile(r"[1-9]\d{0,2}-[1-9]\d{0,2}"),
@@ -33,6 +34,7 @@ _VARIABLES = {
     "engine": "TWINKLE_ENGINE",
     "tensor": "TWINKLE_TENSOR_PARALLEL",
     "pipeline": "TWINKLE_PIPELINE_PARALLEL",
+    "expert": "TWINKLE_EXPERT_PARALLEL",
     "serves": "TWINKLE_SERVES",
     "sampler": "TWINKLE_SAMPLER",
 }

@@ -32,6 +32,8 @@ class MeshCapabilities(BaseModel, frozen=True):
     """Over how many of the ranks the tensors of a layer are split."""
     pipeline_parallel: int = 1
     """Over how many of them the layers are."""
+    expert_parallel: int = 1
+    """Over how many of them the experts are."""
     sampler: str = "torch"
     """``torch`` or ``vllm``: what computes samples."""
     tokenizer_path: str | None = None

@@ -107,6 +107,7 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
         engine=settings.engine,
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
+        expert_parallel=settings.expert_parallel,
     )
     return ServedModel(model=model, sampler=sampler, capabilities=capabilities, folder=folder)
 
@@ -174,6 +175,7 @@ def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup) 
             ranks=ranks,
             tp_size=settings.tensor_parallel,
             pp_size=settings.pipeline_parallel,
+            ep_size=settings.expert_parallel,
             device_type=settings.device_type,
             dtype=dtype,
             tokens_per_pass=tokens_per_pass,

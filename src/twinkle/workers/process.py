@@ -186,10 +186,10 @@ def build_engine(settings: Settings) -> Engine[Any]:
         _check_megatron(settings)
     elif settings.engine != "transformers":
         raise ConfigError(f"TWINKLE_ENGINE: {settings.engine!r} is unknown; use transformers, megatron or null")
-    elif settings.tensor_parallel * settings.pipeline_parallel > 1:
+    elif settings.tensor_parallel * settings.pipeline_parallel * settings.expert_parallel > 1:
         raise ConfigError(
-            "TWINKLE_TENSOR_PARALLEL, TWINKLE_PIPELINE_PARALLEL: are for TWINKLE_ENGINE=megatron; TWINKLE_SHARD=fsdp"
-            " spreads the layers of transformers"
+            "TWINKLE_TENSOR_PARALLEL, TWINKLE_PIPELINE_PARALLEL, TWINKLE_EXPERT_PARALLEL: are for"
+            " TWINKLE_ENGINE=megatron; TWINKLE_SHARD=fsdp spreads the layers of transformers"
         )
     # They import torch, which takes seconds and which the null engine does without.
     with without_collector():
@@ -212,11 +212,12 @@ def _check_whole_model(settings: Settings) -> None:
 
 
 def _check_megatron(settings: Settings) -> None:
-    parallel = settings.tensor_parallel * settings.pipeline_parallel
+    parallel = settings.tensor_parallel * settings.pipeline_parallel * settings.expert_parallel
     if parallel != settings.ranks:
         raise ConfigError(
             f"TWINKLE_RANKS: is {settings.ranks}, but TWINKLE_TENSOR_PARALLEL ({settings.tensor_parallel}) times"
-            f" TWINKLE_PIPELINE_PARALLEL ({settings.pipeline_parallel}) is {parallel}; make them equal"
+            f" TWINKLE_PIPELINE_PARALLEL ({settings.pipeline_parallel}) times TWINKLE_EXPERT_PARALLEL"
+            f" ({settings.expert_parallel}) is {parallel}; make them equal"
         )
     if settings.shard == "fsdp":
         raise ConfigError("TWINKLE_SHARD: fsdp is for transformers; leave it out with TWINKLE_ENGINE=megatron")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +14,52 @@ import pytest
 
 from harness import megatron_engine
 from harness.megatron_engine import config_of, settings_of, step, work
+from harness.megatron_families import make_family
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
-from twinkle.hub.tiny import make_tiny_model
 from twinkle.workers.process import build_engine
 from twinkle.workers.transformers_engine import TransformersEngine
 
 TESTS = Path(megatron_engine.__file__).parents[1]
-LAYOUTS = ["2x1", pytest.param("1x2", marks=pytest.mark.soak), pytest.param("2x2", marks=pytest.mark.soak)]
+LAYOUTS = [
+    "qwen3_moe 2x1x1",
+    *(
+        pytest.param(layout, marks=pytest.mark.soak)
+        for layout in (
+            "qwen3 2x1x1",
+            "qwen3 1x2x1",
+            "qwen3 2x2x1",
+            "qwen2_moe 1x1x2",
+            "qwen3_moe 2x1x2",
+            "deepseek_v3 1x1x2",
+            "deepseek_v3 2x2x1",
+            "qwen3_5_moe_text 1x2x2",
+        )
+    ),
+]
+"""A family of models, and over how many ranks tensors, layers and experts are."""
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Two tensor ranks do not divide this vocabulary; they do its two groups of heads.
-    return make_tiny_model(
-        tmp_path_factory.mktemp("models") / "tiny", texts=["a tiny text"] * 4, hidden_size=128, layers=2, vocab_size=301
-    )
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny model of a family; two tensor ranks do not divide its vocabulary, but its groups of heads."""
+    folder = tmp_path_factory.mktemp("models")
 
+    def model(family: str) -> Path:
+        if not (folder / family).exists():
+            make_family(folder / family, family)
+        return folder / family
 
-@pytest.fixture(scope="module")
-def fused(model: Path) -> TransformersEngine:
-    return TransformersEngine.from_settings(settings_of(str(model)))
-
-
-@pytest.fixture(scope="module")
-def expected(fused: TransformersEngine) -> dict[str, Any]:
-    return work(fused)
+    return model
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def found(model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+def found(models: Callable[[str], Path], request: pytest.FixtureRequest) -> dict[str, Any]:
     """What a mesh came to, in a process of its own: Megatron's groups are a process's for good."""
+    family, layout = request.param.split()
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
-        [sys.executable, "-m", megatron_engine.__name__, str(model), request.param],
+        [sys.executable, "-m", megatron_engine.__name__, str(models(family)), layout],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TWINKLE_LOG_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
@@ -55,7 +68,17 @@ def found(model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     told: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
-    return {"layout": request.param, **told[request.param]}
+    return {"family": family, "layout": layout, **told}
+
+
+@pytest.fixture(scope="module")
+def fused(found: dict[str, Any], models: Callable[[str], Path]) -> TransformersEngine:
+    return TransformersEngine.from_settings(settings_of(str(models(found["family"]))))
+
+
+@pytest.fixture(scope="module")
+def expected(fused: TransformersEngine) -> dict[str, Any]:
+    return work(fused)
 
 
 def test_two_tenants_train_as_on_the_fused_engine(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -89,10 +112,10 @@ def test_what_one_tenant_gets_wrong_is_its_own(found: dict[str, Any]) -> None:
 
 def test_it_says_what_it_is_and_what_it_promises(found: dict[str, Any]) -> None:
     told = found["capabilities"]
-    tp, pp = (int(size) for size in found["layout"].split("x"))
+    tp, pp, ep = (int(size) for size in found["layout"].split("x"))
 
-    assert (told["engine"], told["serves"], told["ranks"]) == ("megatron", "training", tp * pp)
-    assert (told["tensor_parallel"], told["pipeline_parallel"]) == (tp, pp)
+    assert (told["engine"], told["serves"], told["ranks"]) == ("megatron", "training", tp * pp * ep)
+    assert (told["tensor_parallel"], told["pipeline_parallel"], told["expert_parallel"]) == (tp, pp, ep)
     assert told["determinism"] in {"unfused", "none"}
 
 
@@ -103,6 +126,8 @@ def test_it_says_what_it_is_and_what_it_promises(found: dict[str, Any]) -> None:
         ({"ranks": 2, "tensor_parallel": 2, "shard": "fsdp"}, "TWINKLE_SHARD"),
         ({"serves": "samples"}, "TWINKLE_SERVES"),
         ({"engine": "transformers", "ranks": 2, "tensor_parallel": 2}, "TWINKLE_TENSOR_PARALLEL"),
+        ({"engine": "transformers", "ranks": 2, "expert_parallel": 2}, "TWINKLE_EXPERT_PARALLEL"),
+        ({"ranks": 2, "tensor_parallel": 2, "expert_parallel": 2}, "TWINKLE_EXPERT_PARALLEL"),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(more: dict[str, Any], named: str) -> None:

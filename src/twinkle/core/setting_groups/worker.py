@@ -28,6 +28,12 @@ class WorkerSettings(SettingsGroup):
     pipeline_parallel: int = Field(
         default=1, ge=1, description="by megatron: over how many ranks the layers are; times the one before, the ranks"
     )
+    expert_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="by megatron: over how many times as many ranks the experts are; each of these groups of ranks also"
+        " computes a part of every operation. Times the two before, the ranks",
+    )
     sampler: Literal["torch", "vllm"] = Field(
         default="torch", description="torch: on the weights that train; vllm: a copy in vLLM, in the same process"
     )

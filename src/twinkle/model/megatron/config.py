@@ -125,8 +125,22 @@ def _dtype(name: str, text: str) -> torch.dtype:
     return found
 
 
+def experts_of(config: PretrainedConfig) -> int:
+    """How many experts a layer of a model has; 0: it has none."""
+    sizes = config.to_dict()
+    return max(int(sizes.get(name) or 0) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def _require_division(config: PretrainedConfig, layout: Layout, keywords: Mapping[str, Any]) -> None:
     sizes = config.to_dict()
+    ep_size, etp_size = layout.mesh.ep_size or 1, layout.mesh.etp_size
+    if experts_of(config) % ep_size:
+        raise ConfigError(f"ep_size: {ep_size} does not divide the model's {experts_of(config)} experts")
+    if experts_of(config) and sizes["moe_intermediate_size"] % etp_size:
+        raise ConfigError(
+            f"etp_size: {etp_size} does not divide the model's moe_intermediate_size, which is"
+            f" {sizes['moe_intermediate_size']}"
+        )
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if sizes.get(name) and sizes[name] % layout.tp_size:
             raise ConfigError(f"tp_size: {layout.tp_size} does not divide the model's {name}, which is {sizes[name]}")

@@ -134,6 +134,15 @@ class Pipeline:
         distributed.broadcast_object_list(told, distributed.get_process_group_ranks(group)[-1], group=group)
         return _moved(told[0], self._layout.device)
 
+    def of_all_data_ranks(self, found: list[RowOutputs]) -> list[list[RowOutputs]]:
+        """What each data rank has found of its own micro-batches; all of them must ask."""
+        group = self._layout.groups.dp
+        if group.size() == 1:
+            return [found]
+        told: list[Any] = [None] * group.size()
+        distributed.all_gather_object(told, _moved(found, torch.device("cpu")), group=group)
+        return [_moved(each, self._layout.device) for each in told]
+
 
 def _filled(row: PackedRow, num_tokens: int) -> PackedRow:
     """The row with a last sequence of padding up to a length, if it is shorter."""

@@ -13,8 +13,8 @@ from twinkle.core.mesh import WHOLE_MODEL
 from twinkle.server.launch.plan import Fate, Plan
 from twinkle.server.launch.schema import DeviceGroup, DeviceMesh, ModelArgs, SamplerArgs
 
-_SERVED_AXES = ("tp_size", "pp_size")
-_OTHER_AXES = ("dp_size", "fsdp_size", "cp_size", "ulysses_size", "ep_size", "etp_size", "vpp_size")
+_SERVED_AXES = ("tp_size", "pp_size", "ep_size")
+_OTHER_AXES = ("dp_size", "fsdp_size", "cp_size", "ulysses_size", "etp_size", "vpp_size")
 _MEGATRON = "megatron"
 
 
@@ -56,21 +56,24 @@ def layout_of(plan: Plan, where: str, args: ModelArgs | SamplerArgs, *, cuda: bo
         _ranks(plan, where, args, device)
         return Layout(device=device)
     sizes = _sizes(f"{where}.device_mesh", args.device_mesh)
-    tensor, pipeline = (sizes.get(axis, 1) for axis in _SERVED_AXES)
+    tensor, pipeline, expert = (sizes.get(axis, 1) for axis in _SERVED_AXES)
     reason = _why_not_by_megatron(plan, args, sizes, device)
     key, value = _asked(where, args)
     if reason is not None:
         plan.note(key, value, "changed", f"the transformers engine serves it: {reason}")
         _ranks(plan, where, args, device)
         return Layout(device=device)
-    ranks = tensor * pipeline
-    note = f"TWINKLE_ENGINE=megatron for its mesh, tensors over {tensor} ranks and layers over {pipeline}; it trains"
+    ranks = tensor * pipeline * expert
+    note = f"TWINKLE_ENGINE=megatron for its mesh, tensors over {tensor} ranks and layers over {pipeline}"
+    note += f", experts over {expert} times as many; it trains" if expert > 1 else "; it trains"
     plan.note(key, value, "mapped", f"{note}, and what samples has a mesh of its own")
     if args.nproc_per_node is not None:
         fate: Fate = "used" if args.nproc_per_node == ranks else "changed"
-        note = f"{ranks} ranks" + ("" if fate == "used" else f", as tp_size {tensor} times pp_size {pipeline} says")
+        product = f"tp_size {tensor} times pp_size {pipeline} times ep_size {expert}"
+        note = f"{ranks} ranks" + ("" if fate == "used" else f", as {product} says")
         plan.note(f"{where}.nproc_per_node", args.nproc_per_node, fate, note)
     parts = {"ranks": str(ranks), "engine": _MEGATRON, "tensor": str(tensor), "pipeline": str(pipeline)}
+    parts |= {"expert": str(expert)} if expert > 1 else {}
     # Of the settings, which may name vLLM for the mesh that samples.
     parts["sampler"] = "torch"
     return Layout(device=device, parts=parts)
@@ -118,12 +121,17 @@ def _asked(where: str, args: ModelArgs) -> tuple[str, object]:
 
 
 def _why_not_by_megatron(plan: Plan, args: ModelArgs, sizes: Mapping[str, int], device: str) -> str | None:
-    others = {axis: sizes[axis] for axis in _OTHER_AXES if sizes.get(axis, 1) > 1}
+    # The ranks that share experts have different rows, and tensor ranks split each expert.
+    same = {"dp_size": sizes.get("ep_size", 1), "etp_size": sizes.get("tp_size", 1)}
+    others = {axis: sizes[axis] for axis in _OTHER_AXES if sizes.get(axis, 1) not in (1, same.get(axis, 1))}
     if others:
         told = ", ".join(f"{axis} {size}" for axis, size in others.items())
-        return f"a mesh by Megatron spreads tensors (tp_size) and layers (pp_size) over its ranks, and has no {told}"
+        return (
+            "a mesh by Megatron spreads tensors (tp_size), layers (pp_size) and experts (ep_size, which is its dp_size"
+            f" too) over its ranks, and has no {told}"
+        )
     if prod(sizes.get(axis, 1) for axis in _SERVED_AXES) == 1:
-        return "one rank holds the model whole; set device_mesh.tp_size or pp_size to spread it"
+        return "one rank holds the model whole; set device_mesh.tp_size, pp_size or ep_size to spread it"
     asked = [part.device_type for part in (args.device_group, args.device_mesh) if part is not None]
     is_for_cpu = any(kind is not None and kind.lower() == "cpu" for kind in asked)
     if device == "cpu" and not plan.on_cluster and not is_for_cpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,7 @@ def by_megatron(monkeypatch: pytest.MonkeyPatch, **mesh: Any) -> dict[str, Any]:
         ({"tp_size": 2}, {"tensor": "2", "pipeline": "1"}),
         ({"tp_size": 2, "pp_size": 2, "dp_size": 1}, {"tensor": "2", "pipeline": "2"}),
         ({"mesh": [[0], [1]], "mesh_dim_names": ["pp", "tp"]}, {"tensor": "1", "pipeline": "2"}),
+        ({"tp_size": 2, "dp_size": 2, "ep_size": 2}, {"tensor": "2", "pipeline": "1", "expert": "2"}),
     ],
 )
 @pytest.mark.parametrize("place", ["machine", "cluster"])
@@ -178,7 +180,7 @@ def test_megatron_trains_on_meshes_of_its_layout_and_the_sampler_has_one_of_its_
         monkeypatch.setenv(name, value)
     settings = load_settings()
     *trainers, sampler = plans = parse_meshes(plan.meshes, settings)
-    number = int(ranks["tensor"]) * int(ranks["pipeline"])
+    number = prod(map(int, ranks.values()))
     assert [(one.ranks, one.device) for one in trainers] == [(f"{on}{number}", "cuda")] * 2
     assert all(one.own == {"engine": "megatron", "sampler": "torch", **ranks} for one in trainers)
     assert (sampler.ranks, sampler.device) == (f"{on}1", "cuda" if cluster else "cuda:2")
@@ -216,8 +218,8 @@ def test_a_model_in_full_mode_has_a_mesh_for_one_run_and_the_sampler_one_of_its_
     ("mesh", "says"),
     [
         ({"dp_size": 2}, "has no dp_size 2"),
-        ({"tp_size": 2, "ep_size": 2}, "has no ep_size 2"),
-        ({}, "set device_mesh.tp_size or pp_size"),
+        ({"tp_size": 2, "ep_size": 2, "dp_size": 4}, "has no dp_size 4"),
+        ({}, "set device_mesh.tp_size, pp_size or ep_size"),
     ],
 )
 def test_a_layout_that_a_mesh_by_megatron_has_not_is_served_otherwise_and_said(

@@ -59,7 +59,7 @@ class UpdatedLayer:
     def __init__(self, site: Site, active: Active, layout: Layout, *, is_sequence_parallel: bool) -> None:
         self._site = site
         self._active = active
-        self._group = layout.groups.tp
+        self._group = layout.groups.tp if site.expert is None else layout.groups.expt_tp
         self._is_sequence_parallel = is_sequence_parallel
         self._rows: tuple[torch.Tensor, ...] = ()
         self._order = torch.empty(0, dtype=torch.int64)
@@ -93,6 +93,9 @@ class UpdatedLayer:
 
     def _together(self, hidden_NR: torch.Tensor) -> torch.Tensor:
         """What every rank's rows of ``B`` take: of all inputs, for the tokens that the layer's output has."""
+        if self._site.expert is not None:
+            # Each rank has the tokens of all; what they make of them, and gradients, are summed on the way back.
+            return hidden_NR
         if self._site.splits_inputs:
             reduce = (
                 reduce_scatter_to_sequence_parallel_region

@@ -5,7 +5,7 @@ Experts are left alone, as PEFT leaves what is no Linear; so are embedding and h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,12 +48,14 @@ class Site:
         named: The rule of its weight.
         parts: The published Linears that it is made of.
         splits_inputs: Whether tensor ranks have different inputs, not different outputs.
+        expert: Of whose layers it is, by its number in the whole model; None: every token goes through it.
     """
 
     name: str
     named: Named
     parts: tuple[Part, ...]
     splits_inputs: bool
+    expert: int | None = None
 
 
 def picked_rows(
@@ -74,15 +76,21 @@ def picked_rows(
 
 def linear_layers(stages: Sequence[Any], layout: Layout) -> dict[str, torch.nn.Module]:
     """The linear layers of this rank's stages that may have adapters, by their names in the whole model."""
-    found: dict[str, torch.nn.Module] = {}
+    return {name: module for name, module in _linear_layers(stages, layout) if EXPERTS not in name}
+
+
+def expert_layers(stages: Sequence[Any], layout: Layout) -> dict[str, torch.nn.Module]:
+    """Those of the experts that this rank has."""
+    return {name: module for name, module in _linear_layers(stages, layout) if EXPERTS in name}
+
+
+def _linear_layers(stages: Sequence[Any], layout: Layout) -> Iterator[tuple[str, torch.nn.Module]]:
     for model in stages:
         numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
         for path, module in model.named_modules():
             name = whole_name(path, numbers, layout, model.config)
-            is_linear = isinstance(module, (ColumnParallelLinear, RowParallelLinear))
-            if is_linear and name.startswith(LAYERS) and EXPERTS not in name:
-                found[name] = module
-    return found
+            if isinstance(module, (ColumnParallelLinear, RowParallelLinear)) and name.startswith(LAYERS):
+                yield name, module
 
 
 def sites_of(modules: Mapping[str, torch.nn.Module], table: WeightTable, layout: Layout) -> dict[str, Site]:

@@ -7,11 +7,11 @@ go through the stages one after another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from twinkle.core.errors import ConfigError, InvalidInput, OutOfMemory
 from twinkle.core.slices import Slices
@@ -28,9 +28,12 @@ from twinkle.model.fused.probe import TOLERANCE_FLOAT32, TOLERANCE_HALF
 from twinkle.model.fused.step import OutOfStep, is_out_of_memory
 from twinkle.model.fused.training import AdamParams
 from twinkle.model.loading import stored_paths
+from twinkle.model.megatron.config import experts_of
+from twinkle.model.megatron.lora.sites import Site, expert_layers
 from twinkle.model.megatron.multi_lora import MultiLoraMegatronModel
 from twinkle.model.megatron.serving.rounds import JobRound, MicroBatch, rounds_of
-from twinkle.model.megatron.serving.shares import Borrowed, Shares, head_site
+from twinkle.model.megatron.serving.shares import Borrowed, Shares, expert_site, head_site
+from twinkle.module.adapter import StoredPaths
 from twinkle.module.lora import LoraAdapter, LoraConfig, LoraPool
 from twinkle.module.targets import Target, find_targets
 
@@ -46,7 +49,9 @@ class ServedMegatronModel(OneByOne):
         folder: Of the base model.
         name: What it is called.
         ranks: All that hold parts of it.
-        tp_size, pp_size: Over how many of them tensors are split, and layers; together all of them.
+        tp_size, pp_size: Over how many of them tensors are split, and layers.
+        ep_size: Over how many times as many the experts are, each of which also computes a part of every job; times
+            the two before, all ranks.
         device_type: ``cpu``, ``cuda``.
         dtype: Of the frozen weights; by default float32 on a CPU, bfloat16 elsewhere.
         tokens_per_pass: About how many tokens a micro-batch has at most; what suits the device if omitted.
@@ -67,14 +72,23 @@ class ServedMegatronModel(OneByOne):
         ranks: RankGroup = ALONE,
         tp_size: int = 1,
         pp_size: int = 1,
+        ep_size: int = 1,
         device_type: str = "cpu",
         dtype: torch.dtype | None = None,
         tokens_per_pass: int | None = None,
     ) -> None:
-        mesh = DeviceMesh.from_sizes(tp_size=tp_size, pp_size=pp_size, device_type=device_type)
+        mesh = DeviceMesh.from_sizes(
+            tp_size=tp_size,
+            pp_size=pp_size,
+            dp_size=ep_size,
+            ep_size=ep_size,
+            etp_size=tp_size,
+            device_type=device_type,
+        )
         precision: Any = {None: None, torch.float32: "no", torch.bfloat16: "bf16"}[dtype]
-        keywords: dict[str, Any] = {"sequence_parallel": False} if tp_size > 1 else {}
-        self._megatron = MultiLoraMegatronModel(folder, device_mesh=mesh, mixed_precision=precision, **keywords)
+        if ep_size > 1:
+            _require_experts(folder, name, ep_size)
+        self._megatron = MultiLoraMegatronModel(folder, device_mesh=mesh, mixed_precision=precision)
         check_config(name, self._megatron.hf_config.to_dict())
         self.ranks = ranks
         self.layout = self._megatron.layout
@@ -87,9 +101,9 @@ class ServedMegatronModel(OneByOne):
         paths = stored_paths(folder)
         targets = find_targets(self.base, self.base.get_output_embeddings())
         self._adapters = self._megatron.adapters()
-        _require_all(
-            targets, {paths.within(part.path) for each in self._adapters.sites.values() for part in each.parts}
-        )
+        own = self._add_experts({target.path: target for target in targets}, paths)
+        sites = [*self._adapters.sites.values(), *(site for each in self.ranks.gather(own) for site in each)]
+        _require_all(targets, {paths.within(part.path) for site in sites for part in site.parts})
         for stage in self._megatron.pipeline.stages:
             if stage.post_process:
                 site = head_site(targets[-1], vocab_size=self.info.vocab_size)
@@ -98,6 +112,14 @@ class ServedMegatronModel(OneByOne):
         self._shares = Shares(self._adapters, self.layout, paths)
         self._tokens_per_part = tokens_per_pass or TOKENS_PER_PART.get(device_type, TOKENS_PER_PART_ACCELERATOR)
         self.determinism = self._measured()
+
+    def _add_experts(self, targets: Mapping[str, Target], paths: StoredPaths) -> list[Site]:
+        """Let adapters be on the experts that this rank has; where."""
+        sites = []
+        for name, module in expert_layers(self._megatron.pipeline.stages, self.layout).items():
+            sites.append(expert_site(name, targets, paths))
+            self._adapters.add_site(sites[-1], module)
+        return sites
 
     def _measured(self) -> str:
         """What of a job's bits is shown to hold here, on every rank.
@@ -128,7 +150,8 @@ class ServedMegatronModel(OneByOne):
 
     def _run_job(self, run: JobRun) -> Slices[None]:
         borrowed = self._shares.borrow(run.job.adapter)
-        rounds = list(rounds_of(run.job.data, tokens_per_part=self._tokens_per_part, pp_size=self.layout.pp_size))
+        at_once = self.layout.pp_size * self.layout.groups.dp.size()
+        rounds = list(rounds_of(run.job.data, tokens_per_part=self._tokens_per_part, at_once=at_once))
         for number, parts in enumerate(rounds):
             if number:
                 yield
@@ -139,36 +162,42 @@ class ServedMegatronModel(OneByOne):
             self._gather(run, borrowed)
 
     def _run_round(self, run: JobRun, parts: Sequence[MicroBatch], borrowed: Borrowed) -> None:
-        turn = JobRound(run, parts, self.device)
+        data = self.layout.groups.dp
+        own = parts[data.rank() :: data.size()]
+        turn = JobRound(run, own, self.device, num_idle=-(-len(parts) // data.size()) - len(own))
+        pipeline = self._megatron.pipeline
         try:
             with self._adapters.active(borrowed.as_layers_have_it), torch.set_grad_enabled(run.job.backward):
-                found = self._megatron.pipeline.run(turn.sequences, turn.wanted, turn.objective())
+                found = pipeline.of_all_data_ranks(pipeline.run(turn.sequences, turn.wanted, turn.objective()))
         except Exception as error:
             if self.ranks.size > 1:
                 raise OutOfStep(f"a pass failed between the ranks: {error}") from error
             run.fail(OutOfMemory(f"the device ran out of memory: {error}") if is_out_of_memory(error) else error)
             return
-        turn.record(found)
+        turn.record(parts, [found[number % data.size()][number // data.size()] for number in range(len(parts))])
 
     def _gather(self, run: JobRun, borrowed: Borrowed) -> None:
-        """Let every rank have the gradient that all have found."""
+        """Let every rank have the gradient that all have found, each for its own layers, outputs and tokens."""
         assert run.gradient is not None
         found = torch.zeros_like(run.job.adapter.grad)
         views = run.job.adapter.layout.views(found)
-        borrowed.add_gradients(views, is_first_tensor_rank=self.layout.groups.tp.rank() == 0)
+        borrowed.add_gradients(views)
         self.ranks.sum_(found)
         for path, pair in run.gradient.items():
             pair.a.add_(views[path].a)
             pair.b.add_(views[path].b)
 
 
+def _require_experts(folder: str, name: str, ep_size: int) -> None:
+    if not experts_of(AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()):
+        raise ConfigError(
+            f"TWINKLE_EXPERT_PARALLEL: is {ep_size}, but {name} has no experts; leave it out and set"
+            " TWINKLE_TENSOR_PARALLEL or TWINKLE_PIPELINE_PARALLEL"
+        )
+
+
 def _require_all(targets: Sequence[Target], paths: set[str]) -> None:
     """Refuse a model of which less would be trained here than elsewhere, without a word to its tenants."""
-    for target in targets:
-        if target.num_experts is not None:
-            raise ConfigError(
-                f"TWINKLE_ENGINE: megatron has no adapters of experts ({target.path}); use transformers for this model"
-            )
     missing = sorted({target.path for target in targets if target.kind != "unembed"} ^ paths)
     if missing:
         raise ConfigError(

@@ -26,16 +26,16 @@ MicroBatch = list[int]
 """The numbers of some of a job's datums."""
 
 
-def rounds_of(data: Sequence[Datum], *, tokens_per_part: int, pp_size: int) -> Iterator[list[MicroBatch]]:
-    """A job's datums by what goes through the pipeline at once: a micro-batch for each stage, where there are as many.
+def rounds_of(data: Sequence[Datum], *, tokens_per_part: int, at_once: int) -> Iterator[list[MicroBatch]]:
+    """A job's datums by what is computed at once: a micro-batch for each stage of each pipeline, if there are as many.
 
     Args:
         data: Of the job, each of which stays whole.
         tokens_per_part: About how many tokens a micro-batch has at most.
-        pp_size: Stages.
+        at_once: Stages of all pipelines.
     """
     total = sum(datum.tokens.size for datum in data)
-    limit = min(tokens_per_part, -(-total // pp_size))
+    limit = min(tokens_per_part, -(-total // at_once))
     parts: list[MicroBatch] = []
     current: MicroBatch = []
     num_tokens = 0
@@ -48,8 +48,8 @@ def rounds_of(data: Sequence[Datum], *, tokens_per_part: int, pp_size: int) -> I
         current.append(index)
         num_tokens += datum.tokens.size
     parts.append(current)
-    for start in range(0, len(parts), pp_size):
-        yield parts[start : start + pp_size]
+    for start in range(0, len(parts), at_once):
+        yield parts[start : start + at_once]
 
 
 class JobRound:
@@ -59,13 +59,15 @@ class JobRound:
         run: The job.
         parts: The micro-batches.
         device: Where their tensors are.
+        num_idle: How many passes of a token that nobody asked for follow: ranks that share experts make as many each.
     """
 
-    def __init__(self, run: JobRun, parts: Sequence[MicroBatch], device: torch.device) -> None:
+    def __init__(self, run: JobRun, parts: Sequence[MicroBatch], device: torch.device, *, num_idle: int = 0) -> None:
         self._run = run
         self._parts = parts
         self._device = device
-        self.sequences = [self._sequences(part) for part in parts]
+        token = torch.zeros(1, dtype=torch.int64, device=device)
+        self.sequences = [*(self._sequences(part) for part in parts), *[Sequences((token,), (token,))] * num_idle]
         self.wanted = Wanted(
             temperature=1.0, logps=True, logits=False, entropies=run.job.with_entropies, best=self._counts()
         )
@@ -80,6 +82,8 @@ class JobRound:
 
     def _value(self, number: int, outputs: RowOutputs) -> torch.Tensor:
         total = outputs["logps"][0].flatten()[:0].sum()
+        if number >= len(self._parts):
+            return total
         for place, index in enumerate(self._parts[number]):
             logps = outputs["logps"][place]
             total = total + (logps * self._slope(index, logps)).sum()
@@ -94,10 +98,10 @@ class JobRound:
         except UserError:
             return torch.zeros_like(logps)
 
-    def record(self, found: Sequence[RowOutputs]) -> None:
-        """Take the outcome of every datum, or why the job has failed."""
+    def record(self, parts: Sequence[MicroBatch], found: Sequence[RowOutputs]) -> None:
+        """Take the outcome of every datum of micro-batches, this rank's or others', or why the job has failed."""
         run = self._run
-        for part, outputs in zip(self._parts, found, strict=True):
+        for part, outputs in zip(parts, found, strict=True):
             for place, index in enumerate(part):
                 if run.failure is None:
                     self._record(index, {name: rows[place] for name, rows in outputs.items()})
