@@ -44,6 +44,10 @@ _DEFAULT_MESH = "default=cpu"
 WORKER_PREFIX = "worker-"
 """Of the names of the meshes' workers, before the mesh's own."""
 
+GIVES_MEMORY_BACK = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"} if sys.platform.startswith("linux") else {}
+"""Of the API, unless the environment says otherwise: Python's own allocator keeps a megabyte for each object that lives
+in it, and glibc an arena for each thread that ever asked. It costs no time that could be measured."""
+
 _API_STOP_S = 10.0
 _DRAIN_S = 30.0
 _BROKER_STOP_S = 5.0
@@ -154,7 +158,7 @@ def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None
     if with_flower:
         workers.append(_command(home, "flower", ("flower",), _env(settings, FLOWER), _API_STOP_S))
     return Stack(
-        api=_command(home, "api", ("server",), _env(settings, API), _API_STOP_S),
+        api=_command(home, "api", ("server",), {**GIVES_MEMORY_BACK, **_env(settings, API)}, _API_STOP_S),
         workers=tuple(workers),
         broker=None if broker is None else broker_spec(home, broker),
     )

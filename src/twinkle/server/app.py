@@ -50,6 +50,7 @@ from twinkle.server.threads import Listings, Threads
 from twinkle.server.tinker.routes import direct as tinker_direct
 from twinkle.server.tinker.routes import router as tinker_router
 from twinkle.server.token_feeds import TokenFeeds
+from twinkle.server.turns import Turns
 from twinkle.server.twinkle.routes import openai as twinkle_openai_router
 from twinkle.server.twinkle.routes import router as twinkle_router
 from twinkle.storage import schema
@@ -92,7 +93,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         async with AsyncExitStack() as stack:
             assert isinstance(app, Api)
             server = app.state.server = await _open(settings, database, clock or SystemClock(), app.freed, stack)
-            app.build_routes()
+            await app.build_routes()
             app.results, app.in_progress = server.common.results, server.common.in_progress
             _log.info("api.started", host=settings.host, port=settings.port)
             yield
@@ -121,7 +122,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.include_router(twinkle_openai_router, tags=["openai"])
     app.include_router(openapi_router)
     app.direct = tinker_direct
-    app.freed, app.writing = FreedMemory(), asyncio.Lock()
+    app.freed, app.writing, app.turns = FreedMemory(), asyncio.Lock(), Turns()
     app.mounted_at, app.public_url = settings.mounted_at, settings.public_url
     return app
 

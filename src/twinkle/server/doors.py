@@ -11,13 +11,16 @@ import asyncio
 import resource
 from collections import Counter
 from dataclasses import dataclass
+from typing import cast
 
 import structlog
 import uvicorn
+from starlette.types import Scope
 
 from twinkle.core.settings import Settings
 from twinkle.server.free_memory import FreedMemory
 from twinkle.server.gathering import GatheringTransport, WholeResponses
+from twinkle.server.turns import name_flow
 
 _RESERVED_FILES = 256
 """Of the files that the process may open: for databases, logs, objects, and for saying no."""
@@ -185,6 +188,7 @@ class GuardedProtocol(WholeResponses):
         """A request begins."""
         self._num_unseen, self._num_head, self._num_headers = 0, 0, 0
         super().on_message_begin()
+        name_flow(cast(Scope, self.scope), self.flow)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the path and query."""

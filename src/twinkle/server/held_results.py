@@ -11,7 +11,7 @@ from starlette.types import Scope
 from twinkle.core.errors import Overloaded
 from twinkle.server.body import ByteBudget, charged_of
 from twinkle.server.free_memory import FreedMemory
-from twinkle.server.results import PIECE_BYTES
+from twinkle.server.turns import PIECE_BYTES
 
 _SCOPE_KEY = "twinkle.held_results"
 _OBJECTS_PER_BYTE = 32

@@ -17,9 +17,10 @@ from typing import Any, TypeAlias
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_serializer
 from pydantic.json_schema import JsonSchemaMode
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from twinkle.server.direct import DirectRoutes
 from twinkle.server.echo import echoing, request_id_to_echo
@@ -30,6 +31,7 @@ from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.mounting import unmounted
 from twinkle.server.request_metadata import MAX_KEY_LENGTH
 from twinkle.server.state import Common
+from twinkle.server.turns import Turns
 
 PATH = "/openapi.json"
 PROTOBUF = "application/x-protobuf"
@@ -178,6 +180,8 @@ class Api(FastAPI):
     """Of the document, which one request does and those that come meanwhile wait for."""
     freed: FreedMemory
     """What requests and connections let go of."""
+    turns: Turns
+    """Whose large answer is written next."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -188,16 +192,18 @@ class Api(FastAPI):
             return
         holds, begun = self.results.watch(scope), self.in_progress.watch(scope)
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(scope, receive, self.turns.writing(scope, send))
         finally:
             self.results.release(holds)
             self.in_progress.end(begun)
 
-    def build_routes(self) -> None:
-        """Build all that FastAPI would build when the first request comes, while every other one waits."""
+    async def build_routes(self) -> None:
+        """Build and import all that the first requests would, while every other one waits."""
         nowhere: Scope = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
         for route in self.routes:
             route.matches(dict(nowhere))
+        # What streamed answers run on is imported by the first of them.
+        await StreamingResponse(iter([b""]))(nowhere, _never_receive, _send_nowhere)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = None if self.direct is None else self.direct.find(scope)
@@ -234,6 +240,15 @@ async def show_document(request: Request, common: Common) -> Response:
             # Thousands of small objects that nobody reads again.
             app.openapi_schema = None
     return Response(app.document, media_type=JSON)
+
+
+async def _never_receive() -> Message:
+    await asyncio.Event().wait()
+    return {"type": "http.disconnect"}
+
+
+async def _send_nowhere(message: Message) -> None:
+    del message
 
 
 def _content(bodies: Sequence[BodyType | Raw], mode: JsonSchemaMode, into: JsonObject) -> JsonObject:

@@ -10,10 +10,9 @@ from fastapi.responses import StreamingResponse
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
 from twinkle.server.threads import Threads
+from twinkle.server.turns import PIECE_BYTES
 from twinkle.storage.blobs import BlobStore
 from twinkle.storage.payloads import read_payload
-
-PIECE_BYTES = 256 * 2**10
 
 
 async def result_response(threads: Threads, blobs: BlobStore, result: Payload, *, media_type: str) -> Response:

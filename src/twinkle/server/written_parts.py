@@ -9,8 +9,8 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from twinkle.server.errors import JSON
-from twinkle.server.results import PIECE_BYTES
 from twinkle.server.threads import Threads
+from twinkle.server.turns import PIECE_BYTES
 
 
 def with_array(

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from twinkle.cli.broker import Broker
-from twinkle.cli.stack import MeshPlan, plan_stack
+from twinkle.cli.stack import GIVES_MEMORY_BACK, MeshPlan, plan_stack
 from twinkle.core.settings import Settings
 
 SETTINGS = {"database", "broker", "signing", "admin", "flower"}
@@ -54,3 +54,5 @@ def test_each_child_gets_its_own_secrets_and_no_others(tmp_path: Path, monkeypat
     assert held == NEEDED
     assert {child.env["TOKENIZERS_PARALLELISM"] for child in children} == {"false"}
     assert all("PATH" in child.env for child in children)
+    # Workers have an allocator's settings of their own.
+    assert [child.name for child in children if GIVES_MEMORY_BACK.items() <= child.env.items()] == ["api"]

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from twinkle.cli.app import app
+from twinkle.cli.stack import GIVES_MEMORY_BACK
 from twinkle.core.settings import Settings
 
 DOCKER = Path(__file__).resolve().parents[3] / "docker"
@@ -71,6 +72,12 @@ def test_no_container_can_change_its_image_take_rights_or_take_all_memory(compos
         assert service["mem_limit"] and service["pids_limit"] > 0, name
         writable = [*service.get("tmpfs", []), *service.get("volumes", [])]
         assert any("/tmp" in place for place in writable) or name == "redis", name
+
+
+def test_the_api_gives_memory_back_as_in_the_embedded_stack(compose: dict[str, Any]) -> None:
+    environment = compose["services"]["api"]["environment"]
+
+    assert {name: environment[name] for name in GIVES_MEMORY_BACK} == GIVES_MEMORY_BACK
 
 
 def test_a_gpu_takes_no_guard_away_and_adds_no_secret() -> None:

@@ -19,7 +19,7 @@ from twinkle.server.body import ByteBudget, charge_to
 from twinkle.server.held_results import HeldResults, Hold
 from twinkle.server.in_progress import RequestsInProgress
 from twinkle.server.openapi import Api as App
-from twinkle.server.results import PIECE_BYTES
+from twinkle.server.turns import PIECE_BYTES, Turns
 
 if TYPE_CHECKING:
     from conftest import Api
@@ -36,6 +36,7 @@ class Service:
         self.tenants: dict[str, ByteBudget] = {}
         self.app = App()
         self.app.results = self.results
+        self.app.turns = Turns()
         self.app.in_progress = RequestsInProgress(per_tenant=0, per_key=0)
         self.app.get("/result")(self._result)
 

@@ -183,7 +183,7 @@ def test_what_needs_a_key_is_what_says_so(api: ServedApi, method: str, path: str
     assert (response.status_code == 401) == (keys not in (set(), {"adminKey"}))
 
 
-def test_no_request_waits_until_the_routes_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_waits_until_the_routes_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     build = fastapi.routing.get_dependant
 
@@ -195,7 +195,7 @@ def test_no_request_waits_until_the_routes_are_built(monkeypatch: pytest.MonkeyP
     app = create_app(Settings(redis_url="redis://nowhere"))
     assert isinstance(app, Api)
     num_made = len(built)
-    app.build_routes()
+    await app.build_routes()
     num_built = len(built)
     for method, path, _ in OPERATIONS:
         for route in app.routes:

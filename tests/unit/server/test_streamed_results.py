@@ -11,8 +11,9 @@ from fastapi.responses import StreamingResponse
 
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.operation import Payload
-from twinkle.server.results import PIECE_BYTES, result_response
+from twinkle.server.results import result_response
 from twinkle.server.threads import Threads
+from twinkle.server.turns import PIECE_BYTES
 from twinkle.server.written_parts import answer_in_parts, with_array
 from twinkle.storage.blobs import FolderStore
 
