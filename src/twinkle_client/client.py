@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -9,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel, ValidationError
 
+from twinkle.core.keywords import known_keywords
 from twinkle_client.answers import anything
 from twinkle_client.connection import HEARTBEAT_S, Accepted, Connection, use
 from twinkle_client.endpoint import find_endpoint
@@ -46,6 +48,7 @@ def init_twinkle_client(
     route_prefix: str = "/twinkle",
     session_metadata: Mapping[str, Any] | None = None,
     call_timeout_s: float = CALL_TIMEOUT_S,
+    **options: object,
 ) -> TwinkleClient:
     """Connect this process to a server of the Twinkle dialect; the classes of this package use it from now on.
 
@@ -57,10 +60,12 @@ def init_twinkle_client(
         route_prefix: Of the server's own routes.
         session_metadata: To recognise the session by.
         call_timeout_s: How long a blocking call may take, outages included.
+        options: Others are taken, and named in the log.
 
     Raises:
         TwinkleError: The server cannot be reached or refuses the key.
     """
+    known_keywords("init_twinkle_client", options, inspect.signature(init_twinkle_client).parameters)
     client = TwinkleClient(
         base_url,
         api_key,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.keywords import known_keywords
 
 StopReason = Literal["length", "stop", "abort", "error"]
 TokenLogprob = tuple[int, float]
@@ -71,6 +72,16 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """The params that a script's mapping describes; unknown names are left out, and the log names them.
+
+        Raises:
+            InvalidInput: A name is given twice, or its value out of range.
+        """
+        known = [field.name for field in fields(cls)]
+        return cls.from_exactly(known_keywords("SamplingParams.from_dict", values, (*known, MAX_TOKENS_ALIAS)))
+
+    @classmethod
+    def from_exactly(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Return the params that a mapping describes; ``max_new_tokens`` is another name of ``max_tokens``.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ import torch.utils.data
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
+from twinkle.core.keywords import known_keywords
 from twinkle.dataloader.fetch import Collator, Fetched, RowFetcher, Skipped, handed_out
 from twinkle.dataloader.order import RowOrder, num_batches
 from twinkle.dataloader.streams import StreamReader
@@ -28,6 +30,9 @@ DEFAULT_RETRIES = 20
 PROCESSORS: Mapping[str, Callable[..., InputProcessor]] = {"InputProcessor": InputProcessor}
 OURS = ("sampler", "batch_sampler", "generator")
 """What torch's loader would take, and what would break the promise to go on from any row."""
+
+_OF_TORCH = tuple(inspect.signature(torch.utils.data.DataLoader).parameters)
+_OWN = ("min_batch_size", "device_mesh", "max_retries", "seed", "phase", "remote_group", "instance_id")
 
 log = event_log()
 
@@ -113,7 +118,7 @@ class DataLoader:
         self._shuffles = shuffle
         self._collate = collate_fn
         self._phase = phase
-        self._torch_kwargs = torch_kwargs
+        self._torch_kwargs = known_keywords("DataLoader", torch_kwargs, (*_OWN, *_OF_TORCH))
         self._consumed = 0
         self._in_whole_passes = 0
         self._is_passing = False

@@ -15,7 +15,7 @@ from twinkle.dataset.problems import Problem
 from twinkle.dataset.report import Report, report_of
 from twinkle.dataset.saving import Format, RowWriter, format_of
 from twinkle.dataset.source import ORIGIN
-from twinkle.dataset.steps import Encodable, Encode, Keep, Preprocess, Row, Step, check_options, resolve
+from twinkle.dataset.steps import Encodable, Encode, Keep, Preprocess, Row, Step, known_options, resolve
 from twinkle.infra.device_mesh import current_rank
 from twinkle.infra.progress import track
 from twinkle.plugin.construct import construct_class
@@ -143,18 +143,19 @@ class DatasetBase(Members):
             remove_columns: Columns to drop; the others are kept.
             load_from_cache_file: Take the rows of an earlier run if neither rows nor code have changed since.
             batched: Always so.
-            map_kwargs: Passed on to ``map`` of Hugging Face's, like ``num_proc`` and ``batch_size``.
+            map_kwargs: Passed on to ``map`` of Hugging Face's, like ``num_proc`` and ``batch_size``; those that have
+                nothing to set here are named in the log.
 
         Raises:
             WrongRows: Rows that the preprocessor refuses, each named.
         """
         if not batched:
             raise InvalidInput("batched", "is False; a preprocessor gets columns")
-        check_options(map_kwargs)
+        options = known_options("map", map_kwargs)
         removed = (remove_columns,) if isinstance(remove_columns, str) else tuple(remove_columns or ())
         step = Preprocess(resolve("preprocess_func", preprocess_func, init_args, Preprocessor), removed)
         for member in self.named(dataset_meta):
-            self._do(step, member, load_from_cache_file=load_from_cache_file, **map_kwargs)
+            self._do(step, member, load_from_cache_file=load_from_cache_file, **options)
 
     def filter(
         self,
@@ -181,10 +182,10 @@ class DatasetBase(Members):
         """
         if batched:
             raise InvalidInput("batched", "is True; a filter gets one row")
-        check_options(filter_kwargs)
+        options = known_options("filter", filter_kwargs)
         step = Keep(resolve("filter_func", filter_func, init_args, DataFilter))
         for member in self.named(dataset_meta):
-            self._keep(step, member, **filter_kwargs)
+            self._keep(step, member, **options)
 
     def encode(
         self,
@@ -199,17 +200,17 @@ class DatasetBase(Members):
         Raises:
             WrongRows: Rows that cannot be encoded: the first hundred, each with file, line, field and reason.
         """
-        check_options(map_kwargs)
+        options = known_options("encode", map_kwargs)
         step = Encode(self.needed_template(), add_generation_prompt)
         for member in self.members:
-            self._do(step, member, load_from_cache_file=load_from_cache_file, **map_kwargs)
+            self._do(step, member, load_from_cache_file=load_from_cache_file, **options)
 
     def check(self, *, load_from_cache_file: bool = False, batched: bool = False, **filter_kwargs: Any) -> None:
         """Keep the rows that the template can encode."""
-        check_options(filter_kwargs)
+        options = known_options("check", filter_kwargs)
         step = Keep(Encodable(self.needed_template()))
         for member in self.members:
-            self._keep(step, member, **filter_kwargs)
+            self._keep(step, member, **options)
 
     def cast_column(self, column: str, decode: bool = True) -> None:
         """Whether a column of pictures, sound or films is decoded; as bytes, rows are mapped quickly."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,19 @@ from datasets.exceptions import DatasetGenerationError
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.hub_settings import HubSettings
+from twinkle.core.keywords import known_keywords
 from twinkle.dataset.lines import data_suffix, is_json_array, json_rows
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.problems import Place, Problem, WrongRows
-from twinkle.dataset.source import Source, data_files, load_files, rows_in_memory, sliced, with_origin
+from twinkle.dataset.source import (
+    Source,
+    data_files,
+    load_files,
+    options_of_reader,
+    rows_in_memory,
+    sliced,
+    with_origin,
+)
 from twinkle.hub import HubOperation
 from twinkle.hub.reference import parse_reference
 
@@ -34,6 +43,15 @@ class Opened:
     rows: Any
     source: Source
     problems: list[Problem] = field(default_factory=list)
+
+
+def _known(options: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
+    """Those of the options that the reader of the files takes; other rows are not read by one that takes any."""
+    if not options:
+        return {}
+    is_saved = path is not None and (path / "state.json").is_file()
+    taken = () if path is None or is_saved else options_of_reader(data_files(path)[0])
+    return known_keywords("Dataset", options, ("streaming", "num_proc", "revision", "skip_unreadable", *taken))
 
 
 def open_member(
@@ -64,9 +82,11 @@ def open_member(
         InvalidInput: There is nothing that can be read at all.
     """
     problems: list[Problem] = []
+    path = None if meta.data is not None else _local(meta, revision)
+    options = _known(options, path)
     if meta.data is not None:
         rows, source = rows_in_memory(meta.data, streaming=streaming), Source("data")
-    elif (path := _local(meta, revision)) is None:
+    elif path is None:
         rows = HubOperation.load_dataset(
             meta.dataset_id, meta.subset_name, meta.split, streaming=streaming, num_proc=num_proc, revision=revision
         )

@@ -6,6 +6,8 @@ what a wrong row is named by.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -27,6 +29,8 @@ ORIGIN = "_twinkle_origin"
 PER_SOURCE = 1 << 44
 UNKNOWN_ORIGIN = -1
 
+NOT_A_READERS = ("path", "data_dir", "data_files", "split", "streaming", "num_proc", "revision", "trust_remote_code")
+"""Arguments of Hugging Face's ``load_dataset`` that the caller of ``load_files`` says otherwise."""
 BUILDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # What recorded sessions of other programs look like is no business of ours: a line is a row.
     ".jsonl": ("json", {"parse_agent_traces": False}),
@@ -107,6 +111,14 @@ def load_files(files: Sequence[Path], *, streaming: bool, num_proc: int | None, 
             num_proc=None if streaming else num_proc,
             **{**defaults, **options},
         )
+
+
+def options_of_reader(file: Path) -> tuple[str, ...]:
+    """What ``load_files`` takes of a file of this kind beside its own arguments."""
+    builder = datasets.load_dataset_builder(BUILDERS[data_suffix(file)][0], data_files=[str(file)])
+    of_kind = (field.name for field in dataclasses.fields(builder.config) if field.name != "data_files")
+    of_all = (name for name in inspect.signature(datasets.load_dataset).parameters if name not in NOT_A_READERS)
+    return tuple(dict.fromkeys((*of_kind, *of_all)))
 
 
 def rows_in_memory(data: Any, *, streaming: bool) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.keywords import known_keywords
 from twinkle.data_format.columns import columns_of, rows_of
 from twinkle.dataset.source import ORIGIN, UNKNOWN_ORIGIN
 from twinkle.infra.progress import Progress
@@ -25,6 +26,16 @@ Columns = Mapping[str, list[Any]]
 
 OPTIONS = ("batch_size", "num_proc", "keep_in_memory", "writer_batch_size", "desc")
 """What ``map``, ``encode``, ``filter`` and ``check`` pass on to Hugging Face's."""
+
+_BY_INIT_ARGS = "what it says can be said by an object, or a class with init_args"
+NOT_OFFERED = {
+    "with_indices": _BY_INIT_ARGS,
+    "with_rank": _BY_INIT_ARGS,
+    "fn_kwargs": _BY_INIT_ARGS,
+    "input_columns": "a preprocessor gets all columns, a filter the row",
+    "drop_last_batch": "every row is mapped",
+}
+"""Options of Hugging Face's that would change the rows."""
 
 
 class Misused(InvalidInput):
@@ -74,17 +85,16 @@ def resolve(
     return made
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option before a single row is mapped.
+def known_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that mean something here; the log names the others, before a single row is mapped.
 
     Raises:
-        InvalidInput: It is not known.
+        InvalidInput: One would change what a preprocessor is called with, and so the rows.
     """
-    for name in options:
-        if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(OPTIONS)}"
-            raise InvalidInput(name, f"is not known; {hint}")
+    for name in NOT_OFFERED:
+        if options.get(name):
+            raise InvalidInput(name, f"is not offered by {call}: {NOT_OFFERED[name]}")
+    return known_keywords(call, {name: value for name, value in options.items() if name not in NOT_OFFERED}, OPTIONS)
 
 
 def name_of(function: object) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from twinkle.core.errors import InvalidInput
+from twinkle.core.keywords import known_keywords
 from twinkle.processor.media import (
     BY_TOKEN,
     MEMBER_LENGTHS,
@@ -84,6 +85,7 @@ class InputProcessor:
         framework: ``transformers`` or ``megatron``: rows are the same for both.
         padding_side: Where the padding goes.
         function: Makes other rows of the rows first, or takes a dict of padded values for rows.
+        settings: Others are taken, and named in the log.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class InputProcessor:
         framework: str = "transformers",
         padding_side: Literal["right", "left"] = "right",
         function: Callable[[Sequence[Row]], Sequence[Row] | Row] | None = None,
+        **settings: object,
     ) -> None:
+        known_keywords("InputProcessor", settings, ("device_mesh", "padding_free", "framework", "padding_side"))
         if framework not in ("transformers", "megatron"):
             raise InvalidInput("framework", f"is {framework!r}; send 'transformers' or 'megatron'")
         if padding_side not in ("right", "left"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
+from twinkle.core.keywords import known_keywords
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
 from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.conversation import ToolCall
@@ -40,6 +42,18 @@ UNUSED_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "none", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+
+OWN_ARGUMENTS = (
+    "model_id",
+    "use_chat_template",
+    "max_length",
+    "truncation_strategy",
+    "default_system",
+    "enable_thinking",
+    "revision",
+    "token",
+)
+ENCODE_KEYWORDS = ("add_generation_prompt",)
 
 _log = event_log()
 
@@ -107,23 +121,27 @@ class Template:
         chat_template = ChatTemplate(self.tokenizer, {"enable_thinking": self.enable_thinking, **self.variables})
         for name in self.variables:
             if not chat_template.reads(name):
-                _log.warning("template.variable_ignored", variable=name, next="the model's chat template knows no such")
+                near = difflib.get_close_matches(name, OWN_ARGUMENTS, n=1)
+                hint = f"did you mean {near[0]}?" if near else "the model's chat template knows no such"
+                _log.warning("template.variable_ignored", variable=name, next=hint)
         return chat_template
 
     # One row, and many.
 
-    def encode(self, trajectory: Trajectory, add_generation_prompt: bool = False) -> Row:
+    def encode(self, trajectory: Trajectory, add_generation_prompt: bool = False, **settings: object) -> Row:
         """The row of a trajectory.
 
         Args:
             trajectory: With ``messages`` and perhaps ``tools``, ``images`` and ``user_data``; or fields that are
                 trajectories themselves, which are encoded each for itself and stay where they are.
             add_generation_prompt: Up to where the assistant's next turn begins, for sampling: then no label trains.
+            settings: Others are taken, and named in the log.
 
         Raises:
             RowError: Names the field, the message and the reason.
             InvalidInput: The strategy is ``split``, which makes several rows; use :meth:`batch_encode`.
         """
+        known_keywords("encode", settings, ENCODE_KEYWORDS)
         if self.truncation_strategy == "split":
             raise InvalidInput("truncation_strategy", "is 'split', which makes several rows of one; use batch_encode")
         rows = self._encode(trajectory, add_generation_prompt)
@@ -132,19 +150,27 @@ class Template:
         return rows[0]
 
     @overload
-    def batch_encode(self, batch: Mapping[str, Sequence[Any]], add_generation_prompt: bool = False) -> Columns: ...
+    def batch_encode(
+        self, batch: Mapping[str, Sequence[Any]], add_generation_prompt: bool = False, **settings: object
+    ) -> Columns: ...
 
     @overload
-    def batch_encode(self, batch: Sequence[Trajectory], add_generation_prompt: bool = False) -> list[Row]: ...
+    def batch_encode(
+        self, batch: Sequence[Trajectory], add_generation_prompt: bool = False, **settings: object
+    ) -> list[Row]: ...
 
     def batch_encode(
-        self, batch: Mapping[str, Sequence[Any]] | Sequence[Trajectory], add_generation_prompt: bool = False
+        self,
+        batch: Mapping[str, Sequence[Any]] | Sequence[Trajectory],
+        add_generation_prompt: bool = False,
+        **settings: object,
     ) -> Columns | list[Row]:
         """The rows of many trajectories, in the form they came in; some may become none or several.
 
         Raises:
             RowError: As :meth:`encode`, with the number of the row.
         """
+        known_keywords("batch_encode", settings, ENCODE_KEYWORDS)
         encoded: list[Row] = []
         for number, trajectory in enumerate(rows_of(batch)):
             try:

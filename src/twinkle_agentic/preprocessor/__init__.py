@@ -2,6 +2,7 @@
 
 base             what a quality filter is
 rules            what a conversation must be, and must not do
+loops            conversations that go in circles, or were there before
 texts            what its texts must be made of, and what is mended in them
 shares           repetitions, letters, flagged words: how much of a text is of a kind
 near_duplicates  what says nearly what an earlier row says
@@ -22,18 +23,12 @@ from twinkle_agentic.preprocessor.difficulty import IFDFilter, PerplexityFilter,
 from twinkle_agentic.preprocessor.judges import IntentClassifier, JudgeFilter, ModelFilter
 from twinkle_agentic.preprocessor.language import LanguageFilter
 from twinkle_agentic.preprocessor.llm_backend import LLMBackend, OpenAIBackend, SamplerBackend
+from twinkle_agentic.preprocessor.loops import DeadLoopFilter, DedupFilter
 from twinkle_agentic.preprocessor.near_duplicates import MinHashDedupFilter
 from twinkle_agentic.preprocessor.pii_presidio_filter import PIIPresidioFilter
 from twinkle_agentic.preprocessor.pipeline import QualityPreprocessor
 from twinkle_agentic.preprocessor.response_refiner import ResponseRefiner
-from twinkle_agentic.preprocessor.rules import (
-    DeadLoopFilter,
-    DedupFilter,
-    HardFilter,
-    MessageSanityFilter,
-    RefuseFilter,
-    TokenNumFilter,
-)
+from twinkle_agentic.preprocessor.rules import HardFilter, MessageSanityFilter, RefuseFilter, TokenNumFilter
 from twinkle_agentic.preprocessor.scores import (
     ChrMinScorer,
     IFDScorer,

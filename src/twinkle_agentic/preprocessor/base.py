@@ -11,6 +11,8 @@ from twinkle.preprocessor import Preprocessor
 from twinkle.reward.base import text_of
 
 Row = Mapping[str, Any]
+KEY_ROUNDS = "key_rounds"
+"""In ``user_data`` the numbers of the messages that train."""
 
 
 class QualityFilter(Preprocessor):
@@ -87,9 +89,21 @@ def said_by(row: Row, role: str) -> list[str]:
     return [text_of(message.get("content")) for message in messages_of(row) if message.get("role") == role]
 
 
-def with_texts(row: Row, change: Any) -> dict[str, Any]:
-    """The row with every message's text changed; parts that are no text stay."""
-    return {**row, "messages": [_changed(message, change) for message in messages_of(row)]}
+def with_texts(row: Row, change: Any, role: str | None = None) -> dict[str, Any]:
+    """The row with every message's text changed, or those of one role; parts that are no text stay."""
+    changed = [
+        _changed(message, change) if role is None or message.get("role") == role else dict(message)
+        for message in messages_of(row)
+    ]
+    return {**row, "messages": changed}
+
+
+def with_key_rounds(row: Row, numbers: Sequence[int]) -> list[Any]:
+    """The row's ``user_data`` with the numbers of the messages that train, in place of those it had."""
+    data = row.get("user_data") or []
+    pairs = list(data.items()) if isinstance(data, Mapping) else list(data)
+    others = [item for item in pairs if not (isinstance(item, (list, tuple)) and item and item[0] == KEY_ROUNDS)]
+    return [*others, (KEY_ROUNDS, list(numbers))]
 
 
 def _changed(message: Mapping[str, Any], change: Any) -> dict[str, Any]:

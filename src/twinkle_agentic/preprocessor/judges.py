@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from twinkle.core.errors import InvalidInput
 from twinkle.reward.answers import NUMBER
-from twinkle_agentic.preprocessor.base import QualityFilter, Row, said_by
+from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of, said_by, with_key_rounds
 from twinkle_agentic.preprocessor.rules import whole_text
 
 INTENTS: Mapping[str, str] = {
@@ -35,20 +36,59 @@ ASK = (
 )
 
 
+class IntentDetector(Protocol):
+    """Finds the turns of one intent."""
+
+    intent: str
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], /) -> Sequence[int]:
+        """The numbers of the assistant's messages that are of the intent."""
+        ...
+
+
 class IntentClassifier(QualityFilter):
-    """Names in ``intent`` what a conversation is about, by the words of its questions; drops nothing."""
+    """Names in ``intent`` what a conversation is about, by the words of its questions; drops nothing.
 
-    adds = ("intent",)
+    Args:
+        intents: By name a regular expression; the first that is found counts.
+        detectors: In place of them: each finds turns of its intent, the first that finds a turn has it. The intent of
+            most turns is the conversation's; ``user_data`` gets the turns as ``key_rounds``, which then alone train.
+            One with ``definitive`` ends the search if it finds any.
+        intent_field: The column for it.
+    """
 
-    def __init__(self, intents: Mapping[str, str] = INTENTS) -> None:
+    def __init__(
+        self,
+        intents: Mapping[str, str] = INTENTS,
+        *,
+        detectors: Sequence[IntentDetector] | None = None,
+        intent_field: str = "intent",
+    ) -> None:
         super().__init__()
+        self.adds = (intent_field,)
         self._patterns = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in intents.items()}
+        self._detectors = detectors
+        self._field = intent_field
 
     def mend(self, row: Row) -> Row:
         """See :class:`QualityFilter`."""
+        if self._detectors is not None:
+            return self._detected(row, self._detectors)
         asked = "\n".join(said_by(row, "user"))[:MAX_CHARACTERS]
         found = (name for name, pattern in self._patterns.items() if pattern.search(asked))
-        return {**row, "intent": next(found, OTHER)}
+        return {**row, self._field: next(found, OTHER)}
+
+    def _detected(self, row: Row, detectors: Sequence[IntentDetector]) -> Row:
+        turns: dict[int, str] = {}
+        for detector in detectors:
+            found = list(detector(messages_of(row)))
+            turns = {**dict.fromkeys(found, detector.intent), **turns}
+            if found and getattr(detector, "definitive", False):
+                break
+        if not turns:
+            return {**row, self._field: OTHER}
+        ((intent, _),) = Counter(turns.values()).most_common(1)
+        return {**row, self._field: intent, "user_data": with_key_rounds(row, sorted(turns))}
 
 
 class ModelFilter(QualityFilter):

@@ -21,6 +21,7 @@ class LanguageFilter(QualityFilter):
         lang: Its code (ISO 639-1: ``en``, ``zh``) or several; any language if empty.
         min_score: The least probability of the likeliest language, 0 to 1. Of a few words it is often low.
         role: Whose messages are read, those of a row together.
+        allowed: The same as ``lang``.
 
     Raises:
         ConfigError: ``py3langid`` is not installed; names the extra.
@@ -29,8 +30,16 @@ class LanguageFilter(QualityFilter):
 
     adds = ("language",)
 
-    def __init__(self, lang: str | Sequence[str] = "", min_score: float = 0.7, role: str = "assistant") -> None:
+    def __init__(
+        self,
+        lang: str | Sequence[str] = "",
+        min_score: float = 0.7,
+        role: str = "assistant",
+        *,
+        allowed: str | Sequence[str] = (),
+    ) -> None:
         super().__init__()
+        lang = lang or allowed
         if not 0 <= min_score <= 1:
             raise InvalidInput("min_score", f"is {min_score}; send 0 to 1")
         try:

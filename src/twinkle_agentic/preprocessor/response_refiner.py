@@ -7,9 +7,8 @@ from typing import Any
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.conversation import user_data_get
-from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of
+from twinkle_agentic.preprocessor.base import KEY_ROUNDS, QualityFilter, Row, messages_of
 from twinkle_agentic.preprocessor.llm_backend import MAX_THREADS, LLMBackend, OpenAIBackend, chosen_backend
-from twinkle_agentic.preprocessor.scores import KEY_ROUNDS
 
 
 class ResponseRefiner(QualityFilter):

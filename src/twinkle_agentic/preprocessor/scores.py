@@ -12,12 +12,11 @@ from typing import Any
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.conversation import user_data_get
 from twinkle.reward.base import text_of
-from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of
+from twinkle_agentic.preprocessor.base import KEY_ROUNDS, QualityFilter, Row, messages_of, with_key_rounds
 from twinkle_agentic.preprocessor.llm_backend import backend_of
 
 MIN_ANSWER_TOKENS = 6
 """Of shorter answers, means over tokens say little."""
-KEY_ROUNDS = "key_rounds"
 VERDICT = (
     "Here is a question, the right answer, and an attempt at it. Say whether the attempt is right; answer with yes or"
     " no and nothing else.\n\nQuestion:\n{question}\n\nRight answer:\n{truth}\n\nAttempt:\n{attempt}"
@@ -348,12 +347,9 @@ def _question(one: Round) -> str:
 
 
 def _with_rounds(row: Row, passed: Sequence[tuple[Round, Mapping[str, Score]]]) -> Row:
-    data = row.get("user_data") or []
-    pairs = list(data.items()) if isinstance(data, Mapping) else list(data)
-    others = [item for item in pairs if not (isinstance(item, (list, tuple)) and item and item[0] == KEY_ROUNDS)]
     scores: dict[str, list[float | None]] = {}
     for number, (_, by_name) in enumerate(passed):
         for name, score in by_name.items():
             for key, value in {name: score.value, **score.details}.items():
                 scores.setdefault(key, [None] * len(passed))[number] = value
-    return {**row, "user_data": [*others, (KEY_ROUNDS, [one.number for one, _ in passed])], "scores": scores}
+    return {**row, "user_data": with_key_rounds(row, [one.number for one, _ in passed]), "scores": scores}

@@ -314,3 +314,153 @@ def test_wrong_settings_of_scores_are_refused_by_their_name(make, field):
     with pytest.raises(InvalidInput) as refused:
         make()
     assert refused.value.field == field
+
+
+THINKING = {"role": "assistant", "content": "Yes.", "reasoning_content": "Birds have wings, so yes."}
+CALLED = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "w", "arguments": "{}"}}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "row", "reason"),
+    [
+        (lambda: HardFilter(min_user_chars=24), GOOD, "short question"),
+        (lambda: HardFilter(min_user_chars=19), GOOD, None),
+        (lambda: HardFilter(min_user_chars=24, min_user_chars_cjk=6), chat("鸟怎么飞行呢？", "拍翅膀。"), None),
+        (lambda: HardFilter(min_user_chars_cjk=14), chat("鸟怎么飞行呢？", "拍翅膀。"), "short question"),
+        (lambda: HardFilter(min_assistant_chars_2turn=80), chat("Do birds fly?", "Yes."), "short answer"),
+        (
+            lambda: HardFilter(min_assistant_chars_2turn=80),
+            {"messages": [{"role": "user", "content": "Do birds fly?"}, THINKING]},
+            None,
+        ),
+        (lambda: HardFilter(max_rounds=1), chat("a", "b", "c", "d"), "too many rounds"),
+        (
+            lambda: HardFilter(max_rounds=1, agent_max_rounds=2),
+            {"messages": [*CALLED, {"role": "tool", "content": "sun"}, *chat("and now?", "rain")["messages"]]},
+            None,
+        ),
+        (lambda: HardFilter(allow_incomplete_role=True), chat("x", roles=("assistant",)), None),
+        (lambda: RefuseFilter(check_window=5), chat("a", "Well, dear, as an AI language model I do"), None),
+        (RefuseFilter, chat("a", f"<think>{'I cannot help. ' * 40}</think>Sure, here it is."), None),
+        (
+            lambda: MessageSanityFilter(check_role_order=False),
+            chat("a", "b", "c", roles=("user", "user", "assistant")),
+            None,
+        ),
+        (
+            MessageSanityFilter,
+            {"messages": [*CALLED, {"role": "tool", "tool_call_id": "b", "content": "sun"}, THINKING]},
+            "tool's answer to another call",
+        ),
+        (lambda: MessageSanityFilter(check_content_integrity=True), chat("", "b"), "empty message"),
+        (lambda: MessageSanityFilter(check_content_integrity=True, max_msg_chars=3), chat("a", "long"), "long message"),
+        (lambda: MessageSanityFilter(check_content_integrity=True, min_turns=3), GOOD, "few turns"),
+        (lambda: MessageSanityFilter(extra_sensitive_words=["WINGS"]), GOOD, "sensitive word"),
+        (lambda: MessageSanityFilter(["wings"], filter_sensitive=False), GOOD, None),
+        (lambda: DeadLoopFilter(cascade_threshold=3), chat("a", "Wait. Hmm. Actually, no."), "doubts again and again"),
+        (lambda: DeadLoopFilter(cascade_threshold=3), chat("a", "<think>Wait. Hmm. Actually, no.</think>Yes."), None),
+        (
+            lambda: DeadLoopFilter(think_hesitation_density_threshold=5.0),
+            chat("a", "<think>Wait, hmm.</think>Yes."),
+            "doubts again and again",
+        ),
+        (
+            lambda: DeadLoopFilter(repetition_threshold=0.45, ngram_size=2, ngram_min_words=4),
+            chat("a", "so it is so it is so it is"),
+            "the same words again and again",
+        ),
+        (TokenSoupFilter, chat("a", "a\ufffd\ufffdb"), "could not be decoded"),
+        (TokenSoupFilter, chat("a", "a\x00b"), "control characters"),
+        (TokenSoupFilter, chat("a", "\ue000ab"), "characters for private use"),
+        (lambda: TokenSoupFilter(special_token_count=2), chat("a", "<|im_end|> [PAD]"), "tokens of a model"),
+        (
+            lambda: TokenSoupFilter(script_chaos_min_chars=4),
+            chat("a", "a б c д e ж"),
+            "scripts change again and again",
+        ),
+        (lambda: TokenSoupFilter(max_chars=1), chat("a", "a\x00b"), None),
+        (TokenSoupFilter, chat("a", "用 Python 写 code，很好 with numpy 和 torch 的 例子。"), None),
+        (lambda: SpecialCharsFilter(0.1), chat("a", "| a | b |\n" * 9), "signs for the most part"),
+        (lambda: SpecialCharsFilter(0.1, role="user"), chat("a", "| a | b |\n" * 9), None),
+        (lambda: TokenNumFilter(len, 1, 4, role="user"), chat("four", "a long answer"), None),
+        (lambda: TokenNumFilter(count=len, max_num=20), GOOD, "too long"),
+    ],
+)
+def test_settings_of_both_generations_decide(make, row, reason):
+    quality = make()
+
+    kept = quality.apply([row])
+
+    assert (len(kept), list(quality.dropped)) == ((1, []) if reason is None else (0, [reason]))
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "mended"),
+    [
+        (FixUnicodeFilter, "\ufb01", "\ufb01"),
+        (lambda: FixUnicodeFilter("NFKC"), "\ufb01", "fi"),
+        (lambda: FixUnicodeFilter("NFKC", role="user"), "\ufb01", "\ufb01"),
+        (lambda: RemoveRepeatSentencesFilter(min_characters=2), "So it is. so it is.", "So it is. so it is."),
+        (lambda: RemoveRepeatSentencesFilter(True, min_characters=2), "So it is. so it is.", "So it is."),
+        (lambda: RemoveRepeatSentencesFilter(False, True, min_characters=2), "So, it is. So it is!", "So, it is."),
+    ],
+)
+def test_settings_of_both_generations_mend(make, said, mended):
+    (row,) = make().apply([chat("x", said)])
+
+    assert row["messages"][1]["content"] == mended
+
+
+def test_what_was_seen_is_kept_in_a_file_for_the_next_process(tmp_path):
+    file = tmp_path / "seen.json"
+    alike = chat("How does a bird fly?", "It beats its wings; otherwise it would fall.")
+
+    first = DedupFilter(max_per_sig=2, prefix_chars=10, asst_chars=10, state_file=str(file)).apply([GOOD])
+    second = DedupFilter(max_per_sig=2, prefix_chars=10, asst_chars=10, state_file=str(file)).apply([alike, alike])
+
+    assert (first, second) == ([GOOD], [alike])
+
+
+def test_words_of_a_file_are_sensitive(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("# birds\n\nwings\n")
+
+    assert QualityPreprocessor(sensitive_words_file=words, token_num_min=1).apply([GOOD]) == []
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        MessageSanityFilter(sensitive_words_file=tmp_path / "none.txt")
+
+
+def test_calls_in_texts_are_brought_into_their_field_where_asked_for():
+    text = '<tool_call>\n{"name": "w", "arguments": {}}\n</tool_call>'
+
+    (left,) = MessageNormalizer().apply([chat("x", text)])
+    (made,) = MessageNormalizer(normalize_tool_calls=True).apply([chat("x", text)])
+
+    assert "tool_calls" not in left["messages"][1]
+    assert made["messages"][1]["tool_calls"][0]["function"]["name"] == "w"
+
+
+def test_detectors_name_turns_and_those_train():
+    class Numbers:
+        intent = "numbers"
+
+        def __call__(self, messages):
+            return [i for i, each in enumerate(messages) if each["role"] == "assistant" and each["content"].isdigit()]
+
+    row = {**chat("How many?", "7", "Why?", "So it is."), "user_data": [("key_rounds", [3]), ("id", 5)]}
+
+    (named,) = IntentClassifier(detectors=[Numbers()], intent_field="kind").apply([row])
+    (other,) = IntentClassifier(detectors=[Numbers()]).apply([chat("Why?", "So it is.")])
+
+    assert (named["kind"], named["user_data"]) == ("numbers", [("id", 5), ("key_rounds", [1])])
+    assert (other["intent"], "user_data" in other) == ("chat", False)
+
+
+def test_a_models_tokenizer_counts(model_id):
+    ids = Template(model_id).tokenizer(GOOD["messages"][1]["content"], add_special_tokens=False)["input_ids"]
+
+    assert TokenNumFilter(str(model_id), 1, len(ids), role="assistant").apply([GOOD]) == [GOOD]
+    assert TokenNumFilter(str(model_id), 1, len(ids) - 1, role="assistant").apply([GOOD]) == []

@@ -126,6 +126,33 @@ twinkle:Plugin.load_plugin plugin_id plugin_base |
 twinkle.notifier:DingNotifier ding_url secret timeout |
 twinkle.cli:CLI.from_args argv env_file config_file |
 
+twinkle_agentic.preprocessor:HardFilter min_user_chars min_user_chars_cjk min_assistant_chars_2turn
+    allow_incomplete_role | max_rounds agent_max_rounds min_characters
+twinkle_agentic.preprocessor:FixUnicodeFilter normalization role |
+twinkle_agentic.preprocessor:RemoveRepeatSentencesFilter lowercase ignore_special_character role | min_characters
+twinkle_agentic.preprocessor:SpecialCharsFilter max_ratio role |
+twinkle_agentic.preprocessor:TokenNumFilter hf_tokenizer min_num max_num role | count
+twinkle_agentic.preprocessor:DedupFilter max_per_sig prefix_chars asst_chars state_file |
+twinkle_agentic.preprocessor:DeadLoopFilter hesitation_density_threshold cascade_window cascade_threshold
+    repetition_threshold ngram_size ngram_min_words think_hesitation_density_threshold think_cascade_threshold
+    think_repetition_threshold | max_repeats min_characters
+twinkle_agentic.preprocessor:TokenSoupFilter replacement_char_ratio control_char_ratio private_use_ratio
+    special_token_count script_chaos_threshold script_chaos_min_chars | max_chars min_variety max_mixed
+twinkle_agentic.preprocessor:RefuseFilter patterns | check_window
+twinkle_agentic.preprocessor:MessageSanityFilter sensitive_words | check_role_order check_tool_matching
+    check_content_integrity trim_to_assistant filter_sensitive sensitive_words_file extra_sensitive_words min_turns
+    max_msg_chars
+twinkle_agentic.preprocessor:MessageNormalizer normalize_tool_calls |
+twinkle_agentic.preprocessor:ModelFilter patterns field |
+twinkle_agentic.preprocessor:IntentClassifier intents | detectors intent_field
+twinkle_agentic.preprocessor:LanguageFilter lang min_score role | allowed
+twinkle_agentic.preprocessor:QualityPreprocessor | pipeline dropped_log_path backend fix_unicode
+    remove_repeat_sentences message_sanity_filter sensitive_words_file extra_sensitive_words hard_filter refuse_filter
+    dead_loop_filter allow_incomplete_role token_soup_filter word_repeat_max_ratio char_repeat_max_ratio
+    special_chars_filter special_chars_max_ratio alphanumeric_min_ratio token_num_filter token_num_min token_num_max
+    hf_tokenizer language language_min_score minhash_dedup jaccard_threshold ppl_api_endpoint ppl_model ppl_tokenizer
+    ppl_min ppl_max
+
 twinkle_client:init_twinkle_client base_url api_key |
 twinkle_client.model:MultiLoraTransformersModel.add_adapter_to_model adapter_name config gradient_accumulation_steps |
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import PretrainedConfig
 
 from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.keywords import known_keywords
 from twinkle.model.megatron.families import Family
 from twinkle.model.megatron.layout import Layout
 
@@ -104,16 +104,13 @@ def _checked(
         raise InvalidInput(VARIABLE, "is False, but rows go through the stages as long as they are; leave it out")
     fields = {field.name for field in dataclasses.fields(config_class)}
     found: dict[str, Any] = {}
+    known_keywords("MegatronModel", keywords, (*fields, *own_names))
     for name, value in keywords.items():
         if name in BY_MESH:
             raise InvalidInput(name, f"is said by the device mesh; give it {BY_MESH[name]}")
         if name in BY_MODEL:
             raise InvalidInput(name, "is set by MegatronModel itself; leave it out")
-        if name not in fields:
-            near = difflib.get_close_matches(name, [*fields, *own_names], n=1)
-            advice = f"did you mean {near[0]}?" if near else "leave it out"
-            raise InvalidInput(name, f"is neither MegatronModel's nor a field of Megatron's config; {advice}")
-        if name != VARIABLE:
+        if name in fields and name != VARIABLE:
             found[name] = _dtype(name, value) if name.endswith("dtype") and isinstance(value, str) else value
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ import transformers
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
+from twinkle.core.keywords import known_keywords
 from twinkle.hub.image_processor import load_image_processor, picture_rules
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.support import WITH_PICTURES
@@ -66,8 +68,7 @@ class TorchSampler(SteppingSampler):
         **settings: Any,
     ) -> None:
         self.model_id = resolve_model_id(model_id)
-        if settings:
-            log.warning("sampler.settings_without_effect", sampler="TorchSampler", settings=", ".join(sorted(settings)))
+        known_keywords("TorchSampler", settings, inspect.signature(TorchSampler).parameters)
         self._model = _load(self.model_id, device_of(mesh_of(device_mesh)), _dtype(torch_dtype), model_cls)
         tokenizer = _tokenizer(self.model_id)
         super().__init__(
@@ -117,8 +118,7 @@ class VLLMSampler(SteppingSampler):
         remote_group: str | None = None,
         **settings: Any,
     ) -> None:
-        if settings:
-            log.warning("sampler.settings_without_effect", sampler="vLLMSampler", settings=", ".join(sorted(settings)))
+        known_keywords("vLLMSampler", settings, inspect.signature(VLLMSampler).parameters)
         self.model_id = resolve_model_id(model_id)
         arguments = dict(engine_args or {})
         self._own: TorchSampler | None = None

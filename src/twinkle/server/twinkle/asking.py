@@ -235,7 +235,7 @@ def _params(body: TwinkleSampleRequest) -> SamplingParams:
     if "num_samples" not in given and body.num_samples is not None:
         given["num_samples"] = body.num_samples
     try:
-        return SamplingParams.from_dict(given)
+        return SamplingParams.from_exactly(given)
     except TypeError:
         raise InvalidInput("sampling_params", "holds a value of another kind than its name takes") from None
 
