@@ -34,6 +34,12 @@ TEXTS = Path(__file__).parents[1] / "examples" / "data" / "self_cognition.jsonl"
 PACKAGES = ("datasets", "transformers", "tokenizers", "trl", "pyarrow")
 PACKED_LENGTH = 1024
 TRL = "TRL"
+Moment = tuple[float, float]
+"""By the clock, and by the time of the processor, which others on the machine do not change."""
+
+
+def now() -> Moment:
+    return time.perf_counter(), time.process_time()
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,13 @@ class Turn:
     """What one side took, and what it made: a number for each row (encoding) or packed row (packing)."""
 
     seconds: float
+    cpu_s: float
     lengths: list[int]
+
+    @classmethod
+    def since(cls, start: Moment, lengths: list[int], end: Moment) -> Turn:
+        """What began at a moment and ended at another."""
+        return cls(end[0] - start[0], end[1] - start[1], lengths)
 
 
 def main() -> None:
@@ -110,10 +122,10 @@ def in_turns(sides: Mapping[str, Callable[[], Turn]], rounds: int) -> dict[str, 
 
 def encode_ours(path: Path, model: Path) -> Turn:
     """Read, encode, label."""
-    start = time.perf_counter()
+    start = now()
     dataset = encoded_ours(path, model)
-    seconds = time.perf_counter() - start
-    return Turn(seconds, dataset.dataset["length"][:])
+    end = now()
+    return Turn.since(start, dataset.dataset["length"][:], end)
 
 
 def encoded_ours(path: Path, model: Path) -> PackingDataset:
@@ -126,10 +138,10 @@ def encoded_ours(path: Path, model: Path) -> PackingDataset:
 
 def encode_plainly(path: Path, model: Path) -> Turn:
     """Read and encode, the shortest way there is; no labels."""
-    start = time.perf_counter()
+    start = now()
     rows = encoded_plainly(path, model)
-    seconds = time.perf_counter() - start
-    return Turn(seconds, [len(ids) for ids in rows["input_ids"][:]])
+    end = now()
+    return Turn.since(start, [len(ids) for ids in rows["input_ids"][:]], end)
 
 
 def encoded_plainly(path: Path, model: Path) -> datasets.Dataset:
@@ -149,10 +161,10 @@ def packer(path: Path, model: Path) -> Callable[[], Turn]:
     dataset = encoded_ours(path, model)
 
     def pack() -> Turn:
-        start = time.perf_counter()
+        start = now()
         dataset.pack_dataset()
         lengths = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
-        return Turn(time.perf_counter() - start, lengths)
+        return Turn.since(start, lengths, now())
 
     return pack
 
@@ -165,10 +177,10 @@ def packer_of_trl(path: Path, model: Path) -> Callable[[], Turn]:
     rows = encoded_ours(path, model).dataset.select_columns(names)
 
     def pack() -> Turn:
-        start = time.perf_counter()
+        start = now()
         packed = pack_dataset(rows, PACKED_LENGTH, strategy="bfd", map_kwargs={"load_from_cache_file": False})
         lengths = [len(packed[index]["input_ids"]) for index in range(len(packed))]
-        return Turn(time.perf_counter() - start, lengths)
+        return Turn.since(start, lengths, now())
 
     return pack
 
@@ -190,10 +202,16 @@ def summary(turns: Mapping[str, list[Turn]], num_rows: int, *, against: str) -> 
         "tokens": {name: sum(done[-1].lengths) for name, done in turns.items()},
     }
     if against in turns:
-        ratios = [other.seconds / ours.seconds for other, ours in zip(turns[against], turns["twinkle"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        told["times_as_quick"] = {"median": rounded(middle), "quartiles": [rounded(low), rounded(high)]}
+        both = list(zip(turns[against], turns["twinkle"], strict=True))
+        told["times_as_quick"] = spread([other.seconds / ours.seconds for other, ours in both])
+        told["times_as_little_cpu"] = spread([other.cpu_s / ours.cpu_s for other, ours in both])
     return told
+
+
+def spread(ratios: list[float]) -> dict[str, Any]:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {"median": rounded(middle), "quartiles": [rounded(low), rounded(high)]}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 All parameters: ``TransformersModel`` and ``transformers.Trainer``. A LoRA adapter of rank 8: ``TransformersModel``, the
 fused ``MultiLoraTransformersModel``, ``transformers.Trainer`` on a PEFT model, and TRL's ``SFTTrainer`` where TRL is
 installed. The sides take turns, each with the same model, rows, optimizer, clipping and threads; the first step of each
-turn is not counted. Every side's first loss must be the same, or it has trained something else.
+turn is not counted. Every side's first loss must be the same, or it has trained something else. Beside the time that a
+step takes stands that of the processor, which others on the machine do not change.
 """
 
 from __future__ import annotations
@@ -41,8 +42,19 @@ RATE = 1e-3
 LARGEST_DIFFERENCE = 1e-2
 """Between the first losses of two sides, of which some report four digits."""
 
-Turn = tuple[list[float], float]
-"""Seconds of each step but the first, and the first step's loss a token."""
+Moment = tuple[float, float]
+"""Seconds that passed, and those of the processor, all threads together."""
+Turn = tuple[list[Moment], float]
+"""What each step but the first took, and the first step's loss a token."""
+
+
+def now() -> Moment:
+    return time.perf_counter(), time.process_time()
+
+
+def since(start: Moment) -> Moment:
+    passed, computed = now()
+    return passed - start[0], computed - start[1]
 
 
 def lora() -> peft.LoraConfig:
@@ -60,13 +72,13 @@ def our_turn(model: TransformersModel | MultiLoraTransformersModel, rows: list[l
     batch = [{"input_ids": row, "labels": [*row[1:], -100]} for row in rows]
     model.set_loss("CrossEntropyLoss", reduction="sum")
     model.set_optimizer("AdamW", lr=RATE, weight_decay=0.0)
-    seconds: list[float] = []
+    seconds: list[Moment] = []
     first_loss = 0.0
     for step in range(num_steps + 1):
-        start = time.perf_counter()
+        start = now()
         output = model.forward_backward(inputs=batch)
         model.clip_grad_and_step(1.0)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(since(start))
         if step == 0:
             first_loss = output["loss"] / output["num_tokens"]
     return seconds[1:], first_loss
@@ -90,15 +102,15 @@ class StepTimes(transformers.TrainerCallback):
     """When each step began and ended, and the loss that the first one logged."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.seconds: list[Moment] = []
         self.losses: list[float] = []
-        self._start = 0.0
+        self._start = now()
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._start = time.perf_counter()
+        self._start = now()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds.append(since(self._start))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
@@ -190,17 +202,21 @@ def summary(turns: Mapping[str, list[Turn]]) -> dict[str, Any]:
     for name, loss in losses.items():
         if abs(loss - losses[first]) > LARGEST_DIFFERENCE:
             raise RuntimeError(f"{name} begins with the loss {loss}, {first} with {losses[first]}: not the same step")
-    middles = {name: [statistics.median(seconds) for seconds, _ in of_side] for name, of_side in turns.items()}
     return {
-        name: {
-            "step_ms": rounded(1000 * statistics.median(seconds)),
-            "of_the_first": rounded(
-                statistics.median(own / other for own, other in zip(seconds, middles[first], strict=True))
-            ),
-            "first_loss": rounded(losses[name]),
-        }
-        for name, seconds in middles.items()
+        name: {"step_ms": passed[0], "of_the_first": passed[1], "cpu_ms": computed[0], "cpu_of_the_first": computed[1]}
+        | {"first_loss": rounded(losses[name])}
+        for name in turns
+        for passed, computed in [(_beside(turns, name, first, 0), _beside(turns, name, first, 1))]
     }
+
+
+def _beside(turns: Mapping[str, list[Turn]], name: str, first: str, which: int) -> tuple[float, float]:
+    """Milliseconds a step, and how many times the first side's."""
+    own, others = (
+        [statistics.median(moment[which] for moment in seconds) for seconds, _ in turns[side]] for side in (name, first)
+    )
+    ratios = [mine / other for mine, other in zip(own, others, strict=True)]
+    return rounded(1000 * statistics.median(own)), rounded(statistics.median(ratios))
 
 
 def measure(*, hidden_size: int, layers: int, num_rows: int, length: int, rounds: int, num_steps: int) -> Result:
@@ -244,7 +260,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     size = {"hidden_size": 64, "layers": 2, "num_rows": 4, "length": 32, "rounds": 1, "num_steps": 3}
     if not arguments.short:
-        size = {"hidden_size": 256, "layers": 4, "num_rows": 8, "length": 128, "rounds": 5, "num_steps": 8}
+        size = {"hidden_size": 256, "layers": 4, "num_rows": 8, "length": 128, "rounds": 3, "num_steps": 5}
     result = measure(**size)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from markdown_table import Result, machine_line, table
 
 
@@ -9,7 +12,11 @@ def library_text(result: Result) -> str:
     """Returns the table of steps by our models and by others' trainers."""
     batch, threads = result["batch"], result["threads"]
     rows = [
-        (compared, side, f"{figures['step_ms']:g}", f"{figures['of_the_first']:g}")
+        (
+            compared,
+            side,
+            *(f"{figures[name]:g}" for name in ("step_ms", "of_the_first", "cpu_ms", "cpu_of_the_first")),
+        )
         for compared, of_sides in result["results"].items()
         for side, figures in of_sides.items()
     ]
@@ -19,7 +26,7 @@ def library_text(result: Result) -> str:
         f"{batch['rows']} rows of {batch['tokens']} tokens, {batch['layers']} layers of {batch['hidden_size']}, "
         f"{threads} thread{'s' if threads > 1 else ''} of torch.",
         "",
-        *table(("trained", "by", "ms a step", "times the Trainer's, median of rounds"), rows),
+        *table(("trained", "by", "ms a step", "times the Trainer's", "CPU ms a step", "times the Trainer's CPU"), rows),
     ]
     return "\n".join(lines)
 
@@ -29,18 +36,23 @@ def data_text(result: Result) -> str:
     rows = []
     for what in ("encode", "pack"):
         figures = result[what]
-        times = figures.get("times_as_quick")
         for side, per_s in figures["rows_per_s"].items():
-            is_ours = side == "twinkle" and times is not None
-            told = f"{times['median']:g} ({times['quartiles'][0]:g} to {times['quartiles'][1]:g})" if is_ours else ""
+            of_ours = figures if side == "twinkle" else {}
+            times = [_spread(of_ours.get(name)) for name in ("times_as_quick", "times_as_little_cpu")]
             packed = result["packed_rows"][side] if what == "pack" else ""
-            rows.append((what, side, f"{per_s:g}", told, packed))
+            rows.append((what, side, f"{per_s:g}", *times, packed))
     lines = [
         machine_line(result),
         "",
         f"{result['rows']} conversations, packed to {result['packed_length']} tokens; medians of {result['rounds']} "
         "rounds.",
         "",
-        *table(("", "by", "rows a second", "ours, times as quick (quartiles)", "packed rows"), rows),
+        *table(
+            ("", "by", "rows a second", "ours, times as quick (quartiles)", "the same by CPU time", "packed rows"), rows
+        ),
     ]
     return "\n".join(lines)
+
+
+def _spread(times: Mapping[str, Any] | None) -> str:
+    return "" if times is None else f"{times['median']:g} ({times['quartiles'][0]:g} to {times['quartiles'][1]:g})"

@@ -16,6 +16,7 @@ from torch import distributed
 
 import twinkle
 from harness.training import make_rows
+from twinkle.dataset import DatasetMeta, PackingDataset
 from twinkle.model import MultiLoraTransformersModel, TransformersModel, TwinkleModel
 
 LENGTHS = (7, 4, 9, 5)
@@ -32,6 +33,8 @@ TWO_RANKS = (
     "full ulysses hybrid",
     "left fsdp-ulysses hybrid",
     "packed fsdp-ulysses",
+    "bins ulysses",
+    "bins fsdp-ulysses hybrid",
     "full fsdp moe",
     "lora fsdp-ep moe",
     "full fsdp-ep moe",
@@ -93,6 +96,16 @@ def make_model(kind: str, models_dir: Path, mesh: twinkle.DeviceMesh | None) -> 
     return model
 
 
+def packed_together(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as a packed data set hands them out: several in one."""
+    encoded = [
+        {"input_ids": row["input_ids"], "labels": row["labels"], "length": len(row["input_ids"])} for row in rows
+    ]
+    dataset = PackingDataset(DatasetMeta(data=encoded))
+    dataset.pack_dataset()
+    return [dataset[number] for number in range(len(dataset))]
+
+
 def arguments_of(kind: str) -> dict[str, Any]:
     """Of each pass: of seven rows on two ranks, one has two parts and the other one."""
     what = kind.split()[0]
@@ -109,6 +122,8 @@ def train(
         if kind.startswith("embedding"):
             # Of the first rank one query with three documents, of the second two with one each.
             rows = [{**row, "labels": [int(number in (0, 4, 6))]} for number, row in enumerate(rows)]
+        if kind.startswith("bins"):
+            rows = packed_together(rows[:3]) + packed_together(rows[3:])
         model.forward_backward(inputs=rows if mesh is None else mesh.slice_data(rows), **arguments_of(kind))
         norm = model.clip_grad_and_step(max_grad_norm=0.5)
         if norm is not None:

@@ -75,6 +75,7 @@ NAMES = {
         "DeviceGroup DeviceMesh GPU NPU Platform Plugin check_unsafe construct_class exists find_free_port "
         "find_node_ip framework_util get_logger is_master requires torch_util trust_remote_code"
     ),
+    "twinkle.utils.framework": "Framework Torch",
     "twinkle_agentic.chunker": "Chunker NativeChunker",
     "twinkle_agentic.chunker.base": "Chunker",
     "twinkle_agentic.chunker.native": "NativeChunker",

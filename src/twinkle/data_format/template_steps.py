@@ -66,7 +66,9 @@ class Steps(threading.local):
 
     def take_text(self, num_characters: int) -> None:
         """Write or look through so many characters."""
-        self.take(1 + num_characters // _CHARACTERS_PER_STEP)
+        self.left -= 1 + num_characters // _CHARACTERS_PER_STEP
+        if self.left < 0:
+            self.take(0)
 
     def taken(self, result: T) -> T:
         """Something that was just made, as far as it is a text or a list."""
@@ -76,6 +78,9 @@ class Steps(threading.local):
 
     def take_whole(self, value: object) -> int:
         """Look through a value and all that it holds, as often as it holds it. How deep it is."""
+        if isinstance(value, str):
+            self.take_text(len(value))
+            return 1
         pending: list[tuple[object, int]] = [(value, 1)]
         deepest = 1
         while pending:
@@ -98,7 +103,9 @@ class Steps(threading.local):
 
     def take_comparison(self, left: object, right: object, *, is_search: bool) -> None:
         """Compare two values, or look for one in the other."""
-        if isinstance(left, _Scalar) and isinstance(right, _Scalar):
+        if type(left) is str and type(right) is str:
+            self.take_text(len(right))
+        elif isinstance(left, _Scalar) and isinstance(right, _Scalar):
             self.take(1 + (len(right) // _CHARACTERS_PER_STEP if isinstance(right, str) else 0))
         elif is_search and isinstance(left, _Scalar):
             self.take(1 if isinstance(right, Mapping) else 1 + length(right))
@@ -119,6 +126,9 @@ class Steps(threading.local):
             _check_integer(_bits(left) * abs(right) if isinstance(right, int) else 0)
         elif operator == "%" and isinstance(left, str):
             return self.take_format(left, right)
+        elif operator == "+" and type(left) is str and type(right) is str:
+            self.take_text(len(left))
+            self.take_text(len(right))
         elif operator == "+":
             self.take_length(left)
             self.take_length(right)

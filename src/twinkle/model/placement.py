@@ -20,7 +20,7 @@ from twinkle.model.parallel.experts import SharedExperts
 from twinkle.model.parallel.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
 from twinkle.model.parallel.settings import FsdpSettings
 
-MixedPrecision = Literal["bf16", "fp16", "no"]
+MixedPrecision = Literal["bf16", "fp16", "fp8", "no"]
 
 
 def model_class(model_cls: Any) -> Any:
@@ -78,7 +78,8 @@ def computes_in_bf16(mixed_precision: str | None, device: torch.device) -> bool:
         InvalidInput: Another precision was asked for.
     """
     if mixed_precision not in (None, "bf16", "no"):
-        raise InvalidInput("mixed_precision", f"is {mixed_precision!r}; send 'bf16' or 'no'")
+        others = "; 'fp16' and 'fp8' are TransformersModel's" if mixed_precision in ("fp16", "fp8") else ""
+        raise InvalidInput("mixed_precision", f"is {mixed_precision!r}; send 'bf16' or 'no'{others}")
     return mixed_precision == "bf16" or (mixed_precision is None and plain_dtype(device.type) == torch.bfloat16)
 
 
@@ -90,8 +91,11 @@ def compute_dtype(mixed_precision: str | None, device: torch.device) -> torch.dt
     """
     if mixed_precision == "fp16":
         return torch.float16
+    if mixed_precision == "fp8":
+        # What is no linear layer, and what goes into these.
+        return torch.bfloat16
     if mixed_precision not in (None, "bf16", "no"):
-        raise InvalidInput("mixed_precision", f"is {mixed_precision!r}; send 'bf16', 'fp16' or 'no'")
+        raise InvalidInput("mixed_precision", f"is {mixed_precision!r}; send 'bf16', 'fp16', 'fp8' or 'no'")
     return torch.bfloat16 if computes_in_bf16(mixed_precision, device) else None
 
 

@@ -22,6 +22,7 @@ from twinkle.infra import DeviceMesh
 from twinkle.infra.remote import remote_function
 from twinkle.infra.runtime import mesh_of
 from twinkle.model.checkpoint import find_checkpoint
+from twinkle.model.float8 import check_float8, use_float8
 from twinkle.model.grad_scaler import load_scaler, make_scaler, scaler_files
 from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.optimizers import OptimizerArg
@@ -64,7 +65,8 @@ class TransformersModel(PlainPasses):
         device_mesh: ``dp`` replicates the model, ``fsdp`` shards it (FSDP2); every rank brings its own rows, the ranks
             of ``ulysses_size`` the same ones; those of ``ep_size`` share experts. That of ``initialize`` if omitted.
         mixed_precision: ``bf16`` (the default on accelerators) makes products in bfloat16, ``fp16`` in float16
-            with a scaled loss, ``no`` as weights are.
+            with a scaled loss, ``fp8`` those of linear layers in float8 (torchao, on GPUs that can) and others in
+            bfloat16, ``no`` as weights are.
         model_cls: The transformers class to load it with, or its name; the causal language model of its config if
             omitted.
         strategy: ``accelerate`` or ``native_fsdp``: there is one way, and both names mean it.
@@ -101,6 +103,8 @@ class TransformersModel(PlainPasses):
         self.device = device_of(device_mesh)
         self._mesh = device_mesh
         self._compute_dtype = compute_dtype(given.mixed_precision, self.device)
+        if given.mixed_precision == "fp8":
+            check_float8(self.device)
         self._scaler_settings = dict(grad_scaler_config or {})
         make_scaler(self.device, self._scaler_settings)
         self._hooks: dict[str, RemovableHandle] = {}
@@ -119,6 +123,8 @@ class TransformersModel(PlainPasses):
                 **({} if given.config is None else {"config": given.config}),
                 **{"dtype": torch.float32, **settings},
             )
+        if given.mixed_precision == "fp8":
+            use_float8(loaded)
         self.model: Any = loaded.to(self.device)
         # What adapters name as their base, in files that travel.
         self.model.name_or_path = published_id(self.model_id)

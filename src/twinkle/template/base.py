@@ -27,6 +27,7 @@ from twinkle.hub.trust import check_model_code, naming_code
 from twinkle.template.pictures import PicturePreparer, picture_preparer, put_in_place, read_picture
 from twinkle.template.rendering import ChatTemplate, Renderer, Span
 from twinkle.template.spans import TurnFinder, TurnMarks, key_rounds
+from twinkle.template.starts import TurnStarts
 from twinkle.template.tokenizing import plain_text, shifted, token_ids, tokenize
 from twinkle.template.truncation import (
     IGNORED_LABEL,
@@ -114,6 +115,7 @@ class Template:
         with naming_code(model_id):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=runs_code)
         self._marks_of: dict[bool, TurnMarks] = {}
+        self._starts: TurnStarts | None = None
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -362,7 +364,7 @@ class Template:
             return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
 
         marks = self._turn_marks(bool(tools))
-        found = TurnFinder(write, marks).spans(turns, text)
+        found = TurnFinder(write, marks, None if tools else self._starts_after(marks)).spans(turns, text)
         chosen = [span for number, span in found.items() if rounds is None or number in rounds]
         if marked is None and chosen and chosen[-1][1] == len(text) and turns[-1]["role"] == "assistant":
             end = marks.unwritten_end(write, turns, text)
@@ -370,6 +372,11 @@ class Template:
         if marked is None:
             return text, chosen
         return text, [span for span in marked if any(start < span[1] and span[0] < end for start, end in chosen)]
+
+    def _starts_after(self, marks: TurnMarks) -> TurnStarts:
+        if self._starts is None:
+            self._starts = TurnStarts(marks.header)
+        return self._starts
 
     def _turn_marks(self, has_tools: bool) -> TurnMarks:
         """By what turns are told apart; a tokenizer may have another chat template for conversations with tools."""

@@ -24,6 +24,7 @@ MARK = "\ue000"
 """A character for private use: no text holds it, and where it is found shows what a template does with a text."""
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_SCALARS = (bool, str, int, float)
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -147,17 +148,19 @@ def _with_all_reasoning(turn: Turn) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """The same as a template may see it: of pictures, tensors and the like only that they are there."""
+    if value is None or type(value) in _SCALARS:
+        return value
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, np.generic):
         return _plain(value.item())
-    for kind in (bool, str, int, float):
+    for kind in _SCALARS:
         if isinstance(value, kind):
             # Of a subclass, which may do more, its plain value.
             return kind(value)
-    return None if value is None else f"<{type(value).__name__}>"
+    return f"<{type(value).__name__}>"
 
 
 def _with_argument_text(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from twinkle.data_format.conversation import user_data_get
 from twinkle.data_format.messages import THINK_END
 from twinkle.data_format.row_error import RowError
 from twinkle.template.rendering import MARK, Span, Turn
+from twinkle.template.starts import TurnStarts
 
 Write = Callable[[Sequence[Turn], bool], str]
 """Conversation and whether to add a generation prompt, to text."""
@@ -96,11 +97,18 @@ class TurnMarks:
 
 
 class TurnFinder:
-    """Finds assistants' turns in texts that ``write`` makes."""
+    """Finds assistants' turns in texts that ``write`` makes.
 
-    def __init__(self, write: Write, marks: TurnMarks) -> None:
+    Args:
+        write: Writes a conversation.
+        marks: What the template writes around a turn.
+        starts: What earlier conversations of the template have shown; without it each is written a second time.
+    """
+
+    def __init__(self, write: Write, marks: TurnMarks, starts: TurnStarts | None = None) -> None:
         self._write = write
         self._marks = marks
+        self._starts = TurnStarts("") if starts is None else starts
 
     def spans(self, turns: Sequence[Turn], text: str) -> dict[int, Span]:
         """By number, where the assistant's turns lie in the text of the whole conversation.
@@ -119,11 +127,15 @@ class TurnFinder:
 
     def _marked_starts(self, turns: Sequence[Turn], text: str) -> dict[int, int]:
         """For each assistant's turn a place within it that is found with any text after it."""
+        if (known := self._starts.known(turns, text)) is not None:
+            return known
         numbers = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
         marked = self._write([next(_marked(turn)) if turn["role"] == "assistant" else turn for turn in turns], False)
         if marked.count(MARK) == len(numbers) and marked.replace(MARK, "") == text:
             places = [at for at, character in enumerate(marked) if character == MARK]
-            return {number: at - before for before, (number, at) in enumerate(zip(numbers, places, strict=True))}
+            starts = {number: at - before for before, (number, at) in enumerate(zip(numbers, places, strict=True))}
+            self._starts.learn(turns, text, starts)
+            return starts
         return {number: self._marked_start(turns, number, text) for number in numbers}
 
     def _marked_start(self, turns: Sequence[Turn], number: int, text: str) -> int:

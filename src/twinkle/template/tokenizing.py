@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,18 @@ def tokenize(tokenizer: Any, text: str, spans: Sequence[Span]) -> tuple[Tokens, 
     """The tokens of a written conversation, and which of them lie in the spans, be it in part."""
     if not tokenizer.is_fast:
         return tokenize_in_pieces(tokenizer, text, spans)
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoding = tokenizer(
+        text,
+        add_special_tokens=False,
+        return_offsets_mapping=bool(spans),
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )
     tokens = token_ids(encoding["input_ids"])
     is_trained = np.zeros(len(tokens), dtype=bool)
     if spans:
-        offsets = np.asarray(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        flat = chain.from_iterable(encoding["offset_mapping"])
+        offsets = np.fromiter(flat, dtype=np.int64, count=2 * len(tokens)).reshape(-1, 2)
         for start, end in spans:
             is_trained |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
     return tokens, is_trained

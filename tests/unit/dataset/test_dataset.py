@@ -73,9 +73,7 @@ def test_a_preprocessor_that_drops_rows_must_return_all_columns() -> None:
         memory().map(lambda columns: {"tag": columns["tag"][:1]})
 
 
-def test_an_option_that_is_not_known_is_refused_before_a_row_is_mapped() -> None:
-    with pytest.raises(InvalidInput, match="did you mean num_proc"):
-        memory().map(Upper(), num_procs=2)
+def test_a_filter_gets_one_row_and_no_columns() -> None:
     with pytest.raises(InvalidInput, match="a filter gets one row"):
         memory().filter(bool, batched=True)
 

@@ -49,7 +49,8 @@ def test_settings_that_nobody_knows_are_refused_with_what_was_meant(model_dir: P
         ({"fsdp_config": {"reshard_after_forwards": True}}, "did you mean reshard_after_forward"),
         ({"ddp_config": {"find_unused_parameter": True}}, "did you mean find_unused_parameters"),
         ({"strategy": "deepspeed"}, "send one of accelerate, native_fsdp"),
-        ({"mixed_precision": "fp8"}, "mixed_precision: is 'fp8'"),
+        ({"mixed_precision": "fp8"}, "mixed_precision: is 'fp8', which needs a GPU of NVIDIA's.* on cpu; send 'bf16'"),
+        ({"mixed_precision": "fp4"}, "mixed_precision: is 'fp4'; send 'bf16', 'fp16', 'fp8' or 'no'"),
         ({"model_cls": "AutoModelForCausal"}, "no class 'AutoModelForCausal'"),
         ({"grad_scaler_config": {"initial_scale": 8.0}}, "grad_scaler_config: .*initial_scale"),
     ):

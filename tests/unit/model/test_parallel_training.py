@@ -105,6 +105,20 @@ def test_ranks_with_their_rows_train_like_one_with_all(
         torch.testing.assert_close(value, state[name], atol=2e-3, rtol=1e-2)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in TWO_RANKS if kind.startswith("bins")])
+def test_rows_of_a_packed_data_set_train_like_the_rows_alone(
+    kind: str, models_dir: Path, trained: Callable[[str], Path]
+) -> None:
+    told = json.loads((trained(kind) / "told.json").read_text())["told"]
+    alone = make_model(kind, models_dir, None)
+    alone.load(trained(kind) / "start")
+
+    expected = train(kind.replace("bins", "full"), alone, 0, STEPS, None)
+
+    assert [step["norm"] for step in told] == pytest.approx([step["norm"] for step in expected], rel=1e-4)
+    assert [step["loss"] for step in told] == pytest.approx([step["loss"] for step in expected], abs=2e-4)
+
+
 @pytest.mark.parametrize("kind", ["full dp", "lora fsdp", "full ulysses hybrid", "full fsdp-ep moe"])
 def test_one_process_goes_on_where_two_ranks_stopped(
     kind: str, models_dir: Path, trained: Callable[[str], Path]
