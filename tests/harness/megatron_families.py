@@ -43,6 +43,8 @@ SOAKED = (
     "deepseek_v3 tp lora",
     "qwen3_5_text cp whole",
     "qwen3_5_text tp lora",
+    "qwen3_moe ep-in-tp whole",
+    "qwen2_moe ep-in-cp lora",
 )
 FOUR_RANKS = (
     "qwen3_moe tp-ep whole",
@@ -57,6 +59,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp": {"cp_size": 2},
     "ep": {"dp_size": 2, "ep_size": 2},
     "tp-ep": {"dp_size": 2, "tp_size": 2, "ep_size": 2},
+    "ep-in-tp": {"tp_size": 2, "ep_size": 2},
+    "ep-in-cp": {"cp_size": 2, "ep_size": 2},
     "ep-pp": {"pp_size": 2, "dp_size": 2, "ep_size": 2},
     "cp-pp": {"pp_size": 2, "cp_size": 2},
     "cp-tp": {"cp_size": 2, "tp_size": 2},

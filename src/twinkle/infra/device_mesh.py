@@ -32,8 +32,9 @@ Item = TypeVar("Item")
 class DeviceMesh:
     """Ranks in a grid.
 
-    ``ulysses_size`` and ``ep_size`` are no axes of the grid: such groups are made of ranks of the data axes. Any layout
-    can be described; those that a kind of model has not are refused where it is made (``require_data_axes``).
+    ``ulysses_size`` and ``ep_size`` are no axes of the grid: such groups are made of ranks of the data axes, those of
+    experts also of ranks that share tensors or sequences. Any layout can be described; those that a kind of model has
+    not are refused where it is made (``require_data_axes``).
 
     Args:
         mesh: The rank at each place, each rank once.
@@ -74,11 +75,18 @@ class DeviceMesh:
                 f"mesh: must hold each of the ranks 0 to {max(mesh.size - 1, 0)} once, got {mesh.tolist()}"
             )
         ranks = self.size("dp") * self.size("fsdp")
-        for name, size in (("ulysses_size", self.ulysses_size), ("ep_size", self.ep_size)):
-            if size is not None and (size < 1 or ranks % size):
-                raise ConfigError(
-                    f"{name}: {size} must divide dp_size * fsdp_size = {ranks}: its groups are made of these ranks"
-                )
+        if self.ulysses_size is not None and (self.ulysses_size < 1 or ranks % self.ulysses_size):
+            raise ConfigError(
+                f"ulysses_size: {self.ulysses_size} must divide dp_size * fsdp_size = {ranks}: its groups are made of"
+                " these ranks"
+            )
+        of_stage = self.world_size // self.size("pp")
+        if self.ep_size is not None and (self.ep_size < 1 or of_stage % (self.ep_size * self.etp_size)):
+            each = f" times etp_size {self.etp_size}" if self.etp_size > 1 else ""
+            raise ConfigError(
+                f"ep_size: {self.ep_size}{each} must divide the {of_stage} ranks that hold the same layers: its groups"
+                " are made of these ranks"
+            )
         if self.ep_fsdp_size is not None and self.ep_fsdp_size * (self.ep_size or 1) != ranks:
             raise ConfigError(
                 f"ep_fsdp_size: is {self.ep_fsdp_size}, but {ranks} ranks hold each expert"
@@ -209,7 +217,14 @@ class DeviceMesh:
 
     def expert_ranks(self, rank: int | None = None) -> list[int]:
         """The ranks that together with this one hold all experts once, in the order of the experts they hold."""
-        return self._neighbours(self.ep_size or 1, rank)
+        place = self.coordinates(rank)
+        of_stage = self.mesh[tuple(at if name == "pp" else slice(None) for name, at in place.items())]
+        names = [name for name in self.mesh_dim_names if name != "pp"]
+        # Tensors innermost, then sequences, then data: as Megatron's groups of experts.
+        order = [names.index(axis) for axis in AXES if axis in names]
+        ranks = of_stage.transpose(order).reshape(-1, self.ep_size or 1, self.etp_size)
+        block, _, part = np.argwhere(ranks == self.mesh[tuple(place.values())])[0]
+        return [int(other) for other in ranks[block, :, part]]
 
     def _neighbours(self, size: int, rank: int | None) -> list[int]:
         place = self.coordinates(rank)

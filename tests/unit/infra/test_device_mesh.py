@@ -74,6 +74,10 @@ def test_a_batch_too_small_for_its_ranks_is_refused() -> None:
         ({"dp_size": 0}, "dp_size: is 0"),
         ({"dp_size": 4, "ulysses_size": 3}, "ulysses_size: 3 must divide"),
         ({"dp_size": 2, "ep_size": 4}, "ep_size: 4 must divide"),
+        (
+            {"tp_size": 2, "pp_size": 2, "ep_size": 2, "etp_size": 2},
+            "ep_size: 2 times etp_size 2 must divide the 2 ranks",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(sizes: dict[str, int], message: str) -> None:
@@ -196,6 +200,14 @@ def test_a_mesh_answers_by_the_names_of_its_axes(monkeypatch: pytest.MonkeyPatch
     assert (mesh.ep_rank, mesh.ep_world_size, mesh.etp_world_size) == (1, 4, 1)
     assert mesh.sequence_ranks() == [4, 5]
     assert mesh.expert_ranks() == [4, 5, 6, 7]
+
+
+def test_ranks_that_share_tensors_or_sequences_may_share_experts_too() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=1, tp_size=2, pp_size=2, cp_size=2, ep_size=2)
+    pairs = DeviceMesh.from_sizes(dp_size=2, tp_size=2, ep_size=2, etp_size=2)
+
+    assert [mesh.expert_ranks(rank) for rank in (0, 3, 5)] == [[0, 1], [2, 3], [4, 5]]
+    assert [pairs.expert_ranks(rank) for rank in (0, 1)] == [[0, 2], [1, 3]]
 
 
 def test_ranks_that_share_their_sequences_get_the_same_rows() -> None:

@@ -57,6 +57,8 @@ def layout_of(plan: Plan, where: str, args: ModelArgs | SamplerArgs, *, cuda: bo
         return Layout(device=device)
     sizes = _sizes(f"{where}.device_mesh", args.device_mesh)
     tensor, pipeline, expert = (sizes.get(axis, 1) for axis in _SERVED_AXES)
+    if _is_within_tensors(sizes):
+        expert = 1
     reason = _why_not_by_megatron(plan, args, sizes, device)
     key, value = _asked(where, args)
     if reason is not None:
@@ -123,6 +125,8 @@ def _asked(where: str, args: ModelArgs) -> tuple[str, object]:
 def _why_not_by_megatron(plan: Plan, args: ModelArgs, sizes: Mapping[str, int], device: str) -> str | None:
     # The ranks that share experts have different rows, and tensor ranks split each expert.
     same = {"dp_size": sizes.get("ep_size", 1), "etp_size": sizes.get("tp_size", 1)}
+    if sizes.get("ep_size", 1) > 1 and sizes.get("dp_size", 1) == 1 and not _is_within_tensors(sizes):
+        return f"ep_size {sizes['ep_size']} needs as many data ranks (dp_size), or tensor ranks (tp_size)"
     others = {axis: sizes[axis] for axis in _OTHER_AXES if sizes.get(axis, 1) not in (1, same.get(axis, 1))}
     if others:
         told = ", ".join(f"{axis} {size}" for axis, size in others.items())
@@ -139,6 +143,11 @@ def _why_not_by_megatron(plan: Plan, args: ModelArgs, sizes: Mapping[str, int], 
     if not _has_megatron():
         return "Megatron is not installed here; install twinkle-queue[megatron]"
     return None
+
+
+def _is_within_tensors(sizes: Mapping[str, int]) -> bool:
+    """Whether tensor ranks have the experts among them: each of them then holds a part of every expert."""
+    return sizes.get("dp_size", 1) == 1 and sizes.get("tp_size", 1) % sizes.get("ep_size", 1) == 0
 
 
 def _has_megatron() -> bool:

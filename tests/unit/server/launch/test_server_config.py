@@ -165,6 +165,7 @@ def by_megatron(monkeypatch: pytest.MonkeyPatch, **mesh: Any) -> dict[str, Any]:
         ({"tp_size": 2, "pp_size": 2, "dp_size": 1}, {"tensor": "2", "pipeline": "2"}),
         ({"mesh": [[0], [1]], "mesh_dim_names": ["pp", "tp"]}, {"tensor": "1", "pipeline": "2"}),
         ({"tp_size": 2, "dp_size": 2, "ep_size": 2}, {"tensor": "2", "pipeline": "1", "expert": "2"}),
+        ({"tp_size": 2, "pp_size": 2, "ep_size": 2}, {"tensor": "2", "pipeline": "2"}),
     ],
 )
 @pytest.mark.parametrize("place", ["machine", "cluster"])
@@ -219,6 +220,7 @@ def test_a_model_in_full_mode_has_a_mesh_for_one_run_and_the_sampler_one_of_its_
     [
         ({"dp_size": 2}, "has no dp_size 2"),
         ({"tp_size": 2, "ep_size": 2, "dp_size": 4}, "has no dp_size 4"),
+        ({"pp_size": 2, "ep_size": 2}, "ep_size 2 needs as many data ranks"),
         ({}, "set device_mesh.tp_size, pp_size or ep_size"),
     ],
 )
