@@ -5,6 +5,7 @@ Over two ranks tensors, over one layers and experts.
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,11 @@ def work(engine: Any) -> dict[str, Any]:
     told["files"] = sorted(files[0])
     loaded = [engine.load(config_of(number), files[number], with_optimizer=True, trainable=True) for number in range(2)]
     told["steps"].append(step(engine, loaded, 4))
+    asked = replace(body(0, 0), forward_only=True, without_adapter=True)
+    (alone,) = engine.run_passes([Pass(state=adapters[0], body=asked)])
+    if isinstance(alone, Exception):
+        raise alone
+    told["base"] = np.concatenate(alone.logprobs).tolist()
     told["exported"] = [{name: content.hex() for name, content in each.items()} for each in files]
     return told
 

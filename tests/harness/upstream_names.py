@@ -68,6 +68,7 @@ NAMES = {
     "twinkle.sampler": "Sampler TorchSampler vLLMSampler",
     "twinkle.sampler.base": "Sampler",
     "twinkle.server.common": "input_feature_to_datum",
+    "twinkle.server.model.tinker_datum": "input_feature_to_datum",
     "twinkle.server.tinker.common": "input_feature_to_datum",
     "twinkle.template": "DeepseekV4Template Qwen3_5Template Template",
     "twinkle.template.base": "Template",

@@ -14,7 +14,7 @@ from twinkle.checkpoint_engine.host_copy import HostCopy, copy_to_host
 from twinkle.checkpoint_engine.tensor_file import copy_checked, read_metadata, read_tensors, write_tensors
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
-from twinkle.module.adapter import AdapterPool
+from twinkle.module.adapter import AdapterPool, Measure
 from twinkle.module.lora import LoraAdapter, LoraConfig
 
 SNAPSHOT_VERSION = 1
@@ -78,6 +78,7 @@ def copy_state(
         "ranks": num_ranks,
         "modules": [shape.path for shape in adapter.layout.shapes],
         "has_gradients": adapter.has_gradients,
+        "measures": adapter.measures,
     }
     tensors = _buffers(adapter, has_gradients=adapter.has_gradients)
     if script is not None:
@@ -117,6 +118,7 @@ def restore(pool: AdapterPool, content: bytes, determinism: str, *, num_ranks: i
     copy_checked(FIELD, tensors, _buffers(adapter, has_gradients=has_gradients))
     adapter.step = step
     adapter.has_gradients = has_gradients
+    adapter.measures = {name: Measure(*measure) for name, measure in header.get("measures", {}).items()}
     adapter.publish()
     here = {"determinism": determinism, "torch": torch.__version__, "ranks": num_ranks}
     then = {"ranks": 1} | {name: header[name] for name in here if name in header}

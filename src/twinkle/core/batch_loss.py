@@ -179,6 +179,14 @@ def judge_batch(
     return settings
 
 
+def read_flag(field: str, value: float | str) -> bool:
+    """A setting that is on or off, as clients write such; raises ``InvalidInput`` for anything else."""
+    word = _word(value)
+    if word not in _FLAGS:
+        raise InvalidInput(field, f"is {value!r}, must be 0 or 1, true or false")
+    return _FLAGS[word]
+
+
 def _setting(name: str, rules: BatchLossRules, key: str, value: float | str) -> Setting:
     place = f"loss_fn_config.{key}"
     kind = rules.settings.get(key)
@@ -189,10 +197,7 @@ def _setting(name: str, rules: BatchLossRules, key: str, value: float | str) -> 
             raise InvalidInput(place, f"is {value!r}, must be one of {', '.join(kind)}")
         return value
     if kind == "flag":
-        word = _word(value)
-        if word not in _FLAGS:
-            raise InvalidInput(place, f"is {value!r}, must be 0 or 1, true or false")
-        return _FLAGS[word]
+        return read_flag(place, value)
     try:
         number = float(value)
     except ValueError:

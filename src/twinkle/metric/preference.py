@@ -73,6 +73,14 @@ class DPOMetric(Metric):
     def _add(self, key: str, values_P: torch.Tensor) -> None:
         self._parts.append((key, float(values_P.sum()), len(values_P)))
 
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """What was accumulated on this rank: by name the sum, and over how many pairs."""
+        found: dict[str, tuple[float, int]] = {}
+        for name, value, count in self._parts:
+            total, pairs = found.get(name, (0.0, 0))
+            found[name] = (total + value, pairs + count)
+        return found
+
     def calculate(self) -> Results:
         """The means, as text with four digits."""
         parts = self.gather_results(self._parts)

@@ -178,6 +178,18 @@ class AdapterLayout:
         return pairs
 
 
+class Measure(NamedTuple):
+    """A sum of what was measured, and of how many."""
+
+    total: float
+    number: int
+
+    @property
+    def mean(self) -> float:
+        """Of one of them."""
+        return self.total / max(1, self.number)
+
+
 class LoraAdapter:
     """One tenant's weights, gradient and Adam moments, each one flat float32 buffer.
 
@@ -200,6 +212,8 @@ class LoraAdapter:
         self.scales: Mapping[str, float] = {shape.path: shape.scale for shape in layout.shapes}
         self.step = 0
         self.has_gradients = False
+        self.measures: dict[str, Measure] = {}
+        """Of the batches whose gradients are accumulated, by name."""
         self.version = object()
         """Another one whenever the weights are others."""
         self.params = torch.zeros(layout.numel, dtype=torch.float32, device=device)
@@ -238,11 +252,18 @@ class LoraAdapter:
         if not self._same_dtype:
             self._compute.copy_(self.params)
 
+    def measure(self, found: Mapping[str, Measure]) -> None:
+        """Count what was measured of a batch, whose gradient is accumulated."""
+        for name, (total, number) in found.items():
+            before = self.measures.get(name, Measure(0.0, 0))
+            self.measures[name] = Measure(before.total + total, before.number + number)
+
     def clear_gradients(self) -> None:
         """Empty the accumulation window."""
         if self.has_gradients:
             self.grad.zero_()
         self.has_gradients = False
+        self.measures = {}
 
 
 class AdapterPool(Protocol):

@@ -44,7 +44,7 @@ class PassInput(RequestBody):
 
     data: Annotated[list[PassDatum], Field(fail_fast=True)]
     loss_fn: Text
-    loss_fn_config: dict[Text, float | Text] | None = None
+    loss_fn_config: dict[Text, bool | float | Text] | None = None
 
 
 class ForwardBackwardRequest(RequestBody):

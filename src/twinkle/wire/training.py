@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
-from twinkle.core.batch_loss import BATCH_LOSSES, judge_batch
 from twinkle.core.errors import InvalidInput
 from twinkle.core.loss_graph import LossGraph
 from twinkle.core.pictures import PictureLimits, PictureRules
 from twinkle.wire import protobuf as pb
+from twinkle.wire.meant_loss import WITHOUT_ADAPTER, read_loss
 from twinkle.wire.patches import GRIDS, PATCHES, WirePatches, have_patches, place_patches, read_grids
 from twinkle.wire.pictures import SentPicture, WirePicture
 from twinkle.wire.scan import scan_fields
@@ -42,7 +41,6 @@ _ALWAYS_FEW_PARTS_BYTES = 1 << 18
 
 # The one loss that does without one of its inputs.
 WEIGHTED_LOSS, WEIGHTS, _TARGETS = "cross_entropy", "weights", "target_tokens"
-WITHOUT_ADAPTER = "disable_lora"
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,10 @@ class WireDatum:
 
 @dataclass(frozen=True, eq=False)
 class ForwardBackwardBody:
-    """A ``forward_backward`` request, completely read; ``loss_graph`` is what its ``loss_id`` stands for, if known."""
+    """A ``forward_backward`` request, completely read; ``loss_graph`` is what its ``loss_id`` stands for, if known.
+
+    ``loss_fn`` is the loss that is meant, by the name it has here (:mod:`twinkle.wire.meant_loss`).
+    """
 
     model_id: str
     seq_id: int
@@ -96,6 +97,8 @@ class ForwardBackwardBody:
     loss_fn_config: dict[str, float | str]
     data: tuple[WireDatum, ...]
     loss_graph: LossGraph | None = None
+    without_adapter: bool = False
+    """Whether the base model alone computes it."""
 
 
 def parse_envelope(raw: bytes) -> ForwardBackwardEnvelope:
@@ -134,13 +137,6 @@ def is_model_id(text: str) -> bool:
 def canonical_digest(message: pb.Message) -> str:
     """Fingerprints a message; a resend has the same one, in whatever order its maps were written."""
     return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
-
-
-def judge_batch_loss(envelope: ForwardBackwardEnvelope) -> None:
-    """Raises ``InvalidInput`` for what is wrong with a loss over the batch and what datums bring for it, by name."""
-    message = envelope.message
-    if message.loss_fn in BATCH_LOSSES:
-        judge_batch(message.loss_fn, _read_config(message), [datum.loss_fn_inputs.keys() for datum in message.data])
 
 
 def judge_pictures(envelope: ForwardBackwardEnvelope, rules: PictureRules | None, limits: PictureLimits) -> int:
@@ -184,8 +180,9 @@ def decode_data(
         raise InvalidInput("loss_fn", "is missing")
     if not message.data:
         raise InvalidInput("data", "has no datums")
+    loss = read_loss(message)
     budget = CellBudget(max_cells)
-    may_lack_weights = message.loss_fn == WEIGHTED_LOSS
+    may_lack_weights = loss.name == WEIGHTED_LOSS
     data = tuple(
         _read_datum(
             datum, field=f"data[{i}]", budget=budget, may_lack_weights=may_lack_weights, picture_rules=picture_rules
@@ -196,9 +193,10 @@ def decode_data(
         model_id=envelope.model_id,
         seq_id=envelope.seq_id,
         forward_only=envelope.forward_only,
-        loss_fn=message.loss_fn,
-        loss_fn_config=_read_config(message),
+        loss_fn=loss.name,
+        loss_fn_config=loss.config,
         data=data,
+        without_adapter=loss.without_adapter,
     )
 
 
@@ -212,7 +210,8 @@ def write_forward_backward(body: ForwardBackwardBody) -> pb.Message:
     message = pb.ForwardBackwardRequest(
         model_id=body.model_id, seq_id=body.seq_id, loss_fn=body.loss_fn, forward_only=body.forward_only
     )
-    for key, value in body.loss_fn_config.items():
+    without_adapter = {WITHOUT_ADAPTER: 1.0} if body.without_adapter else {}
+    for key, value in (body.loss_fn_config | without_adapter).items():
         if isinstance(value, str):
             message.loss_fn_config_v2[key].text = value
         else:
@@ -332,23 +331,3 @@ def _sent_picture(image: pb.Message, field: str) -> SentPicture:
         raise InvalidInput(f"{field}.override_dimensions", "is not offered here; send the picture in the size you mean")
     expected = image.expected_tokens if image.HasField("expected_tokens") else None
     return SentPicture(image.data, image.format, expected)
-
-
-def _read_config(message: pb.Message) -> dict[str, float | str]:
-    """Reads both generations of the loss settings; the newer one wins."""
-    config: dict[str, float | str] = dict(message.loss_fn_config)
-    for key, value in message.loss_fn_config_v2.items():
-        kind = value.WhichOneof("value")
-        if kind is None:
-            raise InvalidInput(f"loss_fn_config.{key}", "has no value")
-        config[key] = value.text if kind == "text" else value.number
-    for key, setting in config.items():
-        if isinstance(setting, float) and not math.isfinite(setting):
-            raise InvalidInput(f"loss_fn_config.{key}", f"must be a finite number, not {setting}")
-    if config.get(WITHOUT_ADAPTER):
-        raise InvalidInput(
-            f"loss_fn_config.{WITHOUT_ADAPTER}",
-            "is not computed for this protocol, the answer would be the adapter's; ask a sampling client of the base"
-            " model for reference logprobs (compute_logprobs)",
-        )
-    return config

@@ -82,7 +82,7 @@ class TransformersEngine:
         works: dict[int, Work] = {}
         for index, item in enumerate(passes):
             if isinstance(item.body, ForwardBackwardBody):
-                works[index] = train_job(item, _lora(item.state), item.body)
+                works[index] = train_job(item, _lora(item.state), item.body, base_adapter=self.scripts.base_adapter)
                 continue
             try:
                 called[index] = begin_pass(self.scripts, _script_of(item.state), item.body, item.cache_group)

@@ -32,10 +32,12 @@ from twinkle.workers.engine import Pass, SampleOutput
 _MAX_TARGET_CELLS = 1 << 24
 
 
-def train_job(item: Pass[Any], adapter: LoraAdapter, body: ForwardBackwardBody) -> TrainJob:
-    """A pass of one adapter."""
+def train_job(
+    item: Pass[Any], adapter: LoraAdapter, body: ForwardBackwardBody, *, base_adapter: LoraAdapter
+) -> TrainJob:
+    """A pass of one adapter, or of ``base_adapter``, which changes nothing, where it is to be the base model's."""
     return TrainJob(
-        adapter=adapter,
+        adapter=base_adapter if body.without_adapter else adapter,
         data=tuple(
             Datum(datum.tokens, datum.inputs, _pictures(datum.pictures or datum.patches, item.cache_group))
             for datum in body.data

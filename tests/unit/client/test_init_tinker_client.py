@@ -59,6 +59,7 @@ def test_the_twinkle_variables_are_enough_and_without_any_it_is_a_server_here() 
         "from twinkle_client import init_tinker_client; init_tinker_client(base_url='http://127.0.0.1:1')",
         "from tinker import ServiceClient\nfrom twinkle.server.common import input_feature_to_datum",
         "from twinkle.server.tinker.common import input_feature_to_datum\nfrom tinker import ServiceClient",
+        "from twinkle.server.model.tinker_datum import input_feature_to_datum\nfrom tinker import ServiceClient",
     ],
 )
 def test_the_sdk_takes_any_key_and_sends_it_as_it_is(begin: str) -> None:

@@ -144,19 +144,6 @@ def test_what_the_sdk_sends_is_read_whole() -> None:
     assert body.data[0].inputs["weights"].tolist() == [0.5, 0.0, -1.0]
 
 
-def test_logprobs_without_the_adapter_are_refused_rather_than_computed_with_it() -> None:
-    datum = Datum(
-        model_input=ModelInput.from_ints([1, 2, 3]),
-        loss_fn_inputs={"target_tokens": TensorData(data=[2, 3, 4], dtype="int64")},
-    )
-    given = ForwardBackwardInput(data=[datum], loss_fn="cross_entropy", loss_fn_config={"disable_lora": True})
-    request = ForwardBackwardRequest(model_id="s:train:0", seq_id=4, forward_backward_input=given)
-
-    with pytest.raises(InvalidInput, match="sampling client of the base") as caught:
-        decode_data(forward_backward_request_to_proto(request).SerializeToString())
-    assert caught.value.field == "loss_fn_config.disable_lora"
-
-
 def test_the_sdk_reads_results_with_mixed_shapes_in_order() -> None:
     logprobs = [np.full(3, -1.0), np.full((2, 4), -2.0), np.full((1, 4), -3.0), np.full(2, -4.0), np.empty(0)]
 

@@ -89,6 +89,11 @@ def test_two_tenants_train_as_on_the_fused_engine(found: dict[str, Any], expecte
             assert mine["logprobs"] == pytest.approx(other["logprobs"], rel=1e-4, abs=1e-3)
 
 
+def test_the_base_model_alone_is_that_of_the_fused_engine(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["base"] == pytest.approx(expected["base"], rel=1e-4, abs=1e-3)
+    assert found["base"] != pytest.approx(expected["steps"][-1][0]["logprobs"], rel=1e-4, abs=1e-3)
+
+
 def test_a_restored_adapter_replays_alone_to_the_same_bits(found: dict[str, Any]) -> None:
     assert found["replayed"] == [True, True]
 

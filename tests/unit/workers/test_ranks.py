@@ -304,6 +304,40 @@ def test_forward_only_leaves_no_gradient(two: RankedEngine) -> None:
     assert not two.has_gradients(adapter)
 
 
+def test_the_base_model_alone_and_what_a_window_measured_are_those_of_one_rank(
+    one: TransformersEngine, two: RankedEngine
+) -> None:
+    told = []
+    for engine in (one, two):
+        adapter = engine.create(config())
+        train(engine, [adapter], steps=1)
+        asked = replace(body([30, 5, 17, 8], 1, forward_only=True), without_adapter=True)
+        alone, untrained = engine.run_passes(
+            [
+                Pass(state=adapter, body=asked),
+                Pass(state=engine.create(config(1)), body=replace(asked, without_adapter=False)),
+            ]
+        )
+        assert [row.tobytes() for row in alone.logprobs] == [row.tobytes() for row in untrained.logprobs]
+        data = tuple(
+            WireDatum(datum.tokens, {"target_tokens": datum.inputs["target_tokens"], "ref_logps": reference})
+            for datum, reference in zip(asked.data, alone.logprobs, strict=True)
+        )
+        [answer] = engine.run_passes(
+            [
+                Pass(
+                    state=adapter,
+                    body=replace(asked, forward_only=False, without_adapter=False, loss_fn="DPOLoss", data=data),
+                )
+            ]
+        )
+        assert not isinstance(answer, Exception), answer
+        told.append(engine.optim_step(adapter, AdamParams(learning_rate=1e-2)))
+
+    assert len(told[0]) == 3 + 8
+    assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-3)
+
+
 def test_cleared_gradients_are_gone_on_all_ranks(two: RankedEngine) -> None:
     adapter, untouched = two.create(config()), two.create(config())
     two.run_passes([Pass(state=adapter, body=body([8], 1))])

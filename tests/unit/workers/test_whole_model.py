@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,13 @@ def test_the_tinker_dialect_trains_it_too_and_a_pass_that_fails_leaves_it_as_it_
     files = engine.export(state, with_optimizer=True)
     loaded = engine.load(TINKER, files, with_optimizer=True, trainable=True)
     assert engine.snapshot(loaded) == engine.snapshot(state)
+    untrained = _pass(engine.create(TINKER))
+    as_loaded, own = (
+        replace(untrained, state=state, body=replace(untrained.body, forward_only=True, without_adapter=alone))
+        for alone in (True, False)
+    )
+    expected, found, trained = engine.run_passes([untrained, as_loaded, own])
+    assert found.logprobs[0].tobytes() == expected.logprobs[0].tobytes() != trained.logprobs[0].tobytes()  # type: ignore[union-attr]
 
 
 def test_what_a_whole_model_has_not_is_refused_in_words(engine: TransformersEngine, model_dir: Path) -> None:

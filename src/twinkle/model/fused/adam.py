@@ -33,6 +33,8 @@ def l2_norm(buffer: torch.Tensor) -> float:
 def adam_step(adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
     """Apply the gradients of ``adapter`` and clear them; without any, the moments decay and the step counts.
 
+    What was measured of the batches that they are of is told as means over the window.
+
     Only this adapter's buffers take part, so the step is the same bits whoever else is being served.
     """
     validate_adam(params)
@@ -43,9 +45,10 @@ def adam_step(adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
     else:
         blockwise_update(adapter, params, factor)
     adapter.step += 1
+    measured = {name: measure.mean for name, measure in adapter.measures.items()}
     adapter.clear_gradients()
     adapter.publish()
-    return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(adapter.step)}
+    return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(adapter.step), **measured}
 
 
 def blockwise_update(adapter: LoraAdapter, params: AdamParams, factor: float) -> None:

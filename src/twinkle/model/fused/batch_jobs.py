@@ -12,7 +12,7 @@ Shapes: N tokens of a datum, K targets a token; B datums, T the longest.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -22,9 +22,11 @@ from torch.nn.utils.rnn import pad_sequence
 from twinkle.core.batch_loss import BATCH_LOSSES, TARGETS, WEIGHTS, judge_batch
 from twinkle.core.errors import TwinkleError, UserError
 from twinkle.core.slices import Slices
-from twinkle.loss import Loss, Surrogate, create_loss, differentiate
+from twinkle.loss import DPOLoss, Loss, Surrogate, create_loss, differentiate
+from twinkle.metric import DPOMetric
 from twinkle.model.fused.embedding_jobs import compares_embeddings
 from twinkle.model.fused.training import ENTROPY_WEIGHTS, Datum, TrainJob, TrainOutcome
+from twinkle.module.adapter import Measure
 
 Outcome = TrainOutcome | Exception
 
@@ -130,6 +132,7 @@ class _Rounds:
         outcomes = yield from _run_some([self._last[index] for index in places], self._run)
         for index, outcome in zip(places, outcomes, strict=True):
             if index in self._batches and not isinstance(outcome, Exception):
+                self._batches[index].measure()
                 # Told by its scores; one of one pass is the sum of its weighted logprobs, which its carrier came to.
                 self.outcomes.setdefault(index, _told(outcome, outcome.loss))
             else:
@@ -149,6 +152,7 @@ class _Batch:
     labels: list[torch.Tensor]
     keywords: dict[str, torch.Tensor]
     found_loss: float = 0.0
+    measures: dict[str, Measure] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: TrainJob) -> _Batch:
@@ -181,6 +185,7 @@ class _Batch:
         """The job that has the loss's gradient by these logprobs."""
         found = self.differentiate(scores)
         self.found_loss = found.loss
+        self.measures = self._measured(scores)
         return self.carrier(found)
 
     def carrier(self, surrogate: Surrogate) -> TrainJob:
@@ -199,6 +204,25 @@ class _Batch:
         found = differentiate(self.loss, logprobs, self.labels, loss_kwargs=self.keywords, entropies=entropies)
         require_finite(self.job.loss, found.loss, (*found.weights, *found.entropy_weights))
         return found
+
+    def measure(self) -> None:
+        """Count it in its adapter's window, now that its gradient is there."""
+        self.job.adapter.measure(self.measures)
+
+    def _measured(self, scores: TrainOutcome) -> dict[str, Measure]:
+        """How the model ranks pairs, against their reference where there is one."""
+        if not isinstance(self.loss, DPOLoss):
+            return {}
+        metric = DPOMetric(beta=self.loss.beta)
+        labels, logprobs = (
+            pad_sequence(rows, batch_first=True, padding_value=padding)
+            for rows, padding in (
+                (self.labels, _IGNORED),
+                ([torch.from_numpy(np.array(row)) for row in scores.logprobs], 0.0),
+            )
+        )
+        metric.accumulate({"labels": labels}, {"logps": logprobs}, ref_logps=self.keywords.get("ref_logps"))
+        return {name: Measure(*found) for name, found in metric.sums().items()}
 
     def mean_entropy(self, scores: TrainOutcome) -> float | None:
         """Over the trained tokens, in nats, where the loss wants entropies."""

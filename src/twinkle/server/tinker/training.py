@@ -40,12 +40,12 @@ from twinkle.wire.bodies.training import (
 )
 from twinkle.wire.digest import EPHEMERAL_SAVE_IGNORES, body_digest
 from twinkle.wire.json_passes import ForwardBackwardRequest, ForwardRequest, peek_json_pass, read_json_pass
+from twinkle.wire.meant_loss import judge_loss
 from twinkle.wire.paths import parse_checkpoint_path, validate_new_name
 from twinkle.wire.training import (
     EnvelopeKey,
     ForwardBackwardEnvelope,
     canonical_digest,
-    judge_batch_loss,
     judge_pictures,
     parse_envelope,
     peek_envelope,
@@ -249,7 +249,7 @@ def _read_protobuf(body: Body) -> Numbered:
     if refusal is None:
         try:
             envelope = parse_envelope(body.data)
-            judge_batch_loss(envelope)
+            judge_loss(envelope.message)
             return _numbered(envelope, body.data)
         except InvalidInput as error:
             refusal = error
