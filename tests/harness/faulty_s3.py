@@ -1,9 +1,10 @@
-"""A proxy in front of an S3 server that refuses, delays or tears what passes through, as a test says."""
+"""A proxy in front of an S3 server that refuses, delays, tears or changes what passes through, as a test says."""
 
 from __future__ import annotations
 
 import http.client
 import threading
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,12 +17,14 @@ class _Server(ThreadingHTTPServer):
 
 
 class FaultyS3:
-    """Set :attr:`refusals`, :attr:`delay_s` or :attr:`torn_writes`; otherwise everything passes unchanged."""
+    """Set :attr:`refusals`, :attr:`delay_s`, :attr:`torn_writes` or :attr:`lies`; else everything passes unchanged."""
 
     def __init__(self, endpoint: str) -> None:
         self.refusals = 0
         self.delay_s = 0.0
         self.torn_writes = 0
+        self.lies = False
+        """Whether what is read differs in one byte from what was written."""
         self._target = urlsplit(endpoint).netloc
         self._server = _Server(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -55,7 +58,10 @@ class FaultyS3:
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
                 connection.request(self.command, self.path, body=body, headers={**headers, "Host": faults._target})
                 response = connection.getresponse()
-                self._answer(response.status, response.read(), dict(response.getheaders()))
+                answered = response.read()
+                if self.command == "GET" and faults.lies and response.status < HTTPStatus.MULTIPLE_CHOICES and answered:
+                    answered = answered[:-1] + bytes([answered[-1] ^ 1])
+                self._answer(response.status, answered, dict(response.getheaders()))
                 connection.close()
 
             def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:

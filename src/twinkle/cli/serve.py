@@ -68,6 +68,9 @@ def _check_path(mesh: MeshPlan) -> None:
 def _settle(settings: Settings, home: Path, *, with_flower: bool) -> Settings:
     """Replace what was left open (home, ports, Flower's password) by what it is in this run."""
     chosen: dict[str, object] = {"home": home, "port": _listening_port(settings.host, settings.port, "--port")}
+    if "tell_model_folder" not in settings.model_fields_set:
+        # Who starts everything on one machine looks for the tokenizer there too; others are never told.
+        chosen["tell_model_folder"] = True
     if with_flower:
         chosen["flower_port"] = _listening_port(settings.flower_host, settings.flower_port, "--flower-port")
         password_file = home / FLOWER_PASSWORD_FILE

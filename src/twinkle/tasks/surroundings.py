@@ -20,6 +20,7 @@ from twinkle.storage.home import make_private_home
 _BROKER_TIMEOUT_S = 5.0
 _TRIAL = "trials/"
 """Where the trial is written; nothing else is below it."""
+_TRIAL_REPEATS = 128
 
 _log = structlog.get_logger()
 
@@ -75,12 +76,14 @@ def _check_broker(settings: Settings) -> None:
 
 
 def _check_objects(blobs: BlobStore) -> None:
-    """Write, read back and delete."""
-    key, data = f"{_TRIAL}{uuid.uuid4().hex}", b"may be deleted"
+    """Write, read back whole and in part, delete, and look whether it is gone."""
+    name = uuid.uuid4().hex
+    key, data = f"{_TRIAL}{name}", b"may be deleted: " + name.encode() * _TRIAL_REPEATS
     try:
         blobs.put(key, data)
-        found = blobs.get(key)
+        found, part = _found(blobs, key), blobs.get_range(key, len(name), len(name))
         blobs.delete(key)
+        left = _found(blobs, key)
     except StorageUnavailable as error:
         reason = lasting_reason(error)
         if reason is not None:
@@ -90,6 +93,22 @@ def _check_objects(blobs: BlobStore) -> None:
         )
         return
     except KeyError:
-        found = b""
-    if found != data:
-        raise ConfigError("TWINKLE_OBJECT_STORE: what was written cannot be read back")
+        # Between one reading and the next.
+        found, part, left = None, b"", None
+    if found is None:
+        raise ConfigError("TWINKLE_OBJECT_STORE: what was written is not there to be read; use a store that keeps it")
+    if found != data or part != data[len(name) : 2 * len(name)]:
+        raise ConfigError(
+            f"TWINKLE_OBJECT_STORE: it gave back other bytes than were written ({len(data)} written, {len(found)} read,"
+            f" of which {sum(a == b for a, b in zip(data, found, strict=False))} are the same); use a store that keeps"
+            " what it is given, or mend what lies between it and here"
+        )
+    if left is not None:
+        raise ConfigError("TWINKLE_OBJECT_STORE: what was deleted can still be read; use a store that forgets it")
+
+
+def _found(blobs: BlobStore, key: str) -> bytes | None:
+    try:
+        return blobs.get(key)
+    except KeyError:
+        return None

@@ -44,8 +44,10 @@ def _start(sender: str, **_: object) -> None:
         process = MeshProcess(settings, app, hostname=sender)
     except ConfigError as error:
         note_trouble(settings, error.message)
+        # The parent tells the reason in its last line; Celery would write the whole way there above it.
+        _log.debug("worker.refused", reason=error.message, exc_info=error)
         refuse(error)
-        raise
+        return
     except Exception as error:  # noqa: BLE001 - Celery would log it and keep a child that never works
         starts = Starts.fail(_reason_of(error))
         _log.critical("worker.start_failed", error=str(error), next="another child is started", exc_info=error)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from harness.faulty_s3 import FaultyS3
 from harness.models import make_text_model
 from twinkle.cli.status import show_status
 from twinkle.core.clock import SystemClock
@@ -18,8 +20,15 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import CPU, CUDA
+from twinkle.server.run import serve_api
+from twinkle.storage.blobs import FolderStore
 from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
+from twinkle.tasks.housekeeping import run_housekeeping
+from twinkle.tasks.surroundings import check_surroundings
+from twinkle.workers.entry import run_worker
+from twinkle.workers.jobs.process import run_jobs_worker
+from twinkle.workers.processors.serving import run_processors
 from twinkle.workers.starts import STARTS_FILE, Starts
 
 LONGEST_S = 200.0
@@ -143,6 +152,62 @@ def test_a_bucket_that_is_not_there_is_named_at_the_start(tmp_path: Path, s3_url
     assert "TWINKLE_OBJECT_STORE: there is no such bucket" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "process_of",
+    [serve_api, run_worker, run_housekeeping, run_jobs_worker, run_processors],
+    ids=lambda run: str(run.__name__),
+)
+def test_a_store_that_gives_back_other_bytes_than_were_written_is_told_by_every_process(
+    process_of: Callable[[Settings], object],
+    tmp_path: Path,
+    sqlite_url: str,
+    s3_endpoint: str,
+    s3_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("tasks.housekeeping", "workers.jobs.process", "workers.processors.serving"):
+        # This process goes on after it.
+        monkeypatch.setattr(f"twinkle.{module}.configure_logging", lambda *_: None)
+    store = FaultyS3(s3_endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+    settings = Settings(
+        home=tmp_path,
+        database_url=sqlite_url,
+        redis_url=SecretStr(NOBODY),
+        object_store=s3_url,
+        engine="null",
+        model_name="m",
+    )
+    check_surroundings(settings)
+    store.lies = True
+    try:
+        with pytest.raises(ConfigError, match="TWINKLE_OBJECT_STORE: it gave back other bytes than were written"):
+            process_of(settings)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("get", "is not there to be read"), ("get_range", "other bytes"), ("delete", "can still be read")],
+)
+def test_a_store_that_keeps_too_little_or_too_much_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, says: str
+) -> None:
+    (tmp_path / "journal.db").touch()
+    settings = Settings(home=tmp_path, redis_url=SecretStr(NOBODY))
+    check_surroundings(settings)
+
+    def forget(store: FolderStore, key: str) -> bytes:
+        raise KeyError(key)
+
+    wrong = {"get": forget, "get_range": lambda store, key, start, length: bytes(length), "delete": lambda *_: None}
+    monkeypatch.setattr(FolderStore, fault, wrong[fault])
+
+    with pytest.raises(ConfigError, match=f"TWINKLE_OBJECT_STORE: .*{says}"):
+        check_surroundings(settings)
+
+
 def test_an_api_whose_secret_is_not_that_of_the_one_that_runs_is_refused_by_the_settings_name(
     tmp_path: Path, redis_url: str
 ) -> None:
@@ -185,6 +250,7 @@ def test_a_worker_that_is_killed_at_every_start_gives_up_with_the_reason_which_s
     assert ended.returncode == 2
     assert "the worker of mesh first did not start in 1 attempts" in ended.stderr
     assert "memory that does not suffice looks like this" in ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
     assert "mesh first: the last worker did not start" in told and "no worker" in told
 
 
@@ -223,6 +289,7 @@ def test_a_worker_that_cannot_compute_says_why_on_the_terminal_and_in_status_and
 
     last = ended.stderr.strip().splitlines()[-1]
     assert ended.returncode == 2 and says in last and ("TWINKLE_MODEL: " in last) == is_damaged, last
+    assert "Traceback" not in ended.stdout + ended.stderr
     assert "mesh first: the last worker did not start" in told and says in " ".join(told.split())
 
 

@@ -79,6 +79,7 @@ def serve_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Serve
             "inline_payload_bytes": 4096,
             "max_body_bytes": 200_000,
             "max_outstanding_samples": 5,
+            "tell_model_folder": True,
         }
         settings = Settings.model_validate(values | overrides)
         stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)

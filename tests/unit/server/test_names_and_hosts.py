@@ -10,6 +10,7 @@ import pytest
 
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL
+from twinkle.core.settings import Settings
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -97,8 +98,18 @@ def test_the_folder_of_a_model_is_told_to_nobody_who_is_not_on_its_machine(
     assert "/srv/models" not in info.text
 
 
-def test_nor_where_the_server_has_a_public_name(serve_api: ServeApi, make_database_url: Callable[[str], str]) -> None:
-    with serve_api(make_database_url("sqlite"), public_url="https://queue.example") as api:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"public_url": "https://queue.example"},
+        {"tell_model_folder": Settings.model_fields["tell_model_folder"].default},
+    ],
+    ids=["with a public name", "by default"],
+)
+def test_nor_where_the_server_has_a_public_name_or_is_not_told_to(
+    serve_api: ServeApi, make_database_url: Callable[[str], str], settings: dict[str, object]
+) -> None:
+    with serve_api(make_database_url("sqlite"), **settings) as api:
         api.worker.start()
         with api.http(api.new_key()) as client:
             session = client.post("/create_session", json={}).json()["session_id"]

@@ -67,6 +67,11 @@ class ApiSettings(SettingsGroup):
         description="the URL under which clients reach the API, in download URLs; default: where it listens, which"
         " must be one address for that",
     )
+    tell_model_folder: bool = Field(
+        default=False,
+        description="tell the SDK on this machine the model's folder, where it finds the tokenizer; `twinkle serve`"
+        " does, unless it is 0",
+    )
     root_path: str = Field(
         default="",
         description="the path of the host under which clients reach the API, like /twinkle; default: public_url's",

@@ -136,11 +136,12 @@ async def get_info(request: Request, common: Common, queue: Queue, artifacts: Ar
     await common.sql.run(artifacts.adapters.refuse_unloaded, adapter.id)
     mesh = await queue.meshes.find(adapter.mesh)
     capabilities = None if mesh is None else mesh.capabilities
+    tells_folder = common.settings.tell_model_folder and is_neighbour(common.settings, request)
     model = ModelData(
         model_name=adapter.config.base_model,
         arch=capabilities.architecture if capabilities else None,
         # The folder on this machine, for nobody but who is on it too.
-        tokenizer_id=capabilities.tokenizer_path if capabilities and is_neighbour(common.settings, request) else None,
+        tokenizer_id=capabilities.tokenizer_path if capabilities and tells_folder else None,
     )
     return answer(
         GetInfoResponse(
