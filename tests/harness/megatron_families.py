@@ -1,5 +1,5 @@
-"""Families with experts, latent attention and delta nets, and adapters, by Megatron on the CPU, started by torchrun:
-``megatron_families.py MODELS_DIR OUTPUT_DIR KIND...``.
+"""Families with experts, latent attention and delta nets, and adapters, by Megatron on ranks on the CPU
+(``harness.forked_ranks``): ``MODELS_DIR OUTPUT_DIR KIND...``.
 
 A kind is a family of models, a layout, and what is trained: ``deepseek_v3 tp whole``, ``qwen3 pp lora``.
 """

@@ -1,4 +1,4 @@
-"""A training script by Megatron, on the CPU: ``torchrun -m harness.megatron_training MODELS OUTPUT EARLIER KIND...``.
+"""A training script by Megatron on ranks (``harness.forked_ranks``), on the CPU: ``MODELS OUTPUT EARLIER KIND...``.
 
 A kind is a family of models, a layout, and how it is trained if not in plain steps: ``qwen3 tp-pp grpo``.
 """
@@ -43,7 +43,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "four, long": (4, ("qwen3 tp-pp", "qwen3 dp-pp micro", "qwen3 cp-pp", "qwen3 cp-tp", "qwen3 pp4 micro")),
 }
-"""By the start of torchrun that runs them: how many ranks, and what they train."""
+"""By the start that runs them: how many ranks, and what they train."""
 EARLIER = {"qwen2 dp-tp": "qwen2 pp"}
 """Whose training of other ranks a kind goes on with."""
 LAYOUTS: dict[str, dict[str, Any]] = {

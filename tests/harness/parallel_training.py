@@ -1,4 +1,4 @@
-"""A training script for torchrun, on the CPU: ``parallel_training.py MODELS_DIR OUTPUT_DIR KIND...``.
+"""A training script of several ranks (``harness.forked_ranks``), on the CPU: ``MODELS OUTPUT EARLIER KIND...``.
 
 A kind is what is trained, the layout, and the model's folder if it is not the plain one: ``lora fsdp hybrid``.
 """

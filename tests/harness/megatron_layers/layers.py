@@ -1,4 +1,4 @@
-"""Megatron's layers in plain torch against transformers' on the same weights, on two ranks; run by torchrun.
+"""Megatron's layers in plain torch against transformers' on the same weights, on two ranks (``harness.forked_ranks``).
 
 Writes for each layout, layer and value how far the two are apart, and how large the value is.
 """

@@ -55,7 +55,7 @@ def _let_no_token_reach_the_last_experts(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the ranks wrote for a kind; all kinds of one number of ranks run in one start of torchrun."""
+    """What the ranks wrote for a kind; all kinds of one number of ranks run in one start."""
     folders: dict[int, Path] = {}
 
     def folder(kind: str) -> Path:
@@ -64,9 +64,9 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
             earlier = folder(TWO_RANKS[0]).parent if num_ranks == 4 else Path(os.devnull)
             folders[num_ranks] = tmp_path_factory.mktemp("ranks")
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+            command = [sys.executable, "-m", "harness.forked_ranks", str(num_ranks), parallel_training.__name__]
             subprocess.run(
-                [*command, parallel_training.__file__, str(models_dir), str(folders[num_ranks]), str(earlier), *kinds],
+                [*command, str(models_dir), str(folders[num_ranks]), str(earlier), *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
                 timeout=400,

@@ -10,7 +10,7 @@ import pytest
 
 from twinkle.core.requirements import requires
 
-LAYERS = Path(__file__).parents[3] / "harness" / "megatron_layers" / "layers.py"
+TESTS = Path(__file__).parents[3]
 TOLERANCE = 1e-4
 """Of a value's largest entry: sums over tokens in another order, in float32."""
 MIXING = ("alone", "tp 2", "tp 2, sequence parallel", "cp 2")
@@ -21,15 +21,15 @@ Found = list[dict[str, dict[str, dict[str, tuple[float, float]]]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What two ranks found, in one start of torchrun."""
+    """What two ranks found, in one start."""
     try:
         requires("megatron-core")
     except ImportError:
         pytest.skip("needs the extra megatron")
     path = tmp_path_factory.mktemp("layers") / "found.json"
-    paths = os.pathsep.join([str(LAYERS.parents[2]), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(LAYERS), str(path)],
+        [sys.executable, "-m", "harness.forked_ranks", "2", "harness.megatron_layers.layers", str(path)],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         check=True,
         timeout=240,

@@ -46,7 +46,7 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the ranks wrote for a kind; all of a group run in one start of torchrun."""
+    """What the ranks wrote for a kind; all of a group run in one start."""
     folders: dict[tuple[str, ...], Path] = {}
 
     def folder(kind: str) -> Path:
@@ -54,10 +54,10 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         if kinds not in folders:
             folders[kinds] = tmp_path_factory.mktemp("ranks")
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-            ranks = f"--nproc_per_node={4 if kinds is FOUR_RANKS else 2}"
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks]
+            num_ranks = "4" if kinds is FOUR_RANKS else "2"
+            command = [sys.executable, "-m", "harness.forked_ranks", num_ranks, megatron_families.__name__]
             subprocess.run(
-                [*command, megatron_families.__file__, str(models_dir), str(folders[kinds]), *kinds],
+                [*command, str(models_dir), str(folders[kinds]), *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
                 timeout=280,

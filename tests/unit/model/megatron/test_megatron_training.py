@@ -26,7 +26,7 @@ ALL = [
 
 @pytest.fixture(scope="module")
 def trained(families_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the ranks wrote for a kind; all kinds of one start run in one start of torchrun."""
+    """What the ranks wrote for a kind; all kinds of one start run in one start."""
     folders: dict[str, Path] = {}
 
     def folder(kind: str) -> Path:
@@ -35,10 +35,10 @@ def trained(families_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
             earlier = folder(EARLIER["qwen2 dp-tp"]).parent if start == "four" else Path(os.devnull)
             folders[start] = tmp_path_factory.mktemp("ranks")
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+            command = [sys.executable, "-m", "harness.forked_ranks", str(num_ranks), megatron_training.__name__]
             places = [str(families_dir), str(folders[start]), str(earlier)]
             subprocess.run(
-                [*command, "-m", megatron_training.__name__, *places, *kinds],
+                [*command, *places, *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
                 timeout=280,
