@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -294,3 +295,85 @@ def test_adapters_that_wait_beside_each_other_go_through_the_model_together(
     worker.drain()
 
     assert worker.engine.batch_sizes == [4] * 6
+
+
+# -- kills in the gaps between what the device, the clerk and the teller do -------------------------------------------
+
+GAPS = {
+    "worker.claimed": "run",
+    "worker.claimed_ahead": "lookahead",
+    "worker.taken_ahead": "lookahead",
+    "worker.executed": "endings",
+    "worker.committed": "endings",
+    "worker.telling": "endings",
+    "worker.published": "endings",
+    "worker.handed_over": "run",
+    "worker.noting": "endings",
+}
+"""The points of a worker that looks ahead, and the file of each."""
+SOAK_ROUNDS = 60
+SOAK_SEED = 20261123
+
+
+def _pass_by(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> None:
+    for file in {*GAPS.values()}:
+        monkeypatch.setattr(f"twinkle.workers.{file}.crash_point", act)
+
+
+def _survives_a_kill(
+    bench: Bench,
+    make_worker: MakeWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    point: str,
+    nth: int,
+    adapters: tuple[str, ...],
+) -> bool:
+    """Some adapters' work is done once each though a worker died; whether it came by the point for the nth time."""
+    runs = {name: submit_run(bench, *STEPS, adapter=name) for name in adapters}
+    passed: list[str] = []
+    killed: list[str] = []
+
+    def die(name: str) -> None:
+        passed.append(name)
+        # None of the threads of a process that was killed comes by anything any more.
+        if killed or (name == point and passed.count(point) == nth):
+            killed.append(name)
+            raise Killed
+
+    _pass_by(monkeypatch, die)
+    with ThreadPoolExecutor(1) as beside:
+        worker = make_worker(snapshot_every_ops=100, clerk=beside)
+        with suppress(Killed):
+            worker.drain()
+    worker.keeper.stop = lambda: None  # type: ignore[method-assign]
+    _pass_by(monkeypatch, lambda _: None)
+    successor = make_worker(snapshot_every_ops=100)
+
+    successor.drain()
+
+    for name, run in runs.items():
+        _assert_as_one_by_one(successor, bench, run, name)
+    return bool(killed)
+
+
+def test_a_kill_in_a_gap_between_device_clerk_and_teller_leaves_each_operation_done_once(
+    bench: Bench, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, point in enumerate(GAPS):
+        adapters = tuple(f"{number}-{letter}" for letter in "abc")
+        assert _survives_a_kill(bench, make_worker, monkeypatch, point=point, nth=2, adapters=adapters), point
+
+
+@pytest.mark.soak
+def test_kills_in_gaps_drawn_by_chance_leave_each_operation_done_once(
+    bench: Bench, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(SOAK_SEED)
+    num_killed = 0
+    for number in range(SOAK_ROUNDS):
+        point, nth = dice.choice(list(GAPS)), dice.randint(1, 7)
+        adapters = tuple(f"{number}-{letter}" for letter in "abcdef"[: dice.randint(1, 6)])
+        print(point, nth, adapters)
+        num_killed += _survives_a_kill(bench, make_worker, monkeypatch, point=point, nth=nth, adapters=adapters)
+    assert num_killed > SOAK_ROUNDS // 2

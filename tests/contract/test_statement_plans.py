@@ -241,6 +241,7 @@ ACTIONS: dict[str, Action] = {
     "num_open_samples": lambda bench, lease: bench.journal.num_open_samples("t0"),
     "ready_meshes": lambda bench, lease: bench.journal.ready_meshes(),
     "meshes": lambda bench, lease: bench.meshes.all(),
+    "waiting": lambda bench, lease: bench.journal.waiting(lease),
     "claim": lambda bench, lease: bench.claim(lease),
     "claim_samples": lambda bench, lease: bench.claim_samples(lease, 4, under_way=["s:req:7"]),
     "give_back": lambda bench, lease: bench.journal.give_back(lease, [request_id_of("a", 1)], delay_s=0.0),

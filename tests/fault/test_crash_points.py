@@ -21,6 +21,8 @@ POINTS = [
     ("blob.written",),
     ("worker.claimed", "worker.claimed_ahead"),
     ("worker.overtaking:2", "worker.handed_over"),
+    pytest.param(("worker.taken_ahead:2", "worker.noting:3"), marks=pytest.mark.soak),
+    pytest.param(("worker.telling:2", "worker.taken_ahead"), marks=pytest.mark.soak),
     ("journal.commit:4", "lease.acquired"),
     ("worker.committed",),
     ("worker.published",),

@@ -2,7 +2,8 @@
 
 One listener, one query per batch for all waiters, one sweep as safety net. A poll that follows its submission at once
 asks the journal nothing: this process has just written the row, and hears when it changes. What is heard goes to the
-thread that reads, and only what was read comes to the event loop.
+thread that reads, and only what was read comes to the event loop; an outcome that is there before its poll is kept for
+it, for a moment.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -23,6 +25,8 @@ from twinkle.storage.journal.journal import Journal
 
 _SWEEP_S = 1.0
 _MAX_IDS_PER_QUERY = 500
+_MAX_KEPT_BYTES = 4 * 2**20
+"""Of outcomes that nobody has asked for yet."""
 
 _log = structlog.get_logger()
 
@@ -52,48 +56,104 @@ class _Waiter:
             self.settled.set_exception(error)
 
 
+@dataclass
+class _Noted:
+    """One operation that was sent to this process a moment ago."""
+
+    at: float
+    owned: OwnedStatus | None = None
+    """How it stands, once that is known: as it was accepted, or as it ended."""
+    has_ended: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds of an outcome."""
+        result = None if self.owned is None else self.owned.status.result
+        return 0 if result is None or result.inline is None else len(result.inline)
+
+
 class _JustAccepted:
-    """What this process accepted a moment ago, unless somebody has called it done since.
+    """What this process accepted a moment ago: that it waits, and once somebody has called it done what came of it.
 
     An id is noted before its transaction begins, so that a notice which overtakes the answer of the commit counts. It
     is forgotten after one sweep: a notice that was lost costs what it costs everybody else. Notices come on a thread of
-    their own.
+    their own, and outcomes on the reader's.
     """
 
     def __init__(self, lifetime_s: float) -> None:
         self._lifetime_s = lifetime_s
         self._lock = threading.Lock()
-        self._noted: dict[str, tuple[float, OwnedStatus | None]] = {}
+        self._noted: dict[str, _Noted] = {}
+        self._held_bytes = 0
 
     def expect(self, request_id: str, now: float) -> None:
         """It may be accepted soon."""
         with self._lock:
-            self._noted.pop(request_id, None)
-            self._noted[request_id] = (now, None)
-            oldest = next(iter(self._noted))
-            while self._noted[oldest][0] < now - self._lifetime_s:
-                del self._noted[oldest]
-                oldest = next(iter(self._noted))
+            self._drop(request_id)
+            self._noted[request_id] = _Noted(now)
+            self._drop_old(now)
 
     def accept(self, owned: OwnedStatus) -> None:
         """It is written, as new."""
         with self._lock:
             noted = self._noted.get(owned.status.request_id)
-            if noted is not None:
-                self._noted[owned.status.request_id] = (noted[0], owned)
+            if noted is not None and not noted.has_ended:
+                noted.owned = owned
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """They are done, or were not new."""
+    def end(self, request_ids: Iterable[str]) -> None:
+        """They are done: nothing is known of them until it is read."""
         with self._lock:
             for request_id in request_ids:
-                self._noted.pop(request_id, None)
+                noted = self._noted.get(request_id)
+                if noted is not None and not noted.has_ended:
+                    noted.owned, noted.has_ended = None, True
+
+    def is_to_read(self, request_id: str) -> bool:
+        """Whether it is done, and whoever submitted it here will ask for it in a moment."""
+        with self._lock:
+            noted = self._noted.get(request_id)
+            return noted is not None and noted.has_ended and noted.owned is None
+
+    def learn(self, owned: OwnedStatus) -> None:
+        """What came of one that is done, kept for whoever asks first, if it is small."""
+        with self._lock:
+            noted = self._noted.get(owned.status.request_id)
+            if noted is None or not noted.has_ended or not owned.status.state.is_final:
+                return
+            noted.owned = owned
+            self._held_bytes += noted.held_bytes
+            if self._held_bytes > _MAX_KEPT_BYTES:
+                self._drop(owned.status.request_id)
+
+    def forget(self, request_id: str) -> None:
+        """It was not new, or whoever wants to know does."""
+        with self._lock:
+            self._drop(request_id)
+
+    def forget_old(self, now: float) -> None:
+        """Keep nothing for longer than it is good for."""
+        with self._lock:
+            self._drop_old(now)
 
     def get(self, request_id: str, tenant: str, now: float) -> OwnedStatus | None:
-        """How it stands, if that is known without asking."""
+        """How it stands, if that is known without asking; an outcome only once."""
         with self._lock:
-            at, owned = self._noted.get(request_id, (0.0, None))
-        is_theirs = owned is not None and owned.tenant == tenant
-        return owned if is_theirs and now - at < self._lifetime_s else None
+            noted = self._noted.get(request_id)
+            if noted is None or noted.owned is None or noted.owned.tenant != tenant:
+                return None
+            if noted.has_ended:
+                self._drop(request_id)
+            return noted.owned if now - noted.at < self._lifetime_s else None
+
+    def _drop_old(self, now: float) -> None:
+        # The oldest first: a dictionary keeps the order.
+        while self._noted and (oldest := next(iter(self._noted.items())))[1].at < now - self._lifetime_s:
+            self._drop(oldest[0])
+
+    def _drop(self, request_id: str) -> None:
+        noted = self._noted.pop(request_id, None)
+        if noted is not None and noted.has_ended:
+            self._held_bytes -= noted.held_bytes
 
 
 class Futures:
@@ -141,8 +201,8 @@ class Futures:
 
     def notify(self, request_ids: list[str]) -> None:
         """Hear that these futures may be done. Callable from any thread, also when the loop is about to end."""
-        # Forgotten first, looked for among the waiters second; a poll registers first and asks what is known second.
-        self._just_accepted.forget(request_ids)
+        # Noted first, looked for among the waiters second; a poll registers first and asks what is known second.
+        self._just_accepted.end(request_ids)
         self._to_read.put(request_ids)
 
     def expect(self, request_ids: Iterable[str]) -> None:
@@ -154,7 +214,7 @@ class Futures:
     def accepted(self, submission: Submission, answer: Accepted) -> None:
         """Hear what became of an expected one: it was written, or it had been before and may be done by now."""
         if not answer.is_new:
-            self._just_accepted.forget([answer.request_id])
+            self._just_accepted.forget(answer.request_id)
             return
         status = FutureStatus(
             request_id=answer.request_id,
@@ -237,7 +297,11 @@ class Futures:
                 pass
             else:
                 return
-            wanted = [request_id for request_id in asked if request_id in self._waiters]
+            wanted = [
+                request_id
+                for request_id in asked
+                if request_id in self._waiters or self._just_accepted.is_to_read(request_id)
+            ]
             for start in range(0, len(wanted), _MAX_IDS_PER_QUERY):
                 self._look(wanted[start : start + _MAX_IDS_PER_QUERY])
 
@@ -251,7 +315,12 @@ class Futures:
         except Exception as error:  # noqa: BLE001 - the border: those who wait are told, whatever it is
             self._tell(partial(self._fail, request_ids, error))
         else:
-            self._tell(partial(self._see, request_ids, statuses))
+            waiting = [request_id for request_id in request_ids if request_id in self._waiters]
+            for request_id in set(request_ids) - set(waiting):
+                if request_id in statuses:
+                    self._just_accepted.learn(statuses[request_id])
+            if waiting:
+                self._tell(partial(self._see, waiting, statuses))
 
     def _tell(self, news: Callable[[], None]) -> None:
         assert self._loop is not None, "the reader begins with start()"
@@ -260,6 +329,7 @@ class Futures:
 
     def _see(self, request_ids: Sequence[str], statuses: Mapping[str, OwnedStatus]) -> None:
         for request_id in request_ids:
+            self._just_accepted.forget(request_id)
             for waiter in self._waiters.get(request_id, ()):
                 waiter.see(request_id, statuses.get(request_id))
 

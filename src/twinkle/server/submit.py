@@ -179,7 +179,7 @@ class Submitter:
             if isinstance(submission, Submission)
         )
         try:
-            answers = await self._write_until(partial(self._journal.append, submissions), deadline)
+            answers = await self._write_until(partial(self._append_and_ring, submissions), deadline)
         except Exception as error:  # noqa: BLE001 - the border: whoever waits is told, whatever it is
             if len(batch) > 1 and not isinstance(error, StorageUnavailable):
                 # One of them cannot be written at all: its neighbours must not suffer for it.
@@ -190,13 +190,18 @@ class Submitter:
                 if not waiting.answer.done():
                     waiting.answer.set_exception(error)
             return
-        crash_point("api.committed")
         self._answer(batch, answers)
 
-    def _answer(self, batch: list[_Waiting], answers: list[Accepted | UserError]) -> None:
+    def _append_and_ring(self, submissions: list[Submission | Unnumbered]) -> list[Accepted | UserError]:
+        """On the writer's thread: the worker need not wait until the event loop comes round."""
+        answers = self._journal.append(submissions)
+        crash_point("api.committed")
         for mesh in {answer.mesh for answer in answers if isinstance(answer, Accepted) and answer.is_new}:
             self._nudger.ring(mesh)
         crash_point("api.nudged")
+        return answers
+
+    def _answer(self, batch: list[_Waiting], answers: list[Accepted | UserError]) -> None:
         for waiting, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Accepted) and isinstance(waiting.submission, Submission):
                 self._futures.accepted(waiting.submission, answer)

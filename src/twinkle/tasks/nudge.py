@@ -60,7 +60,12 @@ def register_pump(app: Celery, pump: Callable[[], None]) -> None:
 
 
 class Nudger:
-    """Rings the bell of a mesh from a thread of its own, so that a slow or absent broker delays no request."""
+    """Rings the bell of a mesh. What the broker answers is heard by a thread of its own: no request waits for it.
+
+    The first ring is sent by whoever rings, which spares the worker a change of threads; those that come before it was
+    answered are sent by the thread. So what is on its way to the broker is one command at most, and sending never
+    waits either.
+    """
 
     def __init__(self, app: Celery, redis_url: str) -> None:
         self._app = app
@@ -70,6 +75,10 @@ class Nudger:
         # redis-py has no types for it.
         self._connection: Any = pool.make_connection()
         self._packed: dict[str, list[bytes]] = {}
+        self._is_free = False
+        """Whether the connection stands and owes no answer. The thread has it to itself otherwise."""
+        self._asked: str | None = None
+        """The mesh whose ring was sent and not answered yet."""
         self._wanted: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = False
@@ -87,39 +96,69 @@ class Nudger:
         self._thread.join()
 
     def ring(self, mesh: str) -> None:
-        """Wake a mesh soon. Returns at once and never raises."""
+        """Wake a mesh, now or soon. Callable from any thread; returns at once and never raises."""
         with self._changed:
-            self._wanted.add(mesh)
+            if self._is_free and self._send_now(mesh):
+                self._asked, self._is_free = mesh, False
+            else:
+                self._wanted.add(mesh)
             self._changed.notify()
+
+    def _send_now(self, mesh: str) -> bool:
+        try:
+            self._connection.send_packed_command(self._pack(mesh))
+        except redis.RedisError:
+            # The thread connects anew.
+            self._is_free = False
+            return False
+        return True
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._stopping)
+                self._changed.wait_for(lambda: self._asked or self._wanted or self._stopping)
+                asked, self._asked = self._asked, None
                 meshes, self._wanted = self._wanted, set()
-                if not meshes:
+                self._is_free = False
+                if asked is None and not meshes:
                     self._connection.disconnect()
                     return
+            if asked is not None:
+                self._ring_now(asked, is_sent=True)
             for mesh in meshes:
                 self._ring_now(mesh)
+            with self._changed:
+                self._is_free = self._connection.is_connected
 
-    def _ring_now(self, mesh: str) -> None:
+    def _ring_now(self, mesh: str, *, is_sent: bool = False) -> None:
+        """Ring, unless that was sent already; send the Celery message if the bell was down."""
+
+        def ask() -> bool:
+            if not is_sent:
+                self._connection.send_packed_command(self._pack(mesh))
+            return self._was_down()
+
+        def begin_anew(_: Exception) -> None:
+            nonlocal is_sent
+            is_sent = False
+            self._connection.disconnect()
+
         try:
-            was_down = self._connection.retry.call_with_retry(
-                lambda: self._raise_and_ring(mesh), lambda _: self._connection.disconnect()
-            )
-            if was_down:
+            if self._connection.retry.call_with_retry(ask, begin_anew):
                 _send(self._app, mesh)
         except Exception as error:  # noqa: BLE001 - the border: whatever the broker's client meets, the next ring must work
             _log.warning("nudge.failed", mesh=mesh, error=str(error), next="the sweep nudges again")
 
-    def _raise_and_ring(self, mesh: str) -> bool:
-        """Raise the bell and tell an awake worker, who is in a hurry, in one round trip; whether the bell was down."""
+    def _pack(self, mesh: str) -> list[bytes]:
+        """Raise the bell and tell an awake worker, who is in a hurry, in one round trip."""
         if mesh not in self._packed:
             bell = ("SET", bell_key(mesh), 1, "NX", "PX", _BELL_TTL_MS)
             self._packed[mesh] = self._connection.pack_commands([bell, ("PUBLISH", ring_channel(mesh), "")])
+        return self._packed[mesh]
+
+    def _was_down(self) -> bool:
+        """Whether the bell was, as the broker answers."""
         try:
-            self._connection.send_packed_command(self._packed[mesh])
             was_down = self._connection.read_response() is not None
             self._connection.read_response()
         except BaseException:

@@ -269,6 +269,7 @@ class Recorder(Generic[State]):
 
     def note(self, recorded: Recorded) -> None:
         """Let memory follow the journal. On the step loop's thread."""
+        crash_point("worker.noting")
         for outcome in recorded.committed.recorded:
             claim, _ = recorded.execution.begun[outcome.request_id]
             self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=claim.payload.size_bytes)
@@ -358,6 +359,7 @@ class Recorder(Generic[State]):
 
     def _tell(self, committed: Committed, execution: Execution, half: Half) -> None:
         """Say what has ended. Of what had ended before, nobody may have heard; what it came to is not ours to say."""
+        crash_point(f"{half}.telling")
         ended = [*committed.recorded, *committed.ended_before]
         self._publisher.publish([outcome.request_id for outcome in ended])
         for outcome in committed.recorded:

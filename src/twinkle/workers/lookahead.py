@@ -135,6 +135,7 @@ class Lookahead:
         found, self._found = self._found, None
         if found is None:
             return Ahead()
+        crash_point("worker.taken_ahead")
         spoilt = [claim for claim in found.claims if claim.lane in self._spoilt]
         execution.returned += [*spoilt, *found.unfit]
         claims = [claim for claim in found.claims if claim.lane not in self._spoilt]
@@ -183,8 +184,11 @@ class Lookahead:
             )
             return chosen
 
+        claims: list[Claim] = []
         try:
-            claims = self._journal.claim(lease, with_virtual_time(choose), _HEADS_OFFERED, held=held, followed=followed)
+            if self._journal.waiting(lease).heads:
+                choose_first = with_virtual_time(choose)
+                claims = self._journal.claim(lease, choose_first, _HEADS_OFFERED, held=held, followed=followed)
         except StorageUnavailable as error:
             _log.warning("claim.postponed", error=error.message, next="it is claimed when the device has nothing to do")
             return Ahead()

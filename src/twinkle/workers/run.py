@@ -286,7 +286,7 @@ class MeshWorker(Generic[State]):
         held = self._executor.lanes | self._lookahead.lanes | self._residents.held | self._leaving
         claims: list[Claim] = []
         # On a disk that is full nothing could be recorded of what it began.
-        if not self._disks.is_critical:
+        if self._sampling.waiting(lease).heads and not self._disks.is_critical:
             claims = self._journal.claim(lease, with_virtual_time(self._choose), _HEADS_OFFERED, held=held)
         self._previous_was_light = bool(claims) and claims[0].kind in _LIGHT
         if claims or self._executor.is_idle:

@@ -15,6 +15,7 @@ from twinkle.core.operation import Claim
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.scheduler.fusion import choose_samples
 from twinkle.storage.disks import Disks
+from twinkle.storage.journal.executing import Waiting
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.clerk import Clerk
@@ -87,6 +88,8 @@ class SampleRounds(Generic[State]):
         self._num_handed = 0
         """How many executions and looks the clerk has: until they are noted, a sample would be claimed twice."""
         self._asked_at = _NEVER
+        self._none_waits = False
+        """Whether the journal has just said so."""
         self._found: list[Claim] = []
 
     @property
@@ -97,6 +100,16 @@ class SampleRounds(Generic[State]):
     def ring(self) -> None:
         """Something new waits. On any thread."""
         self._asked_at = _NEVER
+        self._none_waits = False
+
+    def waiting(self, lease: Lease) -> Waiting:
+        """What waits in the journal: where no sample does, this round's claim and the next look are spared."""
+        # Noted first: whoever rings meanwhile has the last word.
+        self._none_waits, self._asked_at = True, self._clock.now()
+        waiting = self._journal.waiting(lease)
+        if waiting.samples:
+            self.ring()
+        return waiting
 
     def drop(self) -> list[Claim]:
         """Forget what was claimed and not taken in; what goes back to the journal. The clerk is at nothing any more."""
@@ -125,7 +138,8 @@ class SampleRounds(Generic[State]):
         self._drop_ended(lease)
         claims, self._found = self._found, []
         is_left_to_look = is_training and self._samples.is_idle
-        if not claims and not self._num_handed and not is_left_to_look:
+        none_waits, self._none_waits = self._none_waits, False
+        if not (claims or self._num_handed or is_left_to_look or none_waits):
             claims = self._claim(lease)
         self._reporter.started(claims)
         if claims:
@@ -160,7 +174,7 @@ class SampleRounds(Generic[State]):
             return []
 
     def _claim(self, lease: Lease) -> list[Claim]:
-        if self._disks.is_critical:
+        if self._disks.is_critical or not self._journal.waiting(lease).samples:
             return []
         # Without room there still is some for tenants that have nothing there.
         offered = max(self._samples.room, _SAMPLES_OFFERED)

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from harness.polling import wait_until
 from twinkle.core.errors import NotFound, StatementFailed, StorageUnavailable
 from twinkle.core.operation import Accepted, FutureStatus, OperationKind, OperationState, Payload, Submission
 from twinkle.server.futures import Futures
@@ -25,7 +26,7 @@ class MemoryJournal:
         self.is_away = False
         self.is_wrong = False
 
-    def put(self, request_id: str, state: OperationState, tenant: str = "t") -> None:
+    def put(self, request_id: str, state: OperationState, tenant: str = "t", result: bytes = b"{}") -> None:
         status = FutureStatus(
             request_id=request_id,
             kind=OperationKind.OPTIM_STEP,
@@ -33,7 +34,7 @@ class MemoryJournal:
             lane="l",
             seq=1,
             attempt=1,
-            result=Payload(inline=b"{}") if state is OperationState.DONE else None,
+            result=Payload(inline=result) if state is OperationState.DONE else None,
             failure=None,
         )
         self.rows[request_id] = OwnedStatus(tenant=tenant, mesh="m", status=status)
@@ -208,3 +209,70 @@ async def test_what_one_tenant_has_just_submitted_is_no_future_of_another() -> N
         request_id = await _accept(futures, journal, tenant="u")
         with pytest.raises(NotFound, match="no future 'l:req:1'"):
             await asyncio.wait_for(futures.wait(request_id, "t", 60), 5)
+
+
+async def _until_kept(futures: Futures, journal: MemoryJournal, num_queries: int = 1) -> None:
+    """The reader has read, and has nothing left to do: another wait's answer comes after all before it."""
+    await asyncio.to_thread(wait_until, lambda: len(journal.queries) >= num_queries, what="the outcome is read")
+    with pytest.raises(NotFound):
+        await futures.wait("nobody's", "t", 10)
+
+
+async def test_an_outcome_that_is_there_before_its_poll_is_kept_for_one() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        request_id = await _accept(futures, journal)
+        journal.put(request_id, OperationState.DONE)
+        futures.notify([request_id])
+        await _until_kept(futures, journal)
+        num_queries = len(journal.queries)
+
+        first = await futures.wait(request_id, "t", 10)
+        queries_of_first = len(journal.queries) - num_queries
+        again = await futures.wait(request_id, "t", 10)
+
+    assert first.status.state is again.status.state is OperationState.DONE
+    assert (queries_of_first, len(journal.queries) - num_queries) == (0, 1)
+
+
+async def test_an_outcome_that_is_kept_is_nobody_elses() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        request_id = await _accept(futures, journal, tenant="u")
+        journal.put(request_id, OperationState.DONE, tenant="u")
+        futures.notify([request_id])
+        await _until_kept(futures, journal)
+
+        with pytest.raises(NotFound, match="no future 'l:req:1'"):
+            await asyncio.wait_for(futures.wait(request_id, "t", 60), 5)
+
+
+async def test_a_notice_of_what_was_not_accepted_here_reads_nothing() -> None:
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        journal.put("elsewhere", OperationState.DONE)
+        futures.notify(["elsewhere"])
+        with pytest.raises(NotFound):
+            await futures.wait("nobody's", "t", 10)
+
+    assert journal.queries == [1]
+
+
+async def test_outcomes_that_nobody_asks_for_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinkle.server.futures._MAX_KEPT_BYTES", 150)
+    journal = MemoryJournal()
+    async with _futures(journal) as futures:
+        request_ids = [f"l:req:{seq}" for seq in (1, 2, 3)]
+        futures.expect(request_ids)
+        for seq, request_id in enumerate(request_ids, start=1):
+            journal.put(request_id, OperationState.DONE, result=b"x" * 100)
+            answer = Accepted(request_id=request_id, mesh="m", is_new=True)
+            futures.accepted(_submission(seq), answer)
+        futures.notify(request_ids)
+        await _until_kept(futures, journal)
+        num_queries = len(journal.queries)
+
+        for request_id in request_ids:
+            assert (await futures.wait(request_id, "t", 10)).status.state is OperationState.DONE
+
+    assert len(journal.queries) - num_queries == 2

@@ -13,7 +13,7 @@ from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind, OperationState, Outcome, Payload
 from twinkle.storage.database import Database, Row, Transaction, placeholders, raised
 from twinkle.storage.journal.lanes import LockedLane
-from twinkle.storage.journal.turns import Head
+from twinkle.storage.journal.turns import READY_LANE, WAITING_SAMPLE, Head
 
 MOST_AHEAD = 8
 """How far a worker may claim ahead in a lane, whatever it is told."""
@@ -39,16 +39,27 @@ class Committed:
             (self.ended_before if state.is_final else self.not_held).append(outcome)
 
 
-def is_waiting(database: Database, lease: Lease, condition: str) -> bool:
-    """Whether there may be something to claim, asked without a writer's transaction: others wait for those.
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What there may be to claim on a mesh: heads of adapters, and samples, those under way among them."""
+
+    heads: bool
+    samples: bool
+
+
+def read_waiting(database: Database, lease: Lease) -> Waiting:
+    """What may be claimed, asked without a writer's transaction: others wait for those.
 
     Raises:
         LeaseLost: Another epoch holds the mesh.
     """
     rows = database.read(
-        f"SELECT epoch, owner, EXISTS ({condition}) AS waits FROM mesh WHERE name = ?", (lease.mesh, lease.mesh)
+        f"SELECT epoch, owner, EXISTS ({READY_LANE}) AS heads, EXISTS ({WAITING_SAMPLE}) AS samples"
+        " FROM mesh WHERE name = ?",
+        (lease.mesh, lease.mesh, lease.mesh),
     )
-    return bool(_held(rows[0] if rows else None, lease).waits)
+    row = _held(rows[0] if rows else None, lease)
+    return Waiting(heads=bool(row.heads), samples=bool(row.samples))
 
 
 def check_lease(transaction: Transaction, lease: Lease) -> float:

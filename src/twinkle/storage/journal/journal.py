@@ -31,10 +31,11 @@ from twinkle.storage.journal.answers import PAST_COLUMNS, OwnedStatus, failure_o
 from twinkle.storage.journal.arrivals import accept_next, accept_numbered
 from twinkle.storage.journal.executing import (
     Committed,
+    Waiting,
     charge,
     check_lease,
     free_followers,
-    is_waiting,
+    read_waiting,
     record_outcome,
     start_operations,
     state_of,
@@ -51,8 +52,6 @@ from twinkle.storage.journal.lanes import (
 )
 from twinkle.storage.journal.records import NewLane, PastOperation, Records
 from twinkle.storage.journal.turns import (
-    READY_LANE,
-    WAITING_SAMPLE,
     Choose,
     Followed,
     Moment,
@@ -147,6 +146,14 @@ class Journal:
 
     # -- executing ----------------------------------------------------------------------------------------------------
 
+    def waiting(self, lease: Lease) -> Waiting:
+        """What :meth:`claim` and :meth:`claim_samples` may find: to be asked first, since it makes no writer wait.
+
+        Raises:
+            LeaseLost: Another epoch holds the mesh.
+        """
+        return read_waiting(self.database, lease)
+
     def claim(
         self,
         lease: Lease,
@@ -169,8 +176,6 @@ class Journal:
         Raises:
             LeaseLost: Another epoch holds the mesh.
         """
-        if not is_waiting(self.database, lease, READY_LANE):
-            return []
         with self.database.transaction() as transaction:
             moment = self._moment(transaction, lease)
             heads = ready_heads(transaction, moment, limit=limit, held=held, followed=followed)
@@ -192,8 +197,6 @@ class Journal:
         Raises:
             LeaseLost: Another epoch holds the mesh.
         """
-        if not is_waiting(self.database, lease, WAITING_SAMPLE):
-            return []
         with self.database.transaction() as transaction:
             moment = self._moment(transaction, lease)
             samples = waiting_samples(transaction, moment, limit=limit, under_way=under_way)
