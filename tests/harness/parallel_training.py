@@ -13,6 +13,8 @@ import peft
 import safetensors.torch
 import torch
 from torch import distributed
+from transformers import core_model_loading
+from transformers.distributed import sharding_utils
 
 import twinkle
 from harness.training import make_rows
@@ -132,12 +134,40 @@ def train(
     return told
 
 
+class BytesRead:
+    """How many bytes of weights this rank has read since the last look, sharded or whole, of any checkpoint."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        loading: Any = core_model_loading
+        self._read_share, self._read_whole = (
+            sharding_utils.DtensorShardOperation.shard_tensor,
+            loading._materialize_copy,
+        )
+        sharding_utils.DtensorShardOperation.shard_tensor = lambda *args, **options: self._counted(
+            self._read_share(*args, **options)
+        )
+        loading._materialize_copy = lambda *args, **options: self._counted(self._read_whole(*args, **options))
+
+    def _counted(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        self._num_bytes += 0 if tensor is None else tensor.nbytes
+        return tensor
+
+    def most(self) -> int:
+        """Of the rank that has read most; all must ask together."""
+        found = [0] * distributed.get_world_size()
+        distributed.all_gather_object(found, self._num_bytes)
+        self._num_bytes = 0
+        return max(found)
+
+
 def main() -> None:
     models_dir, output_dir, earlier_dir, *kinds = sys.argv[1:]
     torch.set_num_threads(1)
     twinkle.initialize(mode="local", global_device_mesh=mesh_of(kinds[0]))
+    bytes_read = BytesRead()
     for kind in kinds:
-        told = train_and_resume(kind, Path(models_dir), Path(output_dir) / kind)
+        told = train_and_resume(kind, Path(models_dir), Path(output_dir) / kind, bytes_read)
         if kind in EARLIER:
             told["went_on"] = go_on(kind, Path(models_dir), Path(earlier_dir) / EARLIER[kind])
         if distributed.get_rank() == 0:
@@ -150,13 +180,15 @@ def mesh_of(kind: str) -> twinkle.DeviceMesh:
     return twinkle.DeviceMesh.from_sizes(**LAYOUTS[kind.split()[1]], device_type="cpu")
 
 
-def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> dict[str, Any]:
+def train_and_resume(kind: str, models_dir: Path, output_dir: Path, bytes_read: BytesRead) -> dict[str, Any]:
     mesh = mesh_of(kind)
     # The first layout is the global one, which components take that are given none.
     given = None if kind.split()[1] == "dp" else mesh
     # Ranks that draw differently must still train one adapter.
     torch.manual_seed(distributed.get_rank())
+    bytes_read.most()
     model = make_model(kind, models_dir, given)
+    most_bytes = bytes_read.most()
     start = model.save("start", output_dir=output_dir)
     told = train(kind, model, 0, HALF, mesh)
     half = model.save("half", output_dir=output_dir, save_optimizer=True)
@@ -174,7 +206,12 @@ def train_and_resume(kind: str, models_dir: Path, output_dir: Path) -> dict[str,
         # Tied weights are one tensor, which the format does not know.
         copies = {name: value.clone() for name, value in end.items()}
         safetensors.torch.save_file(copies, output_dir / "end.safetensors")
-    return {"told": told, "resumed_is_same": is_same, "ranks_are_same": len(set(digests)) == 1}
+    return {
+        "told": told,
+        "resumed_is_same": is_same,
+        "ranks_are_same": len(set(digests)) == 1,
+        "most_bytes_read": most_bytes,
+    }
 
 
 def go_on(kind: str, models_dir: Path, earlier_dir: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from peft import PeftModel
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from twinkle.core.errors import ConfigError, InvalidInput
+from twinkle.core.events import event_log
 from twinkle.infra import DeviceMesh, Platform
 from twinkle.infra.platform import local_rank
 from twinkle.infra.process_group import group_of_ranks, torch_mesh
@@ -19,6 +21,9 @@ from twinkle.model.device_traits import plain_dtype
 from twinkle.model.parallel.experts import SharedExperts
 from twinkle.model.parallel.gradient_sync import GradientSync, OneRank, ReplicatedRanks, ShardedRanks, data_group
 from twinkle.model.parallel.settings import FsdpSettings
+from twinkle.model.parallel.spread import can_be_spread, class_of, load_spread, spread_parameters_kept
+
+log = event_log()
 
 MixedPrecision = Literal["bf16", "fp16", "fp8", "no"]
 
@@ -63,6 +68,38 @@ class ModelArguments:
         if model_id is None:
             raise InvalidInput("model_id", "is missing; send a folder or an id of a hub")
         return cls(model_cls, model_id, config, device_mesh, mixed_precision)
+
+
+def load_model_on(loader: Any, path: str, mesh: DeviceMesh | None, device: torch.device, **settings: Any) -> Any:
+    """A model of transformers on a rank's device; where the mesh has ``fsdp``, of each weight this rank's share alone.
+
+    Whole on every rank are experts that ranks share, what is not in safetensors files, and a model of a class with
+    weights that the files lack: these are drawn, and the same on every rank. All ranks must call it together.
+
+    Args:
+        loader: A class of transformers.
+        path: A folder, or an id of a hub.
+        mesh: The ranks.
+        device: Of this one.
+        settings: Of ``from_pretrained``.
+    """
+    if mesh is not None and mesh.size("fsdp") > 1 and not mesh.ep_size and can_be_spread(path, settings):
+        of_config = {name: value for name, value in settings.items() if name not in ("dtype", "torch_dtype")}
+        # What a rank draws for its share, another one does not: a model that is drawn whole must be the same on both.
+        with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+            model, info = load_spread(
+                class_of(loader, path, **of_config),
+                path,
+                torch_mesh(mesh)["fsdp"],
+                device,
+                choose=lambda model: model.parameters(),
+                **settings,
+            )
+        if not info["missing_keys"]:
+            return model
+        log.info("model.loaded_whole", reason="the files lack weights of the class", first=min(info["missing_keys"]))
+        del model
+    return loader.from_pretrained(path, **settings).to(device)
 
 
 def device_of(mesh: DeviceMesh | None) -> torch.device:
@@ -160,8 +197,10 @@ def shard(
         "reshard_after_forward": settings.reshard_after_forward,
     }
     ignored = set() if experts is None else experts.shard(model, **policies)
-    for module in (*layers, model):
-        fully_shard(module, mesh=over[names], ignored_params=ignored, **policies)
+    # Where ranks share experts these are spread already, and nothing else is.
+    with nullcontext() if experts is not None else spread_parameters_kept(model):
+        for module in (*layers, model):
+            fully_shard(module, mesh=over[names], ignored_params=ignored, **policies)
     for module in (*layers, model):
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)

@@ -35,6 +35,7 @@ from twinkle.model.placement import (
     ModelArguments,
     compute_dtype,
     device_of,
+    load_model_on,
     model_class,
     shard,
     training_sync,
@@ -73,7 +74,9 @@ class TransformersModel(PlainPasses):
         ddp_config: accelerate's settings of data parallelism: none has something to set here, unknown ones are refused.
         fsdp_config: ``reshard_after_forward``, ``cpu_offload``, ``expert_parallel``; accelerate's others set nothing.
         grad_scaler_config: Torch's GradScaler's, for ``fp16``.
-        memory_efficient_init: Changes nothing: weights are always read one tensor at a time, each rank its own copy.
+        memory_efficient_init: Changes nothing: on a mesh with ``fsdp`` each rank reads its share of the weights alone,
+            except with ``ep_size``, ``cpu_offload`` or ``fp8``, from other files than safetensors, or where the class
+            has weights that these lack; else it reads one tensor at a time.
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
         enable_router_replay: Whether ``router_replay_action`` means something; without it every pass routes anew.
         from_pretrained_kwargs: For transformers; ``dtype`` is float32 if omitted.
@@ -116,16 +119,18 @@ class TransformersModel(PlainPasses):
         self._is_sharded = False
         self._frozen: set[str] = set()
         self.model_id, settings = open_model(given.model_id, from_pretrained_kwargs)
-        loader = model_class(given.model_cls)
+        settings = {**({} if given.config is None else {"config": given.config}), "dtype": torch.float32, **settings}
         with naming_code(given.model_id):
-            loaded = loader.from_pretrained(
+            self.model: Any = load_model_on(
+                model_class(given.model_cls),
                 self.model_id,
-                **({} if given.config is None else {"config": given.config}),
-                **{"dtype": torch.float32, **settings},
+                # Offloaded shares are not where a mesh of GPUs has its tensors, and layers are exchanged while whole.
+                None if self._fsdp_settings.cpu_offload or given.mixed_precision == "fp8" else device_mesh,
+                self.device,
+                **settings,
             )
         if given.mixed_precision == "fp8":
-            use_float8(loaded)
-        self.model: Any = loaded.to(self.device)
+            use_float8(self.model)
         # What adapters name as their base, in files that travel.
         self.model.name_or_path = published_id(self.model_id)
         self._paths = paths_of(self.model, self.model_id)

@@ -14,7 +14,18 @@ import transformers
 
 from harness import parallel_training
 from harness.families import FAMILIES, stir
-from harness.parallel_training import EARLIER, EIGHT_RANKS, FOUR_RANKS, HALF, PLAIN, STEPS, TWO_RANKS, make_model, train
+from harness.parallel_training import (
+    EARLIER,
+    EIGHT_RANKS,
+    FOUR_RANKS,
+    HALF,
+    PLAIN,
+    STEPS,
+    TWO_RANKS,
+    make_model,
+    model_of,
+    train,
+)
 from twinkle.core.errors import ConfigError
 from twinkle.hub.tiny import make_tiny_model
 from twinkle.infra import DeviceMesh
@@ -117,6 +128,17 @@ def test_rows_of_a_packed_data_set_train_like_the_rows_alone(
 
     assert [step["norm"] for step in told] == pytest.approx([step["norm"] for step in expected], rel=1e-4)
     assert [step["loss"] for step in told] == pytest.approx([step["loss"] for step in expected], abs=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["full fsdp", "lora fsdp", "full fsdp moe", "fp16 fsdp"])
+def test_a_rank_reads_its_share_of_the_weights_alone(
+    kind: str, models_dir: Path, trained: Callable[[str], Path]
+) -> None:
+    most = json.loads((trained(kind) / "told.json").read_text())["most_bytes_read"]
+
+    whole = sum(path.stat().st_size for path in (models_dir / model_of(kind)).glob("*.safetensors"))
+    # Halves of what has an odd number of rows.
+    assert 0 < most < 0.55 * whole
 
 
 @pytest.mark.parametrize("kind", ["full dp", "lora fsdp", "full ulysses hybrid", "full fsdp-ep moe"])
