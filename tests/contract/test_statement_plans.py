@@ -81,8 +81,8 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
     with bench.database.transaction() as transaction:
         numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {NUM_LANES})"
         transaction.execute(
-            "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime)"
-            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'mesh0', TRUE, 1, 0, 0, 0 FROM n"
+            "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime, requested_at)"
+            f" {numbers} SELECT CAST(i AS TEXT), 't0', 'mesh0', TRUE, 1, 0, 0, 0, i FROM n"
         )
         transaction.execute(
             "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, created_at)"
@@ -348,17 +348,21 @@ def test_a_page_of_runs_or_checkpoints_is_one_query_that_walks_an_index(
     lists: dict[str, Callable[[], object]] = {
         "runs": lambda: crowded.adapters.newest_of("t0", limit=100, after=replace(place, id="a")),
         "checkpoints": lambda: crowded.checkpoints.newest_of("t0", limit=100, after=place),
+        # Behind an offset too: what is passed over is walked in the index.
+        "wanted runs": lambda: crowded.adapters.page("t0", limit=100, offset=NUM_LANES // 2),
     }
     monkeypatch.setattr("twinkle.storage.adapters.adapters._adapter_of", lambda row: row.id)
     monkeypatch.setattr("twinkle.storage.checkpoints.checkpoints._checkpoint_of", lambda row: row.path)
     for name, action in lists.items():
         sent = _statements_of(action, monkeypatch)
         # Threads that other tests have left may ask for something else at the same time.
-        statements = [one for one in sent if f" FROM {name.removesuffix('s').replace('run', 'adapter')} " in one[0]]
+        table = {"runs": "adapter a", "checkpoints": "checkpoint", "wanted runs": "lane l"}[name]
+        statements = [one for one in sent if f" FROM {table} " in one[0]]
 
         assert len(statements) == 1, name
         plan = _plan(crowded, *statements[0])
         assert not _WHOLE_TABLE.search(plan), f"{name}\n{plan}"
+        assert name != "wanted runs" or "lane_requested" in plan, plan
         assert not re.search(r"TEMP B-TREE|\"Node Type\": \"(Sort|Incremental Sort)\"", plan), f"{name}\n{plan}"
 
 

@@ -8,10 +8,8 @@ import pytest
 
 MOST_TIMES_SLOWER = 20
 """The median of the victim's steps and heartbeats: they take milliseconds, and the attacker works on the same cores."""
-MOST_LEFT = 1.25
-"""Of a process's memory after an attack, against before: the goal is 1.1, and what it does for the first time stays."""
-MOST_LATE = 1
-"""Steps, and heartbeats, of an attack: a machine that does much else may make one late by itself."""
+MOST_LEFT = 1.1
+"""Of a process's memory after an attack, against before."""
 MIB_OF_BODIES = 1024
 """What bodies of everybody may take in the API, by default."""
 
@@ -26,7 +24,7 @@ def test_under_each_flood_another_tenant_steps_on_and_nothing_is_left_of_it_afte
     for cell in cells:
         before, during, after = cell["before"], cell["during"], cell["after"]
         # Late is a step beyond twice its usual time and two seconds, and a heartbeat beyond one.
-        assert max(during["num_late_steps"], during["num_late_heartbeats"]) <= MOST_LATE, cell
+        assert (during["num_late_steps"], during["num_late_heartbeats"]) == (0, 0), cell
         assert (after["num_late_steps"], after["num_late_heartbeats"]) == (0, 0), cell
         for what in ("step_p50_ms", "heartbeat_p50_ms"):
             assert during[what] <= MOST_TIMES_SLOWER * before[what], cell

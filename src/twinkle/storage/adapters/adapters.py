@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from sqlalchemy import Engine
-from sqlmodel import Session, and_, col, func, select
+from sqlmodel import Session, col, select
 
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.clock import Clock
@@ -18,7 +18,11 @@ from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.core.places import Place
 from twinkle.storage.database import Database, Row, placeholders
 from twinkle.storage.journal.lanes import accept_own, lock_lanes, unloaded_error
-from twinkle.storage.tables import AdapterRow, LaneRow, OperationRow, SessionRow
+from twinkle.storage.tables import AdapterRow
+
+_COLUMNS = (
+    "a.id, a.tenant, a.session, a.mesh, a.config, a.optimizer, a.user_metadata, a.created_at, a.parked_at, a.pinned_at"
+)
 
 NO_PROJECT = "default"
 """The project of sessions that were put into none: the SDK wants a name."""
@@ -63,30 +67,34 @@ class Adapters:
     def page(
         self, tenant: str, *, limit: int, offset: int, session_id: str | None = None, project_id: str | None = None
     ) -> tuple[list[Adapter], int]:
-        """A page of the tenant's training runs, the one with the latest request first, and how many there are."""
-        with Session(self._engine) as session:
-            mine = select(AdapterRow).where(AdapterRow.tenant == tenant)
-            if session_id is not None:
-                mine = mine.where(AdapterRow.session == session_id)
-            if project_id is not None:
-                project = func.coalesce(SessionRow.project_id, NO_PROJECT)
-                mine = mine.join(SessionRow, col(SessionRow.id) == AdapterRow.session).where(project == project_id)
-            total = session.exec(select(func.count()).select_from(mine.subquery())).one()
-            latest = and_(col(OperationRow.lane) == LaneRow.id, col(OperationRow.seq) == LaneRow.max_seq)
-            requested_at = func.coalesce(OperationRow.accepted_at, AdapterRow.created_at)
-            page = (
-                mine.join(LaneRow, col(LaneRow.id) == AdapterRow.id)
-                .outerjoin(OperationRow, latest)
-                .order_by(requested_at.desc(), col(AdapterRow.id).desc())
-            )
-            return [_adapter_of(row) for row in session.exec(page.limit(limit).offset(offset)).all()], total
+        """A page of the tenant's training runs, the one with the latest request first, and how many there are.
+
+        Of all of them a page walks an index: what is passed over is not looked at otherwise.
+        """
+        of, only = "adapter a", ""
+        asked: tuple[object, ...] = (tenant,)
+        if session_id is not None:
+            only, asked = f"{only} AND a.session = ?", (*asked, session_id)
+        if project_id is not None:
+            of = f"{of} JOIN session s ON s.id = a.session"
+            only, asked = f"{only} AND COALESCE(s.project_id, ?) = ?", (*asked, NO_PROJECT, project_id)
+        (counted,) = self._database.read(f"SELECT COUNT(*) AS number FROM {of} WHERE a.tenant = ?{only}", asked)
+        source = f"{of} JOIN lane l ON l.id = a.id WHERE a.tenant = ?{only}" if only else "lane l WHERE l.tenant = ?"
+        wanted = self._database.read(
+            f"SELECT l.id FROM {source} AND l.requested_at IS NOT NULL ORDER BY l.requested_at DESC, l.id DESC"
+            " LIMIT ? OFFSET ?",
+            (*asked, limit, offset),
+        )
+        ids = [row.id for row in wanted]
+        rows = self._database.read(f"SELECT {_COLUMNS} FROM adapter a WHERE a.id IN ({placeholders(ids)})", ids)
+        found = {row.id: _adapter_of(row) for row in rows}
+        return [found[one] for one in ids if one in found], int(counted.number)
 
     def newest_of(self, tenant: str, *, limit: int, after: Place | None = None) -> list[Adapter]:
         """Some of a tenant's training runs, newest first: those behind a place, if one is given. One query."""
         behind = "" if after is None else " AND (created_at, id) < (?, ?)"
         rows = self._database.read(
-            "SELECT id, tenant, session, mesh, config, optimizer, user_metadata, created_at, parked_at, pinned_at"
-            f" FROM adapter WHERE tenant = ?{behind} ORDER BY created_at DESC, id DESC LIMIT ?",
+            f"SELECT {_COLUMNS} FROM adapter a WHERE tenant = ?{behind} ORDER BY created_at DESC, id DESC LIMIT ?",
             (tenant, *(() if after is None else (after.created_at, after.id)), limit),
         )
         return [_adapter_of(row) for row in rows]
@@ -98,13 +106,12 @@ class Adapters:
             return [_adapter_of(row) for row in session.exec(newest.limit(limit)).all()]
 
     def last_requests_at(self, adapter_ids: Sequence[str]) -> dict[str, float]:
-        """When the latest operation of each of these adapters was accepted; those without one are left out."""
+        """When the latest operation of each of these adapters was accepted, or else the adapter made."""
         rows = self._database.read(
-            "SELECT l.id, o.accepted_at FROM lane l JOIN operation o ON o.lane = l.id AND o.seq = l.max_seq"
-            f" WHERE l.id IN ({placeholders(adapter_ids)})",
+            f"SELECT id, requested_at FROM lane WHERE id IN ({placeholders(adapter_ids)}) AND requested_at IS NOT NULL",
             adapter_ids,
         )
-        return {row.id: row.accepted_at for row in rows}
+        return {row.id: row.requested_at for row in rows}
 
     def next_seq(self, adapter_id: str) -> int:
         """The number after the highest one that the adapter has seen."""

@@ -92,7 +92,7 @@ class BroughtCheckpoints:
     def _insert(self, transaction: Transaction, new: NewBrought, now: float) -> str:
         origin, run = new.origin, next_id(transaction, new.session)
         # Not ordered: no training operation is accepted into it.
-        insert_lane(transaction, run, origin.tenant, new.mesh, ordered=False)
+        insert_lane(transaction, run, origin.tenant, new.mesh, ordered=False, requested_at=now)
         told = json.dumps({"folder": origin.folder})
         transaction.execute(
             "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, user_metadata, created_at)"

@@ -218,7 +218,7 @@ class Checkpoints:
             group = source.files_group or new_id()
             transaction.execute("UPDATE checkpoint SET files_group = ? WHERE path = ?", (group, new.source))
             # Not ordered: no training operation is accepted into it.
-            insert_lane(transaction, new.adapter, new.tenant, source.mesh, ordered=False)
+            insert_lane(transaction, new.adapter, new.tenant, source.mesh, ordered=False, requested_at=now)
             transaction.execute(
                 "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, created_at)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -18,6 +18,8 @@ from twinkle.storage.journal.forgotten import gone_lanes, is_forgotten, why_forg
 NO_MESH = ""
 """The mesh of a lane that nobody executes: its operations are complete when they are accepted."""
 
+_REQUESTED = "requested_at = CASE WHEN requested_at IS NULL THEN NULL ELSE ? END"
+"""Lanes that are no training runs have none, and stand in no list."""
 MAX_NUMBERS_AHEAD = 10_000
 """How far a number may run ahead of its lane: a hole is filled number by number when nobody comes to fill it."""
 
@@ -57,16 +59,16 @@ class LockedLane:
         if submission.seq == self.head_seq:
             self.head_kind = submission.kind.value
             transaction.execute(
-                "UPDATE lane SET head_kind = ?, max_seq = ?, gap_since = NULL WHERE id = ?",
-                (self.head_kind, self.max_seq, self.id),
+                f"UPDATE lane SET head_kind = ?, max_seq = ?, {_REQUESTED}, gap_since = NULL WHERE id = ?",
+                (self.head_kind, self.max_seq, now, self.id),
             )
         elif self.head_kind is None:
             transaction.execute(
-                "UPDATE lane SET max_seq = ?, gap_since = COALESCE(gap_since, ?) WHERE id = ?",
-                (self.max_seq, now, self.id),
+                f"UPDATE lane SET max_seq = ?, {_REQUESTED}, gap_since = COALESCE(gap_since, ?) WHERE id = ?",
+                (self.max_seq, now, now, self.id),
             )
         else:
-            transaction.execute("UPDATE lane SET max_seq = ? WHERE id = ?", (self.max_seq, self.id))
+            transaction.execute(f"UPDATE lane SET max_seq = ?, {_REQUESTED} WHERE id = ?", (self.max_seq, now, self.id))
 
 
 def unloaded_error(adapter: str) -> InvalidInput:

@@ -95,6 +95,7 @@ class NewAdapter:
             ordered=True,
             priority=self.priority,
             arrival_numbered=self.config.dialect is Dialect.TWINKLE,
+            requested_at=self.created_at,
         )
         transaction.execute(
             "INSERT INTO adapter (id, tenant, session, mesh, config, optimizer, user_metadata, created_at)"
@@ -190,8 +191,19 @@ def insert_lane(
     ordered: bool,
     priority: int = 0,
     arrival_numbered: bool = False,
+    requested_at: float | None = None,
 ) -> bool:
     """Insert a lane, with its tenant's share of the mesh, unless it exists; whether it is new.
+
+    Args:
+        transaction: In which it happens.
+        lane: Its id.
+        tenant: Whose.
+        mesh: Where.
+        ordered: Whether its operations are done one after the other.
+        priority: Among its tenant's lanes.
+        arrival_numbered: Whether the journal numbers its operations.
+        requested_at: When it was made, of a training run or a copy.
 
     Raises:
         Expired: There was one of this id, which is forgotten.
@@ -200,9 +212,9 @@ def insert_lane(
         "INSERT INTO share (mesh, tenant) VALUES (?, ?) ON CONFLICT (mesh, tenant) DO NOTHING", (mesh, tenant)
     )
     inserted = transaction.execute(
-        "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime, nice, arrival_numbered)"
-        " VALUES (?, ?, ?, ?, 0, -1, 0, 0, ?, ?) ON CONFLICT (id) DO NOTHING",
-        (lane, tenant, mesh, ordered, -priority, arrival_numbered),
+        "INSERT INTO lane (id, tenant, mesh, ordered, head_seq, max_seq, not_before, vtime, nice, arrival_numbered,"
+        " requested_at) VALUES (?, ?, ?, ?, 0, -1, 0, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        (lane, tenant, mesh, ordered, -priority, arrival_numbered, requested_at),
     )
     if inserted.rowcount == 1:
         refuse_gone(transaction, lane)

@@ -83,6 +83,14 @@ class LaneRow(SQLModel, table=True):
             postgresql_where=text("moving_to IS NOT NULL"),
         ),
         Index(
+            "lane_requested",
+            "tenant",
+            "requested_at",
+            "id",
+            sqlite_where=text("requested_at IS NOT NULL"),
+            postgresql_where=text("requested_at IS NOT NULL"),
+        ),
+        Index(
             "lane_unloaded",
             "id",
             sqlite_where=text("unload_seq > floor_seq"),
@@ -115,6 +123,8 @@ class LaneRow(SQLModel, table=True):
     """The mesh it is on its way to; meanwhile its operations are offered to nobody."""
     gone_seq: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
     """Up to this number operations are forgotten: all of an ordered lane, of another those in ``forgotten``."""
+    requested_at: float | None = Field(default=None, sa_type=Float)
+    """Of training runs and copies alone: when the latest operation was accepted, or else the run was made."""
 
 
 class BranchRow(SQLModel, table=True):
