@@ -51,6 +51,7 @@ class MultiLoraTransformersModel(Remote[ModelCalls]):
         return self._adapter.name
 
     add_adapter_to_model = blocking(ModelCalls.add_adapter_to_model)
+    remove_adapter = blocking(ModelCalls.remove_adapter)
     forward = blocking(ModelCalls.forward)
     forward_only = blocking(ModelCalls.forward_only)
     calculate_loss = blocking(ModelCalls.calculate_loss)

@@ -71,6 +71,20 @@ class ModelCalls:
         self._adapter.name = adapter_name
         return self._hand_over(f"{self._path}/add_adapter_to_model", arguments, _added)
 
+    def remove_adapter(self, /, adapter_name: str | None = None, **options: Any) -> CallFuture[None]:
+        """End an adapter behind its earlier calls: its place is free, its checkpoints stay, its name may be used again.
+
+        Doing it again is no error. Servers of upstream have no such call; there an adapter ends with its session.
+
+        Args:
+            adapter_name: Default: the one that this object is about, which then is about none.
+            options: For the server.
+        """
+        name = adapter_name or self._require_name()
+        if name == self._adapter.name:
+            self._adapter.name = None
+        return self._hand_over(f"{self._path}/remove_adapter", {**options, "adapter_name": name}, answers.nothing)
+
     # A step, piece by piece and in one call.
 
     def forward(self, /, inputs: Inputs, **options: Any) -> CallFuture[ModelOutput | Rows]:
@@ -207,6 +221,11 @@ class ModelCalls:
         arguments = {"name": str(name), "resume_only_model": resume_only_model}
         return self._call("resume_from_checkpoint", answers.mapping, arguments, options)
 
+    def _require_name(self) -> str:
+        if not self._adapter.name:
+            raise InvalidInput("adapter_name", "no adapter was added with this object; call add_adapter_to_model first")
+        return self._adapter.name
+
     def _set(self, method: str, field: str, component: Any, settings: Mapping[str, Any]) -> CallFuture[None]:
         return self._call(method, answers.nothing, {field: component_name(field, component)}, settings)
 
@@ -217,9 +236,7 @@ class ModelCalls:
         arguments: Mapping[str, object],
         options: Mapping[str, object],
     ) -> CallFuture[T]:
-        name = options.get("adapter_name") or self._adapter.name
-        if not name:
-            raise InvalidInput("adapter_name", "no adapter was added with this object; call add_adapter_to_model first")
+        name = options.get("adapter_name") or self._require_name()
         return self._hand_over(f"{self._path}/{method}", {**arguments, **options, "adapter_name": name}, read)
 
 

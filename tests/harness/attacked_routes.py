@@ -232,6 +232,7 @@ BODIES: dict[str, Json] = {
         "seed": 1,
         "save_dir": "a",
     },
+    "/api/v1/model/{base_model}/twinkle/remove_adapter": {"adapter_name": "$adapter"},
     "/api/v1/model/{base_model}/twinkle/save": {
         "adapter_name": "$adapter",
         "name": "a",

@@ -74,6 +74,7 @@ _TABLE: tuple[tuple[frozenset[str], re.Pattern[str], Need], ...] = tuple(
         ("POST", r"/v1/fine_tuning/jobs(/[^/]+/resume)?", Need(_TRAIN)),
         ("POST", r"/v1/fine_tuning/jobs/[^/]+/(cancel|pause)", Need(_TRAIN, ends=True)),
         ("DELETE", r"(/api)?/v1/models/.+", Need(_TRAIN, ends=True)),
+        ("POST", r"/api/v1/model/.+/twinkle/remove_adapter", Need(_TRAIN, ends=True)),
         ("POST", r"/api/v1/model/.+/twinkle/[^/]+", Need(_TRAIN)),
         ("DELETE", r"/api/v1/twinkle/training_runs/.+", Need(_TRAIN, ends=True)),
         ("POST", r"/api/v1/twinkle/pushes", Need(_TRAIN)),

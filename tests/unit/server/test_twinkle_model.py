@@ -320,6 +320,30 @@ def test_a_run_of_one_dialect_is_not_trained_through_the_other(client: httpx.Cli
         assert "a run is trained through the dialect that made it" in answer.json()["detail"]
 
 
+def test_an_adapter_is_removed_behind_its_calls_once_and_its_name_is_free(api: Api, client: httpx.Client) -> None:
+    run = run_of(client)
+    path = call(client, "save", name="kept").json()["twinkle_path"]
+    with api.worker.paused():
+        step = call(client, "step", headers={"prefer": "respond-async"}).json()
+        first, again = (
+            call(client, "remove_adapter", headers={"prefer": "respond-async", "x-idempotency-key": key}).json()
+            for key in ("bye", "once more")
+        )
+        refused = call(client, "step")
+    ended = client.get(f"/twinkle/futures/{first['request_id']}", params={"wait_s": 20})
+    made = add(client).json()["training_run_id"]
+    resent = call(client, "remove_adapter", headers={"x-idempotency-key": "bye"}).json()
+
+    assert first == again == {"request_id": f"{run}:req:3"} != step
+    assert client.get(f"/twinkle/futures/{step['request_id']}").json()["result"]["seq"] == 2
+    assert ended.json() == resent == {"status": "ok", "training_run_id": run}
+    assert (refused.status_code, f"{run} was unloaded" in refused.json()["detail"]) == (400, True)
+    assert made != run and call(client, "step").json()["result"]["seq"] == 1
+    assert client.post("/twinkle/weights_info", json={"twinkle_path": path}).status_code == 200
+    with api.http(api.new_key()) as stranger:
+        assert call(stranger, "remove_adapter", adapter_name=made).status_code == 404
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 

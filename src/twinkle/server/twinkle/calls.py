@@ -21,7 +21,7 @@ from twinkle.server.results import result_response
 from twinkle.server.state import ServerState
 from twinkle.server.tinker.answers import answer
 from twinkle.server.twinkle.adapters import created_answer
-from twinkle.wire.bodies.twinkle_calls import CallTicket
+from twinkle.wire.bodies.twinkle_calls import AdapterRemoved, CallTicket
 
 PREFER = "Prefer"
 ACCEPTED = 202
@@ -143,6 +143,8 @@ async def outcome_of(request: Request, server: ServerState, status: FutureStatus
         return _failed(status.failure)
     if status.kind is OperationKind.CREATE_MODEL:
         return await created_answer(server, status.lane)
+    if status.kind is OperationKind.UNLOAD_MODEL:
+        return answer(AdapterRemoved(training_run_id=status.lane))
     assert status.result is not None, "a final future has a result or a failure"
     server.common.results.hold_streamed(request, status.result.size_bytes)
     return await result_response(server.common.object_io, server.artifacts.blobs, status.result, media_type=JSON)

@@ -29,11 +29,13 @@ from twinkle.storage.tenants.sessions import metadata_of
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.twinkle_calls import (
     AdapterCreated,
+    AdapterRemoved,
     AddAdapterRequest,
     CallTicket,
     MethodCall,
     ModelOpened,
     OpenModelRequest,
+    RemoveAdapterRequest,
 )
 from twinkle.wire.calls import CALL_KINDS
 from twinkle.wire.digest import body_digest
@@ -120,6 +122,26 @@ async def add_adapter(base_model: ModelName, request: Request, server: Server, t
     named = server.artifacts.named_adapters
     await server.accounts.resends.take_run(tenant, partial(named.has, adapter, name=name[1], first=first))
     accepted = await server.queue.submitter.write(partial(named.open, adapter, name=name[1], first=first))
+    return await answer_accepted(request, server, tenant, accepted.request_id)
+
+
+@router.post(
+    "/{base_model:path}/twinkle/remove_adapter",
+    openapi_extra=described(
+        AdapterRemoved,
+        body=RemoveAdapterRequest,
+        others={202: CallTicket},
+        refusals=[404, 500],
+        headers=CALL_HEADERS,
+        access=Access.TWINKLE,
+    ),
+)
+async def remove_adapter(base_model: ModelName, request: Request, server: Server, tenant: Caller) -> Response:
+    """End an adapter, behind its earlier calls. Again: the same. Its checkpoints stay, and its name is free."""
+    body = parse_body(RemoveAdapterRequest, await server.common.bodies.read(request))
+    lane = (await address_of(request, server, tenant, base_model, body.adapter_name)).id
+    unload = partial(server.artifacts.adapters.unload, lane, tenant, request_key=idempotency_key(request))
+    accepted = await server.queue.submitter.write(unload)
     return await answer_accepted(request, server, tenant, accepted.request_id)
 
 

@@ -16,7 +16,7 @@ from twinkle.core.errors import NotFound
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, OperationKind, Payload, Submission
 from twinkle.core.places import Place
-from twinkle.storage.database import Database, Row, placeholders
+from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.lanes import accept_own, lock_lanes, unloaded_error
 from twinkle.storage.tables import AdapterRow
 
@@ -179,8 +179,11 @@ class Adapters:
         )
         return [row.id for row in rows]
 
-    def unload(self, adapter: str, tenant: str) -> Accepted:
+    def unload(self, adapter: str, tenant: str, *, request_key: str | None = None) -> Accepted:
         """End an adapter in its turn. Doing it again answers the same.
+
+        So does a resend under its key, also where ``adapter`` is by now another one of the session, under the name of
+        the one that was ended.
 
         The operation is numbered behind everything its lane has seen, so what was accepted before is executed before
         it. Checkpoints and the sampling sessions on them stay; what the adapter would be rebuilt from goes once it is
@@ -196,6 +199,9 @@ class Adapters:
             if lane.unload_seq is not None:
                 request_id = request_id_of(adapter, lane.unload_seq)
                 return Accepted(request_id=request_id, mesh=lane.mesh, is_new=False)
+            earlier = None if request_key is None else _unloaded_before(transaction, adapter, request_key)
+            if earlier is not None:
+                return earlier
             submission = Submission(
                 tenant=tenant,
                 lane=adapter,
@@ -203,6 +209,7 @@ class Adapters:
                 kind=OperationKind.UNLOAD_MODEL,
                 digest=sha256(b"").hexdigest(),
                 payload=Payload(inline=b""),
+                request_key=request_key,
             )
             accepted = accept_own(transaction, lane, submission, now=self._clock.now())
             transaction.execute("UPDATE lane SET unload_seq = ? WHERE id = ?", (submission.seq, adapter))
@@ -235,3 +242,16 @@ def _adapter_of(row: AdapterRow | Row) -> Adapter:
         parked_at=row.parked_at,
         pinned_at=row.pinned_at,
     )
+
+
+def _unloaded_before(transaction: Transaction, adapter: str, request_key: str) -> Accepted | None:
+    """Of the adapter's session, the one that was ended under this key."""
+    row = transaction.execute(
+        "SELECT l.id, l.mesh, l.unload_seq FROM adapter a JOIN adapter b ON b.session = a.session"
+        " JOIN lane l ON l.id = b.id JOIN operation o ON o.lane = l.id AND o.seq = l.unload_seq"
+        " WHERE a.id = ? AND o.request_key = ?",
+        (adapter, request_key),
+    ).fetchone()
+    if row is None:
+        return None
+    return Accepted(request_id=request_id_of(row.id, row.unload_seq), mesh=row.mesh, is_new=False)

@@ -55,6 +55,12 @@ class AddAdapterRequest(RequestBody):
     save_dir: Text | None = Field(default=None, description="taken and not used: checkpoints are kept in the store")
 
 
+class RemoveAdapterRequest(RequestBody):
+    """``remove_adapter``."""
+
+    adapter_name: Identifier = Field(description="as given to add_adapter_to_model or answered by it, or a run's id")
+
+
 class SaveRequest(RequestBody):
     """``save``."""
 
@@ -122,6 +128,13 @@ class AdapterCreated(ResponseBody):
     training_run_id: str
     warnings: list[str] | None = None
     """What of its config is not applied."""
+
+
+class AdapterRemoved(ResponseBody):
+    """An adapter has ended, behind everything that was called on it before; its checkpoints stay."""
+
+    status: Literal["ok"] = "ok"
+    training_run_id: str
 
 
 class SavedResponse(ResponseBody):
