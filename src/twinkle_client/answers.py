@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from twinkle.data_format.answers import Answer, MetricResults, ModelOutput
+from twinkle.data_format.answers import Answer, Dumped, MetricResults, ModelOutput
 from twinkle.data_format.sampling import SampledSequence, SampleResponse, SampleResponses
 from twinkle_client.errors import BadAnswer
 
 
-class SaveResponse(str):
+class SaveResponse(str, Dumped):
     """The path of a checkpoint, as text: ``twinkle://<run>/weights/<name>``."""
 
     __slots__ = ("checkpoint_dir",)
@@ -33,9 +33,17 @@ class SaveResponse(str):
         """The path: what ``load`` and a sampler's ``adapter_uri`` take."""
         return str(self)
 
+    def model_dump(self) -> dict[str, Any]:
+        """The path and the folder."""
+        return {"twinkle_path": str(self), "checkpoint_dir": self.checkpoint_dir}
 
-class Loss(float):
+
+class Loss(float, Dumped):
     """A loss; ``result`` is the number too."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """``{"result": the number}``."""
+        return {"result": self.result}
 
     @property
     def result(self) -> float:
@@ -43,7 +51,7 @@ class Loss(float):
         return float(self)
 
 
-class GradNorm(float):
+class GradNorm(float, Dumped):
     """A gradient's norm before it was clipped; ``result`` is the server's text of it, as scripts expect."""
 
     @property
@@ -51,13 +59,17 @@ class GradNorm(float):
         """The norm as text."""
         return repr(float(self))
 
+    def model_dump(self) -> dict[str, Any]:
+        """``{"result": the text}``."""
+        return {"result": self.result}
 
-class Text(str):
-    """A text; ``result`` is the text too, and so is what ``model_dump`` has, for scripts that print answers whole."""
+
+class Text(str, Dumped):
+    """A text; ``result`` is the text too."""
 
     __slots__ = ()
 
-    def model_dump(self) -> dict[str, str]:
+    def model_dump(self) -> dict[str, Any]:
         """``{"result": the text}``."""
         return {"result": str(self)}
 
@@ -67,13 +79,17 @@ class Text(str):
         return str(self)
 
 
-class Rows(list[Any]):
+class Rows(list[Any], Dumped):
     """A list of results, of a server that gives one for each row; ``result`` is the list too."""
 
     @property
     def result(self) -> list[Any]:
         """The list."""
         return self
+
+    def model_dump(self) -> dict[str, Any]:
+        """``{"result": the list}``."""
+        return {"result": list(self)}
 
 
 def nothing(answer: Any) -> None:

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 
-class Answer(dict[str, Any]):
+class Dumped(ABC):
+    """Gives its fields as a pydantic model does, for scripts that log or keep answers whole: upstream's are such."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def model_dump(self) -> dict[str, Any]:
+        """The fields, by name."""
+
+    def model_dump_json(self) -> str:
+        """The same as JSON."""
+        return json.dumps(self.model_dump())
+
+
+class Answer(dict[str, Any], Dumped):
     """A dict whose entries are attributes too; ``result`` is the answer itself, for scripts that expect a holder."""
 
     @property
     def result(self) -> Self:
         """The entries."""
         return self
+
+    def model_dump(self) -> dict[str, Any]:
+        """``{"result": the entries}``."""
+        return {"result": dict(self)}
 
     def __getattr__(self, name: str) -> Any:
         """The entry of that name; entries named like a method of dict are there by key only."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.keywords import known_keywords
+from twinkle.data_format.answers import Dumped
 
 StopReason = Literal["length", "stop", "abort", "error"]
 TokenLogprob = tuple[int, float]
@@ -172,7 +173,7 @@ class SamplingParams:
         return settings
 
 
-class Keyed:
+class Keyed(Dumped):
     """Answers to keys as well as to attributes: scripts of both generations read results, either way."""
 
     def __getitem__(self, name: str) -> Any:
@@ -190,6 +191,10 @@ class Keyed:
     def keys(self) -> list[str]:
         """The names of the fields."""
         return [field.name for field in fields(self)]  # type: ignore[arg-type]
+
+    def model_dump(self) -> dict[str, Any]:
+        """The fields by name, those of sequences too."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)

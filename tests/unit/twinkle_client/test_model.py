@@ -23,7 +23,8 @@ from harness.twinkle_upstream import RUN, UpstreamServer
 from twinkle.client.backoff import RetryPolicy
 from twinkle.data_format import SamplingParams
 from twinkle.dataset import DatasetMeta
-from twinkle_client.answers import Text
+from twinkle_client import answers
+from twinkle_client.answers import GradNorm, Text
 from twinkle_client.arguments import encode_arguments
 from twinkle_client.client import TwinkleClient
 from twinkle_client.connection import Connection
@@ -399,6 +400,52 @@ def test_a_client_opens_models_and_samplers_of_its_own_session(slow: Slow) -> No
 
 def test_a_text_can_be_printed_as_the_whole_answer_that_older_clients_get() -> None:
     assert Text("AdamW").model_dump() == {"result": "AdamW"}
+
+
+def test_answers_are_dumped_as_the_models_that_upstreams_are(model: MultiLoraTransformersModel) -> None:
+    saved = model.save("x", is_sampler=True)
+    model.forward(inputs=ROWS)
+    calls = {
+        "forward_only": model.forward_only(inputs=ROWS),
+        "calculate_loss": model.calculate_loss(),
+        "clip_grad_norm": model.clip_grad_norm(),
+        "calculate_metric": model.calculate_metric(),
+        "get_train_configs": model.get_train_configs(),
+        "get_state_dict": model.get_state_dict(),
+    }
+
+    assert saved.model_dump() == {"twinkle_path": str(saved), "checkpoint_dir": saved.checkpoint_dir}
+    assert GradNorm(1.5).model_dump() == {"result": "1.5"}
+    for name, answer in calls.items():
+        assert answer.model_dump() == {"result": answer.result}, name
+        assert json.loads(answer.model_dump_json()) == answer.model_dump(), name
+    [sampled] = answers.samples({"samples": [{"sequences": [{"stop_reason": "stop", "tokens": [1, 2]}]}]})
+    dumped = sampled.model_dump()
+    assert dumped["sequences"][0]["tokens"] == [1, 2] and dumped["prompt_logprobs"] is None
+
+
+def test_an_adapter_that_was_removed_is_what_no_call_is_about() -> None:
+    def answer(seen: Seen) -> Reply:
+        if seen.path.endswith("create_session"):
+            return Reply(200, {"session_id": "s"})
+        if seen.path.endswith("add_adapter_to_model"):
+            return Reply(200, {"status": "ok", "adapter_name": "s-a"})
+        return Reply(200, {"status": "ok", "training_run_id": "s:train:0"})
+
+    with ScriptedServer(answer) as server:
+        connection = connect(server)
+        model = MultiLoraTransformersModel("m", connection=connection)
+        model.add_adapter_to_model("a", CONFIG)
+        assert [model.remove_adapter(), model.remove_adapter("a")] == [None, None]
+        with pytest.raises(InvalidInput, match="call add_adapter_to_model first"):
+            model.step()
+        model.add_adapter_to_model("b", CONFIG)
+        model.submit.remove_adapter("a").result()
+        connection.close()
+        sent = [seen for seen in server.seen if seen.path.endswith("remove_adapter")]
+
+    assert model.adapter_name == "b"
+    assert [json.loads(seen.content)["adapter_name"] for seen in sent] == ["a"] * 3
 
 
 def test_futures_are_awaited_in_an_event_loop(slow: Slow, patient: MultiLoraTransformersModel) -> None:
