@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="fewer rows and rounds: to see that it works")
     parser.add_argument("--output", type=Path, default=RESULTS / "data.json")
     arguments = parser.parse_args()
-    num_rows, rounds = (500, 3) if arguments.short else (20_000, 7)
+    num_rows, rounds = (500, 3) if arguments.short else (5_000, 5)
     before = load_average()
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as folder:
