@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 
-import orjson
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from twinkle.server.errors import JSON
 from twinkle.server.threads import Threads
 from twinkle.server.turns import PIECE_BYTES
-
-
-def with_array(
-    head: Mapping[str, object], name: str, parts: Iterable[object], tail: Mapping[str, object]
-) -> Iterator[bytes]:
-    """An object's JSON in pieces: what stands in its head, an array whose members are made one by one, and the rest."""
-    yield (orjson.dumps(head)[:-1] + b"," if head else b"{") + orjson.dumps(name) + b":["
-    for number, part in enumerate(parts):
-        yield (b"," if number else b"") + orjson.dumps(part)
-    yield b"]," + orjson.dumps(tail)[1:] if tail else b"]}"
 
 
 async def answer_in_parts(threads: Threads, pieces: Iterator[bytes], *, result_bytes: int) -> Response:

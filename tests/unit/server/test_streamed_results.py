@@ -14,8 +14,9 @@ from twinkle.core.operation import Payload
 from twinkle.server.results import result_response
 from twinkle.server.threads import Threads
 from twinkle.server.turns import PIECE_BYTES
-from twinkle.server.written_parts import answer_in_parts, with_array
+from twinkle.server.written_parts import answer_in_parts
 from twinkle.storage.blobs import FolderStore
+from twinkle.wire.json_pieces import with_array
 
 
 class Counted(FolderStore):

@@ -121,8 +121,8 @@ def test_results_are_written_as_they_were_read() -> None:
     sequence = WireSequence(np.array([5], dtype=np.int32), np.array([-0.25], dtype=np.float32), "stop")
     drawn = SampleResult((sequence,), np.array([np.nan, -1.0]), TopkLogprobs(ids, scores.astype(np.float32)))
 
-    outputs = json.loads(pass_in_json(encode_forward_backward_output(passed)))
-    samples = json.loads(sample_in_json(encode_sample_response(drawn)))
+    outputs = json.loads(b"".join(pass_in_json(encode_forward_backward_output(passed)).pieces))
+    samples = json.loads(b"".join(sample_in_json(encode_sample_response(drawn)).pieces))
 
     assert [one["logprobs"]["data"] for one in outputs["loss_fn_outputs"]] == [[-1.0, "-Infinity"], [-2.0, "NaN"]]
     assert [one["elementwise_loss"]["shape"] for one in outputs["loss_fn_outputs"]] == [[2], [1, 2]]
@@ -135,4 +135,4 @@ def test_results_are_written_as_they_were_read() -> None:
 def test_a_result_without_datums_is_one_too() -> None:
     empty = pass_in_json(encode_forward_backward_output(ForwardBackwardResult((), {"loss:sum": 1.0})))
 
-    assert json.loads(empty)["loss_fn_outputs"] == []
+    assert json.loads(b"".join(empty.pieces))["loss_fn_outputs"] == []

@@ -29,9 +29,10 @@ from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.pictures import picture_rules
 from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
-from twinkle.server.written_parts import answer_in_parts, with_array
+from twinkle.server.written_parts import answer_in_parts
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.openai import ChatRequest
+from twinkle.wire.json_pieces import with_array
 from twinkle.wire.paths import parse_checkpoint_path
 
 router = APIRouter(prefix="/chat")

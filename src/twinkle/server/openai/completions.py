@@ -25,9 +25,10 @@ from twinkle.server.openai.streaming import stream_answer
 from twinkle.server.openapi import EVENTS, Access, Raw, described
 from twinkle.server.request_metadata import SESSION_HEADER
 from twinkle.server.state import Caller, Server, ServerState
-from twinkle.server.written_parts import answer_in_parts, with_array
+from twinkle.server.written_parts import answer_in_parts
 from twinkle.wire.bodies.base import parse_body
 from twinkle.wire.bodies.openai import CompletionRequest
+from twinkle.wire.json_pieces import with_array
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -14,6 +14,7 @@ from twinkle.server.openapi import PROTOBUF, Raw, described
 from twinkle.server.results import result_response
 from twinkle.server.state import Artifacts, Common, Queue, Tenant
 from twinkle.server.tinker.answers import NO_CONTENT, answer
+from twinkle.server.written_parts import answer_in_parts
 from twinkle.storage.payloads import read_payload
 from twinkle.storage.sampling.sampling_sessions import EndedSample
 from twinkle.wire.bodies.base import parse_body
@@ -168,12 +169,14 @@ async def _in_json(
 ) -> Response:
     """A result written anew, when there is room for that; until then the client asks again."""
     try:
-        await common.results.hold_whole(request, result.size_bytes, patience_s=common.settings.long_poll_s)
+        hold = await common.results.hold_whole(request, result.size_bytes, patience_s=common.settings.long_poll_s)
     except Overloaded as error:
         # These SDKs give an operation up after a 429.
         return answer(PendingResponse(queue_state="paused_capacity", queue_state_reason=str(error)), status=_NOT_READY)
     write = sample_in_json if kind is OperationKind.SAMPLE else pass_in_json
     if result.inline is not None:
-        return Response(write(result.inline), media_type=JSON)
+        return Response(b"".join(write(result.inline).pieces), media_type=JSON)
     raw = await common.object_io.run(read_payload, artifacts.blobs, result)
-    return Response(await common.object_io.run(write, raw), media_type=JSON)
+    written = await common.object_io.run(write, raw)
+    hold.write_in_parts(result.size_bytes, written.largest_bytes)
+    return await answer_in_parts(common.object_io, written.pieces, result_bytes=result.size_bytes)

@@ -8,8 +8,8 @@ from typing import Any
 from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.tool_calls import parse_tool_calls
 from twinkle.server.model_texts import TextModel
-from twinkle.server.written_parts import with_array
 from twinkle.wire.bodies.twinkle_sampling import TwinkleSequence
+from twinkle.wire.json_pieces import with_array
 from twinkle.wire.sample_result import EMPTY_LOGPROB, SampleResult, TopkLogprobs, WireSequence
 
 Pairs = list[list[tuple[int, float]]]
