@@ -29,9 +29,11 @@ from twinkle.hub.support import (
     quantisation_of,
 )
 from twinkle.hub.trust import naming_code
+from twinkle.model.parallel.spread import class_of
 from twinkle.model.quantised_weights import IN_BLOCKS, IN_GROUPS, NamedTensors, plain_tensors
 from twinkle.module.adapter import AS_LOADED, StoredPaths
 
+Spread = Callable[..., tuple[Any, dict[str, Any]]]
 DEFAULT_KV_CHANNELS = 128
 ROPE_BASE = 10000.0
 A_LEVEL_DEEPER = StoredPaths(loaded="model.", published="model.language_model.")
@@ -58,7 +60,9 @@ def takes_pictures(path: str) -> bool:
     return _written_config(path).get("model_type") in WITH_PICTURES
 
 
-def load_base_model(path: str, *, name: str, dtype: torch.dtype, with_tower: bool = True) -> Any:
+def load_base_model(
+    path: str, *, name: str, dtype: torch.dtype, with_tower: bool = True, spread: Spread | None = None
+) -> Any:
     """The causal language model of a folder or of an id of a hub, on the CPU.
 
     Args:
@@ -66,6 +70,8 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype, with_tower: boo
         name: What the model is called.
         dtype: Of its weights.
         with_tower: Keep what makes embeddings of pictures, where these are taken; some types cannot do without.
+        spread: Loads a class from a folder with arguments of ``from_pretrained`` so that layers are spread over ranks;
+            used where weights are read as they are published, else every rank loads all of them.
 
     Raises:
         ConfigError: It cannot be served, or its weights do not fit its config.
@@ -102,11 +108,21 @@ def load_base_model(path: str, *, name: str, dtype: torch.dtype, with_tower: boo
     else:
         if quantisation.get("quant_method") == "mxfp4":
             options["quantization_config"] = Mxfp4Config(dequantize=True)
+        elif spread is not None and is_local and not quantisation:
+            del options["output_loading_info"]
+            model, info = spread(class_of(loader, path, config, trust_remote_code=False), path, **options)
+            _check_whole(name, model, info["missing_keys"])
+            return _as_served(model, with_tower=with_tower)
         with naming_code(name):
             model, info = loader.from_pretrained(path, local_files_only=is_local, trust_remote_code=False, **options)
     _check_whole(name, model, info["missing_keys"])
-    is_whole = with_tower and config.model_type in WITH_PICTURES
-    return _language_model(model) if config.model_type in TOWER_LEFT_OUT and not is_whole else model
+    return _as_served(model, with_tower=with_tower)
+
+
+def _as_served(model: Any, *, with_tower: bool) -> Any:
+    model_type = model.config.model_type
+    is_whole = with_tower and model_type in WITH_PICTURES
+    return _language_model(model) if model_type in TOWER_LEFT_OUT and not is_whole else model
 
 
 def _language_model(model: Any) -> Any:

@@ -26,6 +26,16 @@ from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Segment
 
 PLAIN = LogitForm()
+HEAD_BYTES = {"cpu": 128 << 20}
+HEAD_BYTES_ACCELERATOR = 1 << 30
+HEAD_ROWS_RANGE = (32, 4096)
+
+
+def rows_per_group(device: torch.device, vocab_size: int) -> int:
+    """How many rows of logits a device takes at once."""
+    size_bytes = HEAD_BYTES.get(device.type, HEAD_BYTES_ACCELERATOR)
+    low, high = HEAD_ROWS_RANGE
+    return min(high, max(low, size_bytes // (4 * vocab_size)))
 
 
 @dataclass(eq=False)

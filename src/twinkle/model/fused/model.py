@@ -22,6 +22,7 @@ from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.loss import DatumLoss
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused.adam import adam_step
+from twinkle.model.fused.base_loading import load_with_probe
 from twinkle.model.fused.base_weights import BaseWeights
 from twinkle.model.fused.batch_jobs import Work, run_with_batches
 from twinkle.model.fused.determinism import agreed_product, measure_determinism
@@ -30,14 +31,14 @@ from twinkle.model.fused.embedding_jobs import run_embedding_job
 from twinkle.model.fused.independence import Independence
 from twinkle.model.fused.job_run import JobRun, settle, start_runs
 from twinkle.model.fused.logit_form import LogitForm
-from twinkle.model.fused.loss_head import LossHead
+from twinkle.model.fused.loss_head import LossHead, rows_per_group
 from twinkle.model.fused.model_info import model_info
 from twinkle.model.fused.probe import PackedPath, Probe
 from twinkle.model.fused.recomputation import MEASURED_TOKENS, ActivationSizes, Recomputation
 from twinkle.model.fused.step import FusedStep
 from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
 from twinkle.model.fused.validation import validate_batch, validate_job
-from twinkle.model.loading import decoder_of, load_base_model, stored_paths, takes_pictures
+from twinkle.model.loading import decoder_of, stored_paths, takes_pictures
 from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
 from twinkle.module.adapter import AS_LOADED, StoredPaths
@@ -62,9 +63,6 @@ log = event_log()
 MAX_RANK = 256
 TOKENS_PER_PASS = {"cpu": 1024}
 TOKENS_PER_PASS_ACCELERATOR = 8192
-HEAD_BYTES = {"cpu": 128 << 20}
-HEAD_BYTES_ACCELERATOR = 1 << 30
-HEAD_ROWS_RANGE = (32, 4096)
 PICTURE_CACHE_BYTES = 512 << 20
 
 
@@ -85,6 +83,7 @@ class FusedLoraModel:
         activation_bytes: What a training pass may keep for its way back; layers of a larger one are computed twice.
             None: most of what is free on the device, half of the memory of a host.
         paths: What its modules are called in the files of adapters.
+        probe: What it computes untouched; found out if omitted.
     """
 
     def __init__(
@@ -99,6 +98,7 @@ class FusedLoraModel:
         picture_cache_bytes: int = PICTURE_CACHE_BYTES,
         activation_bytes: int | None = None,
         paths: StoredPaths = AS_LOADED,
+        probe: Probe | None = None,
     ) -> None:
         config = model.config.get_text_config()
         check_config(name, model.config.to_dict())
@@ -116,12 +116,11 @@ class FusedLoraModel:
         self.ranks = ranks
         mode, product = measure_determinism(self.device, unembedding.weight.dtype)
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
-        probe = Probe(model, self.device)
+        probe = probe or Probe(model, self.device)
         self.tolerance = probe.tolerance
         prepare_llama4(model)
         prepare_deepseek_v4(model)
         register_packed_attention()
-        # What is no tower.
         served = self._decoder if has_tower else model
         served.set_attn_implementation(ATTENTION_NAME)
         is_cpu = self.device.type == "cpu"
@@ -136,7 +135,7 @@ class FusedLoraModel:
             unembedding.weight,
             self.pool.unembed_path,
             product,
-            rows_per_group=_head_rows(self.device, unembedding.weight.shape[0]),
+            rows_per_group=rows_per_group(self.device, unembedding.weight.shape[0]),
             form=LogitForm.of(config),
         )
         self.info = model_info(model, name=name, max_rank=MAX_RANK)
@@ -216,11 +215,18 @@ class FusedLoraModel:
         """
         wanted = dtype or plain_dtype(torch.device(device).type)
         image_processor = load_image_processor(path) if takes_pictures(path) else None
-        with_tower = image_processor is not None
-        model = load_base_model(path, name=name or path, dtype=wanted, with_tower=with_tower).to(torch.device(device))
-        prepare(model)
+        model, probe = load_with_probe(
+            path,
+            name=name or path,
+            dtype=wanted,
+            device=torch.device(device),
+            with_tower=image_processor is not None,
+            prepare=prepare,
+            sharing=ranks if shard else None,
+        )
         return cls(
             model,
+            probe=probe,
             name=name or path,
             tokens_per_pass=tokens_per_pass,
             ranks=ranks,
@@ -392,9 +398,3 @@ class FusedLoraModel:
             )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH
-
-
-def _head_rows(device: torch.device, vocab_size: int) -> int:
-    size_bytes = HEAD_BYTES.get(device.type, HEAD_BYTES_ACCELERATOR)
-    low, high = HEAD_ROWS_RANGE
-    return min(high, max(low, size_bytes // (4 * vocab_size)))

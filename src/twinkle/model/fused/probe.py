@@ -85,6 +85,11 @@ class Probe:
             self._sequences = [self._alone(self._draw(min(length, self._context), generator)) for length in LENGTHS]
         self._others = [self._draw(len(sequence.token_ids), generator) for sequence in self._sequences]
 
+    def serve(self, model: Any) -> None:
+        """Match from now on another model with the same weights, in place of the one that was asked at first."""
+        self._model = model
+        self._weight_VH = model.get_output_embeddings().weight
+
     def _draw(self, length: int, generator: torch.Generator) -> torch.Tensor:
         return torch.randint(self._weight_VH.shape[0], (length,), generator=generator).to(self._device)
 

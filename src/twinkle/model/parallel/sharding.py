@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from twinkle.core.errors import ConfigError
+from twinkle.model.parallel.spread import spread_parameters_kept
 
 
 def shard_decoder(decoder: torch.nn.Module, tables: Sequence[torch.nn.Module], mesh: TorchDeviceMesh) -> None:
@@ -24,9 +25,20 @@ def shard_decoder(decoder: torch.nn.Module, tables: Sequence[torch.nn.Module], m
     Raises:
         ConfigError: The decoder has no list of layers.
     """
+    with spread_parameters_kept(decoder):
+        for layer in layers_of(decoder):
+            fully_shard(layer, mesh=mesh)
+        ignored = {parameter for table in tables for parameter in table.parameters()}
+        fully_shard(decoder, mesh=mesh, ignored_params=ignored)
+
+
+def layers_of(decoder: torch.nn.Module) -> torch.nn.ModuleList:
+    """The list of a decoder's layers.
+
+    Raises:
+        ConfigError: It has none.
+    """
     layers = next((module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList)), None)
     if layers is None:
         raise ConfigError(f"{type(decoder).__name__} has no list of layers to shard; use TWINKLE_SHARD=replicate")
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(decoder, mesh=mesh, ignored_params={parameter for table in tables for parameter in table.parameters()})
+    return layers
