@@ -28,6 +28,17 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
         "TWINKLE_INLINE_PAYLOAD_BYTES": "1024",
         # Its one tenant makes a few runs for every kill and ends none of their sessions.
         "TWINKLE_TENANT_MAX_ADAPTERS": "0",
+        "TWINKLE_JOB_LEASE_S": "5",
     }
     with Served(folder / "home", model="null", flags=("--engine", "null"), **settings, **crashes.variables) as served:
         yield Struck(served, crashes)
+
+
+@pytest.fixture(scope="package")
+def struck_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Struck]:
+    """One embedded stack on a real model, served as ``tiny``, for all the faults that its numbers are held against."""
+    folder = tmp_path_factory.mktemp("struck-model")
+    crashes = Crashes(folder / "crashes")
+    settings = {"TWINKLE_SNAPSHOT_EVERY_OPS": "5", "TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
+    with Served(folder / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
+        yield Struck(served, crashes, model="tiny")

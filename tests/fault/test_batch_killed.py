@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from harness.crashes import Crashes
 from harness.polling import wait_for
 from harness.served import Served
+from harness.struck import Struck
 
 NUM_LINES = 36
 KILLED = [
@@ -79,11 +78,11 @@ def uploaded(client: openai.OpenAI) -> openai.types.FileObject:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("killed", KILLED, ids="+".join)
 def test_whatever_is_killed_a_batch_writes_the_same_bytes_and_draws_nothing_twice(
-    tmp_path: Path, tiny_model: Path, killed: tuple[str, ...]
+    struck_model: Struck, killed: tuple[str, ...]
 ) -> None:
-    with Served(tmp_path / "home", model=str(tiny_model), model_name="tiny") as served:
-        key = served.create_key("batches")
-        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, timeout=60, max_retries=5)
+    served = struck_model.served
+    key = served.create_key("batches")
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, timeout=60, max_retries=5) as client:
         file = uploaded(client)
         calm = ended(client, batch_of(served, client, key, file.id))
 
@@ -100,22 +99,18 @@ def test_whatever_is_killed_a_batch_writes_the_same_bytes_and_draws_nothing_twic
         assert num_drawn(served, job) == struck.request_counts.completed  # type: ignore[union-attr]
         answers = [json.loads(line) for line in content_of(client, calm).splitlines()]
         assert [answer["custom_id"] for answer in answers] == [f"n-{n}" for n in range(NUM_LINES) if n % 9]
-        client.close()
 
 
 @pytest.mark.soak
-def test_kills_at_points_drawn_by_chance_leave_the_same_bytes(tmp_path: Path, tiny_model: Path) -> None:
-    crashes = Crashes(tmp_path / "crashes")
-    settings = {"TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
-    with Served(tmp_path / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
-        key = served.create_key("batches")
-        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, timeout=60, max_retries=20)
+def test_kills_at_points_drawn_by_chance_leave_the_same_bytes(struck_model: Struck) -> None:
+    served = struck_model.served
+    key = served.create_key("batches")
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, timeout=60, max_retries=20) as client:
         file = uploaded(client)
         calm = content_of(client, ended(client, batch_of(served, client, key, file.id)))
         for seed in range(4):
             job = batch_of(served, client, key, file.id)
-            with crashes.drawn(seed) as told:
+            with struck_model.crashes.drawn(seed) as told:
                 struck = ended(client, job)
             assert content_of(client, struck) == calm, told
             assert num_drawn(served, job) == struck.request_counts.completed, told  # type: ignore[union-attr]
-        client.close()

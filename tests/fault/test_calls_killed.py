@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
-from harness.crashes import Crashes
 from harness.served import Served
+from harness.struck import Struck
 from twinkle_client import TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import vLLMSampler
@@ -61,7 +60,7 @@ def read_text(model: MultiLoraTransformersModel, kills: Kills) -> None:
 def learn_from_rewards(model: MultiLoraTransformersModel, kills: Kills) -> None:
     """Answers drawn from what was learnt so far, a loss that compares them, and a reference without an adapter."""
     model.set_loss("GRPOLoss", epsilon=0.2, beta=0.1)
-    sampler = vLLMSampler("ms://tiny", connection=model.connection)
+    sampler = vLLMSampler(f"ms://{model.model_id}", connection=model.connection)
     for step in range(NUM_STEPS):
         params = {"max_tokens": 5, "num_samples": GRPO_ROWS, "seed": step, "temperature": 1.0}
         prompt = {"input_ids": row(step, 6)["input_ids"]}
@@ -95,11 +94,11 @@ SCRIPTS: Mapping[str, tuple[Script, int, int]] = {
 }
 
 
-def run(served: Served, key: str, name: str, kills: Kills) -> str:
+def run(struck: Struck, key: str, name: str, kills: Kills) -> str:
     """Runs a script to its end; the path of what it saved."""
     script, rank, accumulated = SCRIPTS[name]
-    with TwinkleClient(served.url, key) as client:
-        model = MultiLoraTransformersModel("ms://tiny", connection=client.connection)
+    with TwinkleClient(struck.served.url, key) as client:
+        model = MultiLoraTransformersModel(f"ms://{struck.model}", connection=client.connection)
         config = {"r": rank, "lora_alpha": 8, "target_modules": "all-linear"}
         model.add_adapter_to_model(name, config, gradient_accumulation_steps=accumulated, seed=7)
         model.set_optimizer("AdamW", lr=1e-2)
@@ -117,26 +116,22 @@ def hashes(served: Served, path: str) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in files.items()} | answers
 
 
-@pytest.fixture(scope="module", params=["null", pytest.param("transformers", marks=pytest.mark.soak)])
-def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
-) -> Iterator[tuple[Served, Crashes]]:
-    folder = tmp_path_factory.mktemp("calls")
-    crashes = Crashes(folder / "crashes")
-    settings = {"TWINKLE_SNAPSHOT_EVERY_OPS": "9", **crashes.variables}
-    flags = ("--engine", request.param)
-    with Served(folder / "home", model=str(tiny_model), model_name="tiny", flags=flags, **settings) as served:
-        yield served, crashes
+@pytest.fixture(scope="module", params=["struck", pytest.param("struck_model", marks=pytest.mark.soak)])
+def world(request: pytest.FixtureRequest) -> Struck:
+    """A stack on the engine that computes nothing, or on a real model."""
+    stack: Struck = request.getfixturevalue(request.param)
+    return stack
 
 
-def test_four_scripts_at_once_end_as_runs_that_nothing_happened_to(world: tuple[Served, Crashes]) -> None:
-    served, crashes = world
-    calm = {name: hashes(served, run(served, served.create_key(f"calm-{name}"), name, {})) for name in SCRIPTS}
+def test_four_scripts_at_once_end_as_runs_that_nothing_happened_to(world: Struck) -> None:
+    served, crashes = world.served, world.crashes
+    epoch = served.query("SELECT epoch FROM mesh")[0][0]
+    calm = {name: hashes(served, run(world, served.create_key(f"calm-{name}"), name, {})) for name in SCRIPTS}
     kills = {step: partial(crashes.arm, point) for step, point in KILL_AFTER.items()}
     keys = {name: served.create_key(f"struck-{name}") for name in SCRIPTS}
     paths: dict[str, str] = {}
     threads = [
-        threading.Thread(target=lambda name=name: paths.update({name: run(served, keys[name], name, kills)}))
+        threading.Thread(target=lambda name=name: paths.update({name: run(world, keys[name], name, kills)}))
         for name in SCRIPTS
     ]
     for thread in threads:
@@ -146,9 +141,15 @@ def test_four_scripts_at_once_end_as_runs_that_nothing_happened_to(world: tuple[
 
     assert {name: hashes(served, path) for name, path in paths.items()} == calm
     assert all(calm.values())
-    assert served.query("SELECT epoch FROM mesh")[0][0] > 1
-    lanes = served.query("SELECT lane, seq, state FROM operation WHERE kind <> 'sample' ORDER BY lane, seq")
+    assert served.query("SELECT epoch FROM mesh")[0][0] > epoch
+    lanes = served.query(_LANES)
     assert {state for _, _, state in lanes} == {"done"}
     for lane in {lane for lane, _, _ in lanes}:
         numbers = [seq for of, seq, _ in lanes if of == lane]
         assert numbers == list(range(len(numbers)))
+
+
+_LANES = (
+    "SELECT lane, seq, state FROM operation JOIN tenant ON tenant.id = tenant"
+    " WHERE kind <> 'sample' AND (name LIKE 'calm-%' OR name LIKE 'struck-%') ORDER BY lane, seq"
+)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import transformers
 
 from harness.crashes import BY_A_JOB, Crashes
 from harness.served import Served
+from harness.struck import Struck
 from twinkle.client import Client
 
 FORMS = ["peft", "merged", "gguf"]
@@ -66,12 +66,8 @@ class Exported:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Exported]:
-    folder = tmp_path_factory.mktemp("exported")
-    crashes = Crashes(folder / "crashes")
-    settings = {"TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
-    with Served(folder / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
-        yield Exported(served, crashes)
+def exported(struck_model: Struck) -> Exported:
+    return Exported(struck_model.served, struck_model.crashes)
 
 
 # Of every day is the killed process of tests/unit/export/test_export_jobs.py.

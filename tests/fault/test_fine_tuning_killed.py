@@ -15,6 +15,7 @@ from harness.crashes import Crashes
 from harness.killed_runs import stored_hashes
 from harness.polling import wait_for
 from harness.served import Served
+from harness.struck import Struck
 from harness.tenant_files import TenantFiles
 from twinkle.client import Client
 
@@ -133,14 +134,10 @@ def _prompt(line: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Tuned]:
-    folder = tmp_path_factory.mktemp("tuned")
-    crashes = Crashes(folder / "crashes")
-    settings = {"TWINKLE_SNAPSHOT_EVERY_OPS": "5", "TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
-    with Served(folder / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
-        tuned = Tuned(served, crashes)
-        yield tuned
-        tuned.files.close()
+def tuned(struck_model: Struck) -> Iterator[Tuned]:
+    tuned = Tuned(struck_model.served, struck_model.crashes)
+    yield tuned
+    tuned.files.close()
 
 
 @pytest.mark.parametrize("points", POINTS, ids="+".join)

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ import redis
 from harness.crashes import Crashes
 from harness.polling import wait_for, wait_until
 from harness.served import Served
+from harness.struck import Struck
 from twinkle.core.clock import SystemClock
 from twinkle.core.job import Job, JsonObject
 from twinkle.jobs.stored_files import StoredFiles
@@ -124,22 +124,18 @@ class JobsStruck:
 
 
 @pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsStruck]:
-    folder: Path = tmp_path_factory.mktemp("jobs")
-    crashes = Crashes(folder / "crashes")
-    settings = {"TWINKLE_JOB_LEASE_S": "5"}
-    flags = ("--engine", "null")
-    with Served(folder / "home", model=MODEL, flags=flags, **settings, **crashes.variables) as served:
-        key = served.create_key("struck")
-        stores = Stores.at(f"sqlite:///{served.home / 'journal.db'}", SystemClock())
-        valid = stores.tenants.key(key)
-        assert valid is not None
-        owner = cast(Job, SimpleNamespace(id="uploaded", tenant=valid.tenant))
-        blobs = open_blob_store(str(served.home / "objects"))
-        files = StoredFiles(owner, stores, blobs, SystemClock())
-        file = asyncio.run(files.write("operations", _operations(), purpose="ops"))
-        yield JobsStruck(served, crashes, stores, key, valid.tenant, file)
-        stores.close()
+def struck(struck: Struck) -> Iterator[JobsStruck]:
+    served = struck.served
+    key = served.create_key("jobs")
+    stores = Stores.at(f"sqlite:///{served.home / 'journal.db'}", SystemClock())
+    valid = stores.tenants.key(key)
+    assert valid is not None
+    owner = cast(Job, SimpleNamespace(id="uploaded", tenant=valid.tenant))
+    blobs = open_blob_store(str(served.home / "objects"))
+    files = StoredFiles(owner, stores, blobs, SystemClock())
+    file = asyncio.run(files.write("operations", _operations(), purpose="ops"))
+    yield JobsStruck(served, struck.crashes, stores, key, valid.tenant, file)
+    stores.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,14 +14,14 @@ from harness.deployment import Deployment
 from harness.polling import wait_until
 from harness.served import Served
 from harness.servers import free_port
+from harness.struck import Struck
 
 TOKENS = [11, 12, 13, 14, 15, 16]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("known") / "home", model=str(tiny_model), model_name="tiny") as it:
-        yield it
+def served(struck_model: Struck) -> Served:
+    return struck_model.served
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,15 +11,15 @@ import redis
 
 from harness.polling import wait_until
 from harness.served import Served
+from harness.struck import Struck
 
 OPTIONS: dict[str, Any] = {"model": "tiny", "prompt": "two and three?", "max_tokens": 400, "seed": 5}
 """Goes on for so long, with broken characters and whole ones of several bytes."""
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("streams") / "home", model=str(tiny_model), model_name="tiny") as it:
-        yield it
+def served(struck_model: Struck) -> Served:
+    return struck_model.served
 
 
 @pytest.fixture(scope="module")

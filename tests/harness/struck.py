@@ -17,10 +17,11 @@ READ_AGAIN = 40
 
 @dataclass
 class Struck:
-    """The service and its crash points."""
+    """The service, its crash points, and the name of its model."""
 
     served: Served
     crashes: Crashes
+    model: str = "null"
 
     @cached_property
     def key(self) -> str:
