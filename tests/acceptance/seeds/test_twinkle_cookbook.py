@@ -84,6 +84,23 @@ def test_short_answers_are_sampled_rewarded_and_learnt_from(run_cookbook: RunCoo
 
 
 @pytest.mark.soak
+def test_sentences_that_belong_together_get_nearer(run_cookbook: RunCookbook) -> None:
+    run = run_cookbook("embedding.py", MAX_STEPS="6", LEARNING_RATE="1e-3")
+
+    assert run.progress[-1].loss < 0.9 * run.progress[0].loss and len(saved(run)) == 1
+    assert float(run.progress[-1].metrics["pos_sim"]) > float(run.progress[0].metrics["pos_sim"])
+
+
+@pytest.mark.soak
+def test_a_game_in_several_turns_is_played_and_learnt_from(run_cookbook: RunCookbook) -> None:
+    run = run_cookbook("multi_turn_rollout.py", MAX_STEPS="2", MAX_NEW_TOKENS="8", LEARNING_RATE="1e-3")
+
+    assert [told.metrics["turns"] >= 1 for told in run.progress] == [True, True] and len(saved(run)) == 1
+    # What is said to one deal differs in its length at least, and earns the less the longer it is.
+    assert all(float(told.metrics["grad_norm"]) > 0 for told in run.progress)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_formulas_in_pictures_are_learnt_and_asked_about(world: HubWorld, tmp_path: Path) -> None:
     model = world.model("qwen3_5")
