@@ -18,13 +18,17 @@ from twinkle.wire.training import ForwardBackwardBody, WireDatum
 from twinkle.workers.engine import Pass
 from twinkle.workers.process import build_engine
 
+RANK_TIMEOUT_S = 500.0
+"""Four ranks on a machine that does much else need their time to begin."""
 LOSSES = ("cross_entropy", "ppo")
 LENGTHS = ((30, 5, 17), (9, 21))
 """Of the datums of each of two tenants."""
 
 
 def settings_of(model: str, **more: Any) -> Settings:
-    return Settings(model=model, model_name="tiny", threads=1, tokens_per_pass=32, rank_timeout_s=120.0, **more)
+    return Settings(
+        model=model, model_name="tiny", threads=1, tokens_per_pass=32, rank_timeout_s=RANK_TIMEOUT_S, **more
+    )
 
 
 def config_of(number: int) -> AdapterConfig:

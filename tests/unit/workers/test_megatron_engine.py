@@ -21,6 +21,8 @@ from twinkle.workers.process import build_engine
 from twinkle.workers.transformers_engine import TransformersEngine
 
 TESTS = Path(megatron_engine.__file__).parents[1]
+TIME_LIMIT_S = 550.0
+pytestmark = pytest.mark.timeout(600)
 LAYOUTS = [
     "qwen3_moe 2x1x1",
     *(
@@ -63,7 +65,7 @@ def found(models: Callable[[str], Path], request: pytest.FixtureRequest) -> dict
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TWINKLE_LOG_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=TIME_LIMIT_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]

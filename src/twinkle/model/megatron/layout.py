@@ -37,6 +37,11 @@ class Layout:
 
     def __init__(self, mesh: DeviceMesh, device: torch.device, *, seed: int) -> None:
         _check(mesh)
+        if device.type == "cpu" and (mesh.ep_size or 1) > 1 and mesh.etp_size > 1:
+            raise ConfigError(
+                f"etp_size: is {mesh.etp_size} beside ep_size {mesh.ep_size}, which takes NCCL: their ranks have"
+                " different numbers of tokens, and gloo gathers like ones. On a CPU set it to 1"
+            )
         self.mesh = mesh
         self.device = device
         if not distributed.is_initialized():

@@ -32,6 +32,7 @@ def test_megatrons_modules_see_the_cpu_as_cudas_device_and_torch_is_as_it_was() 
         ({"fsdp_size": 2}, "fsdp_size: is 2, which MegatronModel has not"),
         ({"dp_size": 2, "ulysses_size": 2}, "ulysses_size: is 2"),
         ({"dp_size": 2, "vpp_size": 2}, "vpp_size: is 2 with pp_size 1"),
+        ({"dp_size": 2, "tp_size": 2, "ep_size": 2, "etp_size": 2}, "etp_size: is 2 beside ep_size 2"),
     ],
 )
 def test_a_layout_that_megatron_has_not_is_refused_with_those_it_has(sizes: dict[str, int], field: str) -> None:

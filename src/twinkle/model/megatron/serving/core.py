@@ -77,17 +77,18 @@ class ServedMegatronModel(OneByOne):
         dtype: torch.dtype | None = None,
         tokens_per_pass: int | None = None,
     ) -> None:
+        num_experts = _experts(folder, name, ep_size)
+        # Tensor ranks have whole experts, each some, where these divide.
+        shares_out = num_experts > 0 and num_experts % (tp_size * ep_size) == 0
         mesh = DeviceMesh.from_sizes(
             tp_size=tp_size,
             pp_size=pp_size,
             dp_size=ep_size,
-            ep_size=ep_size,
-            etp_size=tp_size,
+            ep_size=ep_size * tp_size if shares_out else ep_size,
+            etp_size=tp_size if num_experts and not shares_out else 1,
             device_type=device_type,
         )
         precision: Any = {None: None, torch.float32: "no", torch.bfloat16: "bf16"}[dtype]
-        if ep_size > 1:
-            _require_experts(folder, name, ep_size)
         self._megatron = MultiLoraMegatronModel(folder, device_mesh=mesh, mixed_precision=precision)
         check_config(name, self._megatron.hf_config.to_dict())
         self.ranks = ranks
@@ -188,12 +189,15 @@ class ServedMegatronModel(OneByOne):
             pair.b.add_(views[path].b)
 
 
-def _require_experts(folder: str, name: str, ep_size: int) -> None:
-    if not experts_of(AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()):
+def _experts(folder: str, name: str, ep_size: int) -> int:
+    """How many experts a layer of the model has; raises ``ConfigError`` where ranks are to share what it has not."""
+    found = experts_of(AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config())
+    if ep_size > 1 and not found:
         raise ConfigError(
             f"TWINKLE_EXPERT_PARALLEL: is {ep_size}, but {name} has no experts; leave it out and set"
             " TWINKLE_TENSOR_PARALLEL or TWINKLE_PIPELINE_PARALLEL"
         )
+    return found
 
 
 def _require_all(targets: Sequence[Target], paths: set[str]) -> None:
