@@ -19,6 +19,7 @@ class Secret(StrEnum):
     SIGNING = "what this service signs"
     ADMIN = "what administrators may ask"
     FLOWER = "Flower"
+    RAY = "the Ray cluster"
 
 
 _SETTINGS = {
@@ -36,13 +37,14 @@ _PREFIXES = {
     "HF_": Secret.HUBS,
     "HUGGING_FACE_": Secret.HUBS,
     "MODELSCOPE_": Secret.HUBS,
+    "RAY_AUTH_TOKEN": Secret.RAY,
 }
 """Of variables that other libraries read. What looks like a secret and is none of these is nobody's here."""
 
 API = frozenset({Secret.DATABASE, Secret.BROKER, Secret.OBJECTS, Secret.HUBS, Secret.SIGNING, Secret.ADMIN})
 JOBS = API - {Secret.ADMIN}
-WORKER = JOBS - {Secret.SIGNING}
-HOUSEKEEPING = WORKER - {Secret.HUBS}
+HOUSEKEEPING = JOBS - {Secret.SIGNING, Secret.HUBS}
+WORKER = JOBS - {Secret.SIGNING} | {Secret.RAY}
 FLOWER = frozenset({Secret.BROKER, Secret.FLOWER})
 BROKER: frozenset[Secret] = frozenset()
 

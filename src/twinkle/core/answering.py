@@ -13,7 +13,3 @@ def is_answered(address: str, *, timeout_s: float) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-RAY_TOKEN_HINT = "if it was started where ~/.ray/auth_token is, it wants that token: set RAY_AUTH_MODE=token here too"
-"""Of a Ray cluster that answers and cannot be joined."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
+from twinkle.core.ray_token import take_token
 from twinkle.infra.device_group import DeviceGroup, check_groups
 from twinkle.infra.device_mesh import DeviceMesh, current_rank, current_world_size
 from twinkle.infra.frameworks import Framework
@@ -163,6 +165,7 @@ class Process:
             )
         if find_spec("ray") is None:
             raise ConfigError("mode: 'ray' needs Ray; pip install 'twinkle-queue[ray]', or use mode='local'")
+        take_token(os.environ.get("RAY_ADDRESS"))
         from twinkle.infra.ray.cluster import start_cluster  # noqa: PLC0415 - scripts without it never load Ray
 
         watch_end(rank=0, world_size=1, name=told.name, notifier=told.notifier)

@@ -14,7 +14,7 @@ from twinkle.core.settings import Settings
 SETTINGS = {"database", "broker", "signing", "admin", "flower"}
 NEEDED = {
     "api": {"database", "broker", "signing", "admin", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD"},
-    "worker-first": {"database", "broker", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD"},
+    "worker-first": {"database", "broker", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD", "RAY_AUTH_TOKEN"},
     "jobs": {"database", "broker", "signing", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD"},
     "housekeeping": {"database", "broker", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD"},
     "flower": {"broker", "flower"},
@@ -23,7 +23,8 @@ NEEDED = {
 
 
 def test_each_child_gets_its_own_secrets_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outside = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD", "GITHUB_TOKEN", "OPENAI_API_KEY", "MY_PASSWORD")
+    theirs = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD", "RAY_AUTH_TOKEN")
+    outside = (*theirs, "GITHUB_TOKEN", "OPENAI_API_KEY", "MY_PASSWORD")
     for name in outside:
         monkeypatch.setenv(name, name)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")

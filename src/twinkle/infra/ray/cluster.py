@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
+from twinkle.core.ray_token import TOKEN_HINT
 from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.platform import Platform
@@ -92,7 +93,8 @@ def _connect(told: Runtime) -> None:
         )
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         where = f"at {ADDRESS_VARIABLE}={address}" if address else "of this machine"
-        raise ConfigError(f"mode: no Ray cluster {where} could be reached or started: {error}") from error
+        hint = f"; {TOKEN_HINT}" if address else ""
+        raise ConfigError(f"mode: no Ray cluster {where} could be reached or started: {error}{hint}") from error
 
 
 class RayCluster:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from twinkle.core.answering import RAY_TOKEN_HINT, is_answered
+from twinkle.core.answering import is_answered
 from twinkle.core.errors import ConfigError
-
-_NOTE_OF_RAY = Path("/tmp/ray/ray_current_cluster")
-"""Where `ray start` notes the cluster that it has started or joined on this machine."""
+from twinkle.core.ray_token import TOKEN_HINT, take_token
 
 _ANSWERS_S = 2.0
 
@@ -30,13 +28,20 @@ class Cluster:
         return 1.0 if num_ranks <= self.num_cpus else int(100 * self.num_cpus / num_ranks) / 100
 
 
-def running_cluster(environment: Mapping[str, str] = os.environ, *, note: Path = _NOTE_OF_RAY) -> Cluster | None:
+def running_cluster(environment: MutableMapping[str, str] = os.environ, *, note: Path | None = None) -> Cluster | None:
     """The cluster that the environment names, else the one that this machine is a node of, if it answers.
+
+    Where the cluster asks for the token that lies here, the environment says afterwards that it is to be shown.
+
+    Args:
+        environment: Of this process.
+        note: Where `ray start` notes the cluster that it has started or joined; found by default.
 
     Raises:
         ConfigError: One is named, and Ray is not installed, or there is none at that address.
     """
     named = environment.get("TWINKLE_RAY_ADDRESS") or environment.get("RAY_ADDRESS")
+    note = _note_of_ray(environment) if note is None else note
     address = named or (note.read_text().strip() if note.is_file() else "")
     if not address or (address != "auto" and not is_answered(address, timeout_s=_ANSWERS_S)):
         if named:
@@ -47,6 +52,7 @@ def running_cluster(environment: Mapping[str, str] = os.environ, *, note: Path =
         if named:
             raise ConfigError("RAY_ADDRESS: joining a Ray cluster needs Ray; install twinkle-queue[ray]")
         return None
+    take_token(address, environment)
     import ray  # noqa: PLC0415 - an extra, and slow to import
     from ray.exceptions import RayError  # noqa: PLC0415 - the same
 
@@ -54,10 +60,16 @@ def running_cluster(environment: Mapping[str, str] = os.environ, *, note: Path =
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); {RAY_TOKEN_HINT}") from error
+        raise ConfigError(f"RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); {TOKEN_HINT}") from error
     try:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         found = str(ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
     return Cluster(address=found, num_gpus=int(resources.get("GPU", 0)), num_cpus=resources.get("CPU", 0.0))
+
+
+def _note_of_ray(environment: Mapping[str, str]) -> Path:
+    """Ray's folder of temporary files is where these two variables say."""
+    folder = environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp"
+    return Path(folder, "ray", "ray_current_cluster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, Self
 from twinkle.core.adapter import AdapterConfig
 from twinkle.core.errors import ConfigError
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.ray_token import take_token
 from twinkle.core.settings import Settings
 from twinkle.core.slices import Slices, finished
 from twinkle.scheduler.token_stream import TokenPiece
@@ -282,6 +284,7 @@ class RankedEngine:
 def _on_cluster(settings: Settings) -> RankWorld:
     if find_spec("ray") is None:
         raise ConfigError("TWINKLE_RANKS: ranks on Ray need Ray; install twinkle-queue[ray] here and on its nodes")
+    take_token(settings.ray_address or os.environ.get("RAY_ADDRESS"))
     from twinkle.workers.ranks.on_ray import RayWorld  # noqa: PLC0415 - an extra, and slow to import
 
     return RayWorld(settings)

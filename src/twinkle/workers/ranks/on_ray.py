@@ -20,9 +20,10 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from twinkle.core.answering import RAY_TOKEN_HINT, is_answered
+from twinkle.core.answering import is_answered
 from twinkle.core.errors import ConfigError, MeshUnavailable
 from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.ray_token import TOKEN_HINT
 from twinkle.core.settings import Settings
 from twinkle.workers.ranks.commands import RankOrder
 from twinkle.workers.ranks.ray_rank import Answer, Joined, RankPlace, RayRank
@@ -195,7 +196,7 @@ def join_cluster(settings: Settings) -> None:
 def _no_cluster(address: str, reason: str) -> ConfigError:
     return ConfigError(
         f"TWINKLE_RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, or join"
-        f" this machine to one with `ray start --address=HOST:PORT`; {RAY_TOKEN_HINT}"
+        f" this machine to one with `ray start --address=HOST:PORT`; {TOKEN_HINT}"
     )
 
 

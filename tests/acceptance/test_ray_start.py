@@ -1,0 +1,149 @@
+"""Three `ray start` of the documents, then ``launch_server`` with a file of theirs, and a training by their client."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from harness.polling import wait_until
+from harness.ray_start import RayStart
+from harness.servers import free_port
+from twinkle.core.parent_death import dies_with
+
+pytest.importorskip("ray", reason="the extra twinkle-queue[ray] is not installed")
+# Some minutes for a cluster and a service; what is mapped on what is held in tests/unit/server/launch.
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+CONFIG = """
+proxy_location: EveryNode
+http_options: {host: localhost, port: 8000}
+applications:
+  - name: server
+    route_prefix: /api/v1
+    import_path: server
+    args:
+      server_config: {per_token_model_limit: 3}
+      supported_models: [Qwen/Qwen3.5-4B]
+  - name: models-Qwen3.5-4B
+    route_prefix: /api/v1/model/Qwen/Qwen3.5-4B
+    import_path: model
+    args:
+      use_megatron: false
+      model_id: ms://Qwen/Qwen3.5-4B
+      max_length: 10240
+      nproc_per_node: 2
+      device_group: {name: model, ranks: 2, device_type: cuda}
+      device_mesh: {device_type: cuda, dp_size: 2}
+      queue_config: {rps_limit: 100, tps_limit: 100000}
+      adapter_config: {adapter_timeout: 30, adapter_max_lifetime: 36000}
+    deployments:
+      - name: ModelManagement
+        autoscaling_config: {min_replicas: 1, max_replicas: 1}
+        ray_actor_options: {num_cpus: 0.1}
+  - name: sampler-Qwen3.5-4B
+    route_prefix: /api/v1/sampler/Qwen/Qwen3.5-4B
+    import_path: sampler
+    args:
+      model_id: ms://Qwen/Qwen3.5-4B
+      nproc_per_node: 1
+      sampler_type: torch
+      device_group: {name: sampler, ranks: [2], device_type: cuda}
+  - name: processor
+    route_prefix: /api/v1/processor
+    import_path: processor
+    args: {ncpu_proc_per_node: 1, device_group: {name: model, ranks: 2, device_type: CPU}}
+"""
+CLIENT = """
+import sys
+from twinkle_client import init_twinkle_client
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import vLLMSampler
+
+MODEL = "ms://Qwen/Qwen3.5-4B"
+init_twinkle_client(sys.argv[1], "any-key-at-all")
+model = MultiLoraTransformersModel(MODEL)
+model.add_adapter_to_model("default", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"})
+model.set_loss("CrossEntropyLoss")
+model.set_optimizer("AdamW", lr=1e-2)
+rows = [{"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}, {"input_ids": [9, 10, 11], "labels": [10, 11, -100]}]
+losses = []
+for _ in range(3):
+    losses.append(model.forward_backward(inputs=rows)["loss"])
+    model.clip_grad_and_step()
+assert losses[2] < losses[1] < losses[0], losses
+sampler = vLLMSampler(MODEL)
+prompt = [{"input_ids": [5, 6, 7], "labels": [-100] * 3}]
+drawn = sampler.sample(prompt, {"max_tokens": 4, "temperature": 0}, adapter_uri=model.save("end", is_sampler=True))
+assert len(drawn[0].sequences[0].tokens) > 0, drawn
+print("trained")
+"""
+LAUNCH = "from twinkle.server import launch_server; launch_server(config_path={path!r}, any_key=True)"
+TOKEN_MODE = {"RAY_AUTH_MODE": "token"}
+
+
+@pytest.mark.parametrize("has_token", [False, True], ids=["open", "token"])
+def test_three_nodes_then_a_server_then_a_training(tmp_path: Path, tiny_model: Path, has_token: bool) -> None:
+    config = tmp_path / "server_config.yaml"
+    config.write_text(CONFIG)
+    port = free_port()
+    with RayStart() as cluster:
+        if has_token:
+            cluster.make_token()
+        # Ray's own: its head asks for a token where one lies, and nodes that are to join must be told.
+        mode = TOKEN_MODE if has_token else {}
+        cluster.start_node("--num-gpus=0", "--num-cpus=1")
+        cluster.start_node("--num-gpus=0", "--num-cpus=1", environment=mode)
+        cluster.start_node("--num-gpus=0", "--num-cpus=1", environment=mode)
+        nodes = cluster.processes()
+        environment = {
+            **cluster.environment,
+            "TWINKLE_HOME": str(tmp_path / "home"),
+            "TWINKLE_PORT": str(port),
+            "TWINKLE_MODEL_ID_ALIASES": f'{{"Qwen/Qwen3.5-4B": "{tiny_model}"}}',
+            "TWINKLE_OFFLINE": "1",
+        }
+
+        said = serve(tmp_path, [sys.executable, "-c", LAUNCH.format(path=str(config))], environment, port)
+
+    assert f"TWINKLE_RAY_ADDRESS={cluster.address}" in said
+    hosts = re.findall(r"rank\.started.*?host=(127\.0\.0\.\d)", said)
+    assert len(hosts) == 2 and len(set(hosts)) == 2, said
+    assert len(nodes) > 3
+    _, left_over = psutil.wait_procs(nodes, timeout=20)
+    assert left_over == []
+
+
+def serve(tmp_path: Path, command: list[str], environment: dict[str, str], port: int) -> str:
+    """Start a server, train by a script, stop; what the server and its children said. None of them is left."""
+    url = f"http://127.0.0.1:{port}"
+    log = tmp_path / "server.log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(command, env=environment, stdout=out, stderr=out, preexec_fn=dies_with(os.getpid()))
+
+    def said() -> str:
+        logs = sorted((tmp_path / "home" / "logs").glob("*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in [log, *logs])
+
+    try:
+        wait_until(lambda: "ready in" in log.read_text() or server.poll() is not None, what="a mesh", deadline_s=300)
+        assert server.poll() is None, said()
+        assert httpx.get(f"{url}/api/v1/readyz", trust_env=False).status_code == 200
+        processes = psutil.Process(server.pid).children(recursive=True)
+        words = [sys.executable, "-c", CLIENT, url]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr + said()
+        assert done.stdout == "trained\n"
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0, said()
+    _, left_over = psutil.wait_procs(processes, timeout=20)
+    assert left_over == []
+    return said()
