@@ -113,7 +113,6 @@ def test_three_nodes_then_a_server_then_a_training(tmp_path: Path, tiny_model: P
 
         said = serve(tmp_path, [sys.executable, "-c", LAUNCH.format(path=str(config))], environment, port)
 
-    assert f"TWINKLE_RAY_ADDRESS={cluster.address}" in said
     hosts = re.findall(r"rank\.started.*?host=(127\.0\.0\.\d)", said)
     assert len(hosts) == 2 and len(set(hosts)) == 2, said
     assert len(nodes) > 3
@@ -138,7 +137,8 @@ def serve(tmp_path: Path, command: list[str], environment: dict[str, str], port:
         assert httpx.get(f"{url}/api/v1/readyz", trust_env=False).status_code == 200
         processes = psutil.Process(server.pid).children(recursive=True)
         words = [sys.executable, "-c", CLIENT, url]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        elsewhere = {name: value for name, value in environment.items() if not name.startswith("TWINKLE_")}
+        done = subprocess.run(words, env=elsewhere, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr + said()
         assert done.stdout == "trained\n"
     finally:

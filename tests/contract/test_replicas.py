@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from harness.clock import HandClock
 from harness.journal import MESH, Bench
 from harness.operations import forward_backward, optim_step, submit_run
 from harness.worker import MakeWorker, WorkerRig
 from twinkle.cli.replicas import Replicas
 from twinkle.cli.stack import parse_meshes
+from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.scheduler.placement import spread
 
@@ -55,6 +58,15 @@ def test_under_load_there_are_more_meshes_that_share_the_work_and_later_the_leas
         bench.meshes.release(lease)
     replicas.look()
     assert [mesh.name for mesh in bench.meshes.all()] == [MESH]
+
+
+@pytest.mark.parametrize(("flag", "says"), [("cuda", "on the same cuda;"), ("cuda:0,ranks=2", "on the same cuda:0;")])
+def test_replicas_that_would_share_a_device_of_the_machine_are_refused(flag: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_meshes([f"{MESH}={flag},replicas=1-2"], Settings(model="m"))
+
+    on_ray, *_ = parse_meshes([f"{MESH}=cuda,replicas=1-2"], Settings(model="m", ranks="ray:1"))
+    assert on_ray.replicas == (1, 2)
 
 
 def start(new_worker: partial[WorkerRig], mesh: str) -> WorkerRig:

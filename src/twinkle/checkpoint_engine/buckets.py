@@ -62,9 +62,14 @@ def places_of(bucket: Bucket) -> list[TensorPlace]:
     return places
 
 
+def num_bytes_of(places: Sequence[TensorPlace]) -> int:
+    """Of a bucket with tensors at these places."""
+    return places[-1].start + places[-1].num_bytes
+
+
 def empty_bucket(places: Sequence[TensorPlace], device: torch.device) -> torch.Tensor:
     """Room for a bucket, in bytes."""
-    return torch.empty(places[-1].start + places[-1].num_bytes, dtype=torch.uint8, device=device)
+    return torch.empty(num_bytes_of(places), dtype=torch.uint8, device=device)
 
 
 def packed(bucket: Bucket, places: Sequence[TensorPlace], device: torch.device) -> torch.Tensor:

@@ -19,7 +19,7 @@ from torch.distributed import Work
 from torch.distributed.distributed_c10d import BarrierOptions, BroadcastOptions
 
 from twinkle.checkpoint_engine.base import Weights
-from twinkle.checkpoint_engine.buckets import Bucket, TensorPlace, empty_bucket, packed, places_of
+from twinkle.checkpoint_engine.buckets import Bucket, TensorPlace, empty_bucket, num_bytes_of, packed, places_of
 from twinkle.core.errors import SyncFailed
 
 SHARED_FOLDER = Path("/dev/shm")
@@ -49,8 +49,8 @@ class Carrier(ABC):
         self._timeout = timeout
 
     @abstractmethod
-    def send(self, buckets: Iterable[Bucket], announce: Callable[[Announced], None]) -> None:
-        """Send them all; each is announced to the others before they get it."""
+    def send(self, buckets: Iterable[Bucket], announce: Callable[[Announced | None], None]) -> None:
+        """Send them all; each is announced to the others before they get it, and that there are no more at the end."""
 
     @abstractmethod
     def receive(self, next_announced: Callable[[], Announced | None]) -> Weights:
@@ -74,7 +74,7 @@ class BroadcastCarrier(Carrier):
         super().__init__(group, timeout=timeout)
         self._device = device
 
-    def send(self, buckets: Iterable[Bucket], announce: Callable[[Announced], None]) -> None:
+    def send(self, buckets: Iterable[Bucket], announce: Callable[[Announced | None], None]) -> None:
         """See :class:`Carrier`."""
         under_way: tuple[Work, torch.Tensor] | None = None
         for bucket in buckets:
@@ -85,6 +85,7 @@ class BroadcastCarrier(Carrier):
                 self._wait(under_way[0], SAMPLER)
             announce(Announced(places))
             under_way = self._broadcast(flat), flat
+        announce(None)
         if under_way is not None:
             self._wait(under_way[0], SAMPLER)
 
@@ -113,31 +114,31 @@ class BroadcastCarrier(Carrier):
 
 
 class SharedMemoryCarrier(Carrier):
-    """By files of the machine's shared memory: the sender packs into one what the others copy from there.
+    """By files of the machine's shared memory: the sender writes into one what the others copy from there.
 
     The group only tells when all have read: a member that is gone breaks it, and the others learn so at once.
     """
 
     largest_bucket = 8 << 20  # what a processor's cache holds is copied from there
 
-    def send(self, buckets: Iterable[Bucket], announce: Callable[[Announced], None]) -> None:
+    def send(self, buckets: Iterable[Bucket], announce: Callable[[Announced | None], None]) -> None:
         """See :class:`Carrier`."""
         segments: list[Segment] = []
         read: list[Work] = []
         try:
             for number, bucket in enumerate(buckets):
                 places = places_of(bucket)
-                num_bytes = places[-1].start + places[-1].num_bytes
-                if number >= NUM_SEGMENTS:
-                    self._wait(read[number - NUM_SEGMENTS], SAMPLER)
-                    segments[number % NUM_SEGMENTS].grow(num_bytes)
+                if number < NUM_SEGMENTS:
+                    segments.append(Segment())
                 else:
-                    segments.append(Segment.new(num_bytes))
+                    self._wait(read[number - NUM_SEGMENTS], SAMPLER)
                 segment = segments[number % NUM_SEGMENTS]
                 for place, (_, tensor) in zip(places, bucket, strict=True):
-                    place.of(segment.flat).copy_(tensor.detach())
+                    segment.write(tensor, place.start)
                 announce(Announced(places, segment.file))
                 read.append(self._barrier())
+            # They need not wait until all of them have read the last one.
+            announce(None)
             for work in read[-NUM_SEGMENTS:]:
                 self._wait(work, SAMPLER)
         finally:
@@ -146,9 +147,12 @@ class SharedMemoryCarrier(Carrier):
 
     def receive(self, next_announced: Callable[[], Announced | None]) -> Weights:
         """See :class:`Carrier`."""
+        mapped: dict[str, torch.Tensor] = {}
         while (told := next_announced()) is not None:
             assert told.file is not None, "the sender's carrier is of the same class"
-            yield from _tensors(told.places, Segment.open(told.file).flat)
+            if told.file not in mapped or mapped[told.file].numel() < num_bytes_of(told.places):
+                mapped[told.file] = _mapped(told.file)
+            yield from _tensors(told.places, mapped[told.file])
             self._wait(self._barrier(), SENDER)
 
     def _barrier(self) -> Work:
@@ -159,52 +163,36 @@ class SharedMemoryCarrier(Carrier):
 
 
 class Segment:
-    """A file of shared memory, and its bytes as a tensor."""
+    """A file of shared memory that grows as it is written."""
 
-    def __init__(self, file: str, flat: torch.Tensor) -> None:
-        self.file = file
-        self.flat = flat
+    def __init__(self) -> None:
+        path = SHARED_FOLDER / f"twinkle-sync-{uuid.uuid4().hex}"
+        self.file = str(path)
+        self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
 
-    @classmethod
-    def new(cls, num_bytes: int) -> Segment:
-        """A file that nobody else has.
+    def write(self, tensor: torch.Tensor, start: int) -> None:
+        """Put the bytes of a tensor there: pages that are written as a whole are neither cleared nor mapped before.
 
         Raises:
             SyncFailed: There is not so much shared memory.
         """
-        path = SHARED_FOLDER / f"twinkle-sync-{uuid.uuid4().hex}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        plain = tensor.detach().cpu().contiguous()
+        # NumPy's stub says nothing of its being a buffer.
+        content: Any = plain.view(-1).view(torch.uint8).numpy() if plain.numel() else b""
+        rest = memoryview(content)
         try:
-            # Taken now: to write where there is no memory left would end the process.
-            os.posix_fallocate(descriptor, 0, max(num_bytes, 1))
-            return cls(str(path), _mapped(descriptor))
+            while rest:
+                written = os.pwrite(self._descriptor, rest, start)
+                rest, start = rest[written:], start + written
         except OSError as error:
-            path.unlink()
             raise SyncFailed(
-                f"{SHARED_FOLDER} has no room for {num_bytes} bytes; enlarge it, or give the manager"
+                f"{SHARED_FOLDER} has no room for {plain.nbytes} bytes; enlarge it, or give the manager"
                 " engine=ProcessGroupCheckpointEngine(shares_memory=False)"
             ) from error
-        finally:
-            os.close(descriptor)
-
-    @classmethod
-    def open(cls, file: str) -> Segment:
-        """That of another process."""
-        descriptor = os.open(file, os.O_RDWR)
-        try:
-            return cls(file, _mapped(descriptor))
-        finally:
-            os.close(descriptor)
-
-    def grow(self, num_bytes: int) -> None:
-        """Have room for so many bytes, in another file if this one is too small."""
-        if num_bytes > self.flat.numel():
-            larger = Segment.new(num_bytes)
-            self.remove()
-            self.file, self.flat = larger.file, larger.flat
 
     def remove(self) -> None:
         """Give it back, as soon as nobody reads it any more."""
+        os.close(self._descriptor)
         Path(self.file).unlink(missing_ok=True)
 
 
@@ -228,8 +216,14 @@ def lost(who: str) -> Iterator[None]:
         raise SyncFailed(f"{who} is gone or did not answer in time; sync again once it runs ({error})") from error
 
 
-def _mapped(descriptor: int) -> torch.Tensor:
-    return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
+def _mapped(file: str) -> torch.Tensor:
+    """The bytes of another process's file; all its pages are mapped at once, which takes less than one by one."""
+    descriptor = os.open(file, os.O_RDWR)
+    try:
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return torch.frombuffer(mmap.mmap(descriptor, 0, flags), dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
 
 
 def _tensors(places: list[TensorPlace], flat: torch.Tensor) -> Weights:

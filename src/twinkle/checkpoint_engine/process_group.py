@@ -159,7 +159,6 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             for _ in weights:
                 pass
             raise
-        announced.tell(None)
 
     def receive_weights(self) -> Weights:
         """See :class:`CheckpointEngine`. A tensor is good until the next one is asked for.

@@ -126,6 +126,13 @@ def _mesh_plan(text: str, settings: Settings) -> MeshPlan:
         replicas = int(least), int(most)
         if replicas[0] > replicas[1]:
             raise ConfigError(f"--mesh {text}: replicas={parts['replicas']} has its least above its most")
+        on_ray = parts["ranks"].startswith("ray:") if "ranks" in parts else settings.ranks_on == "ray"
+        if replicas[1] > 1 and named["device"] != "cpu" and not on_ray:
+            raise ConfigError(
+                f"--mesh {text}: on one machine all replicas would be on the same {named['device']}; name a mesh for"
+                " each device (--mesh first=cuda:0 --mesh second=cuda:1), or let a Ray cluster give each its own"
+                " (,ranks=ray:1)"
+            )
     model, model_name = parts.get("model"), parts.get("model-name")
     if model is None:
         model, model_name = settings.model, settings.resolved_model_name

@@ -16,6 +16,14 @@ MODELSCOPE = "ms"
 HUGGING_FACE = "hf"
 HUB_NAMES = {MODELSCOPE: "ModelScope", HUGGING_FACE: "Hugging Face"}
 DEFAULT_HUBS = "ms,hf"
+VARIABLES = (
+    "TWINKLE_HUBS",
+    "TWINKLE_FORBID_HF",
+    "TWINKLE_OFFLINE",
+    "TWINKLE_MODEL_ID_ALIASES",
+    "TWINKLE_TRUST_REMOTE_CODE",
+)
+"""All that are read here."""
 
 _NO = frozenset({"", "0", "false", "no", "off"})
 _YES = frozenset({"1", "true", "yes", "on"})

@@ -13,6 +13,7 @@ from twinkle.core.processors import PROCESSORS_MESH
 from twinkle.server.errors import JSON
 from twinkle.server.openapi import Access, described
 from twinkle.server.state import Artifacts, Common, Queue
+from twinkle.storage.journal.meshes import MeshStatus
 
 router = APIRouter(prefix="/api/v1")
 
@@ -31,18 +32,22 @@ async def healthz() -> Response:
 
 
 @router.get("/readyz", openapi_extra=described(Health, others={503: Health}, access=Access.NONE))
-async def readyz(queue: Queue, artifacts: Artifacts) -> Response:
-    """The journal and the object store answer and every mesh has a worker; else 503 with the reasons."""
+async def readyz(queue: Queue, artifacts: Artifacts, mesh: str | None = None) -> Response:
+    """The journal and the object store answer and every mesh has a worker; else 503 with the reasons.
+
+    A mesh is known once it has had a worker or was asked for. Whoever names one asks for that one alone: 503 as long as
+    it has had none.
+    """
     try:
         meshes = await queue.meshes.all()
     except StorageUnavailable:
         reasons = ["the journal's database does not answer"]
     else:
-        # That of data sets and loaders is taken when there is something to do, and serves no model.
-        serving = [mesh for mesh in meshes if mesh.name != PROCESSORS_MESH]
-        reasons = [f"mesh {mesh.name!r} has no live worker" for mesh in serving if not mesh.alive]
-        if not any(mesh.capabilities is not None for mesh in meshes):
-            reasons.append("no worker has said yet what it serves")
+        asked = [each for each in meshes if _is_to_serve(each)] if mesh is None else []
+        asked += [each for each in meshes if each.name == mesh]
+        reasons = [f"mesh {each.name!r} has no live worker" for each in asked if not each.alive]
+        if not any(each.capabilities is not None for each in (asked if mesh else meshes)):
+            reasons.append(f"no worker{f' of mesh {mesh!r}' if mesh else ''} has said yet what it serves")
     if not await artifacts.object_board.answers():
         reasons.append("the object store does not answer")
     return _answer(Health(status="waiting" if reasons else "ready", reasons=reasons), is_well=not reasons)
@@ -65,6 +70,11 @@ async def livez(common: Common, queue: Queue, mesh: str | None = None) -> Respon
         if mesh in {None, stall.mesh}
     ]
     return _answer(Health(status="stalled" if reasons else "live", reasons=reasons), is_well=not reasons)
+
+
+def _is_to_serve(mesh: MeshStatus) -> bool:
+    """Not so that of data sets and loaders, taken when there is something to do, and one that has been emptied."""
+    return mesh.name != PROCESSORS_MESH and not (mesh.is_draining and not mesh.num_adapters)
 
 
 def _answer(health: Health, *, is_well: bool = True) -> Response:

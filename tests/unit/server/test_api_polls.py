@@ -121,6 +121,7 @@ def test_neither_readiness_nor_liveness_is_green_while_a_worker_is_gone_and_work
         client = served.http(served.new_key())
         session_id = client.post("/create_session", json={}).json()["session_id"]
         idle = client.get("/livez")
+        first, second = (client.get("/readyz", params={"mesh": name}) for name in ("default", "second"))
         served.worker.release()
         client.post("/create_model", json={"session_id": session_id, "model_seq_id": 0, "base_model": "tiny/one"})
 
@@ -129,6 +130,8 @@ def test_neither_readiness_nor_liveness_is_green_while_a_worker_is_gone_and_work
         stalled, other = client.get("/livez"), client.get("/livez", params={"mesh": "another"})
 
     assert (idle.status_code, idle.json()) == (200, {"status": "live", "reasons": []})
+    assert (first.status_code, second.status_code) == (200, 503)
+    assert second.json()["reasons"] == ["no worker of mesh 'second' has said yet what it serves"]
     assert "on mesh 'default' an operation waits" in stalled.json()["reasons"][0]
     assert other.status_code == 200
 

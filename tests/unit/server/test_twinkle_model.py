@@ -104,15 +104,18 @@ def test_a_model_whose_workers_have_all_gone_is_not_well_until_one_is_back(
 def test_a_model_is_served_under_the_aliases_that_the_operator_gave_it(
     serve_api: ServeApi, make_database_url: Callable[[str], str]
 ) -> None:
-    aliases = {"Qwen/Big": BASE_MODEL}
+    # An alias may also say where the weights of a served model are.
+    aliases = {"Qwen/Big": BASE_MODEL, BASE_MODEL: "/a/folder"}
     with (
         serve_api(make_database_url("sqlite"), model_id_aliases=aliases) as api,
         api.http(api.new_key()) as http,
     ):
         api.worker.register()
-        answers = [http.post(f"/model/{name}/twinkle/create", json={}) for name in ("Qwen/Big", "ms://Qwen/Big")]
+        answers = [
+            http.post(f"/model/{name}/twinkle/create", json={}) for name in ("Qwen/Big", "ms://Qwen/Big", BASE_MODEL)
+        ]
 
-    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.status_code for answer in answers] == [200] * 3
 
 
 def test_an_adapter_is_made_of_a_peft_config_and_shown_among_the_runs(api: Api, client: httpx.Client) -> None:

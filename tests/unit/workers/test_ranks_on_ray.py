@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,13 +53,16 @@ def owner(model: Path, cluster: RayCluster) -> Iterator[RankZero]:
 
 @pytest.fixture(scope="module")
 def on_ray(model: Path, cluster: RayCluster) -> Iterator[RankedEngine]:
-    engine = build_engine(settings_of(model, ranks="ray:2", ray_address=cluster.address))
+    with pytest.MonkeyPatch.context() as environment:
+        # Its nodes were started without it.
+        environment.setenv("TWINKLE_MODEL_ID_ALIASES", json.dumps({"an/alias": str(model)}))
+        engine = build_engine(settings_of("ms://an/alias", ranks="ray:2", ray_address=cluster.address))
     assert isinstance(engine, RankedEngine)
     yield engine
     engine.close()
 
 
-def settings_of(model: Path, **more: object) -> Settings:
+def settings_of(model: Path | str, **more: object) -> Settings:
     return Settings(model=str(model), model_name="tiny", threads=1, tokens_per_pass=48, **more)
 
 

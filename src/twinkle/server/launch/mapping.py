@@ -112,7 +112,8 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None, cluster: Cluster 
             _without_meaning(plan, f"{place}.{key}", getattr(application, key))
         for number, deployment in enumerate(application.deployments):
             of_model = isinstance(application, ModelApplication | SamplerApplication)
-            _deployment(plan, f"{place}.deployments.{number}", deployment, of_model=of_model)
+            key = f"{place}.deployments.{number}"
+            _deployment(plan, key, deployment, of_model=of_model, is_alone=cuda and cluster is None)
     return plan
 
 
@@ -182,7 +183,7 @@ def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool)
     where = f"{place}.args"
     layout = layout_of(plan, where, args, cuda=cuda)
     # Meshes that follow load are for runs that share them.
-    copies = (1, 1) if layout.trains_whole_model else _copies(application)
+    copies = (1, 1) if layout.trains_whole_model else _copies(plan, application, layout)
     _mesh(plan, where, args.model_id, layout, copies=copies)
     if args.backend == "mock":
         plan.map(f"{where}.backend", "mock", "TWINKLE_ENGINE", "null", note="it computes nothing")
@@ -226,7 +227,7 @@ def _sample(plan: Plan, place: str, application: SamplerApplication, *, cuda: bo
         note = "its mesh samples as well; no second copy of the weights is loaded"
         plan.note(f"{where}.model_id", args.model_id, "changed", note)
     else:
-        _mesh(plan, where, args.model_id, layout, copies=_copies(application))
+        _mesh(plan, where, args.model_id, layout, copies=_copies(plan, application, layout))
     device = layout.device
     if args.sampler_type is not None:
         on_gpu = device.startswith("cuda") and not plan.on_cluster
@@ -316,14 +317,17 @@ def _queue(plan: Plan, where: str, limits: QueueConfig | None) -> None:
             _without_meaning(plan, f"{where}.queue_config.{key}", value)
 
 
-def _copies(application: ModelApplication | SamplerApplication) -> tuple[int, int]:
+def _copies(plan: Plan, application: ModelApplication | SamplerApplication, layout: Layout) -> tuple[int, int]:
     """Between how many meshes: what its deployments want at least and at most; one at least."""
+    if layout.device != "cpu" and not plan.on_cluster:
+        # This machine's GPUs are not shared out among them.
+        return 1, 1
     scaled = [each.autoscaling_config.keys for each in application.deployments if each.autoscaling_config is not None]
     least = max([1, *(int(keys.get("min_replicas", 1)) for keys in scaled)])
     return least, max([least, *(int(keys.get("max_replicas", 1)) for keys in scaled)])
 
 
-def _deployment(plan: Plan, where: str, deployment: FreeSection, *, of_model: bool) -> None:
+def _deployment(plan: Plan, where: str, deployment: FreeSection, *, of_model: bool, is_alone: bool) -> None:
     held = {name: getattr(deployment, name) for name in type(deployment).model_fields} | deployment.keys
     for key, value in _flat(where, held):
         name = key.rpartition(".")[2]
@@ -331,10 +335,19 @@ def _deployment(plan: Plan, where: str, deployment: FreeSection, *, of_model: bo
             plan.note(key, value, "meaningless", "set variables where `twinkle-server` is started")
         elif value is not None and of_model and name in _SCALING:
             plan.map(key, value, _SCALING[name], f"{float(str(value)):g}", note="of meshes that follow load")
+        elif (
+            value is not None and of_model and name in ("min_replicas", "max_replicas") and is_alone and _is_many(value)
+        ):
+            note = "one mesh: on this machine's GPUs all would be on the same ones; a Ray cluster gives each its own"
+            plan.note(key, value, "changed", note)
         elif value is not None and of_model and name in ("min_replicas", "max_replicas"):
             plan.note(key, value, "used", "so many meshes at least, one if 0" if name[1] == "i" else "so many at most")
         else:
             _without_meaning(plan, key, value)
+
+
+def _is_many(number: object) -> bool:
+    return isinstance(number, int) and number > 1
 
 
 def _flat(where: str, held: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -44,9 +44,11 @@ async def mesh_of_model(
         InvalidInput: It is, but no mesh trains all of its weights.
         MeshUnavailable: No model is, yet.
     """
-    name = meant_model(server, base_model)
+    names = meant_models(server, base_model)
     try:
         meshes = await server.queue.meshes.all(fresh=True)
+        served = {plain_model_name(mesh.capabilities.base_model) for mesh in meshes if mesh.capabilities is not None}
+        name = next((name for name in names if plain_model_name(name) in served), names[-1])
         return choose_mesh(meshes, name, to_sample=to_sample, whole_model=False if to_sample else whole_model)
     except InvalidInput as error:
         if error.field == "lora_config":
@@ -74,7 +76,7 @@ async def address_of(
         # Whoever has the model wrong is told that first.
         await mesh_of_model(server, base_model)
         raise
-    if plain_model_name(meant_model(server, base_model)) != plain_model_name(address.base_model):
+    if plain_model_name(address.base_model) not in map(plain_model_name, meant_models(server, base_model)):
         await mesh_of_model(server, base_model)
         raise NotFound(
             f"adapter {adapter_name!r} is on {address.base_model!r}, not on {base_model!r}; call it under"
@@ -83,9 +85,10 @@ async def address_of(
     return address
 
 
-def meant_model(server: ServerState, base_model: str) -> str:
-    """The id that this one stands for, where the operator has said so."""
+def meant_models(server: ServerState, base_model: str) -> list[str]:
+    """The id as it is said, and the id or folder that it stands for where the operator has said so."""
     if len(base_model) > _MAX_MODEL_NAME:
         raise NotFound(f"no model has a name of {len(base_model)} characters; at most {_MAX_MODEL_NAME} are looked at")
     aliases = server.common.settings.model_id_aliases
-    return aliases.get(base_model) or aliases.get(plain_model_name(base_model)) or base_model
+    meant = aliases.get(base_model) or aliases.get(plain_model_name(base_model))
+    return [base_model] if meant is None else [base_model, meant]

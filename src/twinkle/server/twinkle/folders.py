@@ -19,7 +19,7 @@ from twinkle.core.ids import new_id
 from twinkle.core.model_names import plain_model_name
 from twinkle.core.scopes import Scope
 from twinkle.server.state import ServerState, scopes_of
-from twinkle.server.twinkle.adapters import meant_model
+from twinkle.server.twinkle.adapters import meant_models
 from twinkle.storage.blobs import CHECKPOINTS, BlobStore, day_of
 from twinkle.storage.checkpoints.brought import NewBrought, Origin
 from twinkle.storage.opened_folders import digest_of
@@ -116,14 +116,18 @@ def _config_of(server: ServerState, files: dict[str, bytes], path: str, base_mod
         raise InvalidInput(field, f"lora_alpha in {ADAPTER_CONFIG_FILE} of {path} must be a number above 0")
     named = said.get("base_model_name_or_path")
     if isinstance(named, str) and named and not named.startswith(_PATH_BEGINNINGS):
-        theirs = plain_model_name(meant_model(server, named[:_MAX_NAMED])).rpartition("/")[2].casefold()
-        if theirs != plain_model_name(base_model).rpartition("/")[2].casefold():
+        theirs = {_last_part(name) for name in meant_models(server, named[:_MAX_NAMED])}
+        if _last_part(base_model) not in theirs:
             raise InvalidInput(
                 field,
                 f"{path} is an adapter of {named[:200]!r}, and this is {base_model!r}; where both are one model, the"
                 " operator can say so (TWINKLE_MODEL_ID_ALIASES)",
             )
     return AdapterConfig(base_model=base_model, rank=rank, seed=0, alpha=float(alpha))
+
+
+def _last_part(model: str) -> str:
+    return plain_model_name(model).rpartition("/")[2].casefold()
 
 
 def _settings(content: bytes, path: str, field: str) -> dict[str, Any]:

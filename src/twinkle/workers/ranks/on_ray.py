@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from twinkle.core.answering import is_answered
 from twinkle.core.errors import ConfigError, MeshUnavailable
+from twinkle.core.hub_settings import VARIABLES
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.ray_token import TOKEN_HINT
 from twinkle.core.settings import Settings
@@ -113,7 +114,8 @@ class RayWorld:
             resources={device: 1} if device not in (None, "GPU") else None,
             max_restarts=0,
         )
-        return actor.remote(settings, rank)
+        hubs = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        return actor.remote(settings, rank, hubs)
 
     def _join(self, settings: Settings) -> MeshCapabilities:
         host, port = self._places[0].host, 0

@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +58,16 @@ class Answer:
 
 
 class RayRank:
-    """Does what its mesh's owner tells it, one order after the other."""
+    """Does what its mesh's owner tells it, one order after the other.
 
-    def __init__(self, settings: Settings, rank: int) -> None:
+    Args:
+        settings: Of the mesh.
+        rank: Which of its ranks this is.
+        hubs: What its owner's environment says of hubs; that of the node says nothing of them.
+    """
+
+    def __init__(self, settings: Settings, rank: int, hubs: Mapping[str, str]) -> None:
+        os.environ.update(hubs)
         configure_logging(settings.log_level, settings.log_json)
         structlog.contextvars.bind_contextvars(mesh=settings.mesh, rank=rank)
         self._settings = settings
