@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.local_ray import RayProcesses
+from harness.script_run import run_script
 from harness.training import make_rows
 from twinkle.infra import DeviceGroup, DeviceMesh, runtime
 from twinkle.model import MegatronModel, TransformersModel
 
+TIME_LIMIT_S = 560.0
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
 
-@pytest.fixture(scope="module", autouse=True)
+
+@pytest.fixture(scope="module")
 def on_ray() -> Iterator[None]:
     with RayProcesses(num_cpus=4):
         runtime.initialize(mode="ray", groups=[DeviceGroup("model", 2, "GPU")], seed=7, lazy_collect=False)
@@ -21,6 +26,7 @@ def on_ray() -> Iterator[None]:
         runtime.forget()
 
 
+@pytest.mark.usefixtures("on_ray")
 def test_workers_that_share_tensors_train_like_one_process_and_give_each_row_once(
     families_dir: Path, tmp_path: Path
 ) -> None:
@@ -41,3 +47,27 @@ def test_workers_that_share_tensors_train_like_one_process_and_give_each_row_onc
     saved = shared.save("end", output_dir=str(tmp_path))
     assert (Path(str(saved)) / "model.safetensors").exists()
     assert shared.get_state_dict().keys() == alone.get_state_dict().keys()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2 * TIME_LIMIT_S)
+@pytest.mark.parametrize("axis", ["tp_size", "pp_size"])
+def test_two_workers_come_to_the_numbers_of_two_ranks_under_torchrun(
+    axis: str, families_dir: Path, tmp_path: Path
+) -> None:
+    """All weights of one model, and the adapters of another."""
+    text = "from harness.megatron_two_ranks import main\nmain()\n"
+    folder = str(families_dir / "qwen3")
+
+    on_ray = run_script(text, tmp_path / "ray", RAY, arguments=(folder, axis, "ray"), time_limit_s=TIME_LIMIT_S)
+    ranked = run_script(
+        text, tmp_path / "torchrun", {}, arguments=(folder, axis, "local"), ranks=2, time_limit_s=TIME_LIMIT_S
+    )
+
+    ours, theirs = (json.loads((run.folder / "came_to.json").read_text()) for run in (on_ray, ranked))
+    assert ours == theirs
+    assert all(came_to["steps"] and came_to["weights"] for came_to in ours.values())
+    assert len({came_to["steps"][-1][0] for came_to in ours.values()}) == 3
+    for name in ("first", "second"):
+        files = [run.folder / "output" / name / "adapter_model.safetensors" for run in (on_ray, ranked)]
+        assert files[0].read_bytes() == files[1].read_bytes()
