@@ -35,7 +35,6 @@ LAYOUTS = [
             "qwen3_moe 2x1x2",
             "deepseek_v3 1x1x2",
             "deepseek_v3 2x2x1",
-            "qwen3_5_moe_text 1x2x2",
         )
     ),
 ]
