@@ -85,6 +85,20 @@ drawn = sampler.sample(prompt, {"max_tokens": 4, "temperature": 0}, adapter_uri=
 assert len(drawn[0].sequences[0].tokens) > 0, drawn
 print("trained")
 """
+SCRIPT = """
+import twinkle
+from twinkle import DeviceGroup
+
+@twinkle.remote_class()
+class Rank:
+    @twinkle.remote_function(dispatch="all", lazy_collect=False)
+    def node(self):
+        import ray
+        return ray.util.get_node_ip_address()
+
+twinkle.initialize(mode="ray", groups=[DeviceGroup("two", 2, "cpu")])
+print("ranks on", *sorted(Rank(remote_group="two").node()))
+"""
 LAUNCH = "from twinkle.server import launch_server; launch_server(config_path={path!r}, any_key=True)"
 TOKEN_MODE = {"RAY_AUTH_MODE": "token"}
 
@@ -103,6 +117,14 @@ def test_three_nodes_then_a_server_then_a_training(tmp_path: Path, tiny_model: P
         cluster.start_node("--num-gpus=0", "--num-cpus=1", environment=mode)
         cluster.start_node("--num-gpus=0", "--num-cpus=1", environment=mode)
         nodes = cluster.processes()
+        # A script joins it where it is named.
+        named = {**cluster.environment, "RAY_ADDRESS": cluster.address}
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        ran = subprocess.run(
+            [sys.executable, str(script)], env=named, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert re.search(r"ranks on 127\.0\.0\.\d 127\.0\.0\.\d", ran.stdout), ran.stdout + ran.stderr
         environment = {
             **cluster.environment,
             "TWINKLE_HOME": str(tmp_path / "home"),
