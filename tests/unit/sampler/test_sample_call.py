@@ -146,7 +146,6 @@ def test_the_base_model_is_sampled_only_when_asked_for(sampler, adapters):
     [
         ({"adapter_name": "unknown"}, "adapter_name"),
         ({"adapter_path": "/nowhere"}, "adapter_path"),
-        ({"sampling_params": {"temprature": 1}}, "sampling_params"),
         ({"sampling_params": {"max_tokens": 1, "max_new_tokens": 2}}, "max_new_tokens"),
         ({"sampling_params": {"top_p": 0.0}}, "top_p"),
         ({"sampling_params": {"repetition_penalty": 0.0}}, "repetition_penalty"),
