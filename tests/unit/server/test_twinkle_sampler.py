@@ -414,6 +414,20 @@ def test_samples_can_be_asked_for_later_and_are_what_the_call_would_have_answere
     assert foreign.status_code == 404
 
 
+def test_a_ticket_for_samples_of_an_adapter_is_not_waited_for_beyond_the_wait(stage: Stage) -> None:
+    run = stage.add_adapter()
+    stage.step()
+    body = {"inputs": [ROW], "adapter_name": "a", "sampling_params": {"max_tokens": 1}}
+    headers = {"Prefer": "respond-async, wait=1", "x-idempotency-key": "later"}
+    with stage.worker.paused():
+        told = stage.call("sample", headers, **body)
+    later = stage.call("sample", {**headers, "Prefer": "respond-async, wait=30"}, **body)
+
+    assert told.status_code == 503 and f"the weights of {run} are not there yet" in told.json()["detail"]
+    assert later.status_code == 200 and len(later.json()["samples"]) == 1
+    assert stage.kinds_of(run).count(OperationKind.SAVE_WEIGHTS_FOR_SAMPLER) == 1
+
+
 def test_prompts_that_are_only_scored_can_be_asked_for_later_too(stage: Stage) -> None:
     body = {"inputs": [ROW], "sampling_params": {"max_tokens": 0}}
     accepted = stage.call("sample", {"Prefer": "respond-async"}, **body).json()

@@ -16,12 +16,14 @@ from twinkle.core.operation import FailureCategory, OperationKind, Payload, Unnu
 from twinkle.server.openai.ordering import number_of
 from twinkle.server.state import ServerState
 from twinkle.server.tinker.answers import canonical_json
-from twinkle.server.twinkle.calls import until_final
+from twinkle.server.twinkle.calls import preferred_wait_s, until_final
 from twinkle.storage.payloads import read_payload
 from twinkle.wire.bodies.training import SaveWeightsForSamplerRequest
 
 # No header can hold the first character, so no client's key is one of these.
 _KEY = "\x1fweights:"
+_TICKET_PATIENCE_S = 10.0
+"""How long a call that prefers a ticket waits for the weights, if it does not say: it has no samples to name before."""
 
 
 async def lane_of_weights(
@@ -61,7 +63,10 @@ async def _saved(request: Request, server: ServerState, tenant: str, adapter: st
             request_key=key,
         )
     )
-    status = await until_final(request, server, tenant, accepted.request_id, timeout_s=None)
+    # A wait of 0 is none that was asked for: the weights must be there before there is a ticket.
+    wait_s = preferred_wait_s(request)
+    timeout_s = None if wait_s is None else wait_s or _TICKET_PATIENCE_S
+    status = await until_final(request, server, tenant, accepted.request_id, timeout_s=timeout_s)
     if status is None:
         raise TransientError(f"the weights of {adapter} are not there yet; send the request again in a moment")
     if status.failure is not None:
