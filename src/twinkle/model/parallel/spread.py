@@ -48,7 +48,7 @@ def load_spread(
 ) -> tuple[Any, dict[str, Any]]:
     """A model whose chosen parameters are spread over the ranks by their first dimension; transformers' loading info.
 
-    All ranks must call it together.
+    All ranks must call it together. Parameters that the files lack (``missing_keys``) have no meaning in it.
 
     Args:
         model_class: A class of transformers, none of its ``Auto`` ones.
@@ -67,7 +67,14 @@ def load_spread(
                 module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
         return model
 
-    reader: Any = type(model_class.__name__, (model_class,), {"maybe_distribute_model": classmethod(spread)})
+    def initialize_weights(model: Any) -> None:
+        # What the files lack is not drawn: not every model's way of drawing knows of shares.
+        if all(getattr(parameter, "_is_hf_initialized", False) for parameter in model.parameters()):
+            super(reader, model).initialize_weights()
+
+    # With name and module of its own class: by these transformers knows what a file's names become.
+    steps = {"maybe_distribute_model": classmethod(spread), "initialize_weights": initialize_weights}
+    reader: Any = type(model_class.__name__, (model_class,), {**steps, "__module__": model_class.__module__})
     model, info = reader.from_pretrained(
         path, distributed_config=DistributedConfig(), output_loading_info=True, **settings
     )
