@@ -34,16 +34,23 @@ _log = structlog.get_logger()
 class _Waiter:
     """One held poll, for one future or for several."""
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, request_ids: Iterable[str]) -> None:
         self.tenant = tenant
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.statuses: dict[str, OwnedStatus | None] = {}
+        self._unseen = set(request_ids)
+        self._has_news = False
 
     def see(self, request_id: str, status: OwnedStatus | None) -> None:
-        """Take note of what the journal says; a future that is final, missing or somebody else's ends the wait."""
+        """Take note of how one stands; the wait ends with one that is final, missing or somebody else's.
+
+        But not before all were looked at: whoever asks for several gets all that have ended.
+        """
         mine = status if status is not None and status.tenant == self.tenant else None
         self.statuses[request_id] = mine
-        if mine is None or mine.status.state.is_final:
+        self._unseen.discard(request_id)
+        self._has_news |= mine is None or mine.status.state.is_final
+        if self._has_news and not self._unseen:
             self.settle()
 
     def settle(self) -> None:
@@ -253,7 +260,7 @@ class Futures:
             StatementFailed: It cannot be read at all.
         """
         loop = asyncio.get_running_loop()
-        waiter, now = _Waiter(tenant), loop.time()
+        waiter, now = _Waiter(tenant, request_ids), loop.time()
         for request_id in request_ids:
             self._waiters.setdefault(request_id, set()).add(waiter)
             known = self._just_accepted.get(request_id, tenant, now)
