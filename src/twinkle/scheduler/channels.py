@@ -40,6 +40,16 @@ def impatient_redis(redis_url: str) -> redis.Redis:
     )
 
 
+def read_answers(connection: Any, count: int) -> list[Any]:
+    """What Redis answers to so many commands sent over a connection, which is broken off if an answer does not come."""
+    try:
+        return [connection.read_response() for _ in range(count)]
+    except BaseException:
+        # An answer that is still to come would be taken for the next one's.
+        connection.disconnect()
+        raise
+
+
 class CompletionPublisher:
     """The worker's end of the completions. Callable from any thread."""
 
@@ -70,12 +80,7 @@ class CompletionPublisher:
 
     def _send(self, packed: object) -> None:
         self._connection.send_packed_command(packed)
-        try:
-            self._connection.read_response()
-        except BaseException:
-            # An answer that is still to come would be taken for the next one's.
-            self._connection.disconnect()
-            raise
+        read_answers(self._connection, 1)
 
 
 class ChannelListener:

@@ -10,6 +10,7 @@ import redis
 import structlog
 from celery import Celery
 
+from twinkle.scheduler.channels import read_answers
 from twinkle.tasks.app import mesh_queue
 
 # A bell that nobody takes down (its worker died) comes down by itself; the sweep works meanwhile.
@@ -158,11 +159,5 @@ class Nudger:
 
     def _was_down(self) -> bool:
         """Whether the bell was, as the broker answers."""
-        try:
-            was_down = self._connection.read_response() is not None
-            self._connection.read_response()
-        except BaseException:
-            # An answer that is still to come would be taken for the next one's.
-            self._connection.disconnect()
-            raise
-        return was_down
+        raised, _ = read_answers(self._connection, 2)
+        return raised is not None
