@@ -97,6 +97,8 @@ class DeadLoopFilter(QualityFilter):
         return None
 
     def _circles(self, text: str, density: float | None, cascade: int | None, repetition: float | None) -> str | None:
+        if density is cascade is repetition is None:
+            return None
         doubts = [found.start() for found in DOUBTS.finditer(text)]
         if density is not None and 1000 * len(doubts) > density * len(text):
             return "doubts again and again"
