@@ -21,11 +21,14 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 LOST_AFTER = 5
 
 
-def test_a_killed_rank_is_replaced_to_the_bits_of_a_calm_run_and_what_is_saved_is_sampled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["tensor=2", "pipeline=2"])
+def test_a_killed_rank_is_replaced_to_the_bits_of_a_calm_run_and_what_is_saved_is_sampled(
+    layout: str, tmp_path: Path
+) -> None:
     model = make_tiny_model(
         tmp_path / "tiny", texts=["a tiny text"] * 4, hidden_size=128, layers=2, vocab_size=300, context=256
     )
-    meshes = ("--mesh", "big=cpu,ranks=ray:2,engine=megatron,tensor=2", "--mesh", "samples=cpu,serves=samples")
+    meshes = ("--mesh", f"big=cpu,ranks=ray:2,engine=megatron,{layout}", "--mesh", "samples=cpu,serves=samples")
     with RayCluster(num_nodes=2, cpus_each=1) as cluster:
         settings = {"TWINKLE_RAY_ADDRESS": cluster.address}
         with Served(tmp_path / "home", model=str(model), model_name="tiny", flags=meshes, **settings) as served:

@@ -1,6 +1,6 @@
-"""A worker's engine by Megatron and the fused one at the same operations: ``-m harness.megatron_engine MODEL 2x1x1``.
+"""A worker's engine by Megatron and the fused one at the same work: ``-m harness.megatron_engine MODEL 2x1x1 [RAY]``.
 
-Over two ranks tensors, over one layers and experts.
+Over two ranks tensors, over one layers and experts; on this machine, or on the nodes of a Ray cluster.
 """
 
 import json
@@ -103,10 +103,13 @@ def refused(engine: Any) -> list[str]:
     return [wrong.field, str(engine.has_gradients(adapters[0])), str(engine.has_gradients(adapters[1]))]
 
 
-def main(model: str, layout: str) -> None:
+def main(model: str, layout: str, ray_address: str = "") -> None:
     tp, pp, ep = (int(size) for size in layout.split("x"))
-    parallel = {"tensor_parallel": tp, "pipeline_parallel": pp, "expert_parallel": ep}
-    engine = build_engine(settings_of(model, engine="megatron", ranks=tp * pp * ep, **parallel))
+    places: dict[str, Any] = {"tensor_parallel": tp, "pipeline_parallel": pp, "expert_parallel": ep}
+    places["ranks"] = tp * pp * ep
+    if ray_address:
+        places |= {"ranks": f"ray:{tp * pp * ep}", "ray_address": ray_address}
+    engine = build_engine(settings_of(model, engine="megatron", **places))
     told = {
         **work(engine),
         "refused": refused(engine),

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from harness import megatron_engine
 from harness.megatron_engine import config_of, settings_of, step, work
 from harness.megatron_families import make_family
+from harness.ray_cluster import RayCluster
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import Settings
 from twinkle.workers.process import build_engine
@@ -30,7 +31,12 @@ LAYOUTS = [
         for layout in (
             "qwen3 2x1x1",
             "qwen3 1x2x1",
+            "qwen3 1x2x1 ray",
             "qwen3 2x2x1",
+            "qwen2 2x1x1",
+            "qwen3_5_text 2x1x1",
+            "qwen3_5_moe_text 1x1x2",
+            "deepseek_v2 2x1x1",
             "qwen2_moe 1x1x2",
             "qwen3_moe 2x1x2",
             "deepseek_v3 1x1x2",
@@ -38,7 +44,7 @@ LAYOUTS = [
         )
     ),
 ]
-"""A family of models, and over how many ranks tensors, layers and experts are."""
+"""A family of models, over how many ranks tensors, layers and experts are, and where these are if not here."""
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +60,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return model
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Two nodes, each with room for one rank."""
+    with RayCluster(num_nodes=2, cpus_each=1) as running:
+        yield running
+
+
 @pytest.fixture(scope="module", params=LAYOUTS)
 def found(models: Callable[[str], Path], request: pytest.FixtureRequest) -> dict[str, Any]:
     """What a mesh came to, in a process of its own: Megatron's groups are a process's for good."""
-    family, layout = request.param.split()
+    family, layout, *on_ray = request.param.split()
+    cluster = request.getfixturevalue("cluster") if on_ray else None
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
-        [sys.executable, "-m", megatron_engine.__name__, str(models(family)), layout],
+        [
+            *(sys.executable, "-m", megatron_engine.__name__, str(models(family)), layout),
+            *([] if cluster is None else [cluster.address]),
+        ],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TWINKLE_LOG_LEVEL": "ERROR"},
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.script_run import run_script
-from harness.two_ranks import train
+from harness.two_ranks import LAYOUTS, train
 from twinkle.data_format.answers import ModelOutput
 from twinkle.dataloader import DataLoader
 from twinkle.hub.tiny import make_tiny_model
@@ -24,16 +24,24 @@ TEXTS = ["the quick brown fox jumps over the lazy dog. " * 4]
 
 
 @pytest.mark.usefixtures("on_ray")
-def test_two_workers_give_the_numbers_of_two_ranks_under_torchrun(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "tiny", texts=TEXTS, vocab_size=288, hidden_size=32, layers=1, context=64)
+def test_two_workers_that_share_weights_sequences_or_experts_give_the_numbers_of_two_ranks_under_torchrun(
+    tmp_path: Path,
+) -> None:
+    models_dir = tmp_path / "models"
+    for what in LAYOUTS:
+        family = "qwen3_moe" if what == "experts" else "qwen3"
+        make_tiny_model(
+            models_dir / what, texts=TEXTS, family=family, vocab_size=288, hidden_size=64, layers=1, context=64
+        )
 
-    on_ray = train(str(model), str(tmp_path / "ray"))
+    on_ray = train(models_dir, tmp_path / "ray")
     text = "from harness.two_ranks import main\nmain()\n"
-    ranked = run_script(text, tmp_path / "torchrun", {}, arguments=(str(model),), ranks=2)
+    ranked = run_script(text, tmp_path / "torchrun", {}, arguments=(str(models_dir),), ranks=2)
 
-    assert len(on_ray["steps"]) == 3 and on_ray["weights"]
+    assert all(len(came_to["steps"]) == 3 and came_to["weights"] for came_to in on_ray.values())
     assert on_ray == json.loads((ranked.folder / "came_to.json").read_text())
-    assert (tmp_path / "ray" / "last" / "adapter_model.safetensors").exists()
+    for what in LAYOUTS:
+        assert (tmp_path / "ray" / what / "last" / "adapter_model.safetensors").exists()
 
 
 def make_rows() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A model whose tensors two of Ray's workers share, from a driver that says nothing else of it."""
+"""A model that two of Ray's workers share, from a driver that says nothing else of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.local_ray import RayProcesses
+from harness.megatron_families import make_family
+from harness.megatron_two_ranks import LAYOUTS
 from harness.script_run import run_script
 from harness.training import make_rows
 from twinkle.infra import DeviceGroup, DeviceMesh, runtime
@@ -51,23 +53,22 @@ def test_workers_that_share_tensors_train_like_one_process_and_give_each_row_onc
 
 @pytest.mark.soak
 @pytest.mark.timeout(2 * TIME_LIMIT_S)
-@pytest.mark.parametrize("axis", ["tp_size", "pp_size"])
-def test_two_workers_come_to_the_numbers_of_two_ranks_under_torchrun(
-    axis: str, families_dir: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_workers_come_to_the_numbers_of_two_ranks_under_torchrun(layout: str, tmp_path: Path) -> None:
     """All weights of one model, and the adapters of another."""
     text = "from harness.megatron_two_ranks import main\nmain()\n"
-    folder = str(families_dir / "qwen3")
+    folder = str(tmp_path / "model")
+    make_family(tmp_path / "model", "qwen3_moe" if layout == "experts" else "qwen3")
 
-    on_ray = run_script(text, tmp_path / "ray", RAY, arguments=(folder, axis, "ray"), time_limit_s=TIME_LIMIT_S)
+    on_ray = run_script(text, tmp_path / "ray", RAY, arguments=(folder, layout, "ray"), time_limit_s=TIME_LIMIT_S)
     ranked = run_script(
-        text, tmp_path / "torchrun", {}, arguments=(folder, axis, "local"), ranks=2, time_limit_s=TIME_LIMIT_S
+        text, tmp_path / "torchrun", {}, arguments=(folder, layout, "local"), ranks=2, time_limit_s=TIME_LIMIT_S
     )
 
     ours, theirs = (json.loads((run.folder / "came_to.json").read_text()) for run in (on_ray, ranked))
     assert ours == theirs
     assert all(came_to["steps"] and came_to["weights"] for came_to in ours.values())
-    assert len({came_to["steps"][-1][0] for came_to in ours.values()}) == 3
+    assert len({came_to["steps"][-1][2] for came_to in ours.values()}) == 3
     for name in ("first", "second"):
         files = [run.folder / "output" / name / "adapter_model.safetensors" for run in (on_ray, ranked)]
         assert files[0].read_bytes() == files[1].read_bytes()
