@@ -15,7 +15,7 @@ from twinkle.infra.remote import remote_function
 from twinkle.loss import LOSSES, InfonceLoss, Loss
 from twinkle.loss.base import PlainLoss
 from twinkle.metric import METRICS, Metric
-from twinkle.metric.forwarding import Forwarder
+from twinkle.metric.forwarders import Forwarder
 from twinkle.model.optimizer_group import BatchTemplate, OptimizerGroup, Template
 from twinkle.model.optimizers import DEFAULT_LR, DEFAULT_WEIGHT_DECAY, OptimizerArg, create_optimizer
 from twinkle.module.scheduler import SCHEDULERS

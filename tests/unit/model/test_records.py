@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -102,8 +103,9 @@ def test_the_records_go_on_with_the_training(
 
 
 def test_a_forwarder_that_fails_is_told_once_and_training_goes_on(
-    model: MultiLoraTransformersModel | TransformersModel,
+    model: MultiLoraTransformersModel | TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
     seen, broken = Seen(), Broken()
     with capture_logs() as logs:
         model.report_to(seen, broken)

@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
+from structlog.testing import capture_logs
 
 from harness.models import make_text_model
 from twinkle.core.errors import InvalidInput
@@ -227,6 +228,21 @@ def test_without_vllm_its_sampler_gives_our_own_answers_and_says_so_once(sampler
     assert len(said) == 1 and "twinkle-queue[vllm]" in said[0]
     with pytest.raises(InvalidInput, match="context holds 40"):
         made[0].sample([[5] * 41], PARAMS)
+
+
+def test_keywords_that_samplers_do_not_know_are_named_and_change_nothing(model_id, monkeypatch):
+    monkeypatch.setattr(local, "find_spec", lambda name: None)
+    with capture_logs() as logs:
+        made = TorchSampler(model_id, slot=8), vLLMSampler(model_id, engine_arg={"max_model_len": 40}, seed=3)
+    said = [(line["call"], line["keyword"], line["next"]) for line in logs if line["event"] == "keyword.without_effect"]
+
+    assert said == [
+        ("TorchSampler", "slot", "did you mean slots?"),
+        ("vLLMSampler", "engine_arg", "did you mean engine_args?"),
+        ("vLLMSampler", "seed", "leave it out"),
+    ]
+    one, other = (sampler.sample([[5, 6]], PARAMS).sequences[0].tokens for sampler in made)
+    assert one == other
 
 
 def test_a_template_is_set_as_object_class_or_name_and_a_wrong_one_is_refused(sampler, model_id):
