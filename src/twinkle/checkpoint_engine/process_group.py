@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
-from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from twinkle.checkpoint_engine.base import CheckpointEngine, Topology, Weights
 from twinkle.checkpoint_engine.buckets import BUCKET_BYTES, buckets_of
-from twinkle.checkpoint_engine.carriers import (
-    SENDER,
-    Announced,
-    BroadcastCarrier,
-    Carrier,
-    SharedMemoryCarrier,
-    lost,
-    shared_memory,
-)
-from twinkle.core.errors import SyncFailed
+from twinkle.checkpoint_engine.carriers import BroadcastCarrier, Carrier
+from twinkle.checkpoint_engine.shared_memory import Door, SharedMemoryCarrier, knock, shared_memory
 from twinkle.infra.network import find_node_ip
 
 LOOPBACK = "127.0.0.1"
@@ -39,10 +30,10 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
 
     NCCL carries them where every member has a GPU of its own, memory that all share where they are on one machine, gloo
     elsewhere. The group is beside whatever group the ranks have among themselves. On one machine it stays on the
-    loopback.
+    loopback; by shared memory it needs no network.
 
     Args:
-        bucket_bytes: About how much goes at a time, at most; of shared memory 8 MiB. Two are in memory on each side.
+        bucket_bytes: About how much goes at a time, at most; of shared memory 1 MiB. Two are in memory on each side.
         timeout_s: How long a member waits for another.
         shares_memory: False sends by gloo on one machine too.
     """
@@ -53,22 +44,24 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         self._bucket_bytes = bucket_bytes
         self._shares_memory = shares_memory
         self._timeout = timedelta(seconds=timeout_s)
-        self._doors: dict[str, socket.socket] = {}
-        self._store: Store | None = None
-        self._group: Any = None
+        self._ports: dict[str, socket.socket] = {}
+        self._door: Door | None = None
         self._rank = NOT_A_MEMBER
         self._carrier: Carrier | None = None
 
     def prepare(self) -> Mapping[str, Any]:
         """See :class:`CheckpointEngine`. The sender reserves a port on the loopback and one that other machines see."""
         address = find_node_ip()
+        memory = shared_memory(LEAST_SHARED_BYTES) if self._shares_memory else None
         if self.is_sender:
             # Bound and not listened at: which of them is used shows when all have said where they are.
-            self._doors = {host: _bound(host) for host in dict.fromkeys((LOOPBACK, address))}
-        ports = {host: door.getsockname()[1] for host, door in self._doors.items()}
+            self._ports = {host: _bound(host) for host in dict.fromkeys((LOOPBACK, address))}
+            self._door = None if memory is None else Door()
+        ports = {host: door.getsockname()[1] for host, door in self._ports.items()}
         return {
             "machine": (socket.gethostname(), address),
-            "memory": shared_memory(LEAST_SHARED_BYTES) if self._shares_memory else None,
+            "memory": memory,
+            "door": None if self._door is None else self._door.name,
             "address": address,
             "ports": ports,
             "gpu": _own_gpu(),
@@ -87,6 +80,7 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         shared: dict[str, Any] = {
             "host": host,
             "port": sender["ports"][host],
+            "door": sender["door"],
             "size": len(members),
             "way": _way(members),
         }
@@ -112,6 +106,7 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         host: str = LOOPBACK,
         port: int = 0,
         address: str = LOOPBACK,
+        door: str | None = None,
         way: Way = "gloo",
         **kwargs: Any,
     ) -> None:
@@ -119,28 +114,38 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         self._rank = rank
         if rank == NOT_A_MEMBER:
             return
-        door = self._doors.pop(host, None)
-        self._close_doors()
-        if door is None:
-            self._store = TCPStore(host, port, size, is_master=False, timeout=self._timeout)
+        try:
+            if way == "shared memory":
+                assert door is not None, "a sender that shares memory has a door"
+                self._carrier = self._by_memory(door, size=size)
+            else:
+                self._carrier = self._by_group(way, rank=rank, size=size, host=host, port=port, address=address)
+        finally:
+            self._close_doors()
+
+    def _by_memory(self, door: str, *, size: int) -> Carrier:
+        if self._door is None:
+            return SharedMemoryCarrier([knock(door, timeout=self._timeout)])
+        return SharedMemoryCarrier(self._door.let_in(size - 1, timeout=self._timeout))
+
+    def _by_group(self, way: Way, *, rank: int, size: int, host: str, port: int, address: str) -> Carrier:
+        listener = self._ports.pop(host, None)
+        if listener is None:
+            store = TCPStore(host, port, size, is_master=False, timeout=self._timeout)
         else:
-            door.listen()
-            self._store = TCPStore(
+            listener.listen()
+            store = TCPStore(
                 host,
                 port,
                 size,
                 is_master=True,
                 timeout=self._timeout,
                 wait_for_workers=False,
-                master_listen_fd=door.detach(),
+                master_listen_fd=listener.detach(),
             )
-        group = _group(way, self._store, rank=rank, size=size, address=address, timeout=self._timeout)
-        if way == "shared memory":
-            self._carrier = SharedMemoryCarrier(group, timeout=self._timeout)
-        else:
-            device = torch.device("cuda", torch.cuda.current_device()) if way == "nccl" else torch.device("cpu")
-            self._carrier = BroadcastCarrier(group, device=device, timeout=self._timeout)
-        self._group = group
+        group = _group(way, store, rank=rank, size=size, address=address, timeout=self._timeout)
+        device = torch.device("cuda", torch.cuda.current_device()) if way == "nccl" else torch.device("cpu")
+        return BroadcastCarrier(group, store, device=device, timeout=self._timeout)
 
     def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """See :class:`CheckpointEngine`. An error while a weight is put together is told to those that wait for it."""
@@ -149,12 +154,11 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             for _ in weights:
                 pass
             return
-        announced = _Announcements(self._require_store())
+        carrier = self._require_carrier()
         try:
-            carrier = self._require_carrier()
-            carrier.send(buckets_of(weights, min(self._bucket_bytes, carrier.largest_bucket)), announced.tell)
+            carrier.send(buckets_of(weights, min(self._bucket_bytes, carrier.largest_bucket)))
         except BaseException as error:
-            announced.tell(f"{type(error).__name__}: {error}")
+            carrier.tell_failure(f"{type(error).__name__}: {error}")
             # Ranks beside this one put every weight together still, and need it for that.
             for _ in weights:
                 pass
@@ -166,16 +170,14 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
         Raises:
             SyncFailed: The sender has failed, or is gone.
         """
-        return self._require_carrier().receive(_Announcements(self._require_store()).next)
+        return self._require_carrier().receive()
 
     def finalize(self) -> None:
         """See :class:`CheckpointEngine`: the group ends."""
         self._close_doors()
-        if self._group is not None:
-            self._group.shutdown()
-        self._group = None
+        if self._carrier is not None:
+            self._carrier.close()
         self._carrier = None
-        self._store = None
         self._rank = NOT_A_MEMBER
 
     def _require_carrier(self) -> Carrier:
@@ -183,15 +185,13 @@ class ProcessGroupCheckpointEngine(CheckpointEngine):
             raise RuntimeError("the ranks have not met; call init_process_group first")
         return self._carrier
 
-    def _require_store(self) -> Store:
-        if self._store is None:
-            raise RuntimeError("the ranks have not met; call init_process_group first")
-        return self._store
-
     def _close_doors(self) -> None:
-        for door in self._doors.values():
-            door.close()
-        self._doors = {}
+        for listener in self._ports.values():
+            listener.close()
+        self._ports = {}
+        if self._door is not None:
+            self._door.close()
+        self._door = None
 
 
 def _way(members: Sequence[Mapping[str, Any]]) -> Way:
@@ -203,7 +203,7 @@ def _way(members: Sequence[Mapping[str, Any]]) -> Way:
     return "shared memory" if len(memories) == 1 and None not in memories else "gloo"
 
 
-def _group(way: Way, store: Store, *, rank: int, size: int, address: str, timeout: timedelta) -> Any:
+def _group(way: Way, store: TCPStore, *, rank: int, size: int, address: str, timeout: timedelta) -> Any:
     if way == "nccl":
         from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - torch has it only where it was built with CUDA
 
@@ -217,38 +217,12 @@ def _group(way: Way, store: Store, *, rank: int, size: int, address: str, timeou
 
 
 def _bound(host: str) -> socket.socket:
-    door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    door.bind((host, 0))
-    return door
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    return listener
 
 
 def _own_gpu() -> str | None:
     if not torch.cuda.is_available():
         return None
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
-class _Announcements:
-    """What the sender tells before each bucket, after the last one, and where it fails."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._number = 0
-
-    def tell(self, what: Announced | str | None) -> None:
-        """A bucket; that there are no more; or why not."""
-        told: Any = pickle.dumps(what)  # the stub knows text alone
-        self._store.set(self._key(), told)
-        self._number += 1
-
-    def next(self) -> Announced | None:
-        """What was told next; waits for it."""
-        with lost(SENDER):
-            told: Announced | str | None = pickle.loads(self._store.get(self._key()))
-        if isinstance(told, str):
-            raise SyncFailed(f"{SENDER} could not: {told}")
-        self._number += 1
-        return told
-
-    def _key(self) -> str:
-        return f"bucket/{self._number}"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from twinkle.checkpoint_engine import ProcessGroupCheckpointEngine, carriers
-from twinkle.checkpoint_engine.carriers import SHARED_FOLDER
+from twinkle.checkpoint_engine import ProcessGroupCheckpointEngine, shared_memory
+from twinkle.checkpoint_engine.shared_memory import SHARED_FOLDER
 from twinkle.core.errors import SyncFailed
 
 WEIGHTS = {
@@ -76,7 +76,7 @@ def make_world(request, monkeypatch):
     worlds = []
     # A place of its own in shared memory: what others send meanwhile is theirs.
     folder = tempfile.TemporaryDirectory(prefix="twinkle-test-", dir=SHARED_FOLDER)
-    monkeypatch.setattr(carriers, "SHARED_FOLDER", Path(folder.name))
+    monkeypatch.setattr(shared_memory, "SHARED_FOLDER", Path(folder.name))
 
     def make(*args, **settings):
         worlds.append(World(*args, way=request.param, **settings))
@@ -199,6 +199,7 @@ def test_what_carries_the_weights_follows_from_where_the_ends_are(gpus, machines
             "address": f"10.0.0.{machine}",
             "gpu": gpu,
             "ports": {"127.0.0.1": 1, f"10.0.0.{machine}": 2},
+            "door": "of the sender",
         }
         for gpu, machine in zip(gpus, machines, strict=True)
     ]
