@@ -11,6 +11,8 @@ from twinkle.cli.table import print_table
 from twinkle.core.settings import Settings
 from twinkle.storage.journal.meshes import MeshCensus
 
+_GB = 1e9
+
 
 def show_status(settings: Settings, *, as_json: bool) -> None:
     """Print one row a mesh."""
@@ -23,6 +25,8 @@ def show_status(settings: Settings, *, as_json: bool) -> None:
         columns = ("mesh", "state", "model", "device", "adapters", "parked", "queued", "running", "oldest waits")
         print_table(columns, [_row(mesh) for mesh in meshes])
         for mesh in meshes:
+            if mesh.memory_bytes:
+                say(f"mesh {mesh.name}: {_memory(mesh)}")
             if mesh.trouble is not None:
                 say(f"mesh {mesh.name}: the last worker did not start: {mesh.trouble}")
 
@@ -35,6 +39,12 @@ def is_alive(settings: Settings, mesh: str) -> bool:
 def _census(settings: Settings) -> list[MeshCensus]:
     with opened_journal(settings) as stores:
         return stores.meshes.census()
+
+
+def _memory(mesh: MeshCensus) -> str:
+    """Who holds how much of its device."""
+    held = ", ".join(f"{name} {size / _GB:.2f}" for name, size in mesh.memory_held.items() if size)
+    return f"{sum(mesh.memory_held.values()) / _GB:.2f} of {mesh.memory_bytes / _GB:.2f} GB of memory held: {held}"
 
 
 def _row(mesh: MeshCensus) -> tuple[str, ...]:

@@ -52,6 +52,10 @@ class MeshCapabilities(BaseModel, frozen=True):
     """Adapters that lie ready on its devices at once; those beyond are parked. 0: it has not said."""
     adapter_bytes: int = 0
     """Device memory for adapters that train and for copies that are sampled from. 0: it sets no bound."""
+    memory_bytes: int = 0
+    """Memory of each of its devices that everything on it may take together. 0: it has not said."""
+    memory_held: dict[str, int] = {}
+    """Who holds how much of that on the first of them, by its last word."""
     serves: str = "everything"
     """``everything``; ``samples`` alone: no run is trained on it; ``training`` alone: nothing is sampled on it;
     ``whole-model``: one run at a time, of all the model's weights.

@@ -247,6 +247,15 @@ class PictureEncoder:
             )
         return known
 
+    @property
+    def size_bytes(self) -> int:
+        """What is kept of the device's memory."""
+        return self._num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Forget so many bytes, what was not wanted for the longest time first."""
+        self._shrink(max(0, self._num_bytes - num_bytes))
+
     def clear(self) -> None:
         """Forget everything."""
         self._known.clear()
@@ -287,6 +296,9 @@ class PictureEncoder:
     def _keep(self, key: tuple[str, bytes], features: PictureFeatures) -> None:
         self._known[key] = features
         self._num_bytes += features.size_bytes
-        while self._num_bytes > self._max_bytes:
+        self._shrink(self._max_bytes)
+
+    def _shrink(self, num_bytes: int) -> None:
+        while self._num_bytes > num_bytes:
             _, oldest = self._known.popitem(last=False)
             self._num_bytes -= oldest.size_bytes

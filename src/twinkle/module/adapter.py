@@ -284,6 +284,11 @@ class AdapterPool(Protocol):
         """How large the adapters are that it makes."""
         ...
 
+    @property
+    def size_bytes(self) -> int:
+        """What those that there are hold of the device's memory."""
+        ...
+
     def create_empty(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """One of zeros, to be filled."""
         ...

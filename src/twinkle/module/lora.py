@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from weakref import WeakSet
 
 import torch
 
 from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.errors import InvalidInput
+from twinkle.infra.device_memory import DeviceMemory, unbounded
 from twinkle.module.adapter import (
     AS_LOADED,
     AdapterLayout,
@@ -83,6 +85,7 @@ class LoraPool:
         paths: StoredPaths = AS_LOADED,
         stack_bytes: int = STACK_BYTES,
         device: torch.device | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         self.max_rank = max_rank
         self.product = product
@@ -91,6 +94,9 @@ class LoraPool:
         self._targets = tuple(targets)
         self._device = device or targets[0].weight.device
         self._compute_dtype = targets[0].weight.dtype
+        self._memory = memory or unbounded(self._device)
+        self._memory.add("adapters", self)
+        self._alive: WeakSet[LoraAdapter] = WeakSet()
         self._looped = LoopedProducts(product)
         self._routing = Routing(product, Route((), self._looped))
         self.stacks: AdapterStacks | None = None
@@ -102,6 +108,7 @@ class LoraPool:
                 dtype=self._compute_dtype,
                 limit_bytes=stack_bytes,
             )
+            self._memory.add_guest("stacked adapters", self.stacks)
         for target in targets:
             if target.kind != "unembed" and target.module is model.get_submodule(target.module_path):
                 parent, _, name = target.module_path.rpartition(".")
@@ -161,13 +168,20 @@ class LoraPool:
 
     def create_empty(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """An adapter of zeros, to be filled from a file."""
-        return LoraAdapter(
-            config,
-            self.layout(config),
-            device=self._device,
-            compute_dtype=self._compute_dtype,
-            trainable=trainable,
+        layout = self.layout(config)
+        sizes = self.sizes
+        # What is there only to be quick gives way first.
+        self._memory.make_room((sizes.trained_bytes if trainable else sizes.sampled_bytes)(layout.numel))
+        adapter = LoraAdapter(
+            config, layout, device=self._device, compute_dtype=self._compute_dtype, trainable=trainable
         )
+        self._alive.add(adapter)
+        return adapter
+
+    @property
+    def size_bytes(self) -> int:
+        """What all adapters that there are hold of the device's memory."""
+        return sum(adapter.size_bytes for adapter in self._alive)
 
     def release_stacks(self) -> None:
         """Give back memory that is kept to be quick."""

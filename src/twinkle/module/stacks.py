@@ -159,6 +159,12 @@ class AdapterStacks:
         """Give the memory back."""
         self._kept = []
 
+    def give_back(self, num_bytes: int) -> None:
+        """Give so many bytes back, those of the passes longest ago first."""
+        kept = self.size_bytes - num_bytes
+        while self._kept and self.size_bytes > kept:
+            del self._kept[0]
+
 
 def _views(pair: LoraPair, index: int, num_groups: int, own: LoraPair) -> tuple[torch.Tensor, torch.Tensor]:
     """Where one owner's matrices lie in a stack."""

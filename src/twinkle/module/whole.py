@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
+from weakref import WeakSet
 
 import torch
 
@@ -52,6 +53,7 @@ class WholePool:
     def __init__(self, model: torch.nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
         self.layout = WholeLayout({name: parameter.shape for name, parameter in self._parameters.items()})
+        self._alive: WeakSet[LoraAdapter] = WeakSet()
         self._device = next(iter(self._parameters.values())).device
         self.base = self.create_empty(WHOLE, trainable=False)
         for name, values in self.layout.tensors(self.base.params).items():
@@ -68,7 +70,16 @@ class WholePool:
 
     def create_empty(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """One whose parameters are all zero, for a caller that fills them."""
-        return LoraAdapter(config, self.layout, device=self._device, compute_dtype=torch.float32, trainable=trainable)
+        adapter = LoraAdapter(
+            config, self.layout, device=self._device, compute_dtype=torch.float32, trainable=trainable
+        )
+        self._alive.add(adapter)
+        return adapter
+
+    @property
+    def size_bytes(self) -> int:
+        """What all copies hold of the device's memory, the model's own values aside."""
+        return sum(adapter.size_bytes for adapter in self._alive if adapter is not self.base)
 
     @contextmanager
     def lent(self, adapter: LoraAdapter, gradient: torch.Tensor | None = None) -> Iterator[None]:

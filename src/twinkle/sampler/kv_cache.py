@@ -38,6 +38,12 @@ class SequenceCache:
         """What each layer with a memory remembers of the tokens so far; empty before the first."""
         self._layers_21GCD: dict[int, torch.Tensor] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes."""
+        states = [tensor for state in self.states.values() for tensor in state]
+        return sum(tensor.nbytes for tensor in (*self._layers_21GCD.values(), *states))
+
     def reserve(self, num_tokens: int) -> None:
         """Makes room for ``num_tokens`` in all; never shrinks."""
         blocks = blocks_for(num_tokens)

@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, Segment
-from twinkle.sampler.attention import Piece
+from twinkle.sampler.attention import CachedAttention, Piece
 from twinkle.sampler.kv_cache import BLOCK_TOKENS, SequenceCache, blocks_for
 from twinkle.sampler.prefixes import PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
@@ -197,6 +199,16 @@ def _chunks(progress: RequestProgress, token_budget: int, begun: set[PromptChunk
 
 def _held(active: list[RequestProgress]) -> int:
     return sum(progress.num_blocks for progress in active)
+
+
+def block_bytes(model: FusedLoraModel) -> int:
+    """What a block of a sequence's cache takes, of all layers; found out by a pass over one token."""
+    cache = SequenceCache()
+    cache.reserve(1)
+    token = torch.zeros(1, dtype=torch.int64, device=model.device)
+    attention = CachedAttention([Piece(cache, 0, 1)], model.device)
+    model.run_packed(token, token, [Segment(None, 0, 1)], attention)
+    return cache.size_bytes
 
 
 def slots_within(limit_bytes: int, slots: int, model: FusedLoraModel) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from twinkle.infra.device_memory import DeviceMemory
 from twinkle.model.pictures import Picture
 from twinkle.module.lora import LoraAdapter
 from twinkle.module.packed_states import LayerState
@@ -83,10 +84,15 @@ def chunks_of(
 
 
 class PrefixCache:
-    """Chunks by what they are, within ``max_bytes``; those not wanted for the longest time leave first."""
+    """Chunks by what they are, within ``max_bytes``; those not wanted for the longest time leave first.
 
-    def __init__(self, max_bytes: int) -> None:
+    They are guests of the device's memory: they take of it what nobody else holds, and give way.
+    """
+
+    def __init__(self, max_bytes: int, memory: DeviceMemory) -> None:
         self._max_bytes = max_bytes
+        self._memory = memory
+        memory.add_guest("kept prompts", self)
         self._num_bytes = 0
         self._computed: OrderedDict[PromptChunk, ComputedChunk] = OrderedDict()
 
@@ -99,7 +105,16 @@ class PrefixCache:
         known = self._computed.get(chunk)
         self._num_bytes += computed.size_bytes - (0 if known is None else known.size_bytes)
         self._computed[chunk] = computed
-        self._shrink(self._max_bytes)
+        self._shrink(max(0, min(self._max_bytes, self._num_bytes + self._memory.free_bytes)))
+
+    @property
+    def size_bytes(self) -> int:
+        """What they hold of the device's memory."""
+        return self._num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Forget so many bytes, or all."""
+        self._shrink(max(0, self._num_bytes - num_bytes))
 
     def touch(self, chunks: Sequence[PromptChunk]) -> None:
         """Notes that the chunks of one prompt were wanted: a chunk is of no use without those before it."""

@@ -128,6 +128,12 @@ class RequestProgress:
         blocks = sum(continuation.cache.blocks for continuation in self.running.values())
         return blocks if self.prompt_cache is None else blocks + self.prompt_cache.blocks
 
+    @property
+    def num_bytes(self) -> int:
+        """What its caches take now."""
+        caches = [continuation.cache for continuation in self.running.values()]
+        return sum(cache.size_bytes for cache in (*caches, *filter(None, [self.prompt_cache])))
+
     def start_prompt(self, cache: SequenceCache) -> None:
         """Begins to compute the prompt into ``cache``."""
         self.prompt_cache = cache

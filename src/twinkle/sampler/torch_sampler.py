@@ -89,14 +89,20 @@ class SteppedTorchSampler(SteppedSampler):
                 f"chunk_tokens is {chunk_tokens}; for layers that carry a state it must be a multiple of {CHUNK_TOKENS}"
             )
         self._keeps_prompts = kept_bytes > 0
-        self._prefixes = PrefixCache(kept_bytes)
+        self._prefixes = PrefixCache(kept_bytes, model.memory)
         self._waiting: deque[RequestProgress] = deque()
         self._active: list[RequestProgress] = []  # in order of arrival: the older one has the right to memory
+        model.memory.add("sampled sequences", self)
 
     @property
     def has_work(self) -> bool:
         """See :class:`SteppedSampler`."""
         return bool(self._waiting or self._active)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the sequences under way hold of the device's memory."""
+        return sum(progress.num_bytes for progress in self._active)
 
     @property
     def num_requests(self) -> int:

@@ -241,6 +241,7 @@ class WorkerParts(Generic[State]):
             limit=self._options.max_resident,
             memory=self._memory,
             parked_bytes=self._options.parked_bytes,
+            note_memory=self.keeper.note_memory,
         )
 
     @cached_property

@@ -91,6 +91,10 @@ class Engine(Protocol[State]):
         """What clients may ask of it."""
         ...
 
+    def memory_held(self) -> dict[str, int]:
+        """Who holds how much of the first device's memory, in bytes by name; empty where nobody counts."""
+        ...
+
     def create(self, config: AdapterConfig) -> State:
         """A fresh trainable adapter, wholly determined by ``config``."""
         ...

@@ -35,6 +35,7 @@ class LeaseKeeper:
         self._identity = identity
         self._capabilities = capabilities
         self._lease_s = lease_s
+        self._is_outdated = False
         self._lease: Lease | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._renew_forever, name="lease", daemon=True)
@@ -58,6 +59,12 @@ class LeaseKeeper:
             _log.info("lease.acquired", mesh=self._mesh, epoch=lease.epoch)
         return lease
 
+    def note_memory(self, held: dict[str, int]) -> None:
+        """Say with the next renewal who holds how much of the device's memory, where that has changed."""
+        if self._capabilities is not None and held != self._capabilities.memory_held:
+            self._capabilities = self._capabilities.model_copy(update={"memory_held": held})
+            self._is_outdated = True
+
     def give_up(self) -> None:
         """Another epoch has begun: forget ours."""
         if self._lease is not None:
@@ -78,6 +85,9 @@ class LeaseKeeper:
                 continue
             try:
                 self._meshes.renew(lease, lease_s=self._lease_s)
+                if self._is_outdated and self._capabilities is not None:
+                    self._is_outdated = False
+                    self._meshes.publish(lease, self._capabilities)
             except LeaseLost:
                 if self._lease is lease:
                     self.give_up()

@@ -17,12 +17,12 @@ from twinkle.core.errors import ConfigError, OutOfMemory, TwinkleError
 from twinkle.core.mesh import WHOLE_MODEL, MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.hub.model_path import resolve_model_id
+from twinkle.infra.device_memory import DeviceMemory, free_bytes, unbounded
 from twinkle.infra.platform import Platform
 from twinkle.infra.rank_group import RankGroup
 from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.model.fused.recomputation import free_bytes
 from twinkle.model.fused.step import OutOfStep, is_out_of_memory
 from twinkle.model.whole.core import WholeModelCore
 from twinkle.sampler.none import NoSampler
@@ -31,13 +31,12 @@ from twinkle.sampler.request import DecodeText
 from twinkle.sampler.stepped import SteppedSampler
 from twinkle.sampler.torch_sampler import SteppedTorchSampler
 from twinkle.sampler.vllm.sampler import SteppedVLLMSampler
+from twinkle.workers.shares import ADAPTERS, SEQUENCES, bound_by_base, limit_of, reserve_adapters, reserve_sequences
 from twinkle.workers.threads import thread_limit
 from twinkle.workers.timed_passes import choose_threads
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _LONGEST_REASON = 300
-_ADAPTERS_PART = 0.5
-"""Of the memory that is free once the model is there; the rest is for activations and caches."""
 
 _log = structlog.get_logger()
 
@@ -49,6 +48,8 @@ class ServedModel:
     model: LoraCore
     sampler: SteppedSampler
     capabilities: MeshCapabilities
+    memory: DeviceMemory
+    """Of this rank's device, and who holds what of it."""
     folder: str
     """Where it lies, its tokenizer beside it."""
 
@@ -67,8 +68,10 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
     device = _device_of(settings, ranks)
     Platform.named(settings.device_type).require(device)
     folder = resolve_model_id(settings.model, field="TWINKLE_MODEL")
+    memory = unbounded(torch.device(device))
+    limit_bytes = limit_of(settings, torch.device(device), ranks)
     try:
-        model = _load_model(settings, folder, device, ranks)
+        model = _load_model(settings, folder, device, ranks, memory)
         tokenizer = _load_tokenizer(folder)
     except Exception as error:
         if is_out_of_memory(error):
@@ -77,16 +80,23 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
             raise
         reason = str(error).strip().partition("\n")[0][:_LONGEST_REASON]
         raise ConfigError(f"TWINKLE_MODEL: {settings.model} cannot be loaded: {reason}") from error
+    left = bound_by_base(memory, limit_bytes, model)
     if isinstance(model, WholeModelCore):
+        memory.add(ADAPTERS, model.pool)
         return ServedModel(
-            model=model, sampler=NoSampler(), capabilities=_of_whole_model(settings, model, folder), folder=folder
+            model=model,
+            sampler=NoSampler(),
+            capabilities=_of_whole_model(settings, model, folder, memory),
+            memory=memory,
+            folder=folder,
         )
     sampler: SteppedSampler = NoSampler()
     if isinstance(model, FusedLoraModel):
         decode_text = None if tokenizer is None else _decoder_of(tokenizer)
-        sampler = _make_sampler(settings, model, decode_text=decode_text)
-    # What a sampler of its own takes is taken by now.
-    adapter_bytes = settings.adapter_bytes or _default_adapter_bytes(model, ranks)
+        sampler = _make_sampler(settings, model, memory, left, decode_text=decode_text)
+    else:
+        memory.add(ADAPTERS, model.pool)
+    adapter_bytes = reserve_adapters(memory, settings)
     capabilities = MeshCapabilities(
         base_model=settings.resolved_model_name,
         architecture=model.info.architecture,
@@ -103,16 +113,18 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
         tokenizer_path=_readable_tokenizer_path(folder),
         adapter_sizes=model.pool.sizes,
         adapter_bytes=adapter_bytes,
+        memory_bytes=memory.limit_bytes or 0,
+        memory_held=memory.held,
         serves="everything" if isinstance(model, FusedLoraModel) else "training",
         engine=settings.engine,
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
         expert_parallel=settings.expert_parallel,
     )
-    return ServedModel(model=model, sampler=sampler, capabilities=capabilities, folder=folder)
+    return ServedModel(model=model, sampler=sampler, capabilities=capabilities, memory=memory, folder=folder)
 
 
-def _of_whole_model(settings: Settings, model: WholeModelCore, folder: str) -> MeshCapabilities:
+def _of_whole_model(settings: Settings, model: WholeModelCore, folder: str, memory: DeviceMemory) -> MeshCapabilities:
     return MeshCapabilities(
         base_model=settings.resolved_model_name,
         architecture=model.info.architecture,
@@ -123,14 +135,10 @@ def _of_whole_model(settings: Settings, model: WholeModelCore, folder: str) -> M
         determinism=model.determinism,
         threads=torch.get_num_threads(),
         tokenizer_path=_readable_tokenizer_path(folder),
+        memory_bytes=memory.limit_bytes or 0,
+        memory_held=memory.held,
         serves=WHOLE_MODEL,
     )
-
-
-def _default_adapter_bytes(model: LoraCore, ranks: RankGroup) -> int:
-    free = free_bytes(model.device) * _ADAPTERS_PART
-    # On a CPU all ranks of a machine share its memory.
-    return int(free / ranks.size if model.device.type == "cpu" else free)
 
 
 def _largest_rank(settings: Settings, model: LoraCore, adapter_bytes: int) -> int:
@@ -158,7 +166,7 @@ def _largest_rank(settings: Settings, model: LoraCore, adapter_bytes: int) -> in
     return min(wanted, fits)
 
 
-def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup) -> LoraCore:
+def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup, memory: DeviceMemory) -> LoraCore:
     dtype, tokens_per_pass = _DTYPES[settings.dtype], settings.tokens_per_pass or None
     if settings.engine == "megatron":
         # An extra, and slow to import.
@@ -194,6 +202,7 @@ def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup) 
         dtype=dtype,
         tokens_per_pass=tokens_per_pass,
         activation_bytes=settings.activation_bytes or None,
+        memory=memory,
         ranks=ranks,
         shard=settings.shard == "fsdp",
         prepare=lambda model: None if settings.threads else choose_threads(model, ranks),
@@ -219,16 +228,29 @@ def _is_of_the_model(error: Exception) -> bool:
     return not isinstance(error, ConnectionError | TimeoutError)
 
 
-def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: DecodeText | None) -> SteppedSampler:
+def _make_sampler(
+    settings: Settings, model: FusedLoraModel, memory: DeviceMemory, left: int, *, decode_text: DecodeText | None
+) -> SteppedSampler:
     if settings.sampler == "torch":
         SamplerProbe(model).check()
+        room = reserve_sequences(memory, settings, model, left)
+        if room.max_length < model.info.max_context_length:
+            _log.warning(
+                "worker.samples_limited",
+                max_length=room.max_length,
+                context=model.info.max_context_length,
+                setting="TWINKLE_DEVICE_BYTES",
+            )
         return SteppedTorchSampler(
             model,
             slots=settings.sample_slots,
-            state_bytes=settings.sampler_state_bytes,
+            max_length=room.max_length,
+            kv_tokens=room.kv_tokens,
+            state_bytes=room.state_bytes,
             decode_text=decode_text,
         )
-    return SteppedVLLMSampler(
+    before = free_bytes(model.device)
+    sampler = SteppedVLLMSampler(
         settings.model,
         device=settings.device,
         slots=settings.sample_slots,
@@ -237,6 +259,10 @@ def _make_sampler(settings: Settings, model: FusedLoraModel, *, decode_text: Dec
         decode_text=decode_text,
         never_drawn=() if model.picture_rules is None else model.picture_rules.all_tokens,
     )
+    if model.device.type == "cuda":
+        # vLLM has its weights and its cache from the start; on a CPU it says itself what they take.
+        memory.fix(SEQUENCES, max(0, before - free_bytes(model.device)))
+    return sampler
 
 
 def _device_of(settings: Settings, ranks: RankGroup) -> str:

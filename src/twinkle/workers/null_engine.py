@@ -52,6 +52,10 @@ class NullEngine:
         """What clients may ask of it."""
         return self._capabilities
 
+    def memory_held(self) -> dict[str, int]:
+        """Nothing is held."""
+        return {}
+
     def create(self, config: AdapterConfig) -> NullState:
         """A state that depends on the configuration alone."""
         return NullState(applied=chain("", config.model_dump_json()))

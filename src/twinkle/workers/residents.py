@@ -29,6 +29,9 @@ from twinkle.workers.steps import Steps
 _PINS_KNOWN_S = 1.0
 """How long nobody asks again which adapters are pinned."""
 
+_NOTED_EVERY_S = 5.0
+"""How often it is said who holds how much of the device."""
+
 _log = structlog.get_logger()
 
 
@@ -58,8 +61,11 @@ class Residents(Generic[State]):
         limit: int,
         memory: AdapterMemory,
         parked_bytes: int,
+        note_memory: Callable[[dict[str, int]], None] = lambda held: None,
     ) -> None:
         self._engine = engine
+        self._note_memory = note_memory
+        self._noted_at = 0.0
         self._replay = replay
         self._snapshots = snapshots
         self._adapters = adapters
@@ -176,7 +182,11 @@ class Residents(Generic[State]):
             self._due.add(adapter)
 
     def tend(self) -> None:
-        """Take the snapshots that had to wait for another one."""
+        """Take the snapshots that had to wait for another one, and say now and then who holds the device's memory."""
+        now = self._clock.now()
+        if now >= self._noted_at + _NOTED_EVERY_S:
+            self._noted_at = now
+            self._note_memory(self._engine.memory_held())
         for adapter in [*self._overdue, *self._due]:
             resident = self._residents.get(adapter)
             if resident is None:
@@ -266,6 +276,8 @@ class Residents(Generic[State]):
         excess, excess_bytes = len(together) - self._limit, self._memory.excess(together)
         if excess <= 0 and excess_bytes <= 0:
             return
+        if excess_bytes > 0:
+            _log.info("adapters.too_large_together", excess_bytes=excess_bytes, **self._engine.memory_held())
         for adapter in leaving_first(self._residents, places(), pinned={*adapters, *self._pinned, *self._in_use}):
             if excess <= 0 and excess_bytes <= 0:
                 break

@@ -11,6 +11,7 @@ from twinkle.core.errors import InvalidInput
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.settings import Settings
 from twinkle.core.slices import Slices, finished
+from twinkle.infra.device_memory import DeviceMemory
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.fused.batch_jobs import Work
 from twinkle.model.fused.core import LoraCore
@@ -45,6 +46,7 @@ class TransformersEngine:
     model: LoraCore
     sampler: SteppedSampler
     capabilities: MeshCapabilities
+    memory: DeviceMemory
     folder: str = ""
     """Where the base model lies, its tokenizer beside it."""
 
@@ -61,7 +63,17 @@ class TransformersEngine:
             ConfigError: No model was named, or it cannot be loaded.
         """
         loaded = load_served(settings, ranks)
-        return cls(model=loaded.model, sampler=loaded.sampler, capabilities=loaded.capabilities, folder=loaded.folder)
+        return cls(
+            model=loaded.model,
+            sampler=loaded.sampler,
+            capabilities=loaded.capabilities,
+            memory=loaded.memory,
+            folder=loaded.folder,
+        )
+
+    def memory_held(self) -> dict[str, int]:
+        """By what has made itself known."""
+        return self.memory.held
 
     # -- training -----------------------------------------------------------------------------------------------------
 

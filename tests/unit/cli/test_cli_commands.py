@@ -385,8 +385,12 @@ def test_status_tells_a_live_mesh_from_one_without_worker(twinkle: Twinkle, tmp_
         max_rank=1,
         device="cpu",
         determinism="none",
+        memory_bytes=2 * 10**9,
+        memory_held={"base model": 10**9, "adapters": 5 * 10**8, "pictures": 0},
     )
     meshes.publish(lease, capabilities)
+    text = twinkle("status", "--home", str(tmp_path)).stdout
+    assert "mesh first: 1.50 of 2.00 GB of memory held: base model 1.00, adapters 0.50" in " ".join(text.split())
     rows = json.loads(twinkle("status", "--home", str(tmp_path), "--json").stdout)
     assert [(row["name"], row["alive"], row["base_model"]) for row in rows] == [
         ("first", True, "tiny"),

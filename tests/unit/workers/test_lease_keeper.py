@@ -78,6 +78,13 @@ def test_a_held_lease_is_renewed_and_what_the_mesh_can_do_is_published(
     assert _keeper(meshes, "b").try_acquire() is None
 
 
+def test_who_holds_the_memory_of_the_device_is_said_with_a_renewal(meshes: WatchedMeshes, keeper: LeaseKeeper) -> None:
+    assert keeper.try_acquire() is not None
+    for held in ({"base model": 7}, {"base model": 7, "adapters": 2}):
+        keeper.note_memory(held)
+        wait_until(lambda held=held: meshes.census()[0].memory_held == held, what="word of its memory")
+
+
 def test_who_lost_the_mesh_forgets_its_lease(meshes: WatchedMeshes, keeper: LeaseKeeper) -> None:
     assert keeper.try_acquire() is not None
 

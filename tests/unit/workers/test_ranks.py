@@ -410,6 +410,11 @@ def sample_request() -> SampleRequest:
 def test_what_the_mesh_is_shows_in_its_capabilities(two: RankedEngine) -> None:
     assert two.capabilities.ranks == 2
     assert two.capabilities.determinism != "none"
+    held = two.memory_held()
+    assert 0 < held["base model"] < two.capabilities.memory_bytes
+    adapter = two.create(config())
+    assert two.memory_held()["adapters"] > held["adapters"]
+    del adapter
 
 
 def test_adapters_nobody_refers_to_are_dropped_everywhere(two: RankedEngine) -> None:

@@ -102,11 +102,18 @@ class WorkerSettings(SettingsGroup):
         description="of the frozen weights; auto: float32 on a CPU, bfloat16 elsewhere. bfloat16 on a CPU takes half"
         " the memory, is rounded more and, where the CPU multiplies it (AMX, AVX512-BF16), may be quicker: measure it",
     )
+    device_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="device memory that a rank may take for everything: base model, adapters, activations, what is"
+        " sampled, and what is kept to be quick, which gives way to the others. 0: nine tenths of what is free on an"
+        " accelerator at start; on a CPU four fifths of the machine's memory, or its control group's, for all ranks",
+    )
     activation_bytes: int = Field(
         default=0,
         ge=0,
         description="device memory that a training pass may keep for its way back; the layers of a larger one are"
-        " computed twice instead, to the same bits. 0: four fifths of what is free, on a CPU of half of all memory",
+        " computed twice instead, to the same bits. 0: four fifths of what can be had of TWINKLE_DEVICE_BYTES",
     )
     max_rank: int = Field(default=128, gt=0)
     max_adapters_per_step: int = Field(default=64, gt=0)
@@ -122,8 +129,8 @@ class WorkerSettings(SettingsGroup):
         default=0,
         ge=0,
         description="device memory for adapters: three quarters for those that train, with gradients and moments, a"
-        " quarter for copies that are sampled from; beyond it they are parked before others come. 0: half of what is"
-        " free once the base model is loaded, on a CPU a quarter of all memory",
+        " quarter for copies that are sampled from; beyond it they are parked before others come. 0: half of what"
+        " the base model and what is sampled leave of TWINKLE_DEVICE_BYTES",
     )
     parked_adapter_bytes: int = Field(
         default=4 << 30,

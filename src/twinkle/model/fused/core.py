@@ -34,6 +34,11 @@ class LoraCore(Protocol):
         ...
 
     @property
+    def base_bytes(self) -> int:
+        """What the base model, or this rank's part of it, takes of the device's memory."""
+        ...
+
+    @property
     def determinism(self) -> str:
         """What holds of a job's bits; see :class:`twinkle.core.mesh.MeshCapabilities`."""
         ...

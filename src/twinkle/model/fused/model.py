@@ -16,6 +16,7 @@ from twinkle.core.pictures import PictureRules
 from twinkle.core.slices import Slices, finished
 from twinkle.hub.image_processor import load_image_processor, picture_rules
 from twinkle.hub.support import WITH_PICTURES, check_config
+from twinkle.infra.device_memory import DeviceMemory, bytes_of, unbounded
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.process_group import torch_mesh
 from twinkle.infra.rank_group import ALONE, RankGroup
@@ -37,7 +38,7 @@ from twinkle.model.fused.probe import PackedPath, Probe
 from twinkle.model.fused.recomputation import MEASURED_TOKENS, ActivationSizes, Recomputation
 from twinkle.model.fused.step import FusedStep
 from twinkle.model.fused.training import AdamParams, TrainJob, TrainOutcome
-from twinkle.model.fused.validation import validate_batch, validate_job
+from twinkle.model.fused.validation import JobRules
 from twinkle.model.loading import decoder_of, stored_paths, takes_pictures
 from twinkle.model.parallel.sharding import shard_decoder
 from twinkle.model.pictures import PackedPictures, PictureEncoder
@@ -82,6 +83,7 @@ class FusedLoraModel:
         picture_cache_bytes: Of the device's memory, for what its vision tower has made of pictures.
         activation_bytes: What a training pass may keep for its way back; layers of a larger one are computed twice.
             None: most of what is free on the device, half of the memory of a host.
+        memory: Of its device, for everything that is on it; unbounded if omitted.
         paths: What its modules are called in the files of adapters.
         probe: What it computes untouched; found out if omitted.
     """
@@ -97,6 +99,7 @@ class FusedLoraModel:
         image_processor: Any = None,
         picture_cache_bytes: int = PICTURE_CACHE_BYTES,
         activation_bytes: int | None = None,
+        memory: DeviceMemory | None = None,
         paths: StoredPaths = AS_LOADED,
         probe: Probe | None = None,
     ) -> None:
@@ -113,6 +116,9 @@ class FusedLoraModel:
             self.pictures = PictureEncoder(model, image_processor, rules, max_bytes=picture_cache_bytes)
         unembedding = model.get_output_embeddings()
         self.device: torch.device = unembedding.weight.device
+        self.memory = memory or unbounded(self.device)
+        if self.pictures is not None:
+            self.memory.add_guest("pictures", self.pictures)
         self.ranks = ranks
         mode, product = measure_determinism(self.device, unembedding.weight.dtype)
         self.determinism, product = agreed_product(mode, product, ranks.gather(mode))
@@ -130,7 +136,7 @@ class FusedLoraModel:
         if is_cpu:
             make_rowwise(served, product, config.max_position_embeddings)
         targets = find_targets(model, unembedding, served)
-        self.pool = LoraPool(model, targets, product=product, max_rank=MAX_RANK, paths=paths)
+        self.pool = LoraPool(model, targets, product=product, max_rank=MAX_RANK, paths=paths, memory=self.memory)
         self._head = LossHead(
             unembedding.weight,
             self.pool.unembed_path,
@@ -138,16 +144,21 @@ class FusedLoraModel:
             rows_per_group=rows_per_group(self.device, unembedding.weight.shape[0]),
             form=LogitForm.of(config),
         )
+        self._recomputation = Recomputation(self._decoder, self.memory)
         self.info = model_info(model, name=name, max_rank=MAX_RANK)
+        self._rules = JobRules(
+            vocab_size=self.info.vocab_size,
+            max_context_length=self.info.max_context_length,
+            picture_rules=self.picture_rules,
+            refuse_oversized=self._recomputation.refuse_oversized,
+        )
         num_tokens = tokens_per_pass or TOKENS_PER_PASS.get(self.device.type, TOKENS_PER_PASS_ACCELERATOR)
-        self._recomputation = Recomputation(self._decoder)
         if not shard:  # layers that ranks exchange are gathered for one pass through them
             self._recomputation.measure(
                 self._idle_forward,
                 (*model.parameters(), *model.buffers()),
                 num_tokens=min(MEASURED_TOKENS, self.info.max_context_length),
                 limit_bytes=activation_bytes,
-                device=self.device,
             )
         self.embedding = FusedEmbedding(self._inputs, self._decode, tokens_per_pass=num_tokens, device=self.device)
         self._step = FusedStep(
@@ -208,6 +219,7 @@ class FusedLoraModel:
         prepare: Callable[[Any], None] = lambda model: None,
         picture_cache_bytes: int = PICTURE_CACHE_BYTES,
         activation_bytes: int | None = None,
+        memory: DeviceMemory | None = None,
     ) -> Self:
         """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise.
 
@@ -234,6 +246,7 @@ class FusedLoraModel:
             image_processor=image_processor,
             picture_cache_bytes=picture_cache_bytes,
             activation_bytes=activation_bytes,
+            memory=memory,
             paths=stored_paths(path),
         )
 
@@ -251,6 +264,11 @@ class FusedLoraModel:
     def remembers(self) -> bool:
         """Whether some layers carry a state along the sequence."""
         return self.state_bytes > 0
+
+    @property
+    def base_bytes(self) -> int:
+        """What the base model, or this rank's part of it, takes of the device's memory."""
+        return bytes_of(self.module)
 
     @property
     def activation_sizes(self) -> ActivationSizes | None:
@@ -301,12 +319,7 @@ class FusedLoraModel:
 
     def validate(self, job: TrainJob) -> DatumLoss:
         """Raise ``InvalidInput`` for the first thing wrong with a job; return its loss."""
-        return validate_job(
-            job,
-            vocab_size=self.info.vocab_size,
-            max_context_length=self.info.max_context_length,
-            picture_rules=self.picture_rules,
-        )
+        return self._rules.loss_of(job)
 
     def forward_backward(self, jobs: Sequence[Work]) -> list[TrainOutcome | Exception]:
         """Run jobs of any adapters fused; one result each, in their order.
@@ -318,31 +331,17 @@ class FusedLoraModel:
 
     def passes(self, jobs: Sequence[Work]) -> Slices[list[TrainOutcome | Exception]]:
         """The same a pass at a time. Between two others may be made, of other adapters: these must not be touched."""
-        return run_with_batches(jobs, self._run_jobs, self._judge_batch, self._run_embedded)
+        return run_with_batches(jobs, self._run_jobs, self._rules.judge_batch, self._run_embedded)
 
     def _run_embedded(self, job: TrainJob) -> Slices[TrainOutcome | Exception]:
         return run_embedding_job(job, self.embedding, self.ranks)
 
     def _run_jobs(self, jobs: Sequence[TrainJob]) -> Slices[list[TrainOutcome | Exception]]:
-        runs = start_runs(jobs, [self._loss_or_refusal(job) for job in jobs], self.ranks)
+        runs = start_runs(jobs, [self._rules.loss_or_refusal(job) for job in jobs], self.ranks)
         valid = [run for run in runs if isinstance(run, JobRun)]
         yield from self._step.run(valid)
         settle(valid, self.ranks)
         return [run.commit() if isinstance(run, JobRun) else run for run in runs]
-
-    def _judge_batch(self, job: TrainJob) -> None:
-        validate_batch(
-            job,
-            vocab_size=self.info.vocab_size,
-            max_context_length=self.info.max_context_length,
-            picture_rules=self.picture_rules,
-        )
-
-    def _loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
-        try:
-            return self.validate(job)
-        except InvalidInput as error:
-            return error
 
     def optim_step(self, adapter: LoraAdapter, params: AdamParams) -> dict[str, float]:
         """Apply and clear the accumulated gradients of one adapter."""

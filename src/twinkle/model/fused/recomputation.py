@@ -6,7 +6,6 @@ same: a layer computes what it computed before, for the same rows and adapters.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from twinkle.core.errors import InvalidInput
+from twinkle.infra.device_memory import GB, DeviceMemory
+
 MEASURED_TOKENS = 64
 FREE_PART = 0.8
 """Of the memory that is free: the head and the gradients of activations need some as well."""
@@ -28,7 +30,8 @@ Again = Callable[[], AbstractContextManager[None]]
 class Recomputation:
     """Switches a decoder's layers from keeping activations to computing them anew, in passes that ask for it."""
 
-    def __init__(self, decoder: torch.nn.Module) -> None:
+    def __init__(self, decoder: torch.nn.Module, memory: DeviceMemory) -> None:
+        self._memory = memory
         self._layers = [layer for layer in decoder.modules() if isinstance(layer, GradientCheckpointingLayer)]
         self._budget: ActivationBudget | None = None
 
@@ -44,7 +47,6 @@ class Recomputation:
         *,
         num_tokens: int,
         limit_bytes: int | None,
-        device: torch.device,
     ) -> None:
         """From now on passes that would keep more than the limit are computed twice.
 
@@ -58,17 +60,37 @@ class Recomputation:
         kept = saved.num_bytes / num_tokens
         inputs = len(self._layers) * hidden_TH.shape[1] * hidden_TH.element_size()
         sizes = ActivationSizes(kept=kept, inputs=inputs, layer=kept / len(self._layers))
-        self._budget = ActivationBudget(sizes, limit_bytes=limit_bytes, device=device)
+        self._budget = ActivationBudget(sizes, limit_bytes=limit_bytes, memory=self._memory)
+
+    def refuse_oversized(self, lengths: Sequence[int]) -> None:
+        """Raise ``InvalidInput`` for a datum too long for the device even alone, with each layer computed twice."""
+        most = self._memory.unpromised_bytes
+        if self._budget is None or most is None:
+            return
+        for index, num_tokens in enumerate(lengths):
+            needed = self._budget.sizes.pass_bytes(num_tokens, recomputed=True)
+            if needed > most:
+                raise InvalidInput(
+                    f"data[{index}].model_input",
+                    f"has {num_tokens} tokens, for which a pass holds {needed / GB:.3g} GB even where each layer is"
+                    f" computed twice; send at most {num_tokens * max(most, 0) // needed} tokens. There are at most"
+                    f" {max(most, 0) / GB:.3g} GB for it: {self._memory.told()}",
+                )
 
     def did_not_fit(self, num_tokens: int) -> bool:
         """A pass of so many tokens ran out of memory; whether it is worth another try, which keeps nothing."""
         return self._budget is not None and self._budget.did_not_fit(num_tokens)
 
     def of_pass(self, num_tokens: int, again: Again) -> AbstractContextManager[None]:
-        """What the forward pass over so many tokens is made in; ``again`` is entered to compute layers anew."""
-        if self._budget is None or not torch.is_grad_enabled() or not self._budget.wants_recomputation(num_tokens):
+        """What the forward pass over so many tokens is made in; ``again`` is entered to compute layers anew.
+
+        What is on the device only to be quick gives way before it.
+        """
+        if self._budget is None or not torch.is_grad_enabled():
             return nullcontext()
-        return self._active(again)
+        recomputed = self._budget.wants_recomputation(num_tokens)
+        self._memory.make_room(self._budget.sizes.pass_bytes(num_tokens, recomputed=recomputed))
+        return self._active(again) if recomputed else nullcontext()
 
     @contextmanager
     def _active(self, again: Again) -> Iterator[None]:
@@ -144,14 +166,14 @@ class ActivationBudget:
 
     Args:
         sizes: What passes keep.
-        limit_bytes: What they may keep; None: a part of what is free of the device's memory when it is asked.
-        device: Where they are.
+        limit_bytes: What they may keep; None: a part of what can be had of the device's memory when it is asked.
+        memory: Of the device that they are on.
     """
 
-    def __init__(self, sizes: ActivationSizes, *, limit_bytes: int | None, device: torch.device) -> None:
+    def __init__(self, sizes: ActivationSizes, *, limit_bytes: int | None, memory: DeviceMemory) -> None:
         self.sizes = sizes
         self._limit_bytes = limit_bytes
-        self._device = device
+        self._memory = memory
         self._most_tokens: int | None = None
 
     def wants_recomputation(self, num_tokens: int) -> bool:
@@ -160,7 +182,7 @@ class ActivationBudget:
             return True
         kept = self.sizes.pass_bytes(num_tokens, recomputed=False)
         limit = self._limit_bytes
-        return kept > (free_bytes(self._device) * FREE_PART if limit is None else limit)
+        return kept > (self._memory.obtainable_bytes * FREE_PART if limit is None else limit)
 
     def did_not_fit(self, num_tokens: int) -> bool:
         """A pass of so many tokens ran out of memory; whether it is worth another try, which keeps nothing."""
@@ -168,11 +190,3 @@ class ActivationBudget:
             return False
         self._most_tokens = num_tokens - 1
         return True
-
-
-def free_bytes(device: torch.device) -> int:
-    """What of a device's memory a pass may still take; of a host's, which others use too, half of all there is."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,47 @@ from twinkle.model.pictures import check_pictures
 
 MOST_COMPARISONS = 1 << 24
 """Of a query with a document, in one operation: what compares them keeps a number for each pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRules:
+    """What one model takes: its vocabulary, its context, its pictures, and how long a datum the device has room for.
+
+    ``refuse_oversized`` gets the lengths of a job's datums that are to be trained on, and raises ``InvalidInput``.
+    """
+
+    vocab_size: int
+    max_context_length: int
+    picture_rules: PictureRules | None
+    refuse_oversized: Callable[[Sequence[int]], None]
+
+    def loss_of(self, job: TrainJob) -> DatumLoss:
+        """Raise ``InvalidInput`` for the first thing wrong with a job; return its loss."""
+        return validate_job(
+            job,
+            vocab_size=self.vocab_size,
+            max_context_length=self.max_context_length,
+            picture_rules=self.picture_rules,
+        )
+
+    def loss_or_refusal(self, job: TrainJob) -> DatumLoss | Exception:
+        """The loss of a job, or what is wrong with it. What was accepted once is not refused for its size."""
+        try:
+            loss = self.loss_of(job)
+            if job.backward and not job.is_again:
+                self.refuse_oversized([datum.tokens.size for datum in job.data])
+        except InvalidInput as error:
+            return error
+        return loss
+
+    def judge_batch(self, job: TrainJob) -> None:
+        """Raise ``InvalidInput`` for the first thing wrong with a job of a loss over the batch."""
+        validate_batch(
+            job,
+            vocab_size=self.vocab_size,
+            max_context_length=self.max_context_length,
+            picture_rules=self.picture_rules,
+        )
 
 
 def validate_job(

@@ -14,6 +14,7 @@ import torch
 
 from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.core.slices import Slices
+from twinkle.infra.device_memory import bytes_of
 from twinkle.infra.rank_group import ALONE
 from twinkle.model.device_traits import plain_dtype
 from twinkle.model.fused.adam import adam_step
@@ -99,6 +100,11 @@ class WholeModelCore(OneByOne):
             gradients.append(probe.grad.clone())
             probe.clear_gradients()
         return UNFUSED if torch.equal(*gradients) else "none"
+
+    @property
+    def base_bytes(self) -> int:
+        """See :class:`LoraCore`."""
+        return bytes_of(self.model)
 
     def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """A copy of the model's parameters as they were loaded."""

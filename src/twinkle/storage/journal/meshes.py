@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import LeaseLost
@@ -78,6 +78,9 @@ class MeshCensus:
     trouble: str | None = None
     asked_for: str | None = None
     num_busy: int = 0
+    memory_bytes: int = 0
+    memory_held: dict[str, int] = field(default_factory=dict)
+    """Of its first device, in all and by who holds it, by its worker's last word; nothing where it does not count."""
     """Runs and sampling sessions with unfinished operations."""
 
 
@@ -234,6 +237,8 @@ class Meshes:
                     trouble=mesh.trouble,
                     asked_for=mesh.asked_for,
                     num_busy=0 if queue is None else int(queue.num_busy),
+                    memory_bytes=0 if mesh.capabilities is None else mesh.capabilities.memory_bytes,
+                    memory_held={} if mesh.capabilities is None else mesh.capabilities.memory_held,
                 )
             )
         return found

@@ -357,6 +357,15 @@ class WeightsBytes(Command):
 
 
 @dataclass(frozen=True)
+class MemoryHeld(Command):
+    """Who holds how much of a rank's device."""
+
+    def run(self, member: Member) -> dict[str, int]:
+        """See the engine's ``memory_held``."""
+        return member.engine.memory_held()
+
+
+@dataclass(frozen=True)
 class Snapshot(Command):
     """All that an adapter is."""
 

@@ -38,6 +38,7 @@ from twinkle.workers.ranks.commands import (
     Load,
     LoadInto,
     MakeCall,
+    MemoryHeld,
     NextSlice,
     NoteFailure,
     OptimStep,
@@ -102,6 +103,11 @@ class RankedEngine:
     def capabilities(self) -> MeshCapabilities:
         """What clients may ask of it."""
         return self._world.capabilities
+
+    def memory_held(self) -> dict[str, int]:
+        """On rank 0; the others hold no more."""
+        held: dict[str, int] = self._first(MemoryHeld())
+        return held
 
     # -- training -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from twinkle.core.errors import ConfigError, InvalidInput, OutOfMemory
 from twinkle.core.slices import Slices
 from twinkle.hub.support import check_config
+from twinkle.infra.device_memory import bytes_of
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.rank_group import ALONE, RankGroup
 from twinkle.model.fused.adam import adam_step
@@ -138,6 +139,11 @@ class ServedMegatronModel(OneByOne):
         keeps = jobs.keeps_bits(self.info.architecture, TOLERANCE_FLOAT32 if is_single else TOLERANCE_HALF)
         keeps &= is_single and self.device.type == "cpu"
         return UNFUSED if all(self.ranks.gather(keeps and strict_mode_in_force())) else "none"
+
+    @property
+    def base_bytes(self) -> int:
+        """See :class:`LoraCore`."""
+        return sum(map(bytes_of, self._megatron.pipeline.stages))
 
     def create_adapter(self, config: LoraConfig, *, trainable: bool = True) -> LoraAdapter:
         """A fresh adapter for one tenant, the same as on the fused engine."""
