@@ -20,7 +20,13 @@ from harness.servers import PostgresServer, RedisServer, create_database
 from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade
 
-pytest_plugins = ["harness.surroundings", "harness.limits", "harness.leftovers", "harness.collecting"]
+pytest_plugins = [
+    "harness.surroundings",
+    "harness.limits",
+    "harness.leftovers",
+    "harness.collecting",
+    "harness.together",
+]
 # Examples are drawn on machines of which others take most.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -30,6 +30,9 @@ class Stack:
     def __init__(self, served: Served) -> None:
         self.served = served
         self.home = served.home
+        found = re.search(r"API key +(tml-\S+)", self.console())
+        assert found is not None
+        self.key = found[1]
 
     @property
     def supervisor(self) -> psutil.Process:
@@ -53,7 +56,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One service for all tests that leave it as they found it: it takes seconds to start."""
     flags = ("--engine", "null", "--flower", "--flower-port", "0")
     with Served(tmp_path_factory.mktemp("serve") / "home", model="null", flags=flags) as served:
-        yield Stack(served)
+        stack = Stack(served)
+        yield stack
+        everybody = stack.processes()
+        served.stop()
+        assert are_gone(everybody), "the end after SIGTERM"
+        assert "stopped after" in stack.console()
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:
@@ -63,13 +71,11 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 def test_it_tells_where_everything_is_and_keeps_its_secrets_off_every_command_line(served: Stack) -> None:
     wait_for(lambda: "ready in" in served.console(), deadline_s=BACK_WITHIN_S * busyness(), what="the word ready")
     console = served.console()
-    key = re.search(r"API key +(tml-\S+)", console)
-    assert key is not None
-    answer = httpx.get(f"{served.served.url}/api/v1/get_server_capabilities", headers={"X-API-Key": key[1]})
+    answer = httpx.get(f"{served.served.url}/api/v1/get_server_capabilities", headers={"X-API-Key": served.key})
     assert answer.is_success, answer.text
     assert f"password in {served.home / 'flower-password'}" in console
     secrets = [
-        key[1],
+        served.key,
         (served.home / "flower-password").read_text().strip(),
         re.split(r"[:@]", (served.home / "broker-url").read_text())[2],
     ]
@@ -129,29 +135,17 @@ def test_a_second_serve_on_the_same_home_is_refused_with_the_pid_of_the_first(se
     assert served.is_healthy()
 
 
-def test_it_leaves_no_process_behind_however_it_ends_and_the_home_goes_on(tmp_path: Path) -> None:
-    with Served(tmp_path / "home", model="null", flags=("--engine", "null")) as service:
-        stack = Stack(service)
-        key = re.search(r"API key +(tml-\S+)", stack.console())
-        assert key is not None
+def test_a_killed_supervisor_leaves_no_process_behind_and_the_home_goes_on(served: Stack) -> None:
+    everybody = served.processes()
+    assert len(everybody) >= 6
+    os.kill(served.supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: are_gone(everybody), deadline_s=GONE_WITHIN_S * busyness(), what="the end of all after SIGKILL")
 
-        everybody = stack.processes()
-        assert len(everybody) >= 6
-        os.kill(stack.supervisor.pid, signal.SIGKILL)
-        wait_for(
-            lambda: are_gone(everybody), deadline_s=GONE_WITHIN_S * busyness(), what="the end of all after SIGKILL"
-        )
-
-        service.stop()
-        service.start()
-        assert "API key" not in stack.console()
-        answer = httpx.get(f"{service.url}/api/v1/get_server_capabilities", headers={"X-API-Key": key[1]})
-        assert answer.is_success
-
-        everybody = stack.processes()
-        service.stop()
-        assert are_gone(everybody)
-        assert "stopped after" in stack.console()
+    served.served.stop()
+    served.served.start()
+    assert "API key" not in served.console()
+    answer = httpx.get(f"{served.served.url}/api/v1/get_server_capabilities", headers={"X-API-Key": served.key})
+    assert answer.is_success
 
 
 def test_a_model_that_only_its_worker_can_refuse_ends_the_service_and_nothing_is_started_again(tmp_path: Path) -> None:

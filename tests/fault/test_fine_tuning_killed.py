@@ -55,8 +55,9 @@ POINTS = [
     ("job.claimed", "job.saved:5", "worker.executed:9", "job.worked"),
     *[pytest.param((point,), marks=pytest.mark.soak) for point in ("job.saving:4", "job.saved:2", "job.ended")],
 ]
-# What is drawn, and what a teacher is asked; of pairs, whose jobs are those of plain lines, in soak alone.
-EVERY_DAY = {("the jobs worker", "grpo"), ("the worker", "distill"), ("the jobs worker", "off_policy")}
+# What is drawn, and what a teacher is asked; in soak alone pairs, whose jobs are those of plain lines, and a student's
+# own answers, whose attempts are cut off in tests/unit/jobs/test_reinforcement_interrupted.py every day.
+EVERY_DAY = {("the worker", "grpo"), ("the jobs worker", "off_policy")}
 PARTS_KILLED = [
     pytest.param(part, kind, marks=() if (part, kind) in EVERY_DAY else pytest.mark.soak)
     for part in ("the API", "the worker", "the jobs worker", "the broker")

@@ -244,7 +244,8 @@ def test_a_jobs_worker_that_stood_still_finds_its_job_done_by_another_and_writes
     assert struck.stores.jobs.find(job_id, struck.tenant) == ended, "what it wakes with is no news"
 
 
-@pytest.mark.parametrize("kind", ["sweep", "flow"])
+# A flow whose first job is the sweep: the sweep alone once more in soak.
+@pytest.mark.parametrize("kind", [pytest.param("sweep", marks=pytest.mark.soak), "flow"])
 def test_a_sweep_and_a_flow_go_on_when_the_jobs_worker_is_killed_and_another_one_helps(
     struck: JobsStruck, calm: Job, kind: str
 ) -> None:

@@ -18,7 +18,8 @@ import pytest
 import tinker
 from tinker.lib import internal_client_holder
 
-_GRACE_S = 5.0
+_GRACE_INI = "leftovers_grace"
+_DEFAULT_GRACE_S = 5.0
 _POLL_S = 0.01
 _HEARTBEAT = "InternalClientHolder._session_heartbeat"
 # Pools of servers that outlive a test, and of libraries: they grow when they are asked, and end with what has them.
@@ -66,7 +67,8 @@ def close_sdk_clients(clients: Collection[tinker.ServiceClient]) -> None:
 class Leftovers:
     """The threads there are, and which of them a fixture answers for."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
         self._known = _threads()
         self._of_fixtures: Threads = set()
         self._known_sessions: set[str] = set()
@@ -89,14 +91,14 @@ class Leftovers:
         try:
             return (yield)
         finally:
-            left = _left(lambda: _threads() - self._known - self._of_fixtures)
+            left = self._left(lambda: _threads() - self._known - self._of_fixtures)
             self._known = _threads()
             if nextitem is None or nextitem.path != item.path:
                 self._end_sdk_sessions(item)
             _require_none(left, f"the test {item.name!r}")
 
     def _end_fixture(self, fixturedef: pytest.FixtureDef[object], own: Threads) -> None:
-        left = _left(lambda: own & _threads())
+        left = self._left(lambda: own & _threads())
         self._of_fixtures -= own
         self._known |= left
         _require_none(left, f"the fixture {fixturedef.argname!r}")
@@ -104,14 +106,25 @@ class Leftovers:
     def _end_sdk_sessions(self, item: pytest.Item) -> None:
         close_sdk_clients(_lent)
         _lent.clear()
-        left = _left(lambda: set(_beating_sessions()) - self._known_sessions)
+        left = self._left(lambda: set(_beating_sessions()) - self._known_sessions)
         self._known_sessions |= left
         if left:
             pytest.fail(f"{item.path.name} leaves sessions of the SDK open: {', '.join(sorted(left))}", pytrace=False)
 
+    def _left(self, look: Callable[[], set[Any]]) -> set[Any]:
+        """What is there still after the time it takes to end."""
+        ends_at = time.monotonic() + self._grace_s
+        while (left := look()) and time.monotonic() < ends_at:
+            time.sleep(_POLL_S)
+        return left
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(_GRACE_INI, "seconds that what is left behind has to end", default=str(_DEFAULT_GRACE_S))
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Leftovers())
+    config.pluginmanager.register(Leftovers(float(config.getini(_GRACE_INI))))
 
 
 def _threads() -> Threads:
@@ -129,14 +142,6 @@ def _beating_sessions() -> Iterator[str]:
         coroutine = task.get_coro()
         if coroutine is not None and coroutine.__qualname__ == _HEARTBEAT and coroutine.cr_frame is not None:
             yield str(coroutine.cr_frame.f_locals["session_id"])
-
-
-def _left(look: Callable[[], set[Any]]) -> set[Any]:
-    """What is there still after the time it takes to end."""
-    ends_at = time.monotonic() + _GRACE_S
-    while (left := look()) and time.monotonic() < ends_at:
-        time.sleep(_POLL_S)
-    return left
 
 
 def _require_none(left: Threads, whose: str) -> None:

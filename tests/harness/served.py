@@ -55,6 +55,8 @@ class Served:
             "PYTHONUNBUFFERED": "1",
             "TWINKLE_LEASE_S": "4",
             "TWINKLE_THREADS": "1",
+            # Who is killed again and again is soon back.
+            "TWINKLE_RESTART_PAUSE_S": "1",
             **settings,
         }
         self._log = home.parent / f"{home.name}-serve.log"

@@ -120,10 +120,11 @@ def server(
 
     TWINKLE_DATABASE_URL=postgresql://... TWINKLE_REDIS_URL=redis://... twinkle server --host 0.0.0.0
     """
+    settings = settings_of_service(home=home, host=host, port=port)
     with without_collector():
         from twinkle.server.run import serve_api
 
-    serve_api(settings_of_service(home=home, host=host, port=port))
+    serve_api(settings)
 
 
 @app.command()
@@ -153,10 +154,6 @@ def worker(
     twinkle worker --mesh first --model ./my-model --device cuda:0
     twinkle worker --mesh big --model ./my-model --device cuda --ranks ray:8
     """
-    with without_collector():
-        from twinkle.core.errors import ConfigError
-        from twinkle.workers.entry import run_worker, wait_refused
-
     settings = settings_of_service(
         mesh=mesh,
         model=model,
@@ -166,6 +163,10 @@ def worker(
         engine=engine,
         home=home,
     )
+    with without_collector():
+        from twinkle.core.errors import ConfigError
+        from twinkle.workers.entry import run_worker, wait_refused
+
     try:
         code = run_worker(settings)
     except ConfigError as error:
@@ -181,10 +182,11 @@ def housekeeping(home: HomeFlag = None) -> None:
 
     twinkle housekeeping
     """
+    settings = settings_of_service(home=home)
     with without_collector():
         from twinkle.tasks.housekeeping import run_housekeeping
 
-    raise SystemExit(run_housekeeping(settings_of_service(home=home)))
+    raise SystemExit(run_housekeeping(settings))
 
 
 @app.command()
@@ -193,10 +195,11 @@ def jobs_worker(home: HomeFlag = None) -> None:
 
     twinkle jobs-worker
     """
+    settings = settings_of_service(home=home)
     with without_collector():
         from twinkle.workers.jobs.process import run_jobs_worker
 
-    raise SystemExit(run_jobs_worker(settings_of_service(home=home)))
+    raise SystemExit(run_jobs_worker(settings))
 
 
 @app.command()
@@ -205,10 +208,11 @@ def processors(home: HomeFlag = None) -> None:
 
     twinkle processors
     """
+    settings = settings_of_service(home=home)
     with without_collector():
         from twinkle.workers.processors.serving import run_processors
 
-    raise SystemExit(run_processors(settings_of_service(home=home)))
+    raise SystemExit(run_processors(settings))
 
 
 @app.command()

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from twinkle.cli.broker import Broker
 from twinkle.cli.child_secrets import API, BROKER, FLOWER, HOUSEKEEPING, JOBS, WORKER, Secret, only_its_own
@@ -158,23 +157,22 @@ def flag_of(mesh: MeshPlan) -> str:
 
 def plan_stack(settings: Settings, meshes: list[MeshPlan], broker: Broker | None, *, with_flower: bool) -> Stack:
     """Lay out the processes. ``broker`` is ``None`` when the settings name one that is already there."""
-    home = settings.home
     workers = [worker_spec(settings, mesh) for mesh in meshes]
-    workers.append(_command(home, "housekeeping", ("housekeeping",), _env(settings, HOUSEKEEPING), _DRAIN_S))
-    workers.append(_command(home, "jobs", ("jobs-worker",), _env(settings, JOBS), _DRAIN_S))
+    workers.append(_command(settings, "housekeeping", ("housekeeping",), _env(settings, HOUSEKEEPING), _DRAIN_S))
+    workers.append(_command(settings, "jobs", ("jobs-worker",), _env(settings, JOBS), _DRAIN_S))
     if with_flower:
-        workers.append(_command(home, "flower", ("flower",), _env(settings, FLOWER), _API_STOP_S))
+        workers.append(_command(settings, "flower", ("flower",), _env(settings, FLOWER), _API_STOP_S))
     return Stack(
-        api=_command(home, "api", ("server",), {**GIVES_MEMORY_BACK, **_env(settings, API)}, _API_STOP_S),
+        api=_command(settings, "api", ("server",), {**GIVES_MEMORY_BACK, **_env(settings, API)}, _API_STOP_S),
         workers=tuple(workers),
-        broker=None if broker is None else broker_spec(home, broker),
+        broker=None if broker is None else broker_spec(settings, broker),
     )
 
 
 def worker_spec(settings: Settings, mesh: MeshPlan) -> ChildSpec:
     """How the worker of a mesh runs."""
     env = _env(settings, WORKER) | {_VARIABLES[part]: value for part, value in mesh.own.items()}
-    return _command(settings.home, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S)
+    return _command(settings, f"{WORKER_PREFIX}{mesh.name}", _worker(mesh), env, _DRAIN_S)
 
 
 def _worker(mesh: MeshPlan) -> tuple[str, ...]:
@@ -183,14 +181,15 @@ def _worker(mesh: MeshPlan) -> tuple[str, ...]:
     return ("worker", *place, *ranks, "--model", mesh.model, "--model-name", mesh.model_name)
 
 
-def broker_spec(home: Path, broker: Broker) -> ChildSpec:
+def broker_spec(settings: Settings, broker: Broker) -> ChildSpec:
     """How the broker runs. It needs none of our settings."""
     return ChildSpec(
         name="broker",
         argv=broker.argv,
         env=only_its_own(_inherited(), BROKER),
-        log=logs_of(home) / "broker.log",
+        log=logs_of(settings.home) / "broker.log",
         stop_timeout_s=_BROKER_STOP_S,
+        longest_pause_s=settings.restart_pause_s,
     )
 
 
@@ -209,12 +208,13 @@ def _is_setting(name: str) -> bool:
 
 
 def _command(
-    home: Path, name: str, command: tuple[str, ...], env: Mapping[str, str], stop_timeout_s: float
+    settings: Settings, name: str, command: tuple[str, ...], env: Mapping[str, str], stop_timeout_s: float
 ) -> ChildSpec:
     return ChildSpec(
         name=name,
         argv=(sys.executable, "-m", "twinkle.cli", *command),
         env=env,
-        log=logs_of(home) / f"{name}.log",
+        log=logs_of(settings.home) / f"{name}.log",
         stop_timeout_s=stop_timeout_s,
+        longest_pause_s=settings.restart_pause_s,
     )

@@ -20,11 +20,10 @@ from twinkle.core.parent_death import dies_with
 Say = Callable[[str], None]
 
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
 _FORGIVEN_AFTER_S = 10.0
 _REFUSED_PAUSE_S = 1.0
 _MOST_QUICK_FALLS = 8
-"""In a row: about a minute and a half of pauses."""
+"""In a row: about a minute and a half of pauses, unless they are to be shorter."""
 _LOG_BYTES = 20 * 2**20
 _LAST_WORDS_BYTES = 4096
 _GUARD = Path(__file__).with_name("guard.py")
@@ -39,12 +38,14 @@ class ChildSpec:
     env: Mapping[str, str]
     log: Path
     stop_timeout_s: float
+    longest_pause_s: float
 
 
 @dataclass
 class BackOff:
     """The pause before a restart: doubling, and forgotten once a process has lived for a while."""
 
+    longest_s: float
     pause_s: float = _FIRST_PAUSE_S
     _quick_falls: int = 0
 
@@ -62,7 +63,7 @@ class BackOff:
         """The pause for a process that ended after ``lived_s`` seconds."""
         if lived_s >= _FORGIVEN_AFTER_S:
             self.pause_s = _FIRST_PAUSE_S
-        pause, self.pause_s = self.pause_s, min(self.pause_s * 2, _LONGEST_PAUSE_S)
+        pause, self.pause_s = min(self.pause_s, self.longest_s), min(self.pause_s * 2, self.longest_s)
         return pause
 
 
@@ -135,7 +136,10 @@ class Child:
     _process: Process | None = None
     _watch: asyncio.Task[None] | None = None
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    _back_off: BackOff = field(default_factory=BackOff)
+    _back_off: BackOff = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._back_off = BackOff(self.spec.longest_pause_s)
 
     @property
     def pid(self) -> int | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from harness.hub_world import HubWorld, make_hub_world
 from harness.seeds import DEFAULT_FOLDER, FOLDER_VARIABLE, Script, scripts_of, seeds_folder
+from harness.served import Served
+
+SERVED_AS = "Qwen/Qwen3.5-4B"
+BY_ID, TEXT_BY_ID = f"ms://{SERVED_AS}", "ms://Qwen/Qwen3-4B"
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +29,19 @@ def scripts() -> list[Script]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> HubWorld:
     """Caches with everything that the scripts here ask for."""
     return make_hub_world(tmp_path_factory.mktemp("hubs"))
+
+
+@pytest.fixture(scope="package")
+def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Its model is one of a hub, by id; the cache has it, and there is no network."""
+    home = tmp_path_factory.mktemp("documents") / "home"
+    with Served(home, model=BY_ID, model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+        yield it
+
+
+@pytest.fixture(scope="package")
+def text_service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same with a model of text: one with random weights draws the tokens that stand for pictures, too."""
+    home = tmp_path_factory.mktemp("text") / "home"
+    with Served(home, model=TEXT_BY_ID, model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
+        yield it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,13 @@ from harness.served import Served
 from twinkle_client import TwinkleClient
 from twinkle_client.sampler import vLLMSampler
 
+from .conftest import SERVED_AS
+
 SCRIPT = "000:60"
-SERVED_AS = "Qwen/Qwen3.5-4B"
 ROWS = 160
 BATCH = 8
 _IMPORT = r"^from twinkle(?=[ .])"
-
-
-@pytest.fixture(scope="module")
-def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("moved") / "home"
-    model = world.model("qwen3_5")
-    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
-        yield it
+_STEPS = "SELECT COUNT(*) FROM operation WHERE kind = 'optim_step' AND state = 'done'"
 
 
 def moved(script: Script, url: str, *, stays: str = "") -> str:
@@ -43,7 +36,7 @@ def moved(script: Script, url: str, *, stays: str = "") -> str:
 def test_the_script_of_one_gpu_trains_at_a_server_when_its_import_paths_change(
     service: Served, scripts: list[Script], world: HubWorld, tmp_path: Path, stays: str
 ) -> None:
-    before = len(service.query("SELECT name FROM checkpoint"))
+    before, steps_before = len(service.query("SELECT name FROM checkpoint")), service.query(_STEPS)[0][0]
     (script,) = [script for script in scripts if script.name == SCRIPT]
 
     run = run_script(moved(script, service.url, stays=stays), tmp_path, world.environment)
@@ -51,8 +44,7 @@ def test_the_script_of_one_gpu_trains_at_a_server_when_its_import_paths_change(
     assert [(told.step, told.steps) for told in run.progress] == [(0, ROWS // BATCH)]
     saved = [name for (name,) in service.query("SELECT name FROM checkpoint")]
     assert len(saved) == before + 1 and "last-checkpoint" in saved[-1]
-    done = service.query("SELECT COUNT(*) FROM operation WHERE kind = 'optim_step' AND state = 'done'")
-    assert done[0][0] >= ROWS // BATCH
+    assert service.query(_STEPS)[0][0] - steps_before >= ROWS // BATCH
 
 
 def test_a_conversation_is_continued_piece_by_piece_as_it_is_in_one(service: Served) -> None:

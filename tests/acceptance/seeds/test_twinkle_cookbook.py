@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,25 +14,18 @@ from harness.hub_world import HubWorld
 from harness.script_run import Run, run_script
 from harness.served import Served
 
+from .conftest import SERVED_AS
+
 SCRIPTS = Path(__file__).resolve().parents[3] / "cookbook" / "client" / "twinkle" / "self_host"
-SERVED_AS = "Qwen/Qwen3.5-4B"
 RunCookbook = Callable[..., Run]
 
 
-@pytest.fixture(scope="module")
-def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("cookbook") / "home"
-    model = world.model("qwen3")
-    with Served(home, model=str(model), model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
-        yield it
-
-
 @pytest.fixture
-def run_cookbook(service: Served, world: HubWorld, tmp_path: Path) -> RunCookbook:
+def run_cookbook(text_service: Served, world: HubWorld, tmp_path: Path) -> RunCookbook:
     """Runs a client script of the cookbook in this test's folder."""
 
     def run(name: str, *, folder: str = "run", **settings: str) -> Run:
-        settings["TWINKLE_SERVER_URL"] = service.url
+        settings["TWINKLE_SERVER_URL"] = text_service.url
         return run_script((SCRIPTS / name).read_text(), tmp_path / folder, {**world.environment, **settings})
 
     return run
@@ -53,7 +46,7 @@ def weights(service: Served, path: str) -> dict[str, torch.Tensor]:
 
 
 def test_a_model_learns_its_name_goes_on_to_the_bit_after_a_stop_and_is_asked(
-    run_cookbook: RunCookbook, service: Served
+    run_cookbook: RunCookbook, text_service: Served
 ) -> None:
     few = {"NUM_ROWS": "48", "LEARNING_RATE": "1e-2", "SAVE_EVERY": "6", "LOG_EVERY": "1"}
     whole = run_cookbook("self_congnition.py", **few)
@@ -63,7 +56,7 @@ def test_a_model_learns_its_name_goes_on_to_the_bit_after_a_stop_and_is_asked(
     assert whole.progress[-1].loss < 0.8 * whole.progress[0].loss
     assert [path.rsplit("/", 1)[1] for path in saved(whole)] == ["step-6", "step-12", "last"]
     assert [told.loss for told in whole.progress][6:] == [told.loss for told in resumed.progress]
-    one, other = (weights(service, saved(run)[-1]) for run in (whole, resumed))
+    one, other = (weights(text_service, saved(run)[-1]) for run in (whole, resumed))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert resumed.progress[0].step == 6
     assert len(re.findall(r"Answer \d \((length|stop)\)", asked.output)) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ from harness.script_run import Run, run_script
 from harness.seeds import Script, at_server
 from harness.served import Served
 
-SERVED_AS = "Qwen/Qwen3.5-4B"
-BY_ID, TEXT_BY_ID = f"ms://{SERVED_AS}", "ms://Qwen/Qwen3-4B"
+from .conftest import BY_ID, SERVED_AS
+
 SIZES = {
     r"data_slice=range\(500\)": "data_slice=range(24)",
     r"MAX_NEW_TOKENS = 1024": "MAX_NEW_TOKENS = 6",
@@ -38,22 +38,6 @@ twinkle.reward.FormatReward = FormatReward
 """A tiny model never writes what the documents reward; without differences there is nothing to learn."""
 
 RunClient = Callable[..., Run]
-
-
-@pytest.fixture(scope="module")
-def service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Its model is one of a hub, by id; the cache has it, and there is no network."""
-    home = tmp_path_factory.mktemp("documents") / "home"
-    with Served(home, model=BY_ID, model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
-        yield it
-
-
-@pytest.fixture(scope="module")
-def text_service(world: HubWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The same with a model of text: one with random weights draws the tokens that stand for pictures, too."""
-    home = tmp_path_factory.mktemp("text") / "home"
-    with Served(home, model=TEXT_BY_ID, model_name=SERVED_AS, flags=("--any-key",), **world.environment) as it:
-        yield it
 
 
 @pytest.fixture

@@ -46,10 +46,15 @@ def run_short(output: Path, *parts: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.timeout(900)
-def test_it_measures_and_says_on_what(tmp_path: Path) -> None:
-    result = run_short(tmp_path / "cpu.json", "switching")
+def test_it_measures_and_says_on_what(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "cpu.json"
+    asked = ["gpu.py", "--device", "cpu", "--short", "--parts", "switching", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", asked)
 
+    code = gpu.main()
+
+    result = json.loads(output.read_text())
+    assert code == 0
     assert result["machine"]["device"] == "cpu"
     assert result["switching"][0]["unpark"] > 0
 
@@ -126,8 +131,10 @@ def test_its_tests_are_found_without_the_other_tests_fixtures() -> None:
     tests = REPOSITORY / "tests" / "gpu"
     command = [sys.executable, "-m", "pytest", "-c", tests / "pytest.ini", "--confcutdir", tests, tests, "-m", "gpu"]
 
+    # With pytest's own plugins alone, as where nothing but pytest is installed.
+    environment = {**ENVIRONMENT, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
-        [*command, "--collect-only", "-q"], env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=170
+        [*command, "--collect-only", "-q"], env=environment, capture_output=True, text=True, check=False, timeout=170
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -170,11 +177,11 @@ def test_a_part_that_no_time_is_left_for_is_named(gpu: ModuleType, tmp_path: Pat
     assert json.loads(run.output.read_text()) == {"late": {"skipped": "1 s were left"}}
 
 
-def test_without_a_device_it_says_so() -> None:
-    command = [sys.executable, REPOSITORY / "benchmarks" / "gpu.py"]
-    environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
+def test_without_a_device_it_says_so(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=170)
-
-    assert done.returncode == 2
-    assert "no CUDA device" in done.stderr
+    assert gpu.main() == 2
+    assert "no CUDA device" in capsys.readouterr().err

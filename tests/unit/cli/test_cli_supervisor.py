@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,7 @@ def spec(tmp_path: Path, code: str, *arguments: str, stop_timeout_s: float = 10.
         env=dict(os.environ),
         log=tmp_path / "child.log",
         stop_timeout_s=stop_timeout_s,
+        longest_pause_s=30.0,
     )
 
 
@@ -68,10 +70,15 @@ def is_running(pid: int) -> bool:
 
 
 def test_the_pause_doubles_up_to_half_a_minute_and_is_forgotten_after_ten_seconds_of_life() -> None:
-    back_off = BackOff()
+    back_off = BackOff(longest_s=30.0)
     assert [back_off.after(0.1) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
     assert back_off.after(10.0) == 0.5
     assert back_off.after(1.0) == 1
+
+
+def test_an_operator_may_have_shorter_pauses() -> None:
+    back_off = BackOff(longest_s=1.5)
+    assert [back_off.after(0.1) for _ in range(4)] == [0.5, 1, 1.5, 1.5]
 
 
 async def test_a_killed_child_comes_back_and_it_is_said(tmp_path: Path, guard: Guard) -> None:
@@ -204,7 +211,7 @@ async def test_nothing_is_left_when_the_supervisor_is_killed_outright(tmp_path: 
         async def main():
             spec = ChildSpec(name="child", argv=(sys.executable, "-c", {WITH_GRANDCHILD!r}, {str(pids)!r}),
                              env=dict(os.environ), log=pathlib.Path({str(tmp_path / "child.log")!r}),
-                             stop_timeout_s=5)
+                             stop_timeout_s=5, longest_pause_s=30)
             await Child(spec, Guard(), print).start()
             await asyncio.sleep(600)
         asyncio.run(main())
@@ -223,13 +230,11 @@ async def test_nothing_is_left_when_the_supervisor_is_killed_outright(tmp_path: 
     await until(lambda: not any(is_running(pid) for pid in (leader, grandchild, guard_pid)))
 
 
-async def test_a_child_that_falls_again_and_again_is_given_up(
-    tmp_path: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twinkle.cli.supervisor._LONGEST_PAUSE_S", 0.0)
+async def test_a_child_that_falls_again_and_again_is_given_up(tmp_path: Path, guard: Guard) -> None:
     said: list[str] = []
     falls: list[Fall] = []
-    child = Child(spec(tmp_path, "raise SystemExit('no such file')"), guard, said.append, falls.append)
+    hasty = replace(spec(tmp_path, "raise SystemExit('no such file')"), longest_pause_s=0.0)
+    child = Child(hasty, guard, said.append, falls.append)
     await child.start()
     await until(lambda: any("not started again" in line for line in said))
 
@@ -239,7 +244,7 @@ async def test_a_child_that_falls_again_and_again_is_given_up(
 
 
 def test_what_only_has_to_wait_is_never_given_up() -> None:
-    back_off = BackOff()
+    back_off = BackOff(longest_s=30.0)
     waits = Fall(name="api", exit_code=EXIT_TRY_AGAIN, lived_s=0.1, last_words="the database is away")
     assert {back_off.num_quick_falls(waits) for _ in range(100)} == {0}
 

@@ -22,7 +22,6 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import CPU, CUDA
 from twinkle.server.run import serve_api
 from twinkle.storage.blobs import FolderStore
-from twinkle.storage.schema import upgrade
 from twinkle.storage.stores import Stores
 from twinkle.tasks.housekeeping import run_housekeeping
 from twinkle.tasks.surroundings import check_surroundings
@@ -134,9 +133,9 @@ def test_what_no_waiting_mends_ends_in_one_line_by_its_setting(
 
 @pytest.mark.parametrize("command", [("housekeeping",), ("jobs-worker",), ("worker", "--engine", "null")], ids=" ".join)
 def test_a_process_without_a_broker_refuses_instead_of_trying_one_of_its_own(
-    tmp_path: Path, command: tuple[str, ...]
+    tmp_path: Path, sqlite_url: str, command: tuple[str, ...]
 ) -> None:
-    start("keys", "create", "--tenant", "alice", HOME=str(tmp_path))
+    assert sqlite_url == f"sqlite:///{tmp_path}/journal.db", "the journal of this home"
 
     done = start(*command, HOME=str(tmp_path), MODEL_NAME="m")
 
@@ -228,10 +227,9 @@ def test_an_api_whose_secret_is_not_that_of_the_one_that_runs_is_refused_by_the_
 
 
 def test_a_worker_that_is_killed_at_every_start_gives_up_with_the_reason_which_status_tells(
-    tmp_path: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sqlite_url: str, redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stores = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock())
-    upgrade(stores.engine)
+    stores = Stores.at(sqlite_url, SystemClock())
     (tmp_path / "points").mkdir()
     (tmp_path / "points" / "worker.started").write_text("0 KILL")
 
@@ -265,12 +263,17 @@ def test_a_worker_that_is_killed_at_every_start_gives_up_with_the_reason_which_s
     ids=["device", "weights"],
 )
 def test_a_worker_that_cannot_compute_says_why_on_the_terminal_and_in_status_and_ends(
-    tmp_path: Path, redis_url: str, capsys: pytest.CaptureFixture[str], device: str, is_damaged: bool, says: str
+    tmp_path: Path,
+    sqlite_url: str,
+    redis_url: str,
+    capsys: pytest.CaptureFixture[str],
+    device: str,
+    is_damaged: bool,
+    says: str,
 ) -> None:
     if not is_damaged and CUDA.num_devices():
         pytest.skip("this machine has what is to be missing")
-    stores = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock())
-    upgrade(stores.engine)
+    stores = Stores.at(sqlite_url, SystemClock())
     model = make_text_model(tmp_path / "model")
     if is_damaged:
         weights = model / "model.safetensors"
@@ -293,9 +296,8 @@ def test_a_worker_that_cannot_compute_says_why_on_the_terminal_and_in_status_and
     assert "mesh first: the last worker did not start" in told and says in " ".join(told.split())
 
 
-def test_the_trouble_of_a_mesh_is_forgotten_once_a_worker_has_taken_it(tmp_path: Path) -> None:
-    stores = Stores.at(f"sqlite:///{tmp_path}/journal.db", SystemClock())
-    upgrade(stores.engine)
+def test_the_trouble_of_a_mesh_is_forgotten_once_a_worker_has_taken_it(sqlite_url: str) -> None:
+    stores = Stores.at(sqlite_url, SystemClock())
     stores.meshes.note_trouble("first", "no device")
     before = [mesh.trouble for mesh in stores.meshes.census()]
     stores.meshes.acquire("first", ProcessIdentity.current(), lease_s=60)
@@ -326,13 +328,21 @@ def test_the_pauses_between_starts_grow_and_a_start_that_ends_well_begins_anew(
     [(("keys", "list"), "server"), (("housekeeping",), "server"), (("server",), "server"), (("serve",), "worker")],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_package_that_is_not_installed_is_named_in_one_line(command: tuple[str, ...], extra: str) -> None:
+def test_a_package_that_is_not_installed_is_named_in_one_line(
+    command: tuple[str, ...], extra: str, sqlite_url: str
+) -> None:
     script = (
         "import sys; sys.modules.update(sqlalchemy=None, celery=None, uvicorn=None)\n"
         f"sys.argv = ['twinkle', *{command}]; from twinkle.cli import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONGEST_S, check=False
+        [sys.executable, "-c", script],
+        # What is missing is told to whoever has set all the rest.
+        env={**os.environ, "TWINKLE_DATABASE_URL": sqlite_url, "TWINKLE_REDIS_URL": NOBODY},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
     )
 
     assert done.returncode == 2 and f"is not installed: pip install 'twinkle-queue[{extra}]'" in done.stderr

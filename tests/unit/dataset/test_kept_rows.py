@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,41 @@ PREPROCESSOR = """
             return {"mark": [word() + self.setting for _ in columns["messages"]]}
 """
 
+# Each script in a process forked from one that has imported what all of them need and has read nothing.
+FORKS = """
+    import os, sys, traceback
+    import datasets, transformers, twinkle.template
+    from twinkle.dataset import Dataset, DatasetMeta
+    from twinkle.preprocessor import Preprocessor
+
+    for path in sys.stdin:
+        if os.fork() == 0:
+            code = 1
+            try:
+                exec(compile(open(path.strip()).read(), path, "exec"), {"__name__": "__main__"})
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        print("ended", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
 
 class Run:
     """A script with a preprocessor in another file, which uses a third."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        environment = {**os.environ, "HF_HOME": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._forks = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(FORKS)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         save_tokenizer(folder / "tokenizer")
         write_jsonl(folder / "rows.jsonl", [conversation(n) for n in range(3)])
         self.word("a")
@@ -69,16 +99,27 @@ class Run:
     def __call__(self, setting: str = "", system: str | None = None) -> str:
         script = textwrap.dedent(SCRIPT).replace("FOLDER", str(self.folder))
         script = script.replace("SETTING", repr(setting)).replace("SYSTEM", repr(system))
-        environment = {**os.environ, "HF_HOME": str(self.folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-        ran = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-        )
-        return ran.stdout.splitlines()[-1]
+        path = self.folder / "script.py"
+        path.write_text(script)
+        assert self._forks.stdin is not None and self._forks.stdout is not None
+        print(path, file=self._forks.stdin, flush=True)
+        said = []
+        for line in self._forks.stdout:
+            if line.startswith("ended "):
+                assert line == "ended 0\n", said
+                break
+            said.append(line.strip())
+        return said[-1]
+
+    def end(self) -> None:
+        self._forks.communicate()
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.end()
 
 
 def test_what_has_not_changed_is_read_and_what_has_changed_is_made_anew(run: Run) -> None:

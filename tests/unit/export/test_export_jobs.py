@@ -20,7 +20,6 @@ from twinkle.core.settings import Settings
 from twinkle.jobs.export import ExportPlan
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Signer, secret_of
-from twinkle.storage import schema
 from twinkle.storage.blobs import open_blob_store
 from twinkle.storage.files.reading import stretches_of
 from twinkle.storage.stores import Stores
@@ -73,7 +72,6 @@ def exporting(redis_url, make_database_url, tmp_path_factory, gguf_base):
         export_targets=f"hf://,ms://,s3://,file://{home}/given/{{tenant}}",
     )
     stores = Stores.at(settings.resolved_database_url, SystemClock())
-    schema.upgrade(stores.engine)
     base = gguf_base("qwen3")
     publish_mesh(stores, BASE_MODEL, base)
     blobs = open_blob_store(settings.resolved_object_store)

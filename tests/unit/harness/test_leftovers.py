@@ -58,6 +58,8 @@ def test_that_forgets_an_sdk_client(url): begin_session(tinker.ServiceClient(bas
 def test_after_it(): pass
 """
 
+HURRIED = ("-o", "leftovers_grace=0.5")
+
 
 def test_a_thread_or_a_session_left_behind_fails_whoever_left_it(tmp_path: Path) -> None:
     (tmp_path / "test_first.py").write_text(SAMPLE)
@@ -67,9 +69,9 @@ def test_a_thread_or_a_session_left_behind_fails_whoever_left_it(tmp_path: Path)
     path = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "harness.leftovers", "-p", "no:cacheprovider", "-v", "-rE"],
+        [sys.executable, "-m", "pytest", "-p", "harness.leftovers", "-p", "no:cacheprovider", "-v", "-rE", *HURRIED],
         cwd=tmp_path,
-        env={**environment, "PYTHONPATH": path},
+        env={**environment, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=280,

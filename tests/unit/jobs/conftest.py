@@ -10,10 +10,7 @@ import pytest
 from harness.fake_worker import FakeWorker
 from harness.job_plans import TEST_PLANS
 from harness.jobs import JobRig, job_rig
-from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
-from twinkle.storage import schema
-from twinkle.storage.stores import Stores
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
@@ -24,13 +21,9 @@ def settings(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Settings:
     """A service's settings, with its database ready."""
-    settings = Settings(
+    return Settings(
         home=tmp_path_factory.mktemp("home"), database_url=make_database_url(request.param), redis_url=redis_url
     )
-    stores = Stores.at(settings.resolved_database_url, SystemClock())
-    schema.upgrade(stores.engine)
-    stores.close()
-    return settings
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from twinkle.core.settings import Settings
 from twinkle.server.app import create_app
 from twinkle.server.run import ApiServer
 from twinkle.server.state import ServerState, state_of
-from twinkle.storage import schema
 from twinkle.storage.stores import Stores
 
 _START_TIMEOUT_S = 20.0
@@ -83,7 +82,6 @@ def serve_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Serve
         }
         settings = Settings.model_validate(values | overrides)
         stores = Stores.at(settings.resolved_database_url, SystemClock(), limits=settings.tenant_limits)
-        schema.upgrade(stores.engine)
         app = create_app(settings, clock=clock)
         server = ApiServer(app, settings)
         thread = threading.Thread(target=server.run, daemon=True)

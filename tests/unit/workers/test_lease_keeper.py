@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,8 @@ from harness.journal import MESH, identity
 from harness.polling import wait_until
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease
-from twinkle.storage.database import Database, sql_engine
+from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes
-from twinkle.storage.schema import upgrade
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.null_engine import NullEngine
 
@@ -43,12 +41,8 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def meshes(tmp_path: Path, clock: HandClock) -> WatchedMeshes:
-    url = f"sqlite:///{tmp_path / 'journal.db'}"
-    engine = sql_engine(url)
-    upgrade(engine)
-    engine.dispose()
-    return WatchedMeshes(Database(url), clock)
+def meshes(sqlite_url: str, clock: HandClock) -> WatchedMeshes:
+    return WatchedMeshes(Database(sqlite_url), clock)
 
 
 def _keeper(meshes: Meshes, name: str = "a") -> LeaseKeeper:

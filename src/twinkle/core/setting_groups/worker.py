@@ -89,6 +89,12 @@ class WorkerSettings(SettingsGroup):
         description="starts in a row that may come to nothing (a device that fails, too little memory), with growing"
         " pauses; then the worker ends with the reason",
     )
+    restart_pause_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="the longest pause before serve starts a part again that ended: half a second the first time, twice"
+        " as long each time that it had not lived for ten",
+    )
     threads: int = Field(
         default=0,
         ge=0,

@@ -21,7 +21,6 @@ from twinkle.core.job import JobFailed
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.jobs.data import DataRequest, DataUse
-from twinkle.storage import schema
 from twinkle.storage.blobs import FILES, FolderStore
 from twinkle.storage.files.records import ContentFacts, FilePiece, NewFile
 from twinkle.storage.stores import Stores
@@ -36,9 +35,8 @@ REQUEST = DataRequest(tenant="t0", model="tiny", file="file-good")
 
 
 @pytest.fixture
-def stores(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    stores = Stores.at(f"sqlite:///{tmp_path}/journal.db", HandClock())
-    schema.upgrade(stores.engine)
+def stores(tmp_path: Path, sqlite_url: str) -> Stores:
+    stores = Stores.at(sqlite_url, HandClock())
     with Session(stores.engine) as session:
         session.add_all([TenantRow(id=name, name=name, created_at=0.0) for name in ("t0", "t1")])
         session.commit()

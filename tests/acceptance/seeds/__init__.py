@@ -1,0 +1,1 @@
+"""A package, so that the services which its files share end with it."""
