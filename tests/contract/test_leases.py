@@ -14,7 +14,7 @@ from harness.clock import HandClock
 from harness.journal import MESH, Bench, identity
 from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
-from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.mesh import MeshAnnouncement, MeshCapabilities
 from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes
 
@@ -253,3 +253,23 @@ def test_a_process_frozen_in_a_transaction_does_not_keep_its_mesh(postgres_url: 
     assert frozen.read("SELECT epoch FROM mesh WHERE name = ?", (MESH,)) == [(2,)]
     frozen.close()
     next_one.close()
+
+
+def test_what_a_mesh_will_serve_is_known_until_it_says_so_itself_or_its_worker_is_gone(bench: Bench) -> None:
+    coming = MeshAnnouncement(base_model="base", serves="training")
+    bench.meshes.announce("new", coming)
+    bench.meshes.announce("new", coming)
+
+    [told] = [mesh for mesh in bench.meshes.all() if mesh.name == "new"]
+    assert (told.announced, told.capabilities, told.alive) == (coming, None, False)
+    lease = bench.meshes.acquire("new", identity("a"), lease_s=15)
+    assert lease is not None
+    bench.meshes.publish(lease, _CAPABILITIES)
+    [spoke] = [mesh for mesh in bench.meshes.all() if mesh.name == "new"]
+    assert (spoke.announced, spoke.capabilities) == (None, _CAPABILITIES)
+
+    # One that had a worker is remembered without the announcement, one that never had is not.
+    for name in ("new", "never"):
+        bench.meshes.announce(name, coming)
+        bench.meshes.withdraw(name)
+    assert {mesh.name: mesh.announced for mesh in bench.meshes.all() if mesh.name != MESH} == {"new": None}

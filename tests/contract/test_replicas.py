@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from harness.clock import HandClock
-from harness.journal import MESH, Bench
+from harness.journal import MESH, Bench, identity, submission
 from harness.operations import forward_backward, optim_step, submit_run
 from harness.worker import MakeWorker, WorkerRig
 from twinkle.cli.replicas import Replicas
@@ -58,6 +58,45 @@ def test_under_load_there_are_more_meshes_that_share_the_work_and_later_the_leas
         bench.meshes.release(lease)
     replicas.look()
     assert [mesh.name for mesh in bench.meshes.all()] == [MESH]
+
+
+def test_a_mesh_that_comes_to_life_gets_its_part_though_it_has_not_spoken_and_though_nothing_waits_at_that_moment(
+    bench: Bench, clock: HandClock, make_worker: MakeWorker
+) -> None:
+    settings = Settings(model="m", model_name="base", replica_operations=1, replica_grow_s=0, replica_shrink_s=600)
+    plans = parse_meshes([f"{MESH}=cpu,replicas=1-3"], settings)
+    replicas = Replicas(settings, plans, bench.meshes, bench.stores.moves, clock)
+    new_worker = partial(make_worker, snapshot_every_ops=1000, lease_s=1e9)
+    first = new_worker()
+    first.drain()
+    replicas.look()
+    for adapter in "abc":
+        submit_run(bench, forward_backward(1), optim_step(), adapter=adapter)
+
+    # Alive, and has not said yet what it serves: nothing may be sent there, and it is not forgotten.
+    lease = bench.meshes.acquire(SECOND, identity("b"), lease_s=1e9)
+    assert lease is not None
+    replicas.look()
+    assert bench.rows("SELECT id FROM lane WHERE moving_to IS NOT NULL") == []
+    bench.meshes.release(lease)
+    second = start(new_worker, SECOND)
+    replicas.look()
+    settle(clock, first, second)
+    assert len(bench.rows(f"SELECT id FROM lane WHERE mesh = '{SECOND}'")) == 1
+
+    # All runs pause just as the third comes; it gets one when they go on.
+    third = start(new_worker, THIRD)
+    replicas.look()
+    for adapter in "abc":
+        bench.append(submission(adapter, 3))
+    ((elsewhere,),) = bench.rows(f"SELECT id FROM lane WHERE mesh = '{SECOND}'")
+    bench.stores.moves.begin(elsewhere, MESH)
+    settle(clock, first, second, third)
+    for adapter in "abc":
+        bench.append(submission(adapter, 4))
+    replicas.look()
+    settle(clock, first, second, third)
+    assert len(bench.rows(f"SELECT id FROM lane WHERE mesh = '{THIRD}'")) == 1
 
 
 @pytest.mark.parametrize(("flag", "says"), [("cuda", "on the same cuda;"), ("cuda:0,ranks=2", "on the same cuda:0;")])

@@ -120,7 +120,8 @@ def _may_take(other: MeshStatus, meshes: list[MeshStatus], drained: str) -> bool
 
 def _facts(mesh: MeshStatus) -> dict[str, object]:
     capabilities = mesh.capabilities
-    state = "draining" if mesh.is_draining else "alive" if mesh.alive else "no worker"
+    is_starting = mesh.announced is not None and not mesh.alive
+    state = "draining" if mesh.is_draining else "alive" if mesh.alive else "starting" if is_starting else "no worker"
     return {
         "mesh": mesh.name,
         "state": state,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from twinkle.cli.console import say
 from twinkle.cli.stack import MeshPlan, flag_of, replica_name
 from twinkle.core.clock import Clock
-from twinkle.core.errors import Conflict, TwinkleError
+from twinkle.core.errors import Conflict, InvalidInput, NotFound
 from twinkle.core.settings import Settings
 from twinkle.scheduler.replicas import ReplicaRule, ReplicaWatch, even_out
 from twinkle.storage.journal.meshes import MeshCensus, Meshes
@@ -23,7 +23,7 @@ class _Kind:
     plan: MeshPlan
     watch: ReplicaWatch
     settled: set[str] | None = None
-    """Those that have been seen alive and have got their part of the work; ``None`` before the first look."""
+    """Those that live and have had work, or did at the first look; ``None`` before that."""
     names: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,17 +101,21 @@ class Replicas:
             self._moves.ask_for(name, flag_of(replace(kind.plan, name=name, replicas=None)))
 
     def _share_with_new(self, kind: _Kind, meshes: list[MeshCensus]) -> None:
-        """Give a mesh that has just come to life its part of what is under way on the others."""
-        alive = {mesh.name for mesh in meshes if mesh.alive}
-        is_first_look, before = kind.settled is None, kind.settled or set()
-        kind.settled = alive
-        if is_first_look or alive <= before:
-            return
-        for lane, mesh in even_out({name: self._moves.busy(name) for name in alive}):
-            try:
-                self._moves.begin(lane, mesh)
-            except TwinkleError as error:
-                say(f"{lane} stays where it is: {error.message}")
+        """Give a mesh that has come to life its part of what is under way on the others, as soon as there is some."""
+        # Between taking its lease and saying what it can do, a mesh is alive and may be given nothing.
+        alive = {mesh.name for mesh in meshes if mesh.alive and mesh.base_model is not None}
+        settled = alive if kind.settled is None else kind.settled & alive
+        if alive != settled:
+            busy = {name: self._moves.busy(name) for name in alive}
+            for lane, mesh in even_out(busy):
+                try:
+                    self._moves.begin(lane, mesh)
+                except (NotFound, InvalidInput, Conflict) as error:
+                    say(f"{lane} stays where it is: {error.message}")
+                else:
+                    busy[mesh].append(lane)
+            settled |= {name for name in alive if busy[name]}
+        kind.settled = settled
 
     def _forget(self, mesh: str) -> None:
         try:

@@ -16,7 +16,8 @@ from twinkle.cli.replicas import Replicas
 from twinkle.cli.stack import WORKER_PREFIX, MeshPlan, Stack, worker_spec
 from twinkle.cli.supervisor import Child, Fall, Guard
 from twinkle.core.clock import SystemClock
-from twinkle.core.errors import ConfigError
+from twinkle.core.errors import ConfigError, TwinkleError
+from twinkle.core.mesh import MeshAnnouncement
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
 from twinkle.storage.journal.meshes import Meshes, MeshStatus
@@ -40,6 +41,14 @@ class Service:
         """Start nothing yet. ``started`` is the monotonic time from which readiness is counted."""
         self._settings = settings
         self._model_names = {mesh.name: mesh.model_name for mesh in meshes}
+        self._announced = {
+            mesh.name: MeshAnnouncement.of(
+                model_name=mesh.model_name,
+                engine=mesh.own.get("engine", settings.engine),
+                serves=mesh.own.get("serves", settings.serves),
+            )
+            for mesh in meshes
+        }
         self._started = started
         self._api = Child(stack.api, guard, say, self._on_fall)
         workers = {spec.name: Child(spec, guard, say, self._on_fall) for spec in stack.workers}
@@ -92,6 +101,9 @@ class Service:
         if self._broker is not None:
             await self._broker.start()
             await self._until_broker_answers()
+        # Before the API: one mesh may be ready long before another, and who asks for that one is to wait.
+        for name, announcement in self._announced.items():
+            await asyncio.to_thread(self._meshes.announce, name, announcement)
         for child in (self._api, *self._started_workers):
             await child.start()
         await self._until_api_answers()
@@ -140,9 +152,18 @@ class Service:
         await self._api.stop(self._hurry)
         workers = [*self._asked.workers.values(), *self._others]
         await asyncio.gather(*(child.stop(self._hurry) for child in workers))
+        await asyncio.to_thread(self._withdraw)
         if self._broker is not None:
             await self._broker.stop(self._hurry)
         say(f"stopped after {self._elapsed_s():.0f} s")
+
+    def _withdraw(self) -> None:
+        """Of what no worker was started any more; the others have done so."""
+        try:
+            for name in self._announced:
+                self._meshes.withdraw(name)
+        except TwinkleError as error:
+            say(f"the journal did not hear that no mesh starts any more: {error.message}")
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

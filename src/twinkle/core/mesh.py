@@ -11,6 +11,20 @@ WHOLE_MODEL = "whole-model"
 """What a mesh serves that trains all of its model's weights, of one run at a time."""
 
 
+class MeshAnnouncement(BaseModel, frozen=True):
+    """What a mesh will serve once its worker, which is starting, has loaded the model."""
+
+    base_model: str
+    serves: str = "everything"
+    """As of :class:`MeshCapabilities`."""
+
+    @classmethod
+    def of(cls, *, model_name: str, engine: str, serves: str) -> MeshAnnouncement:
+        """By what a worker is started with. Megatron's layers are trained, and not sampled from."""
+        is_training = engine == "megatron" and serves == "everything"
+        return cls(base_model=model_name or "null", serves="training" if is_training else serves)
+
+
 class MeshCapabilities(BaseModel, frozen=True):
     """What a mesh's worker publishes about itself when it starts."""
 

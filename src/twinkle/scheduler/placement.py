@@ -27,8 +27,30 @@ def choose_mesh(
 
     Raises:
         InvalidInput: Other models are served here, this one is not, or not for this.
-        MeshUnavailable: No mesh has ever said what it serves.
+        MeshUnavailable: No mesh has ever said what it serves, or the one that would do is starting.
     """
+    try:
+        return _choose(meshes, base_model, to_sample=to_sample, whole_model=whole_model)
+    except InvalidInput:
+        if not any(_is_coming(mesh, base_model, to_sample=to_sample, whole_model=whole_model) for mesh in meshes):
+            raise
+    what = "samples from" if to_sample else "serves" if whole_model is None else "trains"
+    raise MeshUnavailable(f"the worker that {what} {base_model!r} is starting; try again in a moment")
+
+
+def _is_coming(mesh: MeshStatus, base_model: str, *, to_sample: bool, whole_model: bool | None) -> bool:
+    """Whether a mesh whose worker starts will be for this."""
+    coming = mesh.announced
+    if coming is None or mesh.is_draining or plain_model_name(coming.base_model) != plain_model_name(base_model):
+        return False
+    if whole_model is None:
+        return True
+    if whole_model:
+        return coming.serves == SERVES_WHOLE
+    return coming.serves in ("everything", "samples" if to_sample else "training")
+
+
+def _choose(meshes: Sequence[MeshStatus], base_model: str, *, to_sample: bool, whole_model: bool | None) -> MeshStatus:
     served = [mesh for mesh in meshes if mesh.capabilities is not None]
     if not served:
         raise MeshUnavailable("no worker has started yet, so no base model is served; try again in a moment")

@@ -35,8 +35,8 @@ async def healthz() -> Response:
 async def readyz(queue: Queue, artifacts: Artifacts, mesh: str | None = None) -> Response:
     """The journal and the object store answer and every mesh has a worker; else 503 with the reasons.
 
-    A mesh is known once it has had a worker or was asked for. Whoever names one asks for that one alone: 503 as long as
-    it has had none.
+    A mesh is known once a worker of it was started or asked for. Whoever names one asks for that one alone: 503 as long
+    as it has had none.
     """
     try:
         meshes = await queue.meshes.all()
@@ -45,7 +45,7 @@ async def readyz(queue: Queue, artifacts: Artifacts, mesh: str | None = None) ->
     else:
         asked = [each for each in meshes if _is_to_serve(each)] if mesh is None else []
         asked += [each for each in meshes if each.name == mesh]
-        reasons = [f"mesh {each.name!r} has no live worker" for each in asked if not each.alive]
+        reasons = [f"mesh {each.name!r} has no live worker" for each in asked if not _serves(each)]
         if not any(each.capabilities is not None for each in (asked if mesh else meshes)):
             reasons.append(f"no worker{f' of mesh {mesh!r}' if mesh else ''} has said yet what it serves")
     if not await artifacts.object_board.answers():
@@ -75,6 +75,11 @@ async def livez(common: Common, queue: Queue, mesh: str | None = None) -> Respon
 def _is_to_serve(mesh: MeshStatus) -> bool:
     """Not so that of data sets and loaders, taken when there is something to do, and one that has been emptied."""
     return mesh.name != PROCESSORS_MESH and not (mesh.is_draining and not mesh.num_adapters)
+
+
+def _serves(mesh: MeshStatus) -> bool:
+    """Its worker holds it, and has said what it can do, which is a moment later."""
+    return mesh.alive and mesh.capabilities is not None
 
 
 def _answer(health: Health, *, is_well: bool = True) -> Response:

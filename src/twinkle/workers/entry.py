@@ -18,6 +18,7 @@ from twinkle.storage.database import sql_engine
 from twinkle.storage.schema import upgrade_patiently
 from twinkle.tasks.app import mesh_queue
 from twinkle.tasks.surroundings import check_surroundings
+from twinkle.workers.announcing import announced
 from twinkle.workers.starts import STARTS_FILE, Starts
 from twinkle.workers.troubles import note_trouble
 
@@ -46,7 +47,7 @@ def run_worker(settings: Settings) -> int:
     os.environ.update({**_ALLOCATOR, **os.environ, **environment_of(settings)})
     from twinkle.workers.celery_app import app  # noqa: PLC0415 - reads the environment when imported
 
-    with tempfile.TemporaryDirectory(prefix="twinkle-starts-") as folder:
+    with announced(settings), tempfile.TemporaryDirectory(prefix="twinkle-starts-") as folder:
         file = Path(folder) / "starts"
         file.touch()
         os.environ[STARTS_FILE] = str(file)

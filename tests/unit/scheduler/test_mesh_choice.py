@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from twinkle.core.errors import InvalidInput, MeshUnavailable
-from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.mesh import MeshAnnouncement, MeshCapabilities
 from twinkle.scheduler.placement import choose_mesh
 from twinkle.storage.journal.meshes import MeshStatus
 
@@ -110,3 +110,45 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
 def test_before_the_first_worker_has_started_the_caller_shall_wait() -> None:
     with pytest.raises(MeshUnavailable):
         choose_mesh([_mesh("m0", None)], "a")
+
+
+@pytest.mark.parametrize(
+    ("serves", "train", "sample", "whole"),
+    [
+        ("training", True, False, False),
+        ("samples", False, True, False),
+        ("everything", True, True, False),
+        ("whole-model", False, False, True),
+    ],
+)
+def test_who_asks_for_what_a_starting_mesh_will_serve_shall_wait_and_nobody_else(
+    serves: str, train: bool, sample: bool, whole: bool
+) -> None:
+    other = _mesh("m0", "b")
+    coming = replace(_mesh("m1", None, alive=False), announced=MeshAnnouncement(base_model="a", serves=serves))
+
+    for is_awaited, asked in (
+        (train, {}),
+        (sample, {"to_sample": True}),
+        (whole, {"whole_model": True}),
+        (True, {"whole_model": None}),
+    ):
+        with pytest.raises(MeshUnavailable if is_awaited else InvalidInput, match="starting" if is_awaited else "a"):
+            choose_mesh([other, coming], "a", **asked)
+    with pytest.raises(InvalidInput, match="is not served here"):
+        choose_mesh([other, coming], "c")
+    assert choose_mesh([other, coming], "b").name == "m0"
+
+
+def test_a_run_waits_for_the_mesh_that_will_train_beside_the_one_that_samples_already() -> None:
+    samples = _mesh("m0")
+    assert samples.capabilities is not None
+    samples = replace(samples, capabilities=samples.capabilities.model_copy(update={"serves": "samples"}))
+    announced = MeshAnnouncement.of(model_name="a", engine="megatron", serves="everything")
+    coming = replace(_mesh("m1", None, alive=False), announced=announced)
+
+    with pytest.raises(MeshUnavailable, match="the worker that trains 'a' is starting"):
+        choose_mesh([samples, coming], "a")
+    with pytest.raises(InvalidInput, match="to sample from, not to train"):
+        choose_mesh([samples, replace(coming, is_draining=True)], "a")
+    assert choose_mesh([samples, coming], "a", to_sample=True).name == "m0"

@@ -12,6 +12,7 @@ import pytest
 
 from harness.calls import optim_step, retrieve, send_passes
 from harness.fake_worker import BASE_MODEL, CAPABILITIES
+from twinkle.core.mesh import MeshAnnouncement
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 
 if TYPE_CHECKING:
@@ -69,3 +70,30 @@ def test_the_embedding_task_of_the_twinkle_dialect_is_refused_and_takes_no_numbe
     assert embedded.status_code == 400
     assert "task: is 'embedding', which the mesh of this adapter does not compute" in embedded.json()["detail"]
     assert plain.status_code == 200
+
+
+def test_while_the_mesh_that_trains_starts_beside_one_that_samples_a_run_is_told_to_come_again(
+    api: Api, http: httpx.Client, session_id: str
+) -> None:
+    meshes = api.stores.meshes
+    meshes.publish(api.worker.lease, CAPABILITIES.model_copy(update={"serves": "samples"}))
+    meshes.announce("trains", MeshAnnouncement.of(model_name=BASE_MODEL, engine="megatron", serves="everything"))
+    body = {"session_id": session_id, "model_seq_id": 77, "base_model": BASE_MODEL, "lora_config": {"rank": 4}}
+    config = json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": "all-linear"})
+    try:
+        created = http.post("/create_model", json=body)
+        added = http.post(
+            f"/model/{BASE_MODEL}/twinkle/add_adapter_to_model", json={"adapter_name": "early", "config": config}
+        )
+        meshes.withdraw("trains")
+        refused = http.post("/create_model", json=body)
+    finally:
+        meshes.withdraw("trains")
+        meshes.publish(api.worker.lease, CAPABILITIES)
+    accepted = http.post("/create_model", json=body)
+
+    for answer in (created, added):
+        assert answer.status_code == 503
+        assert "is starting; try again in a moment" in answer.text
+    assert refused.status_code == 400 and "to sample from, not to train" in refused.json()["detail"]
+    assert accepted.status_code == 200

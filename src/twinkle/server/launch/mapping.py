@@ -100,7 +100,7 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None, cluster: Cluster 
     if not models:
         raise ConfigError("applications: none has import_path `model` or `sampler`, so there is no model to serve")
     served = {plain_model_name(one.args.model_id) for _, one in models}
-    _serve(plan, models, cuda=cuda)
+    alone = _serve(plan, models, cuda=cuda)
     _join(plan, cluster)
     for index, application in enumerate(config.applications):
         place = f"applications.{index}"
@@ -113,19 +113,29 @@ def plan_of(config: ServerConfig, *, cuda: bool | None = None, cluster: Cluster 
         for number, deployment in enumerate(application.deployments):
             of_model = isinstance(application, ModelApplication | SamplerApplication)
             key = f"{place}.deployments.{number}"
-            _deployment(plan, key, deployment, of_model=of_model, is_alone=cuda and cluster is None)
+            _deployment(plan, key, deployment, of_model=of_model, why_alone=alone.get(place))
     return plan
 
 
-def _serve(plan: Plan, models: Sequence[tuple[str, ModelApplication | SamplerApplication]], *, cuda: bool) -> None:
-    """Give each model its meshes: first those that train, since a sampler may find its model on one of them."""
+def _serve(
+    plan: Plan, models: Sequence[tuple[str, ModelApplication | SamplerApplication]], *, cuda: bool
+) -> dict[str, str | None]:
+    """Give each model its meshes: first those that train, since a sampler may find its model on one of them.
+
+    Returns:
+        By its place, why a model has one mesh however many its deployments want; none: it has as many.
+    """
     trained: dict[str, Layout] = {}
+    alone: dict[str, str | None] = {}
     for place, model in models:
         if isinstance(model, ModelApplication):
-            trained[plain_model_name(model.args.model_id)] = _train(plan, place, model, cuda=cuda)
+            layout = trained[plain_model_name(model.args.model_id)] = _train(plan, place, model, cuda=cuda)
+            alone[place] = _why_alone(plan, layout)
     for place, model in models:
         if isinstance(model, SamplerApplication):
-            _sample(plan, place, model, cuda=cuda, trained=trained.get(plain_model_name(model.args.model_id)))
+            sampled = _sample(plan, place, model, cuda=cuda, trained=trained.get(plain_model_name(model.args.model_id)))
+            alone[place] = "no mesh: that of its model samples" if sampled is None else _why_alone(plan, sampled)
+    return alone
 
 
 def _has_gpus(cluster: Cluster | None) -> bool:
@@ -182,9 +192,7 @@ def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool)
     args = application.args
     where = f"{place}.args"
     layout = layout_of(plan, where, args, cuda=cuda)
-    # Meshes that follow load are for runs that share them.
-    copies = (1, 1) if layout.trains_whole_model else _copies(plan, application, layout)
-    _mesh(plan, where, args.model_id, layout, copies=copies)
+    _mesh(plan, where, args.model_id, layout, copies=_copies(plan, application, layout))
     if args.backend == "mock":
         plan.map(f"{where}.backend", "mock", "TWINKLE_ENGINE", "null", note="it computes nothing")
     elif args.backend == "transformers":
@@ -216,14 +224,18 @@ def _train(plan: Plan, place: str, application: ModelApplication, *, cuda: bool)
     return layout
 
 
-def _sample(plan: Plan, place: str, application: SamplerApplication, *, cuda: bool, trained: Layout | None) -> None:
+def _sample(
+    plan: Plan, place: str, application: SamplerApplication, *, cuda: bool, trained: Layout | None
+) -> Layout | None:
+    """The layout of the mesh that it has; none where it has none of its own."""
     args = application.args
     where = f"{place}.args"
     if trained is not None and trained.trains_only:
         layout = layout_to_sample(plan, where, args, cuda=cuda)
     else:
         layout = layout_of(plan, where, args, cuda=cuda)
-    if trained is not None and not trained.trains_only:
+    has_mesh = trained is None or trained.trains_only
+    if not has_mesh:
         note = "its mesh samples as well; no second copy of the weights is loaded"
         plan.note(f"{where}.model_id", args.model_id, "changed", note)
     else:
@@ -242,6 +254,7 @@ def _sample(plan: Plan, place: str, application: SamplerApplication, *, cuda: bo
         else:
             plan.note(f"{where}.engine_args.{key}", value, "meaningless", "the sampler follows the mesh")
     _queue(plan, where, args.queue_config)
+    return layout if has_mesh else None
 
 
 def _gateway(plan: Plan, place: str, application: GatewayApplication, served: set[str]) -> None:
@@ -319,15 +332,23 @@ def _queue(plan: Plan, where: str, limits: QueueConfig | None) -> None:
 
 def _copies(plan: Plan, application: ModelApplication | SamplerApplication, layout: Layout) -> tuple[int, int]:
     """Between how many meshes: what its deployments want at least and at most; one at least."""
-    if layout.device != "cpu" and not plan.on_cluster:
-        # This machine's GPUs are not shared out among them.
+    if _why_alone(plan, layout) is not None:
         return 1, 1
     scaled = [each.autoscaling_config.keys for each in application.deployments if each.autoscaling_config is not None]
     least = max([1, *(int(keys.get("min_replicas", 1)) for keys in scaled)])
     return least, max([least, *(int(keys.get("max_replicas", 1)) for keys in scaled)])
 
 
-def _deployment(plan: Plan, where: str, deployment: FreeSection, *, of_model: bool, is_alone: bool) -> None:
+def _why_alone(plan: Plan, layout: Layout) -> str | None:
+    """Why there is one mesh of this layout, however many are wanted; none: there may be more."""
+    if layout.trains_whole_model:
+        return "one mesh: runs of whole models share none, so none follows load"
+    if layout.device != "cpu" and not plan.on_cluster:
+        return "one mesh: on this machine's GPUs all would be on the same ones; a Ray cluster gives each its own"
+    return None
+
+
+def _deployment(plan: Plan, where: str, deployment: FreeSection, *, of_model: bool, why_alone: str | None) -> None:
     held = {name: getattr(deployment, name) for name in type(deployment).model_fields} | deployment.keys
     for key, value in _flat(where, held):
         name = key.rpartition(".")[2]
@@ -335,12 +356,10 @@ def _deployment(plan: Plan, where: str, deployment: FreeSection, *, of_model: bo
             plan.note(key, value, "meaningless", "set variables where `twinkle-server` is started")
         elif value is not None and of_model and name in _SCALING:
             plan.map(key, value, _SCALING[name], f"{float(str(value)):g}", note="of meshes that follow load")
-        elif (
-            value is not None and of_model and name in ("min_replicas", "max_replicas") and is_alone and _is_many(value)
-        ):
-            note = "one mesh: on this machine's GPUs all would be on the same ones; a Ray cluster gives each its own"
-            plan.note(key, value, "changed", note)
         elif value is not None and of_model and name in ("min_replicas", "max_replicas"):
+            if why_alone is not None and _is_many(value):
+                plan.note(key, value, "changed", why_alone)
+                continue
             plan.note(key, value, "used", "so many meshes at least, one if 0" if name[1] == "i" else "so many at most")
         else:
             _without_meaning(plan, key, value)

@@ -42,12 +42,13 @@ async def mesh_of_model(
     Raises:
         NotFound: The model is not served here.
         InvalidInput: It is, but no mesh trains all of its weights.
-        MeshUnavailable: No model is, yet.
+        MeshUnavailable: No model is, or not this one for this, yet.
     """
     names = meant_models(server, base_model)
     try:
         meshes = await server.queue.meshes.all(fresh=True)
-        served = {plain_model_name(mesh.capabilities.base_model) for mesh in meshes if mesh.capabilities is not None}
+        said = [each for mesh in meshes for each in (mesh.capabilities, mesh.announced) if each is not None]
+        served = {plain_model_name(each.base_model) for each in said}
         name = next((name for name in names if plain_model_name(name) in served), names[-1])
         return choose_mesh(meshes, name, to_sample=to_sample, whole_model=False if to_sample else whole_model)
     except InvalidInput as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from twinkle.core.clock import Clock
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease, ProcessIdentity
-from twinkle.core.mesh import MeshCapabilities
+from twinkle.core.mesh import MeshAnnouncement, MeshCapabilities
 from twinkle.storage.database import Database
 
 DEFAULT_SILENT_S = 300.0
@@ -16,6 +16,7 @@ _MAX_RECENT = 2000
 
 _MESHES = (
     "SELECT m.name, m.capabilities, m.epoch, m.owner, m.expires_at, m.draining_at, m.drains_to, m.asked_for, m.trouble,"
+    " m.announced,"
     " (SELECT COUNT(*) FROM lane l WHERE l.mesh = m.name AND l.moving_to IS NOT NULL) AS num_moving,"
     " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name) AS num_adapters,"
     " (SELECT COUNT(*) FROM adapter a WHERE a.mesh = m.name AND a.parked_at IS NOT NULL) AS num_parked,"
@@ -57,6 +58,8 @@ class MeshStatus:
     asked_for: str | None = None
     trouble: str | None = None
     """Why its last worker did not start, in words for the operator."""
+    announced: MeshAnnouncement | None = None
+    """What it will serve: its worker starts and has not said anything yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +173,31 @@ class Meshes:
         """Say what the mesh can do. Readers see it from now on, also while no worker lives."""
         with self._database.transaction() as transaction:
             transaction.execute(
-                "UPDATE mesh SET capabilities = ? WHERE name = ? AND epoch = ?",
+                "UPDATE mesh SET capabilities = ?, announced = NULL WHERE name = ? AND epoch = ?",
                 (capabilities.model_dump_json(), lease.mesh, lease.epoch),
             )
 
+    def announce(self, mesh: str, announcement: MeshAnnouncement) -> None:
+        """Say what the mesh will serve, before its worker can; forgotten when it does."""
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                "INSERT INTO mesh (name, epoch, expires_at, announced) VALUES (?, 0, 0, ?)"
+                " ON CONFLICT (name) DO UPDATE SET announced = excluded.announced",
+                (mesh, announcement.model_dump_json()),
+            )
+
+    def withdraw(self, mesh: str) -> None:
+        """Nobody starts a worker of the mesh any more. One of which nothing else was ever known is forgotten."""
+        with self._database.transaction() as transaction:
+            transaction.execute("UPDATE mesh SET announced = NULL WHERE name = ?", (mesh,))
+            transaction.execute(
+                "DELETE FROM mesh WHERE name = ? AND epoch = 0 AND capabilities IS NULL AND asked_for IS NULL"
+                " AND trouble IS NULL AND draining_at IS NULL",
+                (mesh,),
+            )
+
     def all(self, *, silent_s: float = DEFAULT_SILENT_S) -> list[MeshStatus]:
-        """Every mesh that ever had a worker.
+        """Every mesh that ever had a worker, or is to have one.
 
         Args:
             silent_s: How long a session may say nothing and still live.
@@ -203,6 +225,7 @@ class Meshes:
                 num_moving=row.num_moving,
                 asked_for=row.asked_for,
                 trouble=row.trouble,
+                announced=None if row.announced is None else MeshAnnouncement.model_validate_json(row.announced),
             )
             for row in rows
         ]

@@ -25,6 +25,8 @@ class MeshRow(SQLModel, table=True):
     trouble_at: float | None = Field(default=None, sa_type=Float)
     asked_for: str | None = Field(default=None, sa_type=Text)
     """What a worker is to be started with, for whoever starts workers; none: nobody has asked."""
+    announced: str | None = Field(default=None, sa_type=Text)
+    """What it will serve, while a worker starts; none: it has said what it can do, or none starts."""
 
 
 class ShareRow(SQLModel, table=True):

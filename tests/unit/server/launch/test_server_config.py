@@ -150,6 +150,41 @@ def test_on_a_cpu_it_says_what_runs_otherwise() -> None:
     assert all(mesh.partition("=")[2].startswith("cpu,") for mesh in plan.meshes)
 
 
+@pytest.mark.parametrize(
+    ("asked", "changes", "replicas", "says"),
+    [
+        ("cuda", {}, None, "one mesh: on this machine's GPUs"),
+        ("cpu", {}, (2, 4), "so many at most"),
+        ("cpu", {"train_mode": "full"}, None, "one mesh: runs of whole models share none"),
+    ],
+)
+def test_on_a_machine_with_gpus_as_many_meshes_start_as_is_said(
+    asked: str, changes: dict[str, Any], replicas: tuple[int, int] | None, says: str
+) -> None:
+    document = held()
+    args = document["applications"][1]["args"]
+    args |= {"device_group": {"device_type": asked}, "device_mesh": {"device_type": asked}, **changes}
+
+    plan = plan_of(parse_config(document), cuda=True)
+
+    first, *others = parse_meshes(plan.meshes, load_settings())
+    like_it = [mesh.name for mesh in others if mesh.name.startswith(f"{first.name}-") and mesh.name[-1].isdigit()]
+    assert (first.replicas, len(like_it)) == (replicas, 0 if replicas is None else replicas[0] - 1)
+    [note] = [one.note for one in plan.findings if one.key.endswith(".max_replicas") and ".1.deployments" in one.key]
+    assert note.startswith(says)
+
+
+def test_a_sampler_without_a_mesh_of_its_own_is_not_told_that_it_has_several() -> None:
+    document = held()
+    document["applications"][2]["deployments"] = [{"name": "s", "autoscaling_config": {"max_replicas": 3}}]
+
+    plan = plan_of(parse_config(document), cuda=False)
+
+    assert len(plan.meshes) == 1
+    [note] = [one for one in plan.findings if one.key.endswith(".max_replicas") and ".2.deployments" in one.key]
+    assert (note.fate, note.note) == ("changed", "no mesh: that of its model samples")
+
+
 def by_megatron(monkeypatch: pytest.MonkeyPatch, **mesh: Any) -> dict[str, Any]:
     """The file with another layout of its model, Megatron being installed."""
     monkeypatch.setattr("twinkle.server.launch.layout._has_megatron", lambda: True)
