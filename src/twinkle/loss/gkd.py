@@ -83,9 +83,9 @@ class GKDLoss(Loss):
         Args:
             inputs: ``labels`` (B, T), shifted.
             outputs: The student, see the class.
-            teacher_logits: (B, T, V) over the student's vocabulary.
-            teacher_topk_logprobs: (B, T, K), in place of ``teacher_logits``; or a list of rows, each as long as its own
-                tokens, as a sampler gives them.
+            teacher_logits: (B, T, V) over the student's vocabulary; what is longer than labels is cut on the right.
+            teacher_topk_logprobs: (B, T, K), cut likewise, in place of ``teacher_logits``; or a list of rows, each as
+                long as its own tokens, as a sampler gives them.
             teacher_topk_indices: (B, T, K) token ids, or rows; needed where the student comes as logits.
             topk: Restrict ``teacher_logits`` to its K largest.
             kwargs: What other losses of the loop take; ignored.
@@ -97,7 +97,8 @@ class GKDLoss(Loss):
             student_BTK = self._student_topk(outputs, indices_BTK)
             teacher_BTK = _in_batch(teacher_topk_logprobs, length, device)
         elif teacher_logits is not None:
-            student_BTK, teacher_BTK = _restrict(require(outputs, "logits", where="outputs"), teacher_logits, topk)
+            logits_BTV = require(outputs, "logits", where="outputs")
+            student_BTK, teacher_BTK = _restrict(logits_BTV, teacher_logits[:, : mask_BT.shape[1]], topk)
         else:
             raise InvalidInput("teacher_logits", "are missing; send them, or teacher_topk_logprobs with their indices")
         if student_BTK.shape != teacher_BTK.shape:
@@ -127,9 +128,10 @@ class GKDLoss(Loss):
 
 
 def _in_batch(rows: torch.Tensor | RowsOfTokens, length: int, device: torch.device) -> torch.Tensor:
-    """Rows of (T_row, K) as (B, T, K): short ones padded on the right, where nothing is trained."""
+    """Rows of (T_row, K) as (B, T, K): padded or cut on the right, where nothing is trained."""
     if isinstance(rows, torch.Tensor):
-        return rows
+        # As long as the longest row of all ranks, or with a prompt to answer at its end.
+        return rows[:, :length].to(device)
     tensors = [torch.as_tensor(row, device=device)[:length] for row in rows]
     return torch.stack([pad(row, (0, 0, 0, length - len(row))) for row in tensors])
 

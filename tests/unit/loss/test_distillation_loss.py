@@ -80,6 +80,23 @@ def test_the_teachers_rows_may_be_as_long_as_their_own_tokens():
     torch.testing.assert_close(as_sampled["loss"], padded["loss"], atol=1e-6, rtol=1e-6)
 
 
+def test_what_the_teacher_has_beyond_the_students_rows_is_left_out():
+    """Padded to the longest row of all ranks, or scored with the beginning of a next answer."""
+    student, teacher, labels = make(2)
+    longer = torch.nn.functional.pad(teacher, (0, 0, 0, 3))
+    logprobs, indices = torch.log_softmax(longer, -1).topk(3, dim=-1)
+    loss = GKDLoss(0.4, 1.3)
+
+    found = [
+        loss({"labels": labels}, {"logits": student}, teacher_topk_logprobs=logprobs, teacher_topk_indices=indices),
+        loss({"labels": labels}, {"logits": student}, teacher_logits=longer, topk=3),
+    ]
+
+    expected = loss({"labels": labels}, {"logits": student}, teacher_logits=teacher, topk=3)["loss"]
+    for each in found:
+        torch.testing.assert_close(each["loss"], expected)
+
+
 def test_the_teachers_top_logprobs_give_the_same_from_logits_and_from_logprobs_at_its_tokens():
     student, teacher, labels = make(2)
     logprobs, indices = torch.log_softmax(teacher, -1).topk(3, dim=-1)

@@ -77,7 +77,11 @@ class MegatronPasses(ComponentModel):
         run = _Run(self, group, batch, parts, Wanted.of(options, group.loss, has_labels=batch.labels is not None))
         with self._activate(group, with_adapter=not disable_lora):
             outputs = run.score()
-        return _pass_of(batch, outputs, options, loss_kwargs, is_training=False)
+        last = _pass_of(batch, outputs, options, loss_kwargs, is_training=False)
+        if group.loss.is_linear and batch.labels is not None and not disable_lora:
+            # Megatron's own evaluation has the loss from the same call: scripts ask for the metric right after it.
+            last.calculate_loss(group.loss)
+        return last
 
     def _forward_backward(
         self, group: OptimizerGroup, rows: Rows, options: PassOptions, loss_kwargs: Mapping[str, Any]

@@ -176,6 +176,21 @@ def test_what_the_passes_do_not_take_is_refused(families_dir: Path) -> None:
         model.forward_backward(inputs=[{"input_ids": [1, 2, 3]}])
 
 
+def test_an_evaluation_has_its_loss_without_being_asked_for_it(families_dir: Path) -> None:
+    """As scripts by Megatron take it; those by transformers call ``calculate_loss``."""
+    rows = make_rows(0)
+    model, alone = make(families_dir), TransformersModel(model_id=str(families_dir / "qwen3"))
+
+    for row in rows:
+        model.forward_only(inputs=[row])
+        alone.forward_only(inputs=[row])
+        alone.calculate_loss()
+
+    ours, theirs = (each.calculate_metric(is_training=False)["loss"] for each in (model, alone))
+    # LossMetric has four digits.
+    assert float(ours) == pytest.approx(float(theirs), abs=2e-4)
+
+
 def test_a_patch_sees_the_stages_of_this_rank(families_dir: Path) -> None:
     seen: list[torch.nn.Module] = []
 
