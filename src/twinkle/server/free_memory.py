@@ -8,8 +8,9 @@ import gc
 import sys
 
 _MUCH_BYTES = 16 * 2**20
+_SOME_BYTES = 2**20
 _PAUSE_S = 2.0
-"""So long after it was much: what is let go of together is given back together, and seldom."""
+"""So long after something was: what is let go of together is given back together, and seldom."""
 
 
 def give_back_free_memory() -> bool:
@@ -29,23 +30,34 @@ def keep_out_of_collections() -> None:
 
 
 class FreedMemory:
-    """Counts what requests and connections let go of, and has much of it given back. Lives on one event loop."""
+    """Counts what requests and connections let go of, and has it given back. Lives on one event loop.
+
+    Much of it goes while more is let go of; the rest, from a megabyte on, once nothing more was for the pause. A body of
+    a megabyte may have been several of them by the end, so that the rest is not little.
+    """
 
     def __init__(self, *, pause_s: float = _PAUSE_S) -> None:
         self._pause_s = pause_s
         self._num_bytes = 0
+        self._last_at = 0.0
         self._due: asyncio.TimerHandle | None = None
         self.num_given_back = 0
         """How often that was done."""
 
     def note(self, num_bytes: int) -> None:
         """So much more was let go of."""
+        loop = asyncio.get_running_loop()
         self._num_bytes += num_bytes
-        if self._num_bytes >= _MUCH_BYTES and self._due is None:
-            self._due = asyncio.get_running_loop().call_later(self._pause_s, self._give_back)
+        self._last_at = loop.time()
+        if self._num_bytes >= _SOME_BYTES and self._due is None:
+            self._due = loop.call_later(self._pause_s, self._look)
 
-    def _give_back(self) -> None:
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._num_bytes < _MUCH_BYTES and loop.time() < self._last_at + self._pause_s:
+            self._due = loop.call_at(self._last_at + self._pause_s, self._look)
+            return
         self._num_bytes, self._due = 0, None
         self.num_given_back += 1
         # Not on the event loop: what was freed may be scattered over many megabytes.
-        asyncio.get_running_loop().run_in_executor(None, give_back_free_memory)
+        loop.run_in_executor(None, give_back_free_memory)

@@ -24,16 +24,41 @@ BODY = bytes(190_000)
 
 async def test_it_is_given_back_once_for_all_that_was_let_go_of_together_and_not_for_little() -> None:
     freed = FreedMemory(pause_s=0)
-    freed.note(15 * MIB)
-    await asyncio.sleep(0)
+    freed.note(MIB - 1)
+    await asyncio.sleep(0.01)
     little = freed.num_given_back
     for _ in range(100):
         freed.note(MIB)
     await asyncio.to_thread(wait_for, lambda: freed.num_given_back > 0, what="memory to be given back")
-    freed.note(15 * MIB)
-    await asyncio.sleep(0)
 
     assert (little, freed.num_given_back) == (0, 1)
+
+
+async def test_what_is_let_go_of_last_is_given_back_too_once_nothing_more_is() -> None:
+    freed = FreedMemory(pause_s=0)
+    freed.note(64 * MIB)
+    await asyncio.to_thread(wait_for, lambda: freed.num_given_back == 1, what="much to be given back")
+    freed.note(5 * MIB)
+
+    await asyncio.to_thread(wait_for, lambda: freed.num_given_back == 2, what="the rest to be given back")
+
+
+async def test_what_is_let_go_of_little_by_little_is_given_back_only_once_it_is_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    begun_at, passed = loop.time(), 0.0
+    monkeypatch.setattr(loop, "time", lambda: begun_at + passed)
+    freed = FreedMemory(pause_s=10)
+    given_back = []
+    for _ in range(17):
+        freed.note(MIB)
+        given_back.append(freed.num_given_back)
+        passed += 9
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    assert given_back == [0] * 16 + [1]
 
 
 @pytest.mark.parametrize("of", ["bodies", "results"])
