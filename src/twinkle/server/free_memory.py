@@ -32,8 +32,8 @@ def keep_out_of_collections() -> None:
 class FreedMemory:
     """Counts what requests and connections let go of, and has it given back. Lives on one event loop.
 
-    Much of it goes while more is let go of; the rest, from a megabyte on, once nothing more was for the pause. A body of
-    a megabyte may have been several of them by the end, so that the rest is not little.
+    Much goes while more is let go of; the rest, from a megabyte on, once nothing more was for the pause: a body of
+    one megabyte may have been several of them by the end.
     """
 
     def __init__(self, *, pause_s: float = _PAUSE_S) -> None:

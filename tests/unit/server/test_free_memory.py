@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,7 @@ import pytest
 
 from harness.calls import PROTOBUF
 from harness.polling import wait_for
+from twinkle.cli.stack import GIVES_MEMORY_BACK
 from twinkle.server.body import ByteBudget, Held
 from twinkle.server.free_memory import FreedMemory, give_back_free_memory
 from twinkle.server.held_results import HeldResults
@@ -20,6 +24,31 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 BODY = bytes(190_000)
+
+
+LETS_GO_IN_THREADS = """
+import ctypes, threading
+from concurrent.futures import ThreadPoolExecutor
+def resident(): return 4096 * int(open("/proc/self/statm").read().split()[1])
+def work(num_bytes):
+    blocks = [bytearray(num_bytes) for _ in range(24 * 2**20 // num_bytes)]
+    together.wait()
+together = threading.Barrier(3)
+with ThreadPoolExecutor(3) as threads:
+    was = resident()
+    for num_bytes in (24 * 2**20, 2**20):
+        list(threads.map(work, [num_bytes] * 3))
+    ctypes.CDLL(None).malloc_trim(0)
+    print(resident() - was)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc's allocator")
+def test_what_threads_let_go_of_leaves_the_process_as_the_stack_starts_it() -> None:
+    command = [sys.executable, "-S", "-c", LETS_GO_IN_THREADS]
+    kept = subprocess.run(command, env={**os.environ, **GIVES_MEMORY_BACK}, capture_output=True, text=True, check=True)
+
+    assert int(kept.stdout) < MIB / 2
 
 
 async def test_it_is_given_back_once_for_all_that_was_let_go_of_together_and_not_for_little() -> None:
