@@ -130,6 +130,27 @@ def test_a_pass_waits_as_often_for_many_datums_as_for_one(
 
 
 @pytest.mark.gpu
+def test_a_step_of_tokens_waits_for_no_pass_of_its_own(load: Callable[[str], Any]) -> None:
+    """Its twin is ``tests/unit/sampler/test_reads_behind.py``."""
+    bench = load("cuda")
+    sampler = SteppedTorchSampler(bench.model, slots=8)
+    for number in range(4):
+        sampler.add(
+            SampleRequest(
+                key=str(number),
+                adapter=bench.adapter(number),
+                prompt=(5, 6, 7),
+                seed=number,
+                max_tokens=32,
+                stop_token_ids=frozenset(),
+            )
+        )
+    for _ in range(4):
+        sampler.step()  # what is looked up once
+    assert num_waits(sampler.step) == 0
+
+
+@pytest.mark.gpu
 def test_an_optimizer_step_waits_for_its_norm_alone(load: Callable[[str], Any]) -> None:
     bench = load("cuda")
     adapter = bench.adapter(1)

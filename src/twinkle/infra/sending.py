@@ -19,6 +19,25 @@ def send(values: Sequence[float] | np.ndarray, dtype: torch.dtype, device: torch
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
+class Arriving:
+    """Values on their way to the host from now on; reading them waits for no work that the device gets later."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._values = tensor
+        if tensor.is_cuda:
+            self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._values.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def read(self) -> np.ndarray:
+        """The values, once they are here."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values.cpu().numpy()
+
+
 def fetch(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     """The values of tensors, in their shapes and dtypes; a device is waited for once, or once for each dtype."""
     found: list[np.ndarray] = [np.empty(0)] * len(tensors)

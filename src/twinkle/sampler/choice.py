@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from twinkle.infra.sending import send
 
 
 @dataclass(frozen=True)
@@ -46,34 +49,50 @@ def scaled_logprobs(logits_NV: torch.Tensor, rules: Sequence[ChoiceRule]) -> tor
     scaled = [row for row, rule in enumerate(rules) if rule.scale != 1]
     if scaled:
         # In float64, so that a tiny temperature on large logits stays finite; the other rows keep their bits.
-        scale_R = torch.tensor([rules[row].scale for row in scaled], dtype=torch.float64, device=logits_NV.device)
-        scaled_RV = logits_NV[scaled].double()
-        logits_NV = logits_NV.clone()
-        logits_NV[scaled] = ((scaled_RV - scaled_RV.amax(-1, keepdim=True)) / scale_R[:, None]).float()
+        scale_R = send([rules[row].scale for row in scaled], torch.float64, logits_NV.device)
+        rows_R = send(scaled, torch.int64, logits_NV.device)
+        scaled_RV = logits_NV.index_select(0, rows_R).double()
+        scaled_RV = ((scaled_RV - scaled_RV.amax(-1, keepdim=True)) / scale_R[:, None]).float()
+        logits_NV = logits_NV.index_copy(0, rows_R, scaled_RV)
     return torch.log_softmax(logits_NV, dim=-1)
 
 
+def are_finite(logprobs_NV: torch.Tensor) -> torch.Tensor:
+    """Which rows come from finite logits [N]: NaN spreads over its whole row, and ``amax`` keeps it."""
+    return torch.isfinite(logprobs_NV.amax(-1))
+
+
 def finite_rows(logprobs_NV: torch.Tensor) -> list[bool]:
-    """Which rows come from finite logits: NaN spreads over its whole row, and ``amax`` keeps it."""
-    finite: list[bool] = torch.isfinite(logprobs_NV.amax(-1)).tolist()
+    """The same on the host."""
+    finite: list[bool] = are_finite(logprobs_NV).tolist()
     return finite
 
 
 def choose(logprobs_NV: torch.Tensor, rules: Sequence[ChoiceRule], uniforms: Sequence[float]) -> torch.Tensor:
-    """Returns one token id per row [N]: the likeliest for greedy rows, else by inverse CDF at the row's uniform."""
-    uniform_N = torch.tensor(uniforms, dtype=torch.float64, device=logprobs_NV.device)
+    """Returns one token id per row [N]: the likeliest for greedy rows, else by inverse CDF at the row's uniform.
+
+    A row that is not finite gets some token of the vocabulary. The host waits for nothing.
+    """
+    device = logprobs_NV.device
+    uniform_N = send(uniforms, torch.float64, device)
     logprobs_NV = _without_barred(logprobs_NV, rules)
     free = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_restricted]
     if len(free) == len(rules):
         return _invert_cdf(logprobs_NV.double().exp_(), uniform_N)
     tokens_N = logprobs_NV.argmax(-1)
     if free:
-        tokens_N[free] = _invert_cdf(logprobs_NV[free].double().exp_(), uniform_N[free])
+        rows_R = send(free, torch.int64, device)
+        probs_RV = logprobs_NV.index_select(0, rows_R).double().exp_()
+        tokens_N.index_copy_(0, rows_R, _invert_cdf(probs_RV, uniform_N.index_select(0, rows_R)))
     restricted = [row for row, rule in enumerate(rules) if rule.is_restricted]
     if restricted:
-        tokens_N[restricted] = _choose_restricted(
-            logprobs_NV[restricted], [rules[row] for row in restricted], uniform_N[restricted]
+        rows_R = send(restricted, torch.int64, device)
+        chosen_R = _choose_restricted(
+            logprobs_NV.index_select(0, rows_R),
+            [rules[row] for row in restricted],
+            uniform_N.index_select(0, rows_R),
         )
+        tokens_N.index_copy_(0, rows_R, chosen_R)
     return tokens_N
 
 
@@ -81,8 +100,8 @@ def _without_barred(logprobs_NV: torch.Tensor, rules: Sequence[ChoiceRule]) -> t
     cells = [(row, token) for row, rule in enumerate(rules) for token in rule.barred]
     if not cells:
         return logprobs_NV
-    row_C, token_C = torch.tensor(cells, device=logprobs_NV.device).unbind(-1)
-    return logprobs_NV.index_put((row_C, token_C), logprobs_NV.new_tensor(-torch.inf))
+    row_C, token_C = send(np.array(cells), torch.int64, logprobs_NV.device).unbind(-1)
+    return logprobs_NV.index_put((row_C, token_C), torch.full_like(logprobs_NV[0, 0], -torch.inf))
 
 
 def top_logprobs(logprobs_NV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,8 +116,8 @@ def _choose_restricted(logprobs_RV: torch.Tensor, rules: Sequence[ChoiceRule], u
     probs_RV = ordered.values.double().exp()
     vocab_size = probs_RV.shape[-1]
     device = probs_RV.device
-    top_k_R = torch.tensor([rule.top_k if rule.top_k > 0 else vocab_size for rule in rules], device=device)
-    top_p_R = torch.tensor([rule.top_p for rule in rules], dtype=torch.float64, device=device)
+    top_k_R = send([rule.top_k if rule.top_k > 0 else vocab_size for rule in rules], torch.int64, device)
+    top_p_R = send([rule.top_p for rule in rules], torch.float64, device)
     probs_RV = probs_RV.masked_fill(torch.arange(vocab_size, device=device) >= top_k_R[:, None], 0.0)
     cdf_RV = probs_RV.cumsum(-1)
     mass_before_RV = cdf_RV - probs_RV
@@ -114,4 +133,5 @@ def _invert_cdf(probs_NV: torch.Tensor, uniform_N: torch.Tensor) -> torch.Tensor
     index_N1 = torch.searchsorted(cdf_NV, uniform_N[:, None] * total_N1, right=True)
     # uniform * total may round up to total: the last token that has any probability takes it.
     last_N1 = torch.searchsorted(cdf_NV, total_N1)
-    return torch.minimum(index_N1, last_N1)[:, 0]
+    # No token lies beyond the vocabulary, as one would where the row holds NaN.
+    return torch.minimum(index_N1, last_N1)[:, 0].clamp_(max=probs_NV.shape[-1] - 1)

@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 import torch
 
-from twinkle.sampler.choice import ChoiceRule, choose, finite_rows, scaled_logprobs, top_logprobs
+from twinkle.infra.sending import Arriving, send
+from twinkle.sampler.choice import ChoiceRule, are_finite, choose, scaled_logprobs, top_logprobs
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """What decides one token, besides its logits."""
 
@@ -37,6 +38,8 @@ class Draw:
     """1: off. Above: tokens of ``seen`` become less likely; below: more."""
     seen: Sequence[int] = ()
     """Of the prompt and the sample, where there is a penalty."""
+    unread: torch.Tensor | None = None
+    """Its last token [1], where the host has not read it yet; it counts as seen, and in ``position``."""
 
 
 class DrawnToken(NamedTuple):
@@ -49,30 +52,53 @@ class DrawnToken(NamedTuple):
     topk_logprobs: list[float] | None = None
 
 
+class DrawnRows:
+    """Tokens that the device has drawn, or is about to draw, on their way to the host.
+
+    ``tokens_N`` are there, to be gone on from: of a row whose logits are not finite some token of the vocabulary.
+    """
+
+    def __init__(self, tokens_N: torch.Tensor, logprobs_NV: torch.Tensor, topk: Sequence[int]) -> None:
+        self.tokens_N = tokens_N
+        self._topk = topk
+        chosen_N = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0]
+        parts = [tokens_N, chosen_N, are_finite(logprobs_NV)]
+        for row, k in enumerate(topk):
+            if k:
+                parts += [values_1K[0] for values_1K in top_logprobs(logprobs_NV[row : row + 1], k)]
+        # Together, exactly: ids are small integers.
+        self._arriving = Arriving(torch.cat([part.double() for part in parts]))
+
+    def read(self) -> list[DrawnToken | None]:
+        """A token for each row; none for a row whose logits are not finite. Waits for the device, once."""
+        num_rows = len(self._topk)
+        values = self._arriving.read()
+        tokens, logprobs, finite = values[: 3 * num_rows].reshape(3, num_rows).tolist()
+        drawn: list[DrawnToken | None] = []
+        end = 3 * num_rows
+        for row, k in enumerate(self._topk):
+            ids, likeliest = values[end : end + k], values[end + k : end + 2 * k]
+            end += 2 * k
+            if not finite[row]:
+                drawn.append(None)
+            elif k:
+                drawn.append(DrawnToken(int(tokens[row]), logprobs[row], list(map(int, ids)), likeliest.tolist()))
+            else:
+                drawn.append(DrawnToken(int(tokens[row]), logprobs[row]))
+        return drawn
+
+
+def start_draws(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> DrawnRows:
+    """Lets the device draw a token for each row; the host goes on meanwhile."""
+    rules = [draw.rule for draw in draws]
+    logprobs_NV = scaled_logprobs(_penalised(logits_NV, draws), rules)
+    uniforms = [uniform(draw.seed, draw.sample, draw.position) for draw in draws]
+    return DrawnRows(choose(logprobs_NV, rules, uniforms), logprobs_NV, [draw.topk for draw in draws])
+
+
 def draw_tokens(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> list[DrawnToken | None]:
     """Returns a token for each row; none for a row whose logits are not finite."""
-    logprobs_NV = scaled_logprobs(_penalised(logits_NV, draws), [draw.rule for draw in draws])
-    finite = finite_rows(logprobs_NV)
-    if all(finite):
-        return list(_draw_finite(logprobs_NV, draws))
-    rows = [row for row, good in enumerate(finite) if good]
-    drawn = iter(_draw_finite(logprobs_NV[rows], [draws[row] for row in rows]) if rows else ())
-    return [next(drawn) if good else None for good in finite]
-
-
-def _draw_finite(logprobs_NV: torch.Tensor, draws: Sequence[Draw]) -> list[DrawnToken]:
-    uniforms = [uniform(draw.seed, draw.sample, draw.position) for draw in draws]
-    tokens_N = choose(logprobs_NV, [draw.rule for draw in draws], uniforms)
-    chosen_N = logprobs_NV.gather(-1, tokens_N[:, None])[:, 0]
-    drawn = []
-    for row, (token, logprob) in enumerate(zip(tokens_N.tolist(), chosen_N.tolist(), strict=True)):
-        topk = draws[row].topk
-        if topk:
-            ids_1K, values_1K = top_logprobs(logprobs_NV[row : row + 1], topk)
-            drawn.append(DrawnToken(token, logprob, ids_1K[0].tolist(), values_1K[0].tolist()))
-        else:
-            drawn.append(DrawnToken(token, logprob))
-    return drawn
+    return start_draws(logits_NV, draws).read()
 
 
 def _penalised(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -82,10 +108,14 @@ def _penalised(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         return logits_NV
     penalised_NV = logits_NV.clone()
     for row in rows:
-        seen_S = torch.tensor(sorted(set(draws[row].seen)), device=logits_NV.device)
-        known_S = logits_NV[row, seen_S]
+        seen_S = send(sorted(set(draws[row].seen)), torch.int64, logits_NV.device)
+        unread = draws[row].unread
+        if unread is not None:
+            # It may be among the others: then its cell is written twice, with the same value.
+            seen_S = torch.cat((seen_S, unread))
+        known_S = logits_NV[row].index_select(0, seen_S)
         penalty = draws[row].repetition_penalty
-        penalised_NV[row, seen_S] = torch.where(known_S > 0, known_S / penalty, known_S * penalty)
+        penalised_NV[row].index_copy_(0, seen_S, torch.where(known_S > 0, known_S / penalty, known_S * penalty))
     return penalised_NV
 
 

@@ -37,9 +37,9 @@ class Work:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The tokens of the piece."""
+        """The tokens of the piece; 0 for one that only the device knows."""
         if self.continuation is not None:
-            return self.continuation.tokens[-1:]
+            return [0] if self.continuation.unread is not None else self.continuation.tokens[-1:]
         return self.progress.request.prompt[self.piece.start : self.end]
 
     @property
@@ -175,7 +175,9 @@ def _decodes(progress: RequestProgress, budget: CacheBudget, active: list[Reques
         continuation = progress.running.get(sample)
         if continuation is None:  # it just gave way to an older sample of its own request
             continue
-        position = len(progress.request.prompt) + len(continuation.tokens) - 1
+        if continuation.num_tokens >= progress.max_tokens:  # its last token is drawn, and yet to be read
+            continue
+        position = len(progress.request.prompt) + continuation.num_tokens - 1
         if budget.grow(continuation.cache, position + 1, active):
             works.append(Work(progress, continuation, None, Piece(continuation.cache, position, 1)))
     return works

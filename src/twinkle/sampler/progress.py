@@ -10,7 +10,7 @@ import torch
 
 from twinkle.model.pictures import PictureLayout
 from twinkle.module.lora import LoraAdapter
-from twinkle.sampler.drawing import Draw
+from twinkle.sampler.drawing import Draw, DrawnRows
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prefixes import ComputedChunk, PromptChunk, chunks_of
 from twinkle.sampler.prompt_scores import PromptScores
@@ -32,6 +32,21 @@ class Continuation(GrowingSequence):
     """One sample under way, with the keys and values of all its tokens but the last."""
 
     cache: SequenceCache
+    unread: tuple[DrawnRows, int] | None = None
+    """Its last token, where the host has not read it yet: what was drawn at once, and its row there."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many it has, the unread one included."""
+        return len(self.tokens) + (self.unread is not None)
+
+    @property
+    def unread_token(self) -> torch.Tensor | None:
+        """On the device [1]."""
+        if self.unread is None:
+            return None
+        drawn, row = self.unread
+        return drawn.tokens_N[row : row + 1]
 
 
 class RequestProgress:
@@ -96,10 +111,11 @@ class RequestProgress:
             self.rule,
             self.request.seed,
             continuation.sample,
-            len(continuation.tokens),
+            continuation.num_tokens,
             self.request.topk_sample_logprobs,
             self.request.repetition_penalty,
             seen_by(self.request, continuation.tokens),
+            continuation.unread_token,
         )
 
     @property

@@ -25,7 +25,6 @@ from twinkle.model.pictures import PictureLayout, TokenRange, pack
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.module.recurrence import CHUNK_TOKENS
 from twinkle.sampler.attention import CachedAttention
-from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.places import most_of_group, with_guests
 from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of, slots_within
@@ -35,6 +34,7 @@ from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, che
 from twinkle.sampler.sequence import Stretch
 from twinkle.sampler.stepped import Outcome, SteppedSampler
 from twinkle.sampler.stops import stop_rule
+from twinkle.sampler.unread import DrawnBatch, token_ids_of
 
 DEFAULT_TOKENS_PER_SLOT = 1024
 DEFAULT_CHUNK_TOKENS = 256
@@ -57,6 +57,8 @@ class SteppedTorchSampler(SteppedSampler):
         kept_bytes: Memory for computed prompts, beside the caches of running sequences: several chunks' worth, or 0.
         state_bytes: Memory for what layers that carry a state remember of running sequences; as many slots are left out
             as it has no room for.
+        reads_behind: Whether tokens are read while the device computes the next ones, so that an end is found out one
+            step late and the token after it dropped; by default on an accelerator. Results are the same.
         decode_text: The tokenizer's decode, needed for stop strings.
     """
 
@@ -71,8 +73,11 @@ class SteppedTorchSampler(SteppedSampler):
         chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
         kept_bytes: int = DEFAULT_KEPT_BYTES,
         state_bytes: int = DEFAULT_STATE_BYTES,
+        reads_behind: bool | None = None,
         decode_text: DecodeText | None = None,
     ) -> None:
+        self._reads_behind = model.device.type != "cpu" if reads_behind is None else reads_behind
+        self._unread: list[DrawnBatch] = []
         self._decode_text = decode_text
         context = model.info.max_context_length
         self._model = model
@@ -169,6 +174,7 @@ class SteppedTorchSampler(SteppedSampler):
         """See :class:`SteppedSampler`."""
         self._waiting.clear()
         self._active.clear()
+        self._unread.clear()
         self._prefixes.clear()
 
     def drawn_so_far(self, key: str, known: Sequence[int]) -> list[Stretch]:
@@ -195,13 +201,21 @@ class SteppedTorchSampler(SteppedSampler):
             keeps_prompts=self._keeps_prompts,
             one_chunk_each=self._model.remembers,
         )
+        fresh: list[DrawnBatch] = []
         if works:
             try:
-                self._run_pass(works, failures)
+                fresh = self._run_pass(works, failures)
             except torch.OutOfMemoryError as error:
                 self._prefixes.clear()
                 raise OutOfMemory(f"a sampling pass over {len(works)} sequences did not fit the device") from error
-        self._start_continuations(failures)
+        # Where tokens are read behind, the device has its next work before the host waits for what came before.
+        due, self._unread = (self._unread, fresh) if self._reads_behind else (fresh, [])
+        self._read(due, failures)
+        for batch in self._unread:
+            batch.hand_out()
+        self._unread += self._start_continuations()
+        if not self._reads_behind:
+            self._read(self._unread, failures)
         return self._collect(failures)
 
     def _start_prompts(self) -> None:
@@ -266,9 +280,11 @@ class SteppedTorchSampler(SteppedSampler):
         others = sum(progress.num_slots for progress in self._active if progress.group != group)
         return most_of_group(slots=self._slots, places=self._places, others=others) - own
 
-    def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> None:
+    def _run_pass(self, works: list[Work], failures: dict[str, Exception]) -> list[DrawnBatch]:
+        """What is drawn from its logits."""
         device = self._model.device
-        token_ids_T = send([token for work in works for token in work.token_ids], torch.int64, device)
+        token_ids_T = token_ids_of(works, device)
+        fresh: list[DrawnBatch] = []
         position_ids_T, pictures = pack(
             [TokenRange(work.piece.start, work.end, work.progress.layout) for work in works], device
         )
@@ -289,15 +305,14 @@ class SteppedTorchSampler(SteppedSampler):
                 rows_NH,
                 segments_of([(work.progress.adapter, 1) for work, _ in choosing]),
             )
-            self._take_logits([work for work, _ in choosing], logits_NV, failures)
+            fresh = self._take_logits([work for work, _ in choosing], logits_NV)
         # Nothing that could fail lies between a token that is appended and a state that is taken over.
         attention.states.commit()
-        chunks = [(work.progress, work.chunk) for work in works if work.chunk is not None]
-        for progress, _ in chunks:
+        for progress, chunk in [(work.progress, work.chunk) for work in works if work.chunk is not None]:
             progress.count_chunk()
-        if self._keeps_prompts:
-            for progress, chunk in chunks:
+            if self._keeps_prompts:
                 self._keep(progress, chunk)
+        return fresh
 
     def _score_prompt(self, work: Work, hidden_TH: torch.Tensor, failures: dict[str, Exception]) -> None:
         request = work.progress.request
@@ -309,26 +324,25 @@ class SteppedTorchSampler(SteppedSampler):
         if not work.progress.scores.score(work.piece.start, work.piece.num_tokens, logits_of):
             failures[request.key] = not_finite(request)
 
-    def _take_logits(self, works: list[Work], logits_NV: torch.Tensor, failures: dict[str, Exception]) -> None:
+    def _take_logits(self, works: list[Work], logits_NV: torch.Tensor) -> list[DrawnBatch]:
+        fresh: list[DrawnBatch] = []
         next_logits = [
             (work.progress, logits_NV[row].clone()) for row, work in enumerate(works) if work.continuation is None
         ]
         running = [(row, work) for row, work in enumerate(works) if work.continuation is not None]
         if running:
             rows_NV = logits_NV if len(running) == len(works) else self._rows(logits_NV, [row for row, _ in running])
-            self._append_tokens(
-                [(work.progress, work.continuation) for _, work in running if work.continuation is not None],
-                rows_NV,
-                failures,
-            )
+            targets = [(work.progress, work.continuation) for _, work in running if work.continuation is not None]
+            fresh.append(DrawnBatch.start(targets, rows_NV))
         for progress, logits_V in next_logits:
             progress.next_logits_V = logits_V
+        return fresh
 
     def _rows(self, matrix: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         return matrix.index_select(0, send(rows, torch.int64, self._model.device))
 
-    def _start_continuations(self, failures: dict[str, Exception]) -> None:
-        """Starts samples whose prompt is computed, as far as slots and memory go, and chooses their first tokens."""
+    def _start_continuations(self) -> list[DrawnBatch]:
+        """Starts samples whose prompt is computed, as far as slots and memory go, and draws their first tokens."""
         started: list[tuple[RequestProgress, Continuation]] = []
         rows: list[torch.Tensor] = []
         for progress in self._active:
@@ -342,23 +356,21 @@ class SteppedTorchSampler(SteppedSampler):
                     break
                 started.append((progress, progress.start_continuation(keep_prompt=keep_prompt)))
                 rows.append(logits_V)
-        if started:
-            self._append_tokens(started, torch.stack(rows), failures)
+        if not started:
+            return []
+        batch = DrawnBatch.start(started, torch.stack(rows))
+        batch.hand_out()
+        return [batch]
 
-    def _append_tokens(
-        self,
-        targets: Sequence[tuple[RequestProgress, Continuation]],
-        logits_NV: torch.Tensor,
-        failures: dict[str, Exception],
-    ) -> None:
-        """Draws one token for each target from its row; ends the continuations that it completes."""
-        draws = [progress.next_draw(continuation) for progress, continuation in targets]
-        for (progress, continuation), drawn in zip(targets, draw_tokens(logits_NV, draws), strict=True):
-            if drawn is None:
-                failures[progress.request.key] = not_finite(progress.request)
-                continue
-            continuation.append(drawn)
-            self._end_if_complete(progress, continuation, failures)
+    def _read(self, batches: Sequence[DrawnBatch], failures: dict[str, Exception]) -> None:
+        """Takes in what was drawn; ends the continuations that it completes."""
+        for batch in batches:
+            for progress, continuation, drawn in batch.read(self._active):
+                if drawn is None:
+                    failures[progress.request.key] = not_finite(progress.request)
+                    continue
+                continuation.append(drawn)
+                self._end_if_complete(progress, continuation, failures)
 
     def _end_if_complete(
         self, progress: RequestProgress, continuation: Continuation, failures: dict[str, Exception]
