@@ -31,7 +31,14 @@ from twinkle.model.optimizer_group import OptimizerGroup
 from twinkle.model.parallel.gradient_sync import sync_of
 from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strategy
 from twinkle.model.peft_config import ALL_LINEAR, lora_config_of, read_slots
-from twinkle.model.placement import MixedPrecision, ModelArguments, device_of, model_class, weights_dtype
+from twinkle.model.placement import (
+    MixedPrecision,
+    ModelArguments,
+    attention_for,
+    device_of,
+    model_class,
+    weights_dtype,
+)
 from twinkle.module.lora import LoraConfig
 
 log = event_log()
@@ -92,7 +99,7 @@ class MultiLoraTransformersModel(FusedComponent):
         prepare_environment()
         device_mesh = mesh_of(given.device_mesh)
         device = device_of(device_mesh)
-        folder, settings = open_model(given.model_id, from_pretrained_kwargs)
+        folder, settings = open_model(given.model_id, attention_for(device, from_pretrained_kwargs))
         self.max_loras, self.max_r = max_loras, slots.max_r
         self.target_modules = slots.target_modules
         dtype = weights_dtype(given.mixed_precision, device)

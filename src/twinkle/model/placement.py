@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
@@ -26,6 +27,7 @@ from twinkle.model.parallel.spread import can_be_spread, class_of, load_spread, 
 log = event_log()
 
 MixedPrecision = Literal["bf16", "fp16", "fp8", "no"]
+ATTENTION = "attn_implementation"
 
 
 def model_class(model_cls: Any) -> Any:
@@ -100,6 +102,15 @@ def load_model_on(loader: Any, path: str, mesh: DeviceMesh | None, device: torch
         log.info("model.loaded_whole", reason="the files lack weights of the class", first=min(info["missing_keys"]))
         del model
     return loader.from_pretrained(path, **settings).to(device)
+
+
+def attention_for(device: torch.device, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of ``from_pretrained``; flash attention, which no CPU has, is left out there, and the log says so."""
+    asked = settings.get(ATTENTION)
+    if device.type != "cpu" or not isinstance(asked, str) or not asked.startswith("flash"):
+        return dict(settings)
+    log.warning("model.attention.on_cpu", asked=asked, next="it needs a GPU; transformers' default takes its place")
+    return {name: value for name, value in settings.items() if name != ATTENTION}
 
 
 def device_of(mesh: DeviceMesh | None) -> torch.device:

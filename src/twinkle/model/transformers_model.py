@@ -33,6 +33,7 @@ from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strat
 from twinkle.model.placement import (
     MixedPrecision,
     ModelArguments,
+    attention_for,
     compute_dtype,
     device_of,
     load_model_on,
@@ -118,7 +119,7 @@ class TransformersModel(PlainPasses):
         self._sync = training_sync(device_mesh, self.device)
         self._is_sharded = False
         self._frozen: set[str] = set()
-        self.model_id, settings = open_model(given.model_id, from_pretrained_kwargs)
+        self.model_id, settings = open_model(given.model_id, attention_for(self.device, from_pretrained_kwargs))
         settings = {**({} if given.config is None else {"config": given.config}), "dtype": torch.float32, **settings}
         with naming_code(given.model_id):
             self.model: Any = load_model_on(

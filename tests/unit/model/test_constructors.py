@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
+from structlog.testing import capture_logs
 
 from harness.training import Row, gradients
 from twinkle.core.errors import InvalidInput, NoRoom
@@ -123,6 +124,15 @@ def test_what_is_no_argument_of_ours_goes_to_transformers(model_dir: Path) -> No
     model = TransformersModel(model_id=str(model_dir), attn_implementation="eager")
 
     assert model.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("kind", [TransformersModel, MultiLoraTransformersModel])
+def test_flash_attention_on_a_cpu_gives_way_and_the_log_says_so(kind: type, model_dir: Path) -> None:
+    with capture_logs() as said:
+        model = kind(model_id=str(model_dir), attn_implementation="flash_attention_2")
+
+    assert isinstance(model, kind)
+    assert [line["asked"] for line in said if line["event"] == "model.attention.on_cpu"] == ["flash_attention_2"]
 
 
 @pytest.mark.parametrize("in_pieces", [True, False])
