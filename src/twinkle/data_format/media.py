@@ -47,6 +47,19 @@ def num_pictures(media: Mapping[str, Any]) -> int:
     return next((len(values) for values in by_picture if values is not None), 0)
 
 
+def with_alike_messages(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns with ``images`` in every message if one has some: no picture lasts as JSON, which else they become.
+
+    Args:
+        columns: Of conversations; messages stand in ``messages``, and all else stays as it is.
+    """
+    rows = columns.get("messages") or []
+    if not any("images" in message for row in rows for message in row or () if isinstance(message, Mapping)):
+        return dict(columns)
+    alike = [[{**message, "images": list(message.get("images") or ())} for message in row or ()] for row in rows]
+    return {**columns, "messages": alike}
+
+
 def with_pictures(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[list[Message], list[Any]]:
     """The messages with a part for every picture, and the pictures in the order of these parts.
 

@@ -72,10 +72,10 @@ def _with_pictures(rows: Any, within: str | None = None) -> Iterator[int]:
         lists = column if within is None else pa.compute.struct_field(column, IMAGES)
         lengths = pa.compute.list_value_length(lists).to_pylist()
         yield from (number for number, length in enumerate(lengths) if length)
-    if MESSAGES in features and "'type'" in str(features[MESSAGES]):
+    if MESSAGES in features and any(mark in str(features[MESSAGES]) for mark in ("'type'", f"'{IMAGES}'")):
         for number, row in enumerate(rows.select_columns([MESSAGES if within is None else within])):
             messages = (row if within is None else row[within] or {}).get(MESSAGES)
-            if any(_holds_picture(message.get("content")) for message in messages or ()):
+            if any(message.get(IMAGES) or _holds_picture(message.get("content")) for message in messages or ()):
                 yield number
 
 

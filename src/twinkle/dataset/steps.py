@@ -13,6 +13,7 @@ import numpy as np
 from twinkle.core.errors import InvalidInput
 from twinkle.core.keywords import known_keywords
 from twinkle.data_format.columns import columns_of, rows_of
+from twinkle.data_format.media import with_alike_messages
 from twinkle.dataset.source import ORIGIN, UNKNOWN_ORIGIN
 from twinkle.infra.progress import Progress
 from twinkle.plugin import Plugin
@@ -216,7 +217,7 @@ class OverColumns:
         given = {name: values for name, values in columns.items() if name != ORIGIN}
         origins = list(columns[ORIGIN])
         if isinstance(self._step, Preprocess):
-            made = self._step.columns(given)
+            made = with_alike_messages(self._step.columns(given))
             same = _length(made) == len(origins)
             result = {**made, ORIGIN: origins if same else [UNKNOWN_ORIGIN] * _length(made)}
         else:

@@ -231,6 +231,35 @@ def test_batches_without_pictures_stand_in_a_data_set_beside_those_with_some(
 
 
 @pytest.mark.parametrize("kind", [Dataset, LazyDataset])
+@pytest.mark.parametrize("first", [1, 0])
+def test_a_preprocessor_may_put_pictures_into_a_message(template: Template, kind: Any, first: int) -> None:
+    """As Twinkle's own scripts for pictures do, with a picture as a data set of Hugging Face's hands it out."""
+
+    def asked(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        pictures = [Image.open(io.BytesIO(picture_file(number))) for number in columns["number"]]
+        return {
+            "messages": [
+                [{**user("<image>" * (number % 2) + "What?"), "images": [picture] * (number % 2)}, ANSWER]
+                for number, picture in zip(columns["number"], pictures, strict=True)
+            ]
+        }
+
+    dataset = kind(DatasetMeta(data=[{"number": number} for number in range(first, first + 4)]))
+    dataset.set_template(template)
+    dataset.map(asked)
+    dataset.encode(**({} if kind is LazyDataset else {"batch_size": 1}))
+
+    for row, number in zip((dataset[place] for place in range(4)), range(first, first + 4), strict=True):
+        alone = {"messages": [user("<image>" * (number % 2) + "What?"), ANSWER]}
+        expected = template.encode({**alone, "images": [picture_file(number)] * (number % 2)})
+        (found,), (wanted,) = (InputProcessor().sequences([each]) for each in (row, expected))
+        assert torch.equal(found.input_ids, wanted.input_ids) and torch.equal(found.labels, wanted.labels)
+        assert (found.pictures is None) == (number % 2 == 0)
+        if number % 2:
+            assert torch.equal(found.media["pixel_values"], wanted.media["pixel_values"])
+
+
+@pytest.mark.parametrize("kind", [Dataset, LazyDataset])
 @pytest.mark.parametrize("numbers", [((1, 0), (0, 2), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (0, 0))])
 def test_pairs_hold_pictures_each_of_its_own_or_none(
     template: Template, kind: Any, numbers: tuple[tuple[int, int], ...]

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from structlog.testing import capture_logs
 
 from harness.polling import wait_until
 from harness.scripted_server import Reply, ScriptedServer, Seen
 from harness.servers import free_port
 from twinkle.client.backoff import RetryPolicy
-from twinkle_client.client import TwinkleClient
+from twinkle_client.client import TwinkleClient, init_twinkle_client
 from twinkle_client.connection import Connection
 from twinkle_client.endpoint import find_endpoint
 from twinkle_client.errors import (
@@ -302,6 +303,15 @@ def test_a_forked_process_has_connections_and_a_heart_of_its_own() -> None:
         ).stdout
 
     assert sorted(said.split()) == ["1", "done", "done", "done"]
+
+
+def test_keywords_that_the_call_does_not_know_are_named_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinkle_client.client.use", lambda connection: None)
+    with Server() as server, capture_logs() as logs, init_twinkle_client(server.url, "k", session_meta={}, seed=1):
+        pass
+
+    said = [(line["keyword"], line["next"]) for line in logs if line["event"] == "keyword.without_effect"]
+    assert said == [("session_meta", "did you mean session_metadata?"), ("seed", "leave it out")]
 
 
 def test_the_client_needs_only_what_an_install_without_extras_brings() -> None:
