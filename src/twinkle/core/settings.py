@@ -11,17 +11,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from twinkle.core.errors import ConfigError
 from twinkle.core.foreign_settings import FOREIGN_SETTINGS
-from twinkle.core.setting_groups.api import ApiSettings
-from twinkle.core.setting_groups.doors import DoorSettings
-from twinkle.core.setting_groups.files import FileSettings
-from twinkle.core.setting_groups.hubs import HubServiceSettings
-from twinkle.core.setting_groups.jobs import JobSettings
-from twinkle.core.setting_groups.keeping import KeepingSettings
+from twinkle.core.setting_groups.api import ApiSettings, DoorSettings
+from twinkle.core.setting_groups.jobs import JobSettings, ProcessorSettings
+from twinkle.core.setting_groups.keeping import FileSettings, KeepingSettings
 from twinkle.core.setting_groups.operations import OperationSettings
-from twinkle.core.setting_groups.places import PlaceSettings
-from twinkle.core.setting_groups.processors import ProcessorSettings
+from twinkle.core.setting_groups.places import HubServiceSettings, PlaceSettings, WatchingSettings
 from twinkle.core.setting_groups.tenants import TenantSettings
-from twinkle.core.setting_groups.watching import WatchingSettings
 from twinkle.core.setting_groups.worker import WorkerSettings
 
 _CLIENT_VARIABLES = {"TWINKLE_SERVER_URL", "TWINKLE_SERVER_TOKEN", "TWINKLE_MODEL_ID", "TWINKLE_JOB_ID"}

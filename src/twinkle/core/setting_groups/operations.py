@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat
 from twinkle.core.operation import OperationKind
 from twinkle.core.operation_limits import OperationLimits
 from twinkle.core.pictures import PictureLimits
-from twinkle.core.setting_groups.group import SettingsGroup
+from twinkle.core.setting_groups import SettingsGroup
 
 
 class OperationSettings(SettingsGroup):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from twinkle.core.limits import TenantLimits
-from twinkle.core.setting_groups.group import SettingsGroup
+from twinkle.core.setting_groups import SettingsGroup
 
 
 class TenantSettings(SettingsGroup):

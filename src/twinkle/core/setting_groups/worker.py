@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from twinkle.core.setting_groups.group import SettingsGroup
+from twinkle.core.setting_groups import SettingsGroup
 
 
 class WorkerSettings(SettingsGroup):
