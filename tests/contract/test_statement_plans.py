@@ -104,6 +104,10 @@ def crowded(bench: Bench, lease: Lease) -> Bench:
             f" CASE WHEN i < 50 THEN {bench.clock.now() + DAY_S} END FROM n"
         )
         transaction.execute(
+            f"INSERT INTO session (id, tenant, tags, sdk_version, created_at, heartbeat_at) {some}"
+            " SELECT 'listed-' || CAST(i AS TEXT), 't0', '[]', '', i, i FROM n"
+        )
+        transaction.execute(
             "INSERT INTO access_token (id, digest, tenant, adapter, name, created_at, expires_at)"
             f" {some} SELECT CAST(i AS TEXT), CAST(i AS TEXT), 't0', CAST(i AS TEXT), '', 0,"
             f" {bench.clock.now() + 100 * DAY_S} + i FROM n"
@@ -350,14 +354,16 @@ def test_a_page_of_runs_or_checkpoints_is_one_query_that_walks_an_index(
         "checkpoints": lambda: crowded.checkpoints.newest_of("t0", limit=100, after=place),
         # Behind an offset too: what is passed over is walked in the index.
         "wanted runs": lambda: crowded.adapters.page("t0", limit=100, offset=NUM_LANES // 2),
+        "wanted checkpoints": lambda: crowded.checkpoints.page("t0", limit=100, offset=NUM_LANES // 20),
+        "sessions": lambda: crowded.stores.sessions.page("t0", limit=100, offset=NUM_LANES // 20),
     }
     monkeypatch.setattr("twinkle.storage.adapters.adapters._adapter_of", lambda row: row.id)
     monkeypatch.setattr("twinkle.storage.checkpoints.checkpoints._checkpoint_of", lambda row: row.path)
     for name, action in lists.items():
         sent = _statements_of(action, monkeypatch)
         # Threads that other tests have left may ask for something else at the same time.
-        table = {"runs": "adapter a", "checkpoints": "checkpoint", "wanted runs": "lane l"}[name]
-        statements = [one for one in sent if f" FROM {table} " in one[0]]
+        table = {"runs": "adapter a", "wanted runs": "lane l", "sessions": "session"}.get(name, "checkpoint")
+        statements = [one for one in sent if f" FROM {table} " in one[0] and "COUNT(*)" not in one[0]]
 
         assert len(statements) == 1, name
         plan = _plan(crowded, *statements[0])

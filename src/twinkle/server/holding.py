@@ -66,8 +66,8 @@ class HoldingLimits:
         held = await self._held(tenant, lambda held: bool(most) and held.num_runs >= most)
         if most and held.num_runs >= most:
             raise LimitReached(
-                f"you have {held.num_runs} training runs, and {most} may be; go on with one of them, or ask the"
-                " operator for more (max_runs)"
+                f"you have {held.num_runs} training runs, and {most} may be; go on with one of them, unload others and"
+                " delete their checkpoints (they go after a while), or ask the operator for more (max_runs)"
             )
         held.num_runs += 1
 

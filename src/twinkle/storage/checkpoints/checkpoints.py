@@ -15,7 +15,7 @@ from twinkle.core.errors import Conflict, NotFound
 from twinkle.core.ids import new_id
 from twinkle.core.places import Place
 from twinkle.storage.checkpoints.contents import remove_checkpoints
-from twinkle.storage.database import Database, Row, Transaction
+from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.records import insert_lane
 from twinkle.storage.sampling.sampling_sessions import SamplingSession
 from twinkle.storage.tables import CheckpointRow
@@ -108,20 +108,23 @@ class Checkpoints:
         adapter_id: str | None = None,
         kinds: Collection[CheckpointKind] | None = None,
     ) -> tuple[list[Checkpoint], int]:
-        """A page of the tenant's listed checkpoints, of some kinds or all, newest first, and how many there are."""
-        with Session(self._engine) as session:
-            mine = select(CheckpointRow).where(
-                CheckpointRow.tenant == tenant,
-                col(CheckpointRow.listed).is_(True),
-                or_(col(CheckpointRow.expires_at).is_(None), col(CheckpointRow.expires_at) > self._clock.now()),
-            )
-            if adapter_id is not None:
-                mine = mine.where(CheckpointRow.adapter == adapter_id)
-            if kinds is not None:
-                mine = mine.where(col(CheckpointRow.kind).in_([kind.value for kind in kinds]))
-            total = session.exec(select(func.count()).select_from(mine.subquery())).one()
-            newest = mine.order_by(col(CheckpointRow.created_at).desc(), col(CheckpointRow.path))
-            return [_checkpoint_of(row) for row in session.exec(newest.limit(limit).offset(offset)).all()], total
+        """A page of the tenant's listed checkpoints, of some kinds or all, newest first, and how many there are.
+
+        Of all of them a page walks an index; what is passed over is as much as a tenant may have at the most.
+        """
+        mine = "tenant = ? AND listed AND (expires_at IS NULL OR expires_at > ?)"
+        asked: tuple[object, ...] = (tenant, self._clock.now())
+        if adapter_id is not None:
+            mine, asked = f"{mine} AND adapter = ?", (*asked, adapter_id)
+        if kinds is not None:
+            mine = f"{mine} AND kind IN ({placeholders(list(kinds))})"
+            asked = (*asked, *[kind.value for kind in kinds])
+        (counted,) = self._database.read(f"SELECT COUNT(*) AS number FROM checkpoint WHERE {mine}", asked)
+        rows = self._database.read(
+            f"SELECT {_COLUMNS} FROM checkpoint WHERE {mine} ORDER BY created_at DESC, path DESC LIMIT ? OFFSET ?",
+            (*asked, limit, offset),
+        )
+        return [_checkpoint_of(row) for row in rows], int(counted.number)
 
     def newest_of(self, tenant: str, *, limit: int, after: Place | None = None) -> list[Checkpoint]:
         """Some of a tenant's listed checkpoints, newest first: those behind a place, if one is given. One query."""

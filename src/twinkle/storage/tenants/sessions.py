@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
 from twinkle.core.clock import Clock
 from twinkle.core.errors import NotFound
@@ -148,14 +148,12 @@ class Sessions:
             return _session_of(session, tenant, session_id)
 
     def page(self, tenant: str, *, limit: int, offset: int) -> list[str]:
-        """A page of the ids of the tenant's sessions, newest first."""
-        with Session(self._engine) as session:
-            statement = (
-                select(SessionRow.id)
-                .where(SessionRow.tenant == tenant)
-                .order_by(col(SessionRow.created_at).desc(), col(SessionRow.id))
-            )
-            return list(session.exec(statement.limit(limit).offset(offset)).all())
+        """A page of the ids of the tenant's sessions, newest first. What is passed over is walked in an index."""
+        rows = self._database.read(
+            "SELECT id FROM session WHERE tenant = ? ORDER BY created_at DESC, id DESC LIMIT ? OFFSET ?",
+            (tenant, limit, offset),
+        )
+        return [row.id for row in rows]
 
     def set_project(self, tenant: str, session_id: str, project_id: str) -> None:
         """Put a session into a project.
