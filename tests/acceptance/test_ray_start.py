@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -85,6 +88,44 @@ drawn = sampler.sample(prompt, {"max_tokens": 4, "temperature": 0}, adapter_uri=
 assert len(drawn[0].sequences[0].tokens) > 0, drawn
 print("trained")
 """
+FOLLOWING = (
+    CONFIG.replace("nproc_per_node: 2", "nproc_per_node: 1")
+    .replace("per_token_model_limit: 3", "per_token_model_limit: 4")
+    .replace("ranks: 2, device_type: cuda", "ranks: 1, device_type: cuda")
+    .replace("dp_size: 2", "dp_size: 1")
+    .replace(
+        "{min_replicas: 1, max_replicas: 1}",
+        "{min_replicas: 1, max_replicas: 3, target_ongoing_requests: 1, upscale_delay_s: 0, downscale_delay_s: 10}",
+    )
+)
+BUSY = """
+import sys, threading
+from tinker import ServiceClient, types
+
+service = ServiceClient(base_url=sys.argv[1], api_key="tml-any-key-at-all")
+runs = [service.create_lora_training_client(base_model="Qwen/Qwen3.5-4B", rank=4).result() for _ in range(4)]
+tokens = [5, 6, 7, 8]
+loss_inputs = {"target_tokens": [6, 7, 8, 9], "weights": [1.0] * 4}
+datum = types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=loss_inputs)
+enough = threading.Event()
+losses = {run.model_id: [] for run in runs}
+
+def train(run):
+    while not enough.is_set():
+        passed = run.forward_backward([datum], "cross_entropy")
+        run.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        losses[run.model_id].append(passed.result().metrics["loss:sum"])
+
+threads = [threading.Thread(target=train, args=(run,)) for run in runs]
+for thread in threads:
+    thread.start()
+sys.stdin.read()
+enough.set()
+for thread in threads:
+    thread.join()
+assert all(each[-1] < each[0] for each in losses.values()), losses
+print("trained")
+"""
 SCRIPT = """
 import twinkle
 from twinkle import DeviceGroup
@@ -133,18 +174,81 @@ def test_three_nodes_then_a_server_then_a_training(tmp_path: Path, tiny_model: P
             "TWINKLE_OFFLINE": "1",
         }
 
-        said = serve(tmp_path, [sys.executable, "-c", LAUNCH.format(path=str(config))], environment, port)
+        command = [sys.executable, "-c", LAUNCH.format(path=str(config))]
+        with serving(tmp_path, command, environment, port) as said:
+            words = [sys.executable, "-c", CLIENT, f"http://127.0.0.1:{port}"]
+            done = subprocess.run(
+                words, env=elsewhere(environment), capture_output=True, text=True, timeout=300, check=False
+            )
+            assert done.returncode == 0, done.stderr + said()
+            assert done.stdout == "trained\n"
+        told = said()
 
-    hosts = re.findall(r"rank\.started.*?host=(127\.0\.0\.\d)", said)
-    assert len(hosts) == 2 and len(set(hosts)) == 2, said
+    hosts = re.findall(r"rank\.started.*?host=(127\.0\.0\.\d)", told)
+    assert len(hosts) == 2 and len(set(hosts)) == 2, told
     assert len(nodes) > 3
     _, left_over = psutil.wait_procs(nodes, timeout=20)
     assert left_over == []
 
 
-def serve(tmp_path: Path, command: list[str], environment: dict[str, str], port: int) -> str:
-    """Start a server, train by a script, stop; what the server and its children said. None of them is left."""
-    url = f"http://127.0.0.1:{port}"
+def test_meshes_on_a_cluster_follow_load_from_one_to_three_and_back(tmp_path: Path, tiny_model: Path) -> None:
+    """Two nodes of one CPU each, and room for three ranks on them."""
+    config = tmp_path / "server_config.yaml"
+    config.write_text(FOLLOWING)
+    port = free_port()
+    journal = tmp_path / "home" / "journal.db"
+
+    def names(column: str, table: str) -> set[str]:
+        with sqlite3.connect(journal, timeout=10) as connection:
+            return {name for (name,) in connection.execute(f"SELECT DISTINCT {column} FROM {table}")}
+
+    with RayStart() as cluster:
+        for _ in range(2):
+            cluster.start_node("--num-gpus=0", "--num-cpus=1")
+        environment = {
+            **cluster.environment,
+            "TWINKLE_HOME": str(tmp_path / "home"),
+            "TWINKLE_PORT": str(port),
+            "TWINKLE_MODEL_ID_ALIASES": f'{{"Qwen/Qwen3.5-4B": "{tiny_model}"}}',
+            "TWINKLE_OFFLINE": "1",
+        }
+        command = [sys.executable, "-c", LAUNCH.format(path=str(config))]
+        with serving(tmp_path, command, environment, port) as said:
+            [first] = names("name", "mesh")
+            client = subprocess.Popen(
+                [sys.executable, "-c", BUSY, f"http://127.0.0.1:{port}"],
+                env=elsewhere(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=dies_with(os.getpid()),
+            )
+            alive = {first, f"{first}-2", f"{first}-3"}
+            try:
+                wait_until(
+                    lambda: names("mesh", "adapter") == alive or client.poll() is not None,
+                    what="runs on three meshes",
+                    deadline_s=300,
+                )
+                out, err = client.communicate(timeout=200)
+            except BaseException:
+                client.kill()
+                print(said())
+                raise
+            assert (client.returncode, out) == (0, "trained\n"), err + said()
+            wait_until(lambda: names("name", "mesh") == {first}, what="the least again", deadline_s=200)
+            assert names("mesh", "adapter") == {first}
+
+
+def elsewhere(environment: dict[str, str]) -> dict[str, str]:
+    """Of a client, who knows nothing of the server's settings."""
+    return {name: value for name, value in environment.items() if not name.startswith("TWINKLE_")}
+
+
+@contextmanager
+def serving(tmp_path: Path, command: list[str], environment: dict[str, str], port: int) -> Iterator[Callable[[], str]]:
+    """A server while the block runs, which is given what it and its children said. None of them is left."""
     log = tmp_path / "server.log"
     with log.open("wb") as out:
         server = subprocess.Popen(command, env=environment, stdout=out, stderr=out, preexec_fn=dies_with(os.getpid()))
@@ -156,16 +260,13 @@ def serve(tmp_path: Path, command: list[str], environment: dict[str, str], port:
     try:
         wait_until(lambda: "ready in" in log.read_text() or server.poll() is not None, what="a mesh", deadline_s=300)
         assert server.poll() is None, said()
-        assert httpx.get(f"{url}/api/v1/readyz", trust_env=False).status_code == 200
+        readyz = f"http://127.0.0.1:{port}/api/v1/readyz"
+        # The API looks at its meshes once a second.
+        wait_until(lambda: httpx.get(readyz, trust_env=False).status_code == 200, what="the API to know it")
+        yield said
         processes = psutil.Process(server.pid).children(recursive=True)
-        words = [sys.executable, "-c", CLIENT, url]
-        elsewhere = {name: value for name, value in environment.items() if not name.startswith("TWINKLE_")}
-        done = subprocess.run(words, env=elsewhere, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr + said()
-        assert done.stdout == "trained\n"
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0, said()
     _, left_over = psutil.wait_procs(processes, timeout=20)
     assert left_over == []
-    return said()

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.soak
 
 GOES_S = 180.0
 SETTINGS = {"TWINKLE_REPLICA_OPERATIONS": "1", "TWINKLE_REPLICA_GROW_S": "0", "TWINKLE_REPLICA_SHRINK_S": "10"}
-BOTH = {"big", "big-2"}
+ALL = {"big", "big-2", "big-3"}
 
 
 def test_meshes_come_with_the_load_and_go_with_it_and_tenants_notice_nothing(tmp_path: Path) -> None:
-    flags = ("--engine", "null", "--mesh", "big=cpu,replicas=1-2")
+    flags = ("--engine", "null", "--mesh", "big=cpu,replicas=1-3")
     with Served(tmp_path / "home", model="null", flags=flags, **SETTINGS) as service:
         history = History()
         tenant = Tenant(service.url, service.create_key("busy"), history)
@@ -28,9 +28,9 @@ def test_meshes_come_with_the_load_and_go_with_it_and_tenants_notice_nothing(tmp
 
         def has_shared() -> bool:
             burst(tenant, runs=4, steps=20)
-            return ran_on(service) == BOTH
+            return ran_on(service) == ALL
 
-        wait_until(has_shared, what="work on two meshes", deadline_s=GOES_S)
+        wait_until(has_shared, what="work on three meshes", deadline_s=GOES_S)
         run = tenant.new_run(tenant.new_session(), 0)
         run.train(3)
         wait_until(lambda: meshes(service) == {"big"}, what="the least again", deadline_s=GOES_S)

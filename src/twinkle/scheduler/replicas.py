@@ -38,18 +38,27 @@ class ReplicaWatch:
     rule: ReplicaRule
     _grows_since: float | None = field(default=None, init=False)
     _shrinks_since: float | None = field(default=None, init=False)
+    _most_since: int = field(default=0, init=False)
+    """The most that were wanted since then."""
+    _num_meshes: int = field(default=0, init=False)
 
     def number(self, *, num_open: int, num_busy: int, num_meshes: int, now_s: float) -> int:
-        """How many meshes there are to be now; as many as there are until it has held for long enough."""
+        """How many meshes there are to be now; as many as there are until it has held for long enough.
+
+        One is given back that was wanted at no moment of that time.
+        """
         wanted = self.rule.wanted(num_open=num_open, num_busy=num_busy)
+        if num_meshes != self._num_meshes:
+            self._num_meshes, self._shrinks_since = num_meshes, None
+        self._most_since = wanted if self._shrinks_since is None else max(wanted, self._most_since)
         self._grows_since = _since(self._grows_since, wanted > num_meshes, now_s)
         self._shrinks_since = _since(self._shrinks_since, wanted < num_meshes, now_s)
-        for since, after_s in (
-            (self._grows_since, self.rule.grow_after_s),
-            (self._shrinks_since, self.rule.shrink_after_s),
+        for since, after_s, number in (
+            (self._grows_since, self.rule.grow_after_s, wanted),
+            (self._shrinks_since, self.rule.shrink_after_s, self._most_since),
         ):
             if since is not None and now_s - since >= after_s:
-                return wanted
+                return number
         return num_meshes
 
 

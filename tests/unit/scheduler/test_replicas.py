@@ -34,7 +34,10 @@ def test_a_burst_that_passes_starts_no_mesh_and_a_pause_gives_none_back() -> Non
     assert [number(at_s, 25, 1) for at_s in (5, 9, 10)] == [1, 1, 3]
     assert [number(at_s, 5, 3) for at_s in (11, 70)] == [3, 3]
     assert number(70.5, 25, 3) == 3
-    assert [number(at_s, 5, 3) for at_s in (71, 131)] == [3, 1]
+    assert [number(at_s, 5, 3) for at_s in (71, 130)] == [3, 3]
+    assert [number(at_s, 15, 3) for at_s in (130.5,)] == [3]
+    assert number(131, 5, 3) == 2
+    assert [number(at_s, 5, 2) for at_s in (132, 191, 192)] == [2, 2, 1]
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), min_size=1))

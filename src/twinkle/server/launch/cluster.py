@@ -13,6 +13,20 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.ray_token import TOKEN_HINT, take_token
 
 _ANSWERS_S = 2.0
+_ONE_CPU = 100
+"""In the parts of one that ranks are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What one machine of a cluster has."""
+
+    num_gpus: int = 0
+    num_cpus: float
+
+    def room(self, hundredths: int) -> int:
+        """For how many ranks there is, each of so many hundredths of a CPU. A rank is on one node."""
+        return round(_ONE_CPU * self.num_cpus) // hundredths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +34,34 @@ class Cluster:
     """A running cluster, and what its nodes have."""
 
     address: str
-    num_gpus: int
-    num_cpus: float
+    nodes: tuple[Node, ...]
 
-    def cpus_of_a_rank(self, num_ranks: int) -> float:
-        """The CPUs that each of so many ranks takes: less than one each where there are more ranks than CPUs."""
-        return 1.0 if num_ranks <= self.num_cpus else int(100 * self.num_cpus / num_ranks) / 100
+    @property
+    def num_gpus(self) -> int:
+        """Of all nodes."""
+        return sum(node.num_gpus for node in self.nodes)
+
+    @property
+    def num_cpus(self) -> float:
+        """Of all nodes."""
+        return sum(node.num_cpus for node in self.nodes)
+
+    def cpus_of_a_rank(self, num_ranks: int, *, num_on_gpus: int = 0) -> float:
+        """The CPUs that each of so many ranks takes: one, or where some would find no room then, as many as leave it.
+
+        What is left of a node's CPUs, too little for a rank, is of no use to a rank elsewhere, and a node without GPUs
+        has no room for one on a GPU. Ranks for which there are too few GPUs count for nothing: they wait.
+        """
+        num_waiting = max(0, num_on_gpus - self._room_on_gpus(1))
+        num_ranks, num_on_gpus = num_ranks - num_waiting, num_on_gpus - num_waiting
+        for hundredths in range(_ONE_CPU, 0, -1):
+            has_room = sum(node.room(hundredths) for node in self.nodes) >= num_ranks
+            if has_room and self._room_on_gpus(hundredths) >= num_on_gpus:
+                return hundredths / _ONE_CPU
+        return 1 / _ONE_CPU
+
+    def _room_on_gpus(self, hundredths: int) -> int:
+        return sum(min(node.num_gpus, node.room(hundredths)) for node in self.nodes)
 
 
 def running_cluster(environment: MutableMapping[str, str] = os.environ, *, note: Path | None = None) -> Cluster | None:
@@ -62,11 +98,12 @@ def running_cluster(environment: MutableMapping[str, str] = os.environ, *, note:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"RAY_ADDRESS: no Ray cluster at {address!r} ({reason}); {TOKEN_HINT}") from error
     try:
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         found = str(ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
-    return Cluster(address=found, num_gpus=int(resources.get("GPU", 0)), num_cpus=resources.get("CPU", 0.0))
+    nodes = tuple(Node(num_gpus=int(has.get("GPU", 0)), num_cpus=has.get("CPU", 0.0)) for has in alive)
+    return Cluster(address=found, nodes=nodes)
 
 
 def _note_of_ray(environment: Mapping[str, str]) -> Path:

@@ -152,12 +152,12 @@ def _join(plan: Plan, cluster: Cluster | None) -> None:
     plain = {flag: re.sub(r",ranks=\d+", "", flag) for flag in plan.meshes}
     plan.meshes = [plain[flag].replace(",", f",ranks=ray:{number},", 1) for flag, number in numbers.items()]
     plan.settings["TWINKLE_RAY_ADDRESS"] = cluster.address
-    most = {flag: re.search(r",replicas=\d+-(\d+)", flag) for flag in plan.meshes}
-    num_ranks = sum(
-        number * (1 if found is None else int(found[1]))
-        for number, found in zip(numbers.values(), most.values(), strict=True)
-    )
-    plan.settings["TWINKLE_RANK_CPUS"] = f"{cluster.cpus_of_a_rank(num_ranks):g}"
+    most = [re.search(r",replicas=\d+-(\d+)", flag) for flag in plan.meshes]
+    num_ranks = [
+        number * (1 if found is None else int(found[1])) for number, found in zip(numbers.values(), most, strict=True)
+    ]
+    on_gpus = [number for number, flag in zip(num_ranks, plan.meshes, strict=True) if "=cuda," in flag]
+    plan.settings["TWINKLE_RANK_CPUS"] = f"{cluster.cpus_of_a_rank(sum(num_ranks), num_on_gpus=sum(on_gpus)):g}"
     has = f"{cluster.num_gpus} GPUs and {cluster.num_cpus:g} CPUs"
     note = f"TWINKLE_RAY_ADDRESS={cluster.address}; its nodes have {has}; --mesh {' and --mesh '.join(plan.meshes)}"
     plan.note("(the Ray cluster that runs)", cluster.address, "mapped", note)
