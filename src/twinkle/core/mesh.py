@@ -66,6 +66,10 @@ class MeshCapabilities(BaseModel, frozen=True):
     """Adapters that lie ready on its devices at once; those beyond are parked. 0: it has not said."""
     adapter_bytes: int = 0
     """Device memory for adapters that train and for copies that are sampled from. 0: it sets no bound."""
+    quantisation: str = "none"
+    """``int8``: its frozen Linears are rounded to eight bits, on which adapters train and are sampled."""
+    quantisation_error: float = 0.0
+    """By how much that has changed any of their weights, at most, in parts of its norm."""
     memory_bytes: int = 0
     """Memory of each of its devices that everything on it may take together. 0: it has not said."""
     memory_held: dict[str, int] = {}
@@ -79,7 +83,7 @@ class MeshCapabilities(BaseModel, frozen=True):
 
     def why_not_on(self, other: MeshCapabilities) -> str | None:
         """Why an adapter of this mesh could not go on on another one; ``None`` where it can."""
-        for name in ("base_model", "architecture", "vocab_size", "max_context_length"):
+        for name in ("base_model", "architecture", "vocab_size", "max_context_length", "quantisation"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 return f"its {name} is {theirs}, not {ours}"

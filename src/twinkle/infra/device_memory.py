@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from twinkle.core.events import event_log
 
@@ -190,10 +192,19 @@ def _read(path: Path) -> str:
 
 def bytes_of(module: torch.nn.Module) -> int:
     """What a module's weights take on this device, each memory once; of sharded ones this rank's part."""
-    seen: dict[int, int] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        local = tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
-        storage = local.untyped_storage()
-        if local.device.type != "meta":
-            seen[storage.data_ptr()] = storage.nbytes()
-    return sum(seen.values())
+    return sum(storages_of((*module.parameters(), *module.buffers())).values())
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The memories that tensors lie in, by address, and their sizes; of tensors that are made of others, of those."""
+    found: dict[int, int] = {}
+    pending: list[Any] = list(tensors)
+    while pending:
+        tensor = pending.pop()
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            pending += [getattr(tensor, name) for name in names]
+        elif tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return found

@@ -30,6 +30,7 @@ from twinkle.module.adapter import (
 )
 from twinkle.module.experts import LoraExperts
 from twinkle.module.grouped_products import supports_grouped_products
+from twinkle.module.packed_linear import PackedLinear
 from twinkle.module.packed_products import LoopedProducts
 from twinkle.module.row_product import RowProduct
 from twinkle.module.segmented import Route, RoutedPass, Routing, Segment, SegmentedLinear
@@ -54,6 +55,7 @@ class LoraLinear(torch.nn.Module):
         self.out_features = base.out_features
         self.path = path
         self._routing = routing
+        self._make = base.plain_weight if isinstance(base, PackedLinear) else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the frozen weight and the update of each routed segment."""
@@ -61,9 +63,9 @@ class LoraLinear(torch.nn.Module):
         x_TI = x.reshape(-1, self.in_features)
         y_TO: torch.Tensor
         if torch.is_grad_enabled():
-            y_TO = SegmentedLinear.apply(x_TI, self.weight, self.bias, self._routing.rows, updates)
+            y_TO = SegmentedLinear.apply(x_TI, self._make or self.weight, self.bias, self._routing.rows, updates)
         else:  # what ``apply`` adds is a tenth of a step that samples one token
-            y_TO = self._routing.rows(x_TI, self.weight, self.bias)
+            y_TO = self._routing.rows(x_TI, self._make() if self._make else self.weight, self.bias)
             updates.add(y_TO, x_TI)
         return y_TO.view(*x.shape[:-1], self.out_features)
 

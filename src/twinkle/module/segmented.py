@@ -11,7 +11,7 @@ Shapes: T packed tokens, K experts a token, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,27 +38,31 @@ class Segment:
 
 
 class SegmentedLinear(torch.autograd.Function):
-    """``y = x W^T + bias``, plus the low-rank update of each row's owner."""
+    """``y = x W^T + bias``, plus the low-rank update of each row's owner.
+
+    ``W`` is a tensor, or what makes one each time that it is needed: none is then kept for the way back.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x_TI: torch.Tensor,
-        weight_OI: torch.Tensor,
+        weight_OI: torch.Tensor | Callable[[], torch.Tensor],
         bias_O: torch.Tensor | None,
         product: RowProduct,
         updates: LayerUpdates,
     ) -> torch.Tensor:
-        y_TO = product(x_TI, weight_OI, bias_O)
+        kept_OI = weight_OI if isinstance(weight_OI, torch.Tensor) else None
+        y_TO = product(x_TI, weight_OI if isinstance(weight_OI, torch.Tensor) else weight_OI(), bias_O)
         saved = updates.add(y_TO, x_TI)
-        ctx.product, ctx.updates = product, updates
-        ctx.save_for_backward(x_TI, weight_OI, *saved)
+        ctx.product, ctx.updates, ctx.make = product, updates, weight_OI if kept_OI is None else None
+        ctx.save_for_backward(x_TI, kept_OI, *saved)
         return y_TO
 
     @staticmethod
     def backward(ctx: Any, dy_TO: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         x_TI, weight_OI, *saved = ctx.saved_tensors
-        dx_TI = ctx.product(dy_TO, weight_OI.t())
+        dx_TI = ctx.product(dy_TO, (weight_OI if ctx.make is None else ctx.make()).t())
         ctx.updates.add_gradients(dy_TO=dy_TO, dx_TI=dx_TI, x_TI=x_TI, saved=saved)
         return dx_TI, None, None, None, None
 

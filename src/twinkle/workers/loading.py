@@ -24,7 +24,9 @@ from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.fused.step import OutOfStep, is_out_of_memory
+from twinkle.model.loading import decoder_of
 from twinkle.model.whole.core import WholeModelCore
+from twinkle.module.packed_linear import EightBits
 from twinkle.sampler.none import NoSampler
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.sampler.request import DecodeText
@@ -68,10 +70,11 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
     device = _device_of(settings, ranks)
     Platform.named(settings.device_type).require(device)
     folder = resolve_model_id(settings.model, field="TWINKLE_MODEL")
+    packing = _packing_of(settings)
     memory = unbounded(torch.device(device))
     limit_bytes = limit_of(settings, torch.device(device), ranks)
     try:
-        model = _load_model(settings, folder, device, ranks, memory)
+        model = _load_model(settings, folder, device, ranks, memory, packing)
         tokenizer = _load_tokenizer(folder)
     except Exception as error:
         if is_out_of_memory(error):
@@ -113,6 +116,8 @@ def load_served(settings: Settings, ranks: RankGroup) -> ServedModel:
         tokenizer_path=_readable_tokenizer_path(folder),
         adapter_sizes=model.pool.sizes,
         adapter_bytes=adapter_bytes,
+        quantisation=settings.quantisation,
+        quantisation_error=0.0 if packing is None else packing.largest_error,
         memory_bytes=memory.limit_bytes or 0,
         memory_held=memory.held,
         serves="everything" if isinstance(model, FusedLoraModel) else "training",
@@ -166,7 +171,9 @@ def _largest_rank(settings: Settings, model: LoraCore, adapter_bytes: int) -> in
     return min(wanted, fits)
 
 
-def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup, memory: DeviceMemory) -> LoraCore:
+def _load_model(
+    settings: Settings, folder: str, device: str, ranks: RankGroup, memory: DeviceMemory, packing: EightBits | None
+) -> LoraCore:
     dtype, tokens_per_pass = _DTYPES[settings.dtype], settings.tokens_per_pass or None
     if settings.engine == "megatron":
         # An extra, and slow to import.
@@ -207,7 +214,32 @@ def _load_model(settings: Settings, folder: str, device: str, ranks: RankGroup, 
         shard=settings.shard == "fsdp",
         prepare=lambda model: None if settings.threads else choose_threads(model, ranks),
         picture_cache_bytes=settings.picture_cache_bytes,
+        reduce=lambda model: (
+            None if packing is None else packing.pack(decoder_of(model), name=settings.model or folder)
+        ),
     )
+
+
+def _packing_of(settings: Settings) -> EightBits | None:
+    """What makes the base model's weights smaller, if anything does.
+
+    Raises:
+        ConfigError: torchao is missing, or another setting does not go with it.
+    """
+    if settings.quantisation == "none":
+        return None
+    others = {
+        "TWINKLE_ENGINE": (settings.engine, "transformers"),
+        "TWINKLE_SHARD": (settings.shard, "replicate"),
+        "TWINKLE_SAMPLER": (settings.sampler, "torch"),
+    }
+    for name, (value, wanted) in others.items():
+        if value != wanted:
+            raise ConfigError(f"TWINKLE_QUANTISATION: {settings.quantisation} goes with {name}={wanted}, not {value}")
+    if settings.serves == WHOLE_MODEL:
+        raise ConfigError(f"TWINKLE_QUANTISATION: {WHOLE_MODEL} trains the base model's own weights; leave it at none")
+    EightBits.check()
+    return EightBits()
 
 
 def _is_of_the_model(error: Exception) -> bool:

@@ -108,6 +108,12 @@ class WorkerSettings(SettingsGroup):
         description="of the frozen weights; auto: float32 on a CPU, bfloat16 elsewhere. bfloat16 on a CPU takes half"
         " the memory, is rounded more and, where the CPU multiplies it (AMX, AVX512-BF16), may be quicker: measure it",
     )
+    quantisation: Literal["none", "int8"] = Field(
+        default="none",
+        description="of the frozen weights of Linears: int8 keeps them in eight bits, by torchao, and unpacks one layer"
+        " at a time; adapters are as ever. Takes `twinkle-queue[quantised]`, one rank or whole replicas, and the"
+        " sampler on torch; models with fused experts are refused",
+    )
     device_bytes: int = Field(
         default=0,
         ge=0,

@@ -36,6 +36,7 @@ def load_with_probe(
     with_tower: bool,
     prepare: Prepare,
     sharing: RankGroup | None,
+    reduce: Prepare = lambda model: None,
 ) -> tuple[Any, Probe]:
     """The model on its device, untouched, and what it computes.
 
@@ -46,11 +47,14 @@ def load_with_probe(
         device: Where they lie.
         with_tower: As in ``load_base_model``.
         prepare: Gets a model that computes as this one does.
+        reduce: Gets one that is whole, before it goes to its device.
         sharing: Ranks that share its layers; None: it is whole. All must call it together.
     """
     load = partial(load_base_model, path, name=name, dtype=dtype, with_tower=with_tower)
     if sharing is None:
-        return _whole(load(), device, prepare)
+        model = load()
+        reduce(model)
+        return _whole(model, device, prepare)
     mesh = torch_mesh(DeviceMesh.from_sizes(fsdp_size=sharing.size, device_type=device.type))["fsdp"]
     model = load(
         spread=lambda model_class, folder, **options: load_spread(

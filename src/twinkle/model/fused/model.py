@@ -220,26 +220,27 @@ class FusedLoraModel:
         picture_cache_bytes: int = PICTURE_CACHE_BYTES,
         activation_bytes: int | None = None,
         memory: DeviceMemory | None = None,
+        reduce: Callable[[Any], None] = lambda model: None,
     ) -> Self:
         """Load a base model: float32 on the CPU, bfloat16 elsewhere, unless ``dtype`` says otherwise.
 
-        ``prepare`` gets it as transformers made it: what it sets of this process holds for all that is measured here.
+        ``reduce`` gets it before it goes to its device, ``prepare`` when it is there, before anything is measured.
         """
-        wanted = dtype or plain_dtype(torch.device(device).type)
-        image_processor = load_image_processor(path) if takes_pictures(path) else None
+        image_processor, name = load_image_processor(path) if takes_pictures(path) else None, name or path
         model, probe = load_with_probe(
             path,
-            name=name or path,
-            dtype=wanted,
+            name=name,
+            dtype=dtype or plain_dtype(torch.device(device).type),
             device=torch.device(device),
             with_tower=image_processor is not None,
             prepare=prepare,
             sharing=ranks if shard else None,
+            reduce=reduce,
         )
         return cls(
             model,
             probe=probe,
-            name=name or path,
+            name=name,
             tokens_per_pass=tokens_per_pass,
             ranks=ranks,
             shard=shard,

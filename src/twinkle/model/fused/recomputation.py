@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from twinkle.core.errors import InvalidInput
-from twinkle.infra.device_memory import GB, DeviceMemory
+from twinkle.infra.device_memory import GB, DeviceMemory, storages_of
 
 MEASURED_TOKENS = 64
 FREE_PART = 0.8
@@ -141,7 +141,7 @@ class SavedBytes:
     """Counts what autograd keeps within its context, weights aside, each tensor's memory once."""
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
-        self._apart = {weight.untyped_storage().data_ptr() for weight in weights}
+        self._apart = set(storages_of(weights))
         self._kept: dict[int, torch.Tensor] = {}
 
     @property
