@@ -10,7 +10,7 @@ import pytest
 from harness.crashes import Crashes
 from harness.models import make_text_model
 from harness.served import Served
-from harness.struck import Struck
+from harness.struck import MAX_OPEN, Struck
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +39,13 @@ def struck_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
     """One embedded stack on a real model, served as ``tiny``, for all the faults that its numbers are held against."""
     folder = tmp_path_factory.mktemp("struck-model")
     crashes = Crashes(folder / "crashes")
-    settings = {"TWINKLE_SNAPSHOT_EVERY_OPS": "5", "TWINKLE_JOB_LEASE_S": "3", **crashes.variables}
+    settings = {
+        "TWINKLE_SNAPSHOT_EVERY_OPS": "5",
+        "TWINKLE_JOB_LEASE_S": "3",
+        "TWINKLE_MAX_EPHEMERAL_WEIGHTS": str(MAX_OPEN),
+        # Few, so that adapters and nameless weights have to leave memory and come back.
+        "TWINKLE_MAX_RESIDENT_ADAPTERS": "3",
+        **crashes.variables,
+    }
     with Served(folder / "home", model=str(tiny_model), model_name="tiny", **settings) as served:
         yield Struck(served, crashes, model="tiny")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,12 @@ import tinker
 
 from harness.crashes import Crashes
 from harness.served import Served
+from harness.struck import MAX_OPEN, Struck
 from twinkle.core.clock import SystemClock
 from twinkle.storage.sampling.sampling_sessions import Patience
 from twinkle.storage.stores import Stores
 
 NUM_STEPS = 50
-MAX_OPEN = 8
 PROMPT = tinker.ModelInput.from_ints([11, 12, 13])
 PARAMS = tinker.SamplingParams(max_tokens=8, temperature=1.0, seed=5)
 
@@ -45,22 +44,24 @@ def drawn(sampler: tinker.SamplingClient) -> list[int]:
     return list(sampler.sample(PROMPT, 1, PARAMS).result().sequences[0].tokens)
 
 
-@pytest.fixture(scope="module")
-def crashes(tmp_path_factory: pytest.TempPathFactory) -> Crashes:
-    return Crashes(tmp_path_factory.mktemp("crashes"))
+def checkpoint_files(served: Served) -> set[Path]:
+    return {path for path in (served.home / "objects").glob("checkpoints/**/*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, crashes: Crashes) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("loops") / "home"
-    settings = {"TWINKLE_MAX_EPHEMERAL_WEIGHTS": str(MAX_OPEN), "TWINKLE_MAX_RESIDENT_ADAPTERS": "3"}
-    with Served(home, model=str(tiny_model), model_name="tiny", **settings, **crashes.variables) as it:
-        yield it
+@pytest.fixture
+def crashes(struck_model: Struck) -> Crashes:
+    return struck_model.crashes
+
+
+@pytest.fixture
+def served(struck_model: Struck) -> Served:
+    return struck_model.served
 
 
 def test_fifty_steps_leave_a_bounded_number_of_weights_that_count_as_stored_and_end_with_the_session(
     served: Served,
 ) -> None:
+    before = checkpoint_files(served)
     loop = Loop(served, "looping")
     tenant = served.query("SELECT id FROM tenant WHERE name = 'looping'")[0][0]
     samplers = [loop.step()[0] for _ in range(NUM_STEPS)]
@@ -68,7 +69,7 @@ def test_fifty_steps_leave_a_bounded_number_of_weights_that_count_as_stored_and_
     stores = Stores.at(f"sqlite:///{served.home}/journal.db", SystemClock())
     (size_bytes,) = served.query("SELECT DISTINCT size_bytes FROM ephemeral_weights")[0]
     meanwhile = stores.accounting.stored(tenant)
-    files = [path for path in (served.home / "objects").glob("checkpoints/**/*") if path.is_file()]
+    files = checkpoint_files(served) - before
     checkpoints = served.query("SELECT path FROM checkpoint WHERE tenant = ?", tenant)
     with pytest.raises(tinker.RequestFailedError, match="under a name are kept"):
         drawn(samplers[0])
@@ -77,7 +78,7 @@ def test_fifty_steps_leave_a_bounded_number_of_weights_that_count_as_stored_and_
     after = stores.accounting.stored(tenant)
     stores.close()
 
-    assert (files, checkpoints) == ([], [])
+    assert (files, checkpoints) == (set(), [])
     assert [(one.num_ephemeral, one.ephemeral_bytes) for one in meanwhile] == [(MAX_OPEN, MAX_OPEN * size_bytes)]
     assert after == []
 

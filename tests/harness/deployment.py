@@ -12,9 +12,11 @@ import psutil
 
 from harness.polling import wait_for
 from harness.servers import free_port
+from twinkle.core.clock import SystemClock
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.lease import ProcessIdentity
 from twinkle.storage.database import Database
+from twinkle.storage.stores import Stores
 
 TWINKLE = (sys.executable, "-m", "twinkle.cli")
 READY_S = 150.0
@@ -55,9 +57,12 @@ class Deployment:
             return False
 
     def create_key(self, tenant: str) -> str:
-        command = [*TWINKLE, "keys", "create", "--tenant", tenant]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=self._environment)
-        return done.stdout.split()[-1]
+        """A new key, in the journal as ``twinkle keys create`` would make it."""
+        stores = Stores.at(self._environment["TWINKLE_DATABASE_URL"], SystemClock())
+        try:
+            return stores.tenants.create_key(tenant, "cli")
+        finally:
+            stores.close()
 
     def query(self, sql: str) -> list[tuple]:
         """Look into the journal, beside the service; nothing is seen while the database is away."""

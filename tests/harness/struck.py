@@ -13,6 +13,8 @@ from harness.served import Served
 from harness.tenant import Tenant, burst
 
 READ_AGAIN = 40
+MAX_OPEN = 8
+"""Nameless weights of a session on the real model: few, for what becomes of more."""
 
 
 @dataclass
