@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from twinkle.core.cluster_room import Node, OnDevices, cpus_of_a_worker
 from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
 from twinkle.infra.device_group import DeviceGroup
@@ -16,7 +18,6 @@ PLACEMENT_TIMEOUT_S = 60.0
 RESOURCES = {"cuda": "GPU", "npu": "NPU", "xpu": "GPU"}
 """What Ray calls the devices of a type; of the others it has processors only."""
 CPU = "CPU"
-SMALLEST_SHARE = 0.01
 
 log = event_log()
 
@@ -82,8 +83,8 @@ def place_groups(groups: Sequence[DeviceGroup], timeout_s: float = PLACEMENT_TIM
                 " add nodes"
             )
     # Where there are fewer processors than workers, these share them.
-    share = min(1.0, int(total.get(CPU, 0) / len(seats) / SMALLEST_SHARE) * SMALLEST_SHARE)
-    if share < SMALLEST_SHARE:
+    share = cpus_of_a_worker(_nodes(), len(seats), _on_devices(list(seats)))
+    if share is None:
         raise ConfigError(f"groups: {len(seats)} workers on a cluster of {total.get(CPU, 0):g} processors; add nodes")
     bundles = [{CPU: share} | ({} if seat.resource == CPU else {seat.resource: seat.count}) for seat in seats]
     group = placement_group(bundles, strategy="PACK")
@@ -96,6 +97,16 @@ def place_groups(groups: Sequence[DeviceGroup], timeout_s: float = PLACEMENT_TIM
         )
     nodes = dict(placement_group_table(group)["bundles_to_node_id"])
     return Placed(group, _numbered(list(seats), nodes), nodes, on_cpu)
+
+
+def _nodes() -> list[Node]:
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [Node(num_cpus=has.get(CPU, 0.0), devices=has) for has in alive]
+
+
+def _on_devices(seats: Sequence[Seat]) -> list[OnDevices]:
+    kinds = Counter((seat.resource, seat.count) for seat in seats if seat.resource != CPU)
+    return [OnDevices(device=resource, num_workers=number, each=count) for (resource, count), number in kinds.items()]
 
 
 def _falls_back(group: DeviceGroup, total: dict[str, float]) -> bool:

@@ -9,24 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from twinkle.core.answering import is_answered
+from twinkle.core.cluster_room import Node, OnDevices, cpus_of_a_worker
 from twinkle.core.errors import ConfigError
 from twinkle.core.ray_token import TOKEN_HINT, take_token
 
 _ANSWERS_S = 2.0
-_ONE_CPU = 100
-"""In the parts of one that ranks are given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """What one machine of a cluster has."""
-
-    num_gpus: int = 0
-    num_cpus: float
-
-    def room(self, hundredths: int) -> int:
-        """For how many ranks there is, each of so many hundredths of a CPU. A rank is on one node."""
-        return round(_ONE_CPU * self.num_cpus) // hundredths
+_GPU = "GPU"
+_SMALLEST_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +28,7 @@ class Cluster:
     @property
     def num_gpus(self) -> int:
         """Of all nodes."""
-        return sum(node.num_gpus for node in self.nodes)
+        return int(sum(node.devices.get(_GPU, 0) for node in self.nodes))
 
     @property
     def num_cpus(self) -> float:
@@ -47,21 +36,9 @@ class Cluster:
         return sum(node.num_cpus for node in self.nodes)
 
     def cpus_of_a_rank(self, num_ranks: int, *, num_on_gpus: int = 0) -> float:
-        """The CPUs that each of so many ranks takes: one, or where some would find no room then, as many as leave it.
-
-        What is left of a node's CPUs, too little for a rank, is of no use to a rank elsewhere, and a node without GPUs
-        has no room for one on a GPU. Ranks for which there are too few GPUs count for nothing: they wait.
-        """
-        num_waiting = max(0, num_on_gpus - self._room_on_gpus(1))
-        num_ranks, num_on_gpus = num_ranks - num_waiting, num_on_gpus - num_waiting
-        for hundredths in range(_ONE_CPU, 0, -1):
-            has_room = sum(node.room(hundredths) for node in self.nodes) >= num_ranks
-            if has_room and self._room_on_gpus(hundredths) >= num_on_gpus:
-                return hundredths / _ONE_CPU
-        return 1 / _ONE_CPU
-
-    def _room_on_gpus(self, hundredths: int) -> int:
-        return sum(min(node.num_gpus, node.room(hundredths)) for node in self.nodes)
+        """The CPUs that each of so many ranks takes, so that all find room for which there are devices."""
+        on_gpus = [OnDevices(device=_GPU, num_workers=num_on_gpus)]
+        return cpus_of_a_worker(self.nodes, num_ranks, on_gpus) or _SMALLEST_SHARE
 
 
 def running_cluster(environment: MutableMapping[str, str] = os.environ, *, note: Path | None = None) -> Cluster | None:
@@ -102,7 +79,7 @@ def running_cluster(environment: MutableMapping[str, str] = os.environ, *, note:
         found = str(ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
-    nodes = tuple(Node(num_gpus=int(has.get("GPU", 0)), num_cpus=has.get("CPU", 0.0)) for has in alive)
+    nodes = tuple(Node(num_cpus=has.get("CPU", 0.0), devices=has) for has in alive)
     return Cluster(address=found, nodes=nodes)
 
 

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from twinkle.cli.stack import flag_of, parse_meshes, worker_spec
 from twinkle.cli.twinkle_server import app
+from twinkle.core.cluster_room import Node
 from twinkle.core.errors import ConfigError
 from twinkle.core.settings import load_settings
-from twinkle.server.launch.cluster import Cluster, Node, running_cluster
+from twinkle.server.launch.cluster import Cluster, running_cluster
 from twinkle.server.launch.launcher import ServerLauncher, config_from
 from twinkle.server.launch.mapping import plan_of
 from twinkle.server.launch.schema import parse_config
@@ -110,7 +111,7 @@ def test_every_key_of_the_documents_file_is_accounted_for_and_what_comes_of_it_i
 def test_on_a_ray_cluster_every_mesh_has_its_ranks_there(
     num_gpus: int, device: str, cpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(address="10.0.0.1:6379", nodes=(Node(num_gpus=num_gpus, num_cpus=8 if num_gpus else 3),))
+    cluster = Cluster(address="10.0.0.1:6379", nodes=(Node(num_cpus=8 if num_gpus else 3, devices={"GPU": num_gpus}),))
 
     plan = plan_of(parse_config(held()), cluster=cluster)
 
@@ -137,7 +138,7 @@ def test_on_a_ray_cluster_every_mesh_has_its_ranks_there(
 def test_ranks_take_as_many_cpus_as_leave_room_for_all_of_them_each_on_one_node(
     nodes: list[tuple[int, int]], num_ranks: int, num_on_gpus: int, cpus: float
 ) -> None:
-    having = tuple(Node(num_gpus=num_gpus, num_cpus=num_cpus) for num_gpus, num_cpus in nodes)
+    having = tuple(Node(num_cpus=num_cpus, devices={"GPU": num_gpus}) for num_gpus, num_cpus in nodes)
 
     share = Cluster(address="10.0.0.1:6379", nodes=having).cpus_of_a_rank(num_ranks, num_on_gpus=num_on_gpus)
 
@@ -227,7 +228,9 @@ def by_megatron(monkeypatch: pytest.MonkeyPatch, **mesh: Any) -> dict[str, Any]:
 def test_megatron_trains_on_meshes_of_its_layout_and_the_sampler_has_one_of_its_own(
     mesh: dict[str, Any], ranks: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(address="10.0.0.1:6379", nodes=(Node(num_gpus=8, num_cpus=16),)) if place == "cluster" else None
+    cluster = (
+        Cluster(address="10.0.0.1:6379", nodes=(Node(num_cpus=16, devices={"GPU": 8}),)) if place == "cluster" else None
+    )
 
     plan = plan_of(parse_config(by_megatron(monkeypatch, **mesh)), cuda=True, cluster=cluster)
 
@@ -269,7 +272,8 @@ def test_a_model_in_full_mode_has_a_mesh_for_one_run_and_the_sampler_one_of_its_
     assert (fates["train_mode"], fates["nproc_per_node"], fates["use_megatron"]) == ("mapped", "changed", "changed")
     with pytest.raises(ConfigError, match="train_mode: full trains on a device of this machine"):
         plan_of(
-            parse_config(document), cluster=Cluster(address="10.0.0.1:6379", nodes=(Node(num_gpus=8, num_cpus=16),))
+            parse_config(document),
+            cluster=Cluster(address="10.0.0.1:6379", nodes=(Node(num_cpus=16, devices={"GPU": 8}),)),
         )
 
 
