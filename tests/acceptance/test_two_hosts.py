@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,29 @@ from harness.struck_training import NUM_STEPS, train
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 LOST_AFTER = 5
+
+
+TWINKLE_CLIENT = """
+import sys
+from twinkle_client import init_twinkle_client
+from twinkle_client.model import MultiLoraTransformersModel
+
+init_twinkle_client(sys.argv[1], sys.argv[2])
+model = MultiLoraTransformersModel("tiny")
+model.add_adapter_to_model("default", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"})
+model.set_loss("CrossEntropyLoss")
+model.set_optimizer("AdamW", lr=1e-2)
+rows = [{"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}]
+losses = []
+for _ in range(2):
+    losses.append(model.forward_backward(inputs=rows)["loss"])
+    model.clip_grad_and_step()
+    print("stepped", flush=True)
+    sys.stdin.readline()
+losses.append(model.forward_backward(inputs=rows)["loss"])
+assert losses[2] < losses[1] < losses[0], losses
+print("trained", flush=True)
+"""
 
 
 class Host(Deployment):
@@ -80,7 +105,17 @@ def test_a_run_through_one_host_goes_on_when_the_other_with_its_mesh_is_gone(hos
     assert holder is not None and first.name_of(holder[1].pid) == "worker"
 
     calm = train(first, "calm")
-    struck = train(second, "struck", after=LOST_AFTER, strike=first.lose)
+    words = [sys.executable, "-c", TWINKLE_CLIENT, second.url, second.create_key("other")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        try:
+            # A run through the other client makes one step before and the others after.
+            assert other.stdout.readline() == "stepped\n"
+            struck = train(second, "struck", after=LOST_AFTER, strike=first.lose)
+            rest = other.communicate("\n\n", timeout=200)[0]
+        finally:
+            other.kill()
+    assert (rest, other.returncode) == ("stepped\ntrained\n", 0)
 
     assert struck.losses == calm.losses
     stored = second.database.read("SELECT path, files FROM checkpoint WHERE kind = 'training'")

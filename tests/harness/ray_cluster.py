@@ -27,10 +27,11 @@ class RayCluster:
         """Where drivers find it."""
         return str(self._cluster.address)
 
-    def add_node(self) -> str:
-        """Start one more machine; its address."""
+    def add_node(self, **devices: int) -> str:
+        """Start one more machine, with devices by the names that Ray has for them; its address."""
         host = f"127.0.0.{len(self._nodes) + 3}"
-        self._nodes.append(self._cluster.add_node(**self._arguments(num_cpus=self._cpus_each, node_ip_address=host)))
+        arguments = self._arguments(num_cpus=self._cpus_each, node_ip_address=host, resources=devices)
+        self._nodes.append(self._cluster.add_node(**arguments))
         return host
 
     def kill_node(self, host: str) -> None:
