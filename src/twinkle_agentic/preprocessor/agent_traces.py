@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from twinkle.data_format.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.reward.base import text_of
-from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of
+from twinkle_agentic.preprocessor.base import QualityFilter, Row, calls_of, messages_of
 
-RESPONSES = re.compile(r"\s*(?:<tool_response>\s*(.*?)\s*</tool_response>\s*)+", re.DOTALL)
 RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 OBSERVATION = re.compile(r"\s*Observation\s*:\s*(.*)", re.DOTALL)
 RESULT = re.compile(r"\s*\[\w+[^\]\n]*\]\s*Result:\s*(.*)", re.DOTALL)
@@ -51,7 +50,7 @@ class ToolCallNormalizer(QualityFilter):
                 waiting = waiting[len(results) :]
                 continue
             normal = _with_calls(message, number) if role == "assistant" else dict(message)
-            calls = normal.get("tool_calls") or []
+            calls = calls_of(normal)
             number += len(calls)
             if role != "tool":
                 waiting = [str(call.get("id") or "") for call in calls]
@@ -60,7 +59,7 @@ class ToolCallNormalizer(QualityFilter):
 
 
 def _is_of_tools(message: Mapping[str, Any]) -> bool:
-    if message.get("role") == "tool" or _listed(message.get("tool_calls")):
+    if message.get("role") == "tool" or calls_of(message):
         return True
     return message.get("role") == "assistant" and bool(parse_tool_calls(text_of(message.get("content"))))
 
@@ -68,7 +67,7 @@ def _is_of_tools(message: Mapping[str, Any]) -> bool:
 def _with_calls(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     """The message with its calls as a list; those of its text get ids from ``number`` on."""
     content = message.get("content")
-    if given := _listed(message.get("tool_calls")):
+    if given := calls_of(message):
         return {**message, "tool_calls": [_normal(call, number + i) for i, call in enumerate(given)]}
     found = parse_tool_calls(content) if isinstance(content, str) else []
     if not found:
@@ -89,19 +88,10 @@ def _normal(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     }
 
 
-def _listed(calls: Any) -> Sequence[Mapping[str, Any]]:
-    """The calls of a message, also where they are JSON text."""
-    if isinstance(calls, str):
-        try:
-            calls = json.loads(calls or "[]")
-        except ValueError:
-            return ()
-    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, Sequence) else ()
-
-
 def _results(text: str) -> list[str]:
     """What tools returned, if a text is nothing else."""
-    if RESPONSES.fullmatch(text):
-        return [found.group(1) for found in RESPONSE.finditer(text)]
+    # Both ends first: then every beginning has an end, and none is looked for in vain.
+    if text.lstrip().startswith("<tool_response>") and text.rstrip().endswith("</tool_response>"):
+        return [] if RESPONSE.sub("", text).strip() else RESPONSE.findall(text)
     found = OBSERVATION.match(text) or RESULT.match(text)
     return [found.group(1).strip()] if found else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
@@ -13,6 +15,7 @@ from twinkle.reward.base import text_of
 Row = Mapping[str, Any]
 KEY_ROUNDS = "key_rounds"
 """In ``user_data`` the numbers of the messages that train."""
+THINKING, THOUGHT = (re.compile(rf"<{end}think(?:ing)?>", re.IGNORECASE) for end in ("", "/"))
 
 
 class QualityFilter(Preprocessor):
@@ -87,6 +90,27 @@ def messages_of(row: Row) -> list[Mapping[str, Any]]:
 def said_by(row: Row, role: str) -> list[str]:
     """The texts of one role's messages."""
     return [text_of(message.get("content")) for message in messages_of(row) if message.get("role") == role]
+
+
+def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The calls of tools that a message makes in its field for them, which may be JSON text."""
+    calls = message.get("tool_calls")
+    if isinstance(calls, str):
+        try:
+            calls = json.loads(calls or "[]")
+        except ValueError:
+            return []
+    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, Sequence) else []
+
+
+def without_thinking(text: str) -> tuple[str, list[str]]:
+    """A text without what stands in ``<think>``, and that; what is never closed stays. Takes time by the length."""
+    kept, thoughts, at = [], [], 0
+    while (begin := THINKING.search(text, at)) and (end := THOUGHT.search(text, begin.end())):
+        kept.append(text[at : begin.start()])
+        thoughts.append(text[begin.end() : end.start()])
+        at = end.end()
+    return "".join([*kept, text[at:]]), thoughts
 
 
 def with_texts(row: Row, change: Any, role: str | None = None) -> dict[str, Any]:

@@ -12,10 +12,9 @@ from pathlib import Path
 from filelock import FileLock
 
 from twinkle.core.errors import InvalidInput
-from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of, said_by
+from twinkle_agentic.preprocessor.base import QualityFilter, Row, calls_of, messages_of, said_by, without_thinking
 
 MAX_CHARACTERS = 200_000
-THINKING = re.compile(r"<think(?:ing)?>(.*?)</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 DOUBTS = re.compile(
     r"\b(?:wait|hmm+|uh+m*|actually,? (?:no|wait)|let me (?:rethink|re-think|reconsider|try again|start over)|"
     r"i(?:'| a)m (?:getting confused|going in circles)|i (?:made|was) (?:a mistake|an error|wrong))\b|"
@@ -81,7 +80,7 @@ class DeadLoopFilter(QualityFilter):
         calls = Counter(
             json.dumps(call.get("function"), sort_keys=True, default=str)
             for message in messages_of(row)
-            for call in message.get("tool_calls") or ()
+            for call in calls_of(message)
         )
         if max(calls.values(), default=0) > self._max_repeats:
             return "one call again and again"
@@ -90,8 +89,8 @@ class DeadLoopFilter(QualityFilter):
             lines = Counter(line.strip() for line in text.splitlines())
             if any(count > self._max_repeats for line, count in lines.items() if len(line) >= self._min_characters):
                 return "one line again and again"
-            thought = "\n".join(THINKING.findall(text))
-            reason = self._circles(thought, *self._thought) or self._circles(THINKING.sub("", text), *self._said)
+            said, thoughts = without_thinking(text)
+            reason = self._circles("\n".join(thoughts), *self._thought) or self._circles(said, *self._said)
             if reason:
                 return reason
         return None
@@ -147,7 +146,9 @@ class DedupFilter(QualityFilter):
         with FileLock(f"{self._state_file}.lock"):
             self._seen = Counter(json.loads(self._state_file.read_text()) if self._state_file.exists() else {})
             kept = super().apply(rows)
-            self._state_file.write_text(json.dumps(self._seen))
+            written = self._state_file.with_name(f".{self._state_file.name}.new")
+            written.write_text(json.dumps(self._seen))
+            written.replace(self._state_file)
         return kept
 
     def reason(self, row: Row) -> str | None:

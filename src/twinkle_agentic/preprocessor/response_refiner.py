@@ -7,7 +7,7 @@ from typing import Any
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.conversation import user_data_get
-from twinkle_agentic.preprocessor.base import KEY_ROUNDS, QualityFilter, Row, messages_of
+from twinkle_agentic.preprocessor.base import KEY_ROUNDS, QualityFilter, Row, calls_of, messages_of
 from twinkle_agentic.preprocessor.llm_backend import MAX_THREADS, LLMBackend, OpenAIBackend, chosen_backend
 
 
@@ -90,4 +90,4 @@ class ResponseRefiner(QualityFilter):
 def _can_be_refined(messages: Sequence[Row], number: int) -> bool:
     if not 0 < number < len(messages):
         return False
-    return messages[number].get("role") == "assistant" and not messages[number].get("tool_calls")
+    return messages[number].get("role") == "assistant" and not calls_of(messages[number])

@@ -9,7 +9,7 @@ from typing import Any
 
 from twinkle.core.errors import InvalidInput
 from twinkle.reward.base import text_of
-from twinkle_agentic.preprocessor.base import QualityFilter, Row, messages_of, said_by
+from twinkle_agentic.preprocessor.base import QualityFilter, Row, calls_of, messages_of, said_by, without_thinking
 
 ROLES = frozenset(("system", "user", "assistant", "tool"))
 REFUSALS = (
@@ -19,7 +19,6 @@ REFUSALS = (
 )
 REFUSAL_CHARACTERS = 300
 """A refusal is said at the beginning; later the words may be part of an answer."""
-REFUSAL_THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
 MAX_CHARACTERS = 200_000
 EAST_ASIAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]")
 EAST_ASIAN_SHARE = 0.3
@@ -72,7 +71,7 @@ class HardFilter(QualityFilter):
 
     def _round_reason(self, row: Row, answers: Sequence[str]) -> str | None:
         asked = said_by(row, "user")
-        most = self._most_rounds[any(message.get("tool_calls") for message in messages_of(row))]
+        most = self._most_rounds[any(calls_of(message) for message in messages_of(row))]
         if most is not None and len(asked) > most:
             return "too many rounds"
         if len(asked) != 1:
@@ -155,7 +154,7 @@ class MessageSanityFilter(QualityFilter):
         texts = [text_of(message.get("content")) for message in messages]
         roles = [message.get("role") for message in messages]
         for message, text in zip(messages, texts, strict=True):
-            if not text.strip() and not message.get("tool_calls") and message.get("role") != "tool":
+            if not text.strip() and not calls_of(message) and message.get("role") != "tool":
                 return "empty message"
         if most is not None and max(map(len, texts), default=0) > most:
             return "long message"
@@ -186,7 +185,7 @@ def _order_reason(row: Row) -> str | None:
             return "tool's answer without a call"
         if role == before == "user" or (role == before == "assistant" and not called):
             return f"two turns of the {role} in a row"
-        called = bool(message.get("tool_calls")) or (role == "tool" and called)
+        called = bool(calls_of(message)) or (role == "tool" and called)
         before = role
     return None
 
@@ -195,10 +194,8 @@ def _matching_reason(row: Row) -> str | None:
     """Ids are compared where the calls have any."""
     made: set[str] = set()
     for message in messages_of(row):
-        calls = message.get("tool_calls")
         if message.get("role") == "assistant":
-            given = calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ()
-            made = {str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")}
+            made = {str(call["id"]) for call in calls_of(message) if call.get("id")}
             continue
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
         if made and answered and str(answered) not in made:
@@ -225,7 +222,7 @@ class RefuseFilter(QualityFilter):
 
     def reason(self, row: Row) -> str | None:
         """See :class:`QualityFilter`."""
-        answers = (REFUSAL_THINKING.sub("", text[:MAX_CHARACTERS]) for text in said_by(row, "assistant"))
+        answers = (without_thinking(text[:MAX_CHARACTERS])[0].lstrip() for text in said_by(row, "assistant"))
         beginnings = (text[: self._window].replace("’", "'") for text in answers)
         return "refusal" if any(self._pattern.search(text) for text in beginnings) else None
 

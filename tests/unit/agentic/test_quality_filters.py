@@ -29,6 +29,7 @@ from twinkle_agentic.preprocessor import (
     SpecialCharsFilter,
     TokenNumFilter,
     TokenSoupFilter,
+    ToolCallNormalizer,
 )
 
 
@@ -108,6 +109,26 @@ def test_one_call_made_again_and_again_is_a_loop():
     assert looping.apply([{"messages": turn * 5}]) == [] and looping.apply([{"messages": turn * 4}])
     with pytest.raises(InvalidInput):
         DeadLoopFilter(max_repeats=0)
+
+
+def test_calls_may_be_json_text_or_nothing_that_can_be_read():
+    turn = [{"role": "assistant", "tool_calls": '[{"function": {"name": "ls"}}]'}, {"role": "tool", "content": "a"}]
+    assert DeadLoopFilter().apply([{"messages": turn * 5}]) == []
+    for calls in ("", "[]", "no JSON", "[3]", None):
+        row = chat("How does a bird fly?", "It flies.")
+        row["messages"][-1]["tool_calls"] = calls
+        for stage in (DeadLoopFilter(), HardFilter(), MessageSanityFilter(check_content_integrity=True)):
+            assert stage.apply([row]) == [row]
+        assert ToolCallNormalizer().apply([row])
+
+
+@pytest.mark.parametrize("said", ["<think>" * 30_000, "<tool_response>a</tool_response>" * 5_000 + "and more"])
+def test_texts_are_judged_in_time_that_grows_with_their_length_alone(said):
+    """What backtracks takes minutes or years here, so that it would end by the tests' limit of time."""
+    row = {"messages": [*chat("?", "<tool_call>{}</tool_call>")["messages"], {"role": "user", "content": said}]}
+    row["messages"][1]["tool_calls"] = [{"function": {"name": "ls"}}]
+    assert ToolCallNormalizer().apply([row]) and RefuseFilter().apply([chat("?", said)])
+    assert DeadLoopFilter(max_repeats=10**6, repetition_threshold=1.0).apply([chat("?", said)])
 
 
 def test_the_first_of_like_conversations_stays():

@@ -84,6 +84,33 @@ def test_what_is_no_call_stays_text(text: str) -> None:
     assert without_tool_calls(text) == text
 
 
+HOSTILE: dict[str, tuple[str, str, str]] = {
+    "a Cline block with elements and no end": ("<read_file>\n", "<path>a</path>\n", ""),
+    "Cline blocks without an end": ("", "<read_file>\n<path>a</path>\n", ""),
+    "Hermes calls without an end": ("", "<tool_call>{", ""),
+    "Hermes calls with ends of others": ("", "<tool_call>{</tool_call>", ""),
+    "nested JSON": ("<tool_call>", '{"a":', "}"),
+    "functions without an end": ("", "<function=a>", ""),
+    "parameters without an end": ("<function=a>", "<parameter=b>", "</function>"),
+    "a parameter of nested lists": ("<function=a><parameter=b>", "[", "</parameter></function>"),
+    "DeepSeek's blocks without an end": ("", "<｜DSML｜tool_calls>", ""),
+    "VCP's blocks without an end": ("", "<<<[TOOL_REQUEST]>>>", ""),
+    "a VCP word without a value": ("<<<[TOOL_REQUEST]>>>", "a", "<<<[END_TOOL_REQUEST]>>>"),
+    "empty lines after a ReAct call": ("Action: a\nAction Input: b", "\n", ""),
+    "spaces after a ReAct action": ("Action: a", " ", "x"),
+    "a Gemma name without an end": ("<|tool_call>call:f{", "a", ""),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_whatever_is_written_is_read_in_time_that_grows_with_its_length_alone(kind: str) -> None:
+    """What backtracks takes minutes or years here, so that it would end by the tests' limit of time."""
+    before, again, after = HOSTILE[kind]
+    text = before + again * 100_000 + after
+
+    assert len(without_tool_calls(text)) <= len(text)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5"])
 def test_what_a_template_writes_is_read_back(tmp_path: Path, name: str) -> None:
     template = Template(str(save_tokenizer(tmp_path, name)))
