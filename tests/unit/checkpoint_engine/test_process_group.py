@@ -6,6 +6,7 @@ import copy
 import math
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,21 @@ def test_a_sender_does_not_wait_for_ever_for_a_sampler_that_is_gone(make_world):
 
     with pytest.raises(SyncFailed, match="gone"):
         world.send(WEIGHTS.items())[0].result(60)
+
+
+def test_by_shared_memory_an_end_that_does_not_answer_is_given_up_and_one_that_is_gone_at_once():
+    door = shared_memory.Door()
+    sampler = shared_memory.knock(door.name, timeout=timedelta(minutes=1))
+    carrier = shared_memory.SharedMemoryCarrier(door.let_in(1, timeout=timedelta(milliseconds=50)))
+    try:
+        with pytest.raises(SyncFailed, match="did not answer in time"):
+            carrier.send([[("weight", torch.ones(4))]])
+    finally:
+        carrier.close()
+        sampler.close()
+        door.close()
+    with pytest.raises(SyncFailed, match="gone"):
+        shared_memory.knock(door.name, timeout=timedelta(minutes=1))
 
 
 @pytest.mark.parametrize(
