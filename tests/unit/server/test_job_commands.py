@@ -50,6 +50,10 @@ class Done:
         return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
 
 
+# Commands see HTTP alone: both databases are held to the same behind it by the tests of routes, jobs and journal.
+on_sqlite = pytest.mark.parametrize("api", ["sqlite"], indirect=True, scope="session")
+
+
 @pytest.fixture
 def files() -> MemoryFiles:
     one = MemoryFiles()
@@ -121,6 +125,7 @@ def twinkle(
 
 
 @pytest.mark.usefixtures("running")
+@on_sqlite
 def test_a_submitted_job_is_followed_to_its_end_and_its_exit_code_is_the_commands(twinkle: Twinkle) -> None:
     done = twinkle(*SUBMIT, "--name", "steps")
     failed = twinkle("submit", "ops", "--model", BASE_MODEL, "--data", "file-bad")
@@ -137,6 +142,7 @@ def test_a_submitted_job_is_followed_to_its_end_and_its_exit_code_is_the_command
 
 
 @pytest.mark.usefixtures("running")
+@on_sqlite
 def test_machines_get_a_document_a_line_with_the_job_its_events_and_its_end(twinkle: Twinkle) -> None:
     done = twinkle(*SUBMIT, "--json")
 
@@ -148,6 +154,7 @@ def test_machines_get_a_document_a_line_with_the_job_its_events_and_its_end(twin
     assert done.documents[-1].keys() == {"type", *JobStanding.model_fields}
 
 
+@on_sqlite
 def test_a_job_is_handed_over_without_waiting_and_is_the_same_under_the_same_id(twinkle: Twinkle) -> None:
     first, again = (twinkle(*SUBMIT, "--detach", "--json", "--id", "mine") for _ in range(2))
     other = twinkle(*SUBMIT, "--detach", "--id", "mine", "--rank", "4")
@@ -169,6 +176,7 @@ def test_a_job_is_handed_over_without_waiting_and_is_the_same_under_the_same_id(
         (("--metadata", "a"), "--metadata a: write KEY=VALUE"),
     ],
 )
+@on_sqlite
 def test_what_is_wrong_with_a_submission_is_one_line(twinkle: Twinkle, arguments: tuple[str, ...], words: str) -> None:
     done = twinkle(*SUBMIT, *arguments)
 
@@ -178,6 +186,7 @@ def test_what_is_wrong_with_a_submission_is_one_line(twinkle: Twinkle, arguments
     assert len(done.err.splitlines()) == 1
 
 
+@on_sqlite
 def test_all_that_the_shared_options_say_arrives(twinkle: Twinkle) -> None:
     first = twinkle(*SUBMIT, "--detach", "--json").documents[0]["id"]
     done = twinkle(
@@ -190,6 +199,7 @@ def test_all_that_the_shared_options_say_arrives(twinkle: Twinkle) -> None:
     assert (job["notify_url"], job["metadata"], job["spec"]["seed"]) == ("https://example.com/h", {"a": "b"}, 3)
 
 
+@on_sqlite
 def test_jobs_are_listed_shown_and_told_what_is_to_become_of_them(twinkle: Twinkle) -> None:
     job = twinkle(*SUBMIT, "--detach", "--json", "--name", "steps").documents[0]["id"]
     states = [twinkle("jobs", verb, job).out.strip() for verb in ("pause", "resume", "cancel")]
@@ -208,6 +218,7 @@ def test_jobs_are_listed_shown_and_told_what_is_to_become_of_them(twinkle: Twink
     assert json.loads(twinkle("jobs", "list", "--kind", "batch", "--json").out) == []
 
 
+@on_sqlite
 def test_what_happened_is_shown_again_and_waiting_ends_with_the_jobs_code(twinkle: Twinkle) -> None:
     job = twinkle(*SUBMIT, "--detach", "--json").documents[0]["id"]
     early = twinkle("jobs", "wait", job, "--timeout", "0.1")
@@ -224,6 +235,7 @@ def test_what_happened_is_shown_again_and_waiting_ends_with_the_jobs_code(twinkl
 
 
 @pytest.mark.parametrize("num_times", [1, 2, 20])
+@on_sqlite
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_however_often(
     api: Api, key: str, rig: JobRig, tenant: str, num_times: int
 ) -> None:
@@ -258,6 +270,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_however_often(
 
 
 @pytest.mark.usefixtures("running")
+@on_sqlite
 def test_on_a_terminal_a_bar_stands_under_what_happens_and_is_gone_at_the_end(api: Api, key: str) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TWINKLE_", "TINKER_"))}
     ours, theirs = pty.openpty()
@@ -282,6 +295,7 @@ def test_on_a_terminal_a_bar_stands_under_what_happens_and_is_gone_at_the_end(ap
     assert " succeeded after " in text.rpartition("\x1b[2K")[2]
 
 
+@on_sqlite
 def test_a_file_of_this_machine_is_brought_to_the_server_and_results_are_a_file_like_any_other(
     api: Api, key: str, tenant: str, twinkle: Twinkle, files: MemoryFiles, tmp_path: Path
 ) -> None:
@@ -300,6 +314,7 @@ def test_a_file_of_this_machine_is_brought_to_the_server_and_results_are_a_file_
     assert [json.loads(line)["line"] for line in results.read_text().splitlines()] == list(range(1, 9))
 
 
+@on_sqlite
 def test_the_answers_of_a_batch_are_brought_here_when_it_has_ended(
     api: Api, tenant: str, twinkle: Twinkle, tmp_path: Path
 ) -> None:
@@ -320,6 +335,7 @@ def test_the_answers_of_a_batch_are_brought_here_when_it_has_ended(
 
 
 @pytest.mark.usefixtures("running")
+@on_sqlite
 def test_a_job_is_a_future_of_our_client(api: Api, key: str) -> None:
     with Client(api.url, key) as client:
         job = client.jobs.submit("ops", {"model": BASE_MODEL, "data": "file-in"}, name="steps", client_id="mine")
@@ -339,6 +355,7 @@ def test_a_job_is_a_future_of_our_client(api: Api, key: str) -> None:
 
 
 @pytest.mark.usefixtures("running")
+@on_sqlite
 async def test_the_same_in_an_event_loop_and_a_failure_is_an_error_with_its_reason(api: Api, key: str) -> None:
     async with AsyncClient(api.url, key) as client:
         bad = await client.jobs.submit("ops", {"model": BASE_MODEL, "data": "file-bad"})
