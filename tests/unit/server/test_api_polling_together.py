@@ -90,6 +90,12 @@ def test_the_sdk_draws_many_samples_through_one_poll(together: Api) -> None:
     assert tokens == [[0, 1]] * 150
 
 
+def test_a_client_of_the_largest_number_is_one_that_has_drawn_nothing(sampler: Sampler) -> None:
+    answer = sampler.poll(0, client=2**31 - 1)
+
+    assert (answer.status_code, answer.json()["completions"]) == (200, [])
+
+
 def test_a_failed_sample_is_told_like_any_other(together: Api) -> None:
     key = together.new_key()
     with _client(together, key) as service, together.http(key) as http, together.worker.paused():

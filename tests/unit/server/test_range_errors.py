@@ -63,6 +63,11 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
         ["target_prompt_logprobs.shape", "at most 8", "9"],
     ),
     ("retrieve_futures", {"timeout": -1}, ["timeout", "equal to 0", "not -1"]),
+    (
+        "retrieve_futures",
+        {"target": {"sampling_session_id": "s", "cloned_sampler_id": 2**39}},
+        ["target.cloned_sampler_id", "equal to 2147483647"],
+    ),
     ("copy_weights", {"ttl_seconds": 0}, ["ttl_seconds", "equal to 1", "not 0"]),
 ]
 QUERIES = [

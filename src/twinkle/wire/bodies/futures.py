@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from twinkle.wire.bodies.base import Identifier, RequestBody, ResponseBody, SeqId
+from twinkle.wire.bodies.base import MAX_INT32, Identifier, RequestBody, ResponseBody, SeqId
 
 QueueState: TypeAlias = Literal["active", "paused_capacity", "paused_rate_limit"]
 ErrorCategory: TypeAlias = Literal["user", "server", "unknown"]
@@ -58,7 +58,7 @@ class SamplingSessionTarget(RequestBody):
     """Whose futures a batch poll asks about."""
 
     sampling_session_id: Identifier
-    cloned_sampler_id: SeqId = 0
+    cloned_sampler_id: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
     type: Literal["sampling_session"] = "sampling_session"
 
 
