@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import psycopg
 import pytest
 
 from harness.clock import HandClock
@@ -12,7 +15,7 @@ from twinkle.core.operation import Claim, OperationKind, OperationState
 from twinkle.scheduler.fairness import with_virtual_time
 from twinkle.storage.database import Transaction
 from twinkle.storage.journal.records import NewSamplingSession, Records
-from twinkle.storage.journal.turns import Head
+from twinkle.storage.journal.turns import Followed, Head
 
 
 def test_only_the_head_of_each_lane_is_offered(bench: Bench, lease: Lease) -> None:
@@ -423,3 +426,53 @@ def test_history_holds_the_finished_operations_in_between_with_how_they_ended(be
     ]
     assert past[0].payload.inline == b"a 1 forward_backward"
     assert [operation.seq for operation in bench.journal.history("a", after_seq=1, before_seq=3)] == [2]
+
+
+def _journeys(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> int:
+    """How often a transaction of PostgreSQL waits for the server: each time it looks at an answer, and at its end."""
+    waited: list[psycopg.Pipeline] = []
+    sync = psycopg.Pipeline.sync
+
+    def noted(pipeline: psycopg.Pipeline) -> None:
+        waited.append(pipeline)
+        sync(pipeline)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(psycopg.Pipeline, "sync", noted)
+        act()
+    return len(waited) + 1
+
+
+@pytest.mark.parametrize("num_lanes", [1, 16])
+def test_a_batch_makes_as_many_journeys_to_the_database_as_one_operation(
+    bench: Bench, lease: Lease, monkeypatch: pytest.MonkeyPatch, num_lanes: int
+) -> None:
+    lanes = [f"a{number}" for number in range(num_lanes)]
+    bench.created(lease, *lanes)
+    bench.append(*(submission(lane, 1) for lane in lanes))
+    claims: list[Claim] = []
+
+    claimed = _journeys(monkeypatch, lambda: claims.extend(bench.claim(lease)))
+    committed = _journeys(monkeypatch, lambda: bench.journal.commit(lease, [done(claim) for claim in claims]))
+
+    assert len(claims) == num_lanes
+    assert all(bench.status(lane, 1).state is OperationState.DONE for lane in lanes)
+    assert (claimed, committed) == ((3, 3) if bench.database.is_postgres else (1, 1))
+
+
+def test_what_follows_on_an_outcome_that_is_not_taken_is_not_recorded_in_the_same_commit(
+    bench: Bench, lease: Lease
+) -> None:
+    bench.created(lease, "a", "b")
+    bench.append(*(submission(lane, seq) for lane in "ab" for seq in (1, 2)))
+    one, other = sorted(bench.claim(lease), key=lambda claim: claim.lane)
+    followers = [Followed(lane=lane, tenant="t0", last_seq=1, room=1, num_tokens=1) for lane in "ab"]
+    behind = bench.journal.claim(lease, with_virtual_time(everything), 8, held=["a", "b"], followed=followers)
+    after_one, after_other = sorted(behind, key=lambda claim: claim.lane)
+    bench.journal.give_back(lease, [one.request_id])
+
+    committed = bench.journal.commit(lease, [done(claim) for claim in (one, after_one, other, after_other)])
+
+    assert [outcome.request_id for outcome in committed.recorded] == ["b:req:1", "b:req:2"]
+    assert [outcome.request_id for outcome in committed.not_held] == ["a:req:1", "a:req:2"]
+    assert (bench.lane("a").head_seq, bench.lane("b").head_seq) == (1, 3)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -24,6 +24,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.storage.faults import DRIVER_ERRORS, fault_of
+from twinkle.storage.pipelined import Statements, pipelined
 
 _BUSY_TIMEOUT_S = 30
 _BUSY_PAUSE_S = 0.02
@@ -86,27 +87,52 @@ class Cursor(Protocol):
         ...
 
 
+Asked: TypeAlias = Callable[[], list[Row]]
+"""The rows of an answer that may still be on its way."""
+
+
 class Transaction:
     """One open transaction. Never leaves the thread that began it."""
 
-    def __init__(self, connection: sqlite3.Connection | psycopg.Connection[Row], is_postgres: bool) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection | psycopg.Connection[Row] | Statements, *, is_postgres: bool
+    ) -> None:
         self._connection = connection
         self._is_postgres = is_postgres
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
-        """Run one statement. ``FOR UPDATE`` and ``FOR SHARE`` clauses are dropped where one writer is the rule."""
+        """Run one statement. ``FOR UPDATE`` and ``FOR SHARE`` clauses are dropped where one writer is the rule.
+
+        Where statements travel together it is sent when somebody looks at this answer or at a later one, or when the
+        transaction ends; an error is raised there.
+        """
+        if isinstance(self._connection, Statements):
+            return self._connection.execute(_translate(sql, True), parameters, name=sql)
         try:
             return self._connection.execute(_translate(sql, self._is_postgres), parameters)
         except DRIVER_ERRORS as error:
             raise fault_of(error, statement=sql) from error
 
-    def execute_for_each(self, sql: str, keys: Sequence[str], parameters: Sequence[object]) -> list[Row]:
-        """Run a limited query once for each key, its first parameter; the rows stand in no particular order."""
+    def ask(self, sql: str, parameters: Sequence[object] = ()) -> Asked:
+        """Run a statement whose rows are read later: by what is returned, once, also after the transaction's end.
+
+        Where they are a journey away, other statements travel meanwhile.
+        """
+        cursor = self.execute(sql, parameters)
+        if isinstance(self._connection, Statements):
+            return cursor.fetchall
+        # They are at hand, and SQLite ends no transaction before they are read.
+        rows = cursor.fetchall()
+        return lambda: rows
+
+    def ask_for_each(self, sql: str, keys: Sequence[str], parameters: Sequence[object]) -> Asked:
+        """The same of a limited query, once for each key, its first parameter; rows stand in no particular order."""
         if not self._is_postgres:
-            return [row for key in keys for row in self.execute(sql, (key, *parameters)).fetchall()]
+            rows = [row for key in keys for row in self.execute(sql, (key, *parameters)).fetchall()]
+            return lambda: rows
         of_key = sql.replace("?", "k.key", 1)
         lateral = f"SELECT each.* FROM UNNEST(CAST(? AS TEXT[])) AS k(key) CROSS JOIN LATERAL ({of_key}) AS each"
-        return self.execute(lateral, (list(keys), *parameters)).fetchall()
+        return self.ask(lateral, (list(keys), *parameters))
 
 
 @lru_cache(maxsize=512)
@@ -166,8 +192,12 @@ class Database:
         self._patience = Patience(statement_timeout_s)
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self, *, together: bool = False) -> Iterator[Transaction]:
         """A write transaction: commits at the end of the block, rolls back when it raises.
+
+        Args:
+            together: Whether statements travel to PostgreSQL as many at a time as can (:mod:`.pipelined`): for those of
+                many statements, whose answers are asked for late. A short one is cheaper without.
 
         Raises:
             StorageUnavailable: The database did not answer, was busy too long, or broke a deadlock; nothing was
@@ -176,8 +206,10 @@ class Database:
         """
         try:
             if self.is_postgres:
-                with self._postgres().transaction():
-                    yield Transaction(self._postgres(), True)
+                connection = self._postgres()
+                begun = pipelined(connection) if together else _plain(connection)
+                with begun as statements:
+                    yield Transaction(statements, is_postgres=True)
             else:
                 with self._sqlite_transaction() as transaction:
                     yield transaction
@@ -194,7 +226,7 @@ class Database:
         connection.execute("BEGIN IMMEDIATE")
         self._patience.begin()
         try:
-            yield Transaction(connection, False)
+            yield Transaction(connection, is_postgres=False)
         except BaseException:
             connection.rollback()
             raise
@@ -241,6 +273,13 @@ class Database:
                 options=_postgres_options(self.url, self._patience.timeout_s),
             )
         return self._open.postgres
+
+
+@contextmanager
+def _plain(connection: psycopg.Connection[Row]) -> Iterator[psycopg.Connection[Row]]:
+    """A transaction whose statements are answered one by one."""
+    with connection.transaction():
+        yield connection
 
 
 def raised(tag: str) -> str:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twinkle.core.errors import LeaseLost
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, OperationKind, OperationState, Outcome, Payload
-from twinkle.storage.database import Database, Row, Transaction, placeholders, raised
+from twinkle.storage.database import Asked, Cursor, Database, Row, Transaction, placeholders, raised
 from twinkle.storage.journal.lanes import LockedLane
 from twinkle.storage.journal.turns import READY_LANE, WAITING_SAMPLE, Head
 
@@ -64,8 +65,22 @@ def read_waiting(database: Database, lease: Lease) -> Waiting:
 
 def check_lease(transaction: Transaction, lease: Lease) -> float:
     """The mesh's virtual time, if the lease still holds."""
-    row = transaction.execute("SELECT epoch, owner, vtime FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,)).fetchone()
-    return float(_held(row, lease).vtime)
+    return held_since(ask_for_lease(transaction, lease), lease)
+
+
+def ask_for_lease(transaction: Transaction, lease: Lease) -> Asked:
+    """The same without waiting; :func:`held_since` reads the answer, before anything that was sent may count."""
+    return transaction.ask("SELECT epoch, owner, vtime FROM mesh WHERE name = ? FOR SHARE", (lease.mesh,))
+
+
+def held_since(asked: Asked, lease: Lease) -> float:
+    """The mesh's virtual time.
+
+    Raises:
+        LeaseLost: Another epoch holds the mesh.
+    """
+    rows = asked()
+    return float(_held(rows[0] if rows else None, lease).vtime)
 
 
 def _held(mesh: Row | None, lease: Lease) -> Row:
@@ -75,11 +90,13 @@ def _held(mesh: Row | None, lease: Lease) -> Row:
     return mesh
 
 
-def start_operations(transaction: Transaction, lease: Lease, request_ids: list[str], *, now: float) -> list[Claim]:
-    """Put the chosen operations into the lease holder's hands."""
+def start_operations(
+    transaction: Transaction, lease: Lease, request_ids: list[str], *, now: float
+) -> Callable[[], list[Claim]]:
+    """Put the chosen operations into the lease holder's hands: what is returned reads them, when all is committed."""
     if not request_ids:
-        return []
-    rows = transaction.execute(
+        return list
+    asked = transaction.ask(
         "UPDATE operation SET suspicions = suspicions"
         " + CASE WHEN state = 'running' AND claim_epoch <> ? THEN 1 ELSE 0 END,"
         " state = 'running', attempts = attempts + 1, claim_epoch = ?, started_at = ?"
@@ -88,9 +105,13 @@ def start_operations(transaction: Transaction, lease: Lease, request_ids: list[s
         " suspicions, num_tokens, accepted_at, rejection, num_sequences,"
         " (SELECT failed_window_seq FROM lane WHERE lane.id = operation.lane) AS failed_window_seq",
         (lease.epoch, lease.epoch, now, *request_ids, lease.mesh),
-    ).fetchall()
-    claims = {row.request_id: _claim_of(row) for row in rows}
-    return [claims[request_id] for request_id in request_ids if request_id in claims]
+    )
+
+    def started() -> list[Claim]:
+        claims = {row.request_id: _claim_of(row) for row in asked()}
+        return [claims[request_id] for request_id in request_ids if request_id in claims]
+
+    return started
 
 
 def free_followers(transaction: Transaction, lease: Lease, heads: Iterable[Head]) -> None:
@@ -112,11 +133,46 @@ def state_of(transaction: Transaction, request_id: str) -> OperationState:
     return OperationState.FAILED if row is None else OperationState(row.state)
 
 
-def record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> OperationState | None:
-    """Record it, or say in which state the operation is that takes no outcome from this holder."""
+def record_outcomes(transaction: Transaction, lease: Lease, outcomes: Sequence[Outcome], now: float) -> Committed:
+    """Record them, each lane's in its order; what follows in its lane on one that is not taken is not recorded either.
+
+    Where answers are a journey away, those that do not follow on each other travel together.
+    """
+    came: dict[str, OperationState | None] = {}
+    untaken: set[str] = set()
+    for wave in _waves(outcomes):
+        fit = [outcome for outcome in wave if not (outcome.kind.is_ordered and outcome.lane in untaken)]
+        sent = [(outcome, _record(transaction, lease, outcome, now)) for outcome in fit]
+        for outcome, answer in sent:
+            came[outcome.request_id] = None
+            if answer.rowcount != 1:
+                came[outcome.request_id] = state_of(transaction, outcome.request_id)
+                untaken.add(outcome.lane)
+    committed = Committed()
+    for outcome in outcomes:
+        if outcome.request_id not in came:
+            came[outcome.request_id] = state_of(transaction, outcome.request_id)
+        committed.note(outcome, came[outcome.request_id])
+    return committed
+
+
+def _waves(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """The first of each lane, then the second of each; what is in no order follows on nothing."""
+    waves: list[list[Outcome]] = []
+    num_before: Counter[str] = Counter()
+    for outcome in outcomes:
+        place = num_before[outcome.lane] if outcome.kind.is_ordered else 0
+        num_before[outcome.lane] += 1
+        while len(waves) <= place:
+            waves.append([])
+        waves[place].append(outcome)
+    return waves
+
+
+def _record(transaction: Transaction, lease: Lease, outcome: Outcome, now: float) -> Cursor:
     failure = outcome.failure
     result = outcome.result
-    changed = transaction.execute(
+    return transaction.execute(
         "UPDATE operation SET state = ?, result = ?, result_blob = ?, result_bytes = ?, error = ?, error_category = ?,"
         " error_code = ?, device_s = ?, num_tokens = ?, finished_at = ?"
         " WHERE request_id = ? AND state = 'running' AND claim_epoch = ? AND mesh = ?",
@@ -135,10 +191,7 @@ def record_outcome(transaction: Transaction, lease: Lease, outcome: Outcome, now
             lease.epoch,
             lease.mesh,
         ),
-    ).rowcount
-    if changed == 1:
-        return None
-    return state_of(transaction, outcome.request_id)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,15 +227,20 @@ def charge(
         now: Unix seconds.
         tokens_per_minute: The rate of tenants that have none of their own; 0 is no limit.
     """
-    floors = {}
-    for tenant, served in sorted(_served_of(outcomes, lanes).items()):
-        row = transaction.execute(
+    served_of = sorted(_served_of(outcomes, lanes).items())
+    asked = [
+        transaction.ask(
             f"UPDATE share SET vtime = {raised('vtime')} + ? / (SELECT weight FROM tenant WHERE id = share.tenant),"
             f" lane_vtime = {raised('lane_vtime')} WHERE mesh = ? AND tenant = ?"
             " RETURNING lane_vtime, (SELECT tokens_per_minute FROM tenant WHERE id = share.tenant) AS rate",
             (mesh_vtime, mesh_vtime, float(served.num_tokens), served.lane_vtime, served.lane_vtime, mesh, tenant),
-        ).fetchone()
-        assert row is not None, "a lane comes with its tenant's share"
+        )
+        for tenant, served in served_of
+    ]
+    floors = {}
+    for (tenant, served), answer in zip(served_of, asked, strict=True):
+        # A lane comes with its tenant's share.
+        (row,) = answer()
         floors[tenant] = row.lane_vtime
         rate = tokens_per_minute if row.rate is None else row.rate
         if rate:

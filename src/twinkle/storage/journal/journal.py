@@ -32,13 +32,14 @@ from twinkle.storage.journal.arrivals import accept_next, accept_numbered
 from twinkle.storage.journal.executing import (
     Committed,
     Waiting,
+    ask_for_lease,
     charge,
     check_lease,
     free_followers,
+    held_since,
     read_waiting,
-    record_outcome,
+    record_outcomes,
     start_operations,
-    state_of,
 )
 from twinkle.storage.journal.forgotten import refuse_gone
 from twinkle.storage.journal.lanes import (
@@ -47,14 +48,17 @@ from twinkle.storage.journal.lanes import (
     accept,
     accept_complete,
     advance_lane,
+    ask_for_lanes,
     end_sample,
     lock_lanes,
+    locked_lanes,
 )
 from twinkle.storage.journal.records import NewLane, PastOperation, Records
 from twinkle.storage.journal.turns import (
     Choose,
     Followed,
     Moment,
+    ask_who_is_ready,
     move_virtual_time,
     ready_heads,
     waiting_samples,
@@ -176,13 +180,16 @@ class Journal:
         Raises:
             LeaseLost: Another epoch holds the mesh.
         """
-        with self.database.transaction() as transaction:
-            moment = self._moment(transaction, lease)
-            heads = ready_heads(transaction, moment, limit=limit, held=held, followed=followed)
+        with self.database.transaction(together=True) as transaction:
+            asked, now = ask_for_lease(transaction, lease), self._clock.now()
+            ready = ask_who_is_ready(transaction, lease.mesh, now=now, limit=limit, followed=followed)
+            moment = self._moment(lease, held_since(asked, lease), now)
+            heads = ready_heads(transaction, moment, ready, limit=limit, held=held, followed=followed)
             choice = choose(heads)
             move_virtual_time(transaction, moment, choice.vtime)
             free_followers(transaction, lease, [head for head in choice.heads if head.was_lost])
-            return start_operations(transaction, lease, [head.request_id for head in choice.heads], now=moment.now)
+            started = start_operations(transaction, lease, [head.request_id for head in choice.heads], now=moment.now)
+        return started()
 
     def claim_samples(self, lease: Lease, choose: Choose, limit: int, *, under_way: Collection[str]) -> list[Claim]:
         """Hand the chosen samples to the lease holder; one that nobody works on counts as waiting.
@@ -198,19 +205,18 @@ class Journal:
             LeaseLost: Another epoch holds the mesh.
         """
         with self.database.transaction() as transaction:
-            moment = self._moment(transaction, lease)
+            moment = self._moment(lease, check_lease(transaction, lease), self._clock.now())
             samples = waiting_samples(transaction, moment, limit=limit, under_way=under_way)
             if not samples:
                 return []
             choice = choose(samples)
             move_virtual_time(transaction, moment, choice.vtime)
-            return start_operations(transaction, lease, [sample.request_id for sample in choice.heads], now=moment.now)
+            chosen = [sample.request_id for sample in choice.heads]
+            started = start_operations(transaction, lease, chosen, now=moment.now)
+        return started()
 
-    def _moment(self, transaction: Transaction, lease: Lease) -> Moment:
-        vtime = check_lease(transaction, lease)
-        return Moment(
-            mesh=lease.mesh, epoch=lease.epoch, vtime=vtime, now=self._clock.now(), max_running=self._limits.max_running
-        )
+    def _moment(self, lease: Lease, vtime: float, now: float) -> Moment:
+        return Moment(mesh=lease.mesh, epoch=lease.epoch, vtime=vtime, now=now, max_running=self._limits.max_running)
 
     def commit(
         self, lease: Lease, outcomes: Sequence[Outcome], records: Mapping[str, Records] = MappingProxyType({})
@@ -226,25 +232,18 @@ class Journal:
         Raises:
             LeaseLost: Another epoch holds the mesh; nothing was written.
         """
-        committed = Committed()
-        with self.database.transaction() as transaction:
-            mesh_vtime = check_lease(transaction, lease)
-            lanes = lock_lanes(transaction, (outcome.lane for outcome in outcomes))
+        with self.database.transaction(together=True) as transaction:
+            lease_asked = ask_for_lease(transaction, lease)
+            lanes_asked = ask_for_lanes(transaction, (outcome.lane for outcome in outcomes))
             now = self._clock.now()
-            untaken: set[str] = set()
-            for outcome in outcomes:
-                if outcome.kind.is_ordered and outcome.lane in untaken:
-                    committed.note(outcome, state_of(transaction, outcome.request_id))
-                    continue
-                kept_out_by = record_outcome(transaction, lease, outcome, now)
-                committed.note(outcome, kept_out_by)
-                if kept_out_by is not None:
-                    untaken.add(outcome.lane)
+            committed = record_outcomes(transaction, lease, outcomes, now)
+            mesh_vtime, lanes = held_since(lease_asked, lease), locked_lanes(lanes_asked)
             least = self._charge(transaction, lease, committed.recorded, lanes, mesh_vtime)
             for outcome in committed.recorded:
-                least_vtime = least[lanes[outcome.lane].tenant]
+                lane = lanes[outcome.lane]
+                least_vtime = least[lane.tenant]
                 if outcome.kind.is_ordered:
-                    advance_lane(transaction, outcome, now, least_vtime=least_vtime)
+                    advance_lane(transaction, lane, outcome, now, least_vtime=least_vtime)
                 else:
                     end_sample(transaction, outcome, least_vtime=least_vtime)
                 if outcome.request_id in records:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from twinkle.core.errors import Conflict, Expired, InvalidInput, NotFound, UserError
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import Accepted, FailureCategory, OperationKind, OperationState, Outcome, Submission
-from twinkle.storage.database import Transaction, placeholders, raised
+from twinkle.storage.database import Asked, Transaction, placeholders, raised
 from twinkle.storage.journal.forgotten import gone_lanes, is_forgotten, why_forgotten, why_lane_is_gone
 
 NO_MESH = ""
@@ -78,13 +78,22 @@ def unloaded_error(adapter: str) -> InvalidInput:
 
 def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, LockedLane]:
     """Lock the lanes' rows in the order of their ids; unknown ids are left out."""
+    return locked_lanes(ask_for_lanes(transaction, ids))
+
+
+def ask_for_lanes(transaction: Transaction, ids: Iterable[str]) -> Asked:
+    """The same without waiting; :func:`locked_lanes` reads the answer."""
     ordered_ids = sorted(set(ids))
-    rows = transaction.execute(
+    return transaction.ask(
         "SELECT id, tenant, mesh, ordered, head_seq, head_kind, max_seq, vtime, gap_since, num_rewinds, unload_seq,"
         " arrival_numbered, gone_seq"
         f" FROM lane WHERE id IN ({placeholders(ordered_ids)}) ORDER BY id FOR UPDATE",
         ordered_ids,
-    ).fetchall()
+    )
+
+
+def locked_lanes(asked: Asked) -> dict[str, LockedLane]:
+    """The lanes that :func:`ask_for_lanes` has locked."""
     return {
         row.id: LockedLane(
             id=row.id,
@@ -101,7 +110,7 @@ def lock_lanes(transaction: Transaction, ids: Iterable[str]) -> dict[str, Locked
             arrival_numbered=bool(row.arrival_numbered),
             gone_seq=row.gone_seq,
         )
-        for row in rows
+        for row in asked()
     }
 
 
@@ -226,11 +235,14 @@ def answer_resend(
     )
 
 
-def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, least_vtime: float = 0.0) -> None:
+def advance_lane(
+    transaction: Transaction, lane: LockedLane, outcome: Outcome, now: float, *, least_vtime: float = 0.0
+) -> None:
     """Move the head on, and the lane's virtual time from ``least_vtime`` on by what was served.
 
     The window of failed gradients opens at a failed forward_backward and closes at what empties the gradients.
     """
+    assert lane.head_seq == outcome.seq, f"{outcome.lane} is at {lane.head_seq}, not at {outcome.seq}"
     window_parameters: list[int] = []
     if outcome.kind in {OperationKind.FORWARD_BACKWARD, OperationKind.GAP} and outcome.failure is not None:
         window, window_parameters = "COALESCE(failed_window_seq, ?)", [outcome.seq]
@@ -239,7 +251,7 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, leas
     else:
         window = "failed_window_seq"
     next_seq = outcome.seq + 1
-    changed = transaction.execute(
+    transaction.execute(
         "UPDATE lane SET head_seq = ?,"
         " head_kind = (SELECT o.kind FROM operation o WHERE o.lane = lane.id AND o.seq = ?),"
         " gap_since = CASE WHEN max_seq >= ? AND NOT EXISTS"
@@ -260,8 +272,8 @@ def advance_lane(transaction: Transaction, outcome: Outcome, now: float, *, leas
             outcome.lane,
             outcome.seq,
         ),
-    ).rowcount
-    assert changed == 1, f"{outcome.lane} has moved past {outcome.seq}, which had not ended"
+    )
+    lane.head_seq = next_seq
 
 
 def end_sample(transaction: Transaction, outcome: Outcome, *, least_vtime: float) -> None:

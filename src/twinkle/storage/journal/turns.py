@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
-from twinkle.storage.database import Row, Transaction
+from twinkle.storage.database import Asked, Row, Transaction
 
 RATE_BURST_S = 10.0
 """A tenant with a rate may use this many seconds' worth of it at once."""
@@ -164,9 +164,29 @@ def move_virtual_time(transaction: Transaction, moment: Moment, vtime: float) ->
         transaction.execute("UPDATE mesh SET vtime = ? WHERE name = ?", (vtime, moment.mesh))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What :func:`ask_who_is_ready` has asked: tenants with work, and what stands behind what is in hand."""
+
+    tenants: Asked
+    followers: Asked
+
+
+def ask_who_is_ready(
+    transaction: Transaction, mesh: str, *, now: float, limit: int, followed: Collection[Followed]
+) -> Ready:
+    """Ask what :func:`ready_heads` begins with, and wait for none of it."""
+    wanted = [request_id_of(lane.lane, lane.last_seq + ahead) for lane in followed for ahead in range(1, lane.room + 1)]
+    return Ready(
+        tenants=transaction.ask(READY_TENANTS, (mesh, mesh, mesh, now + RATE_BURST_S, limit)),
+        followers=transaction.ask_for_each(FOLLOWER, wanted, (mesh, now)) if wanted else list,
+    )
+
+
 def ready_heads(
     transaction: Transaction,
     moment: Moment,
+    ready: Ready,
     *,
     limit: int,
     held: Collection[str] = (),
@@ -180,7 +200,7 @@ def ready_heads(
     after all heads.
     """
     mesh, now = moment.mesh, moment.now
-    tenants = transaction.execute(READY_TENANTS, (mesh, mesh, mesh, now + RATE_BURST_S, limit)).fetchall()
+    tenants = ready.tenants()
     if not tenants:
         return []
     each = min(limit, max(limit // len(tenants), _LEAST_HEADS_EACH))
@@ -191,7 +211,7 @@ def ready_heads(
     step = limit // each
     for start in range(0, len(names), step):
         some = names[start : start + step]
-        for row in transaction.execute_for_each(HEADS_OF_TENANT, some, (mesh, now, each + len(held))):
+        for row in transaction.ask_for_each(HEADS_OF_TENANT, some, (mesh, now, each + len(held)))():
             if row.id not in held:
                 rows.append(row)
             elif row.state == OperationState.RUNNING:
@@ -225,26 +245,16 @@ def ready_heads(
         )
         for row in rows[:limit]
     ]
-    return heads + _followers(transaction, moment, followed, turns)
+    return heads + _followers(ready.followers(), followed, turns)
 
 
-def _followers(
-    transaction: Transaction, moment: Moment, followed: Collection[Followed], turns: dict[str, Turn]
-) -> list[Head]:
+def _followers(rows: list[Row], followed: Collection[Followed], turns: dict[str, Turn]) -> list[Head]:
     """What stands behind operations in the caller's hands, number after number; nothing of a tenant above its rate."""
     open_lanes = {lane.lane: lane for lane in followed if lane.room > 0 and lane.tenant in turns}
-    wanted = [
-        request_id_of(lane.lane, lane.last_seq + ahead)
-        for lane in open_lanes.values()
-        for ahead in range(1, lane.room + 1)
-    ]
-    if not wanted:
-        return []
-    rows = transaction.execute_for_each(FOLLOWER, wanted, (moment.mesh, moment.now))
     heads: list[Head] = []
     next_seq = {lane.lane: lane.last_seq + 1 for lane in open_lanes.values()}
     for row in sorted(rows, key=lambda row: (row.id, row.seq)):
-        if row.seq != next_seq[row.id]:
+        if row.seq != next_seq.get(row.id):
             continue
         next_seq[row.id] += 1
         heads.append(
@@ -275,7 +285,7 @@ def waiting_samples(transaction: Transaction, moment: Moment, *, limit: int, und
     if not lane_rows:
         return []
     each = len(under_way) + min(limit, max(2 * limit // len(lane_rows), _LEAST_HEADS_EACH))
-    samples = transaction.execute_for_each(SAMPLES_OF_LANE, list(lane_rows), (mesh, each))
+    samples = transaction.ask_for_each(SAMPLES_OF_LANE, list(lane_rows), (mesh, each))()
     tokens_of_tenant: Counter[str] = Counter()
     running_of_tenant: Counter[str] = Counter()
     tokens_of_lane: Counter[str] = Counter()

@@ -72,7 +72,7 @@ class Upkeep:
             )
             failure = Failure(message=message.format(seq=seq), category=FailureCategory.SERVER, code=failure_code)
             outcome = Outcome(request_id=request_id, lane=lane_id, seq=seq, kind=OperationKind.GAP, failure=failure)
-            advance_lane(transaction, outcome, now)
+            advance_lane(transaction, lane, outcome, now)
             closed.append(outcome)
         return closed
 
@@ -220,7 +220,7 @@ def _end_overdue(transaction: Transaction, lane: str, overdue: _Overdue) -> list
         )
         outcome = Outcome(request_id=row.request_id, lane=lane, seq=row.seq, kind=kind, failure=failure)
         if locked.ordered:
-            advance_lane(transaction, outcome, overdue.now)
+            advance_lane(transaction, locked, outcome, overdue.now)
         else:
             number_ended_sample(transaction, lane, row.request_id)
         ended.append(outcome)
