@@ -203,7 +203,9 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
         tensor = pending.pop()
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
-            pending += [getattr(tensor, name) for name in names]
+            # Of a sharded one its mesh is among them.
+            parts = [getattr(tensor, name) for name in names]
+            pending += [part for part in parts if isinstance(part, torch.Tensor)]
         elif tensor.device.type != "meta":
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
