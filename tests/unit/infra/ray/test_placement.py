@@ -18,7 +18,7 @@ from twinkle import DeviceGroup
 from twinkle.infra.ray.placement import place_groups
 
 ray.init(address=sys.argv[1], log_to_driver=False)
-groups = [DeviceGroup("trained", 2, "npu"), DeviceGroup("sampled", 1, "cpu")]
+groups = [DeviceGroup("trained", 2, "npu"), DeviceGroup("sampled", 1, "GPU"), DeviceGroup("judged", 1, "cuda")]
 placed = place_groups(groups)
 hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 for group in groups:
@@ -31,7 +31,7 @@ placed.remove()
 
 
 def test_workers_go_where_the_devices_of_their_kind_are_and_all_find_room() -> None:
-    """Three workers on two nodes of one CPU each."""
+    """Four workers on two nodes of one CPU each; of GPUs, which no node has, it is said once."""
     from harness.ray_cluster import RayCluster  # noqa: PLC0415 - it imports Ray, which may not be there
 
     with RayCluster(num_nodes=1, cpus_each=1) as cluster:
@@ -41,7 +41,8 @@ def test_workers_go_where_the_devices_of_their_kind_are_and_all_find_room() -> N
         )
 
     assert told.returncode == 0, told.stderr
-    trained, sampled, on_cpu, free = told.stdout.splitlines()[-4:]
+    trained, sampled, judged, on_cpu, free = told.stdout.splitlines()[-5:]
     assert trained == f"trained {host} {host}"
-    assert sampled.startswith("sampled 127.0.0.")
-    assert (on_cpu, free) == ("on processors []", "free NPUs 0")
+    assert sampled.startswith("sampled 127.0.0.") and judged.startswith("judged 127.0.0.")
+    assert (on_cpu, free) == ("on processors ['judged', 'sampled']", "free NPUs 0")
+    assert (told.stdout + told.stderr).count("ray.groups.on_cpu") == 1
