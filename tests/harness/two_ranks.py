@@ -53,6 +53,7 @@ def main() -> None:
     """As a rank of torchrun."""
     twinkle.initialize(mode="local", groups=[GROUP], seed=SEED)
     came_to = train(Path(sys.argv[1]), Path("output"))
+    assert "ray" not in sys.modules, "what runs under torchrun needs no Ray"
     if twinkle.is_master():
         Path("came_to.json").write_text(json.dumps(came_to))
 
