@@ -48,7 +48,7 @@ GIVES_MEMORY_BACK = {"PYTHONMALLOC": "malloc", **_OF_GLIBC} if sys.platform.star
 """Of the API, unless the environment says otherwise: Python's own allocator keeps a megabyte for each object that lives
 in it, and glibc an arena for each thread that ever asked. Once a large block was let go of, glibc also takes such ones
 from its arenas, and keeps up to 64 MiB free at the end of each, which no call gives back: unless both are set.
-It costs no time that could be measured."""
+The first two cost no time that could be measured."""
 
 _API_STOP_S = 10.0
 _DRAIN_S = 30.0
