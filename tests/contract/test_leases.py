@@ -16,7 +16,7 @@ from twinkle.core.errors import LeaseLost, StorageUnavailable
 from twinkle.core.lease import Lease, ProcessIdentity
 from twinkle.core.mesh import MeshAnnouncement, MeshCapabilities
 from twinkle.storage.database import Database
-from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.meshes import ANNOUNCED_S, Meshes
 
 _CAPABILITIES = MeshCapabilities(
     base_model="base",
@@ -273,3 +273,28 @@ def test_what_a_mesh_will_serve_is_known_until_it_says_so_itself_or_its_worker_i
         bench.meshes.announce(name, coming)
         bench.meshes.withdraw(name)
     assert {mesh.name: mesh.announced for mesh in bench.meshes.all() if mesh.name != MESH} == {"new": None}
+
+
+def test_what_a_killed_worker_has_announced_ends_by_itself_and_one_that_starts_for_long_renews_it(
+    bench: Bench, clock: HandClock
+) -> None:
+    coming = MeshAnnouncement(base_model="base", serves="training")
+
+    def told() -> dict[str, MeshAnnouncement | None]:
+        return {mesh.name: mesh.announced for mesh in bench.meshes.all() if mesh.name != MESH}
+
+    bench.meshes.announce("killed", coming)
+    bench.meshes.announce("slow", coming)
+    clock.move(ANNOUNCED_S - 1)
+    assert told() == {"killed": coming, "slow": coming}
+    assert bench.meshes.renew_announcement("slow", coming)
+    clock.move(2)
+    assert told() == {"killed": None, "slow": coming}
+
+    # Who speaks has nothing to renew any more, and who is started again announces anew.
+    lease = bench.meshes.acquire("slow", identity("a"), lease_s=15)
+    assert lease is not None
+    bench.meshes.publish(lease, _CAPABILITIES)
+    assert not bench.meshes.renew_announcement("slow", coming)
+    bench.meshes.announce("killed", coming)
+    assert told() == {"killed": coming, "slow": None}

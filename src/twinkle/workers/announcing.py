@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,14 +13,18 @@ from twinkle.core.errors import StorageUnavailable
 from twinkle.core.mesh import MeshAnnouncement
 from twinkle.core.settings import Settings
 from twinkle.storage.database import Database
-from twinkle.storage.journal.meshes import Meshes
+from twinkle.storage.journal.meshes import ANNOUNCED_S, Meshes
 
 _log = structlog.get_logger()
 
+_RENEW_EVERY_S = ANNOUNCED_S / 8
+
 
 @contextmanager
-def announced(settings: Settings) -> Iterator[None]:
-    """Announce the mesh, and take it back when this process has done with it.
+def announced(settings: Settings, *, renew_every_s: float = _RENEW_EVERY_S) -> Iterator[None]:
+    """Announce the mesh, again and again until it serves, and take it back when this process has done with it.
+
+    If this process is killed, the announcement ends by itself: who waits for the mesh is refused then, not put off.
 
     Raises:
         StorageUnavailable: The journal does not answer at the start.
@@ -29,14 +34,32 @@ def announced(settings: Settings) -> Iterator[None]:
     )
     with _opened(settings) as meshes:
         meshes.announce(settings.mesh, announcement)
+    done = threading.Event()
+    renewing = threading.Thread(
+        target=_renew, args=(settings, announcement, done, renew_every_s), name="announcing", daemon=True
+    )
+    renewing.start()
     try:
         yield
     finally:
+        done.set()
+        renewing.join()
         try:
             with _opened(settings) as meshes:
                 meshes.withdraw(settings.mesh)
         except StorageUnavailable as error:
             _log.warning("worker.not_withdrawn", mesh=settings.mesh, error=error.message)
+
+
+def _renew(settings: Settings, announcement: MeshAnnouncement, done: threading.Event, every_s: float) -> None:
+    """Until the mesh has said what it can do, or this process has done with it."""
+    while not done.wait(every_s):
+        try:
+            with _opened(settings) as meshes:
+                if not meshes.renew_announcement(settings.mesh, announcement):
+                    return
+        except StorageUnavailable as error:
+            _log.warning("worker.announcement_not_renewed", mesh=settings.mesh, error=error.message)
 
 
 @contextmanager

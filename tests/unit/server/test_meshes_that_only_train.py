@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from harness.calls import optim_step, retrieve, send_passes
+from harness.clock import HandClock
 from harness.fake_worker import BASE_MODEL, CAPABILITIES
+from twinkle.core.clock import SystemClock
 from twinkle.core.mesh import MeshAnnouncement
+from twinkle.storage.journal.meshes import ANNOUNCED_S, Meshes
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 
 if TYPE_CHECKING:
@@ -77,7 +80,8 @@ def test_while_the_mesh_that_trains_starts_beside_one_that_samples_a_run_is_told
 ) -> None:
     meshes = api.stores.meshes
     meshes.publish(api.worker.lease, CAPABILITIES.model_copy(update={"serves": "samples"}))
-    meshes.announce("trains", MeshAnnouncement.of(model_name=BASE_MODEL, engine="megatron", serves="everything"))
+    coming = MeshAnnouncement.of(model_name=BASE_MODEL, engine="megatron", serves="everything")
+    meshes.announce("trains", coming)
     body = {"session_id": session_id, "model_seq_id": 77, "base_model": BASE_MODEL, "lora_config": {"rank": 4}}
     config = json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": "all-linear"})
     try:
@@ -85,7 +89,9 @@ def test_while_the_mesh_that_trains_starts_beside_one_that_samples_a_run_is_told
         added = http.post(
             f"/model/{BASE_MODEL}/twinkle/add_adapter_to_model", json={"adapter_name": "early", "config": config}
         )
-        meshes.withdraw("trains")
+        # Its worker was killed without a word, so long ago that nobody waits for it any more.
+        then = HandClock(SystemClock().now() - ANNOUNCED_S)
+        Meshes(api.stores.database, then).announce("trains", coming)
         refused = http.post("/create_model", json=body)
     finally:
         meshes.withdraw("trains")

@@ -11,6 +11,8 @@ from twinkle.core.mesh import MeshAnnouncement, MeshCapabilities
 from twinkle.storage.database import Database
 
 DEFAULT_SILENT_S = 300.0
+ANNOUNCED_S = 120.0
+"""How long an announcement holds that nobody renews: whoever made it has been killed."""
 _RECENT_S = 60.0
 _MAX_RECENT = 2000
 
@@ -59,7 +61,7 @@ class MeshStatus:
     trouble: str | None = None
     """Why its last worker did not start, in words for the operator."""
     announced: MeshAnnouncement | None = None
-    """What it will serve: its worker starts and has not said anything yet."""
+    """What it will serve: its worker starts, lives, and has not said anything yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,24 @@ class MeshCensus:
     memory_held: dict[str, int] = field(default_factory=dict)
     """Of its first device, in all and by who holds it, by its worker's last word; nothing where it does not count."""
     """Runs and sampling sessions with unfinished operations."""
+
+
+class _Announced(MeshAnnouncement, frozen=True):
+    """An announcement as it is stored."""
+
+    until: float = 0.0
+
+    @classmethod
+    def text_of(cls, announcement: MeshAnnouncement, *, until: float) -> str:
+        return cls(base_model=announcement.base_model, serves=announcement.serves, until=until).model_dump_json()
+
+    @classmethod
+    def holding(cls, text: str | None, *, now: float) -> MeshAnnouncement | None:
+        """What is announced still."""
+        stored = None if text is None else cls.model_validate_json(text)
+        if stored is None or stored.until <= now:
+            return None
+        return MeshAnnouncement(base_model=stored.base_model, serves=stored.serves)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +198,28 @@ class Meshes:
             )
 
     def announce(self, mesh: str, announcement: MeshAnnouncement) -> None:
-        """Say what the mesh will serve, before its worker can; forgotten when it does."""
+        """Say what the mesh will serve, before its worker can.
+
+        Forgotten when it does, and after :data:`ANNOUNCED_S` unless it is renewed.
+        """
         with self._database.transaction() as transaction:
             transaction.execute(
                 "INSERT INTO mesh (name, epoch, expires_at, announced) VALUES (?, 0, 0, ?)"
                 " ON CONFLICT (name) DO UPDATE SET announced = excluded.announced",
-                (mesh, announcement.model_dump_json()),
+                (mesh, self._held(announcement)),
             )
+
+    def renew_announcement(self, mesh: str, announcement: MeshAnnouncement) -> bool:
+        """Its worker starts still; whether there was anything to renew: none once it has said what it can do."""
+        with self._database.transaction() as transaction:
+            changed = transaction.execute(
+                "UPDATE mesh SET announced = ? WHERE name = ? AND announced IS NOT NULL",
+                (self._held(announcement), mesh),
+            ).rowcount
+        return changed == 1
+
+    def _held(self, announcement: MeshAnnouncement) -> str:
+        return _Announced.text_of(announcement, until=self._clock.now() + ANNOUNCED_S)
 
     def withdraw(self, mesh: str) -> None:
         """Nobody starts a worker of the mesh any more. One of which nothing else was ever known is forgotten."""
@@ -225,7 +260,7 @@ class Meshes:
                 num_moving=row.num_moving,
                 asked_for=row.asked_for,
                 trouble=row.trouble,
-                announced=None if row.announced is None else MeshAnnouncement.model_validate_json(row.announced),
+                announced=_Announced.holding(row.announced, now=now),
             )
             for row in rows
         ]

@@ -26,7 +26,7 @@ class MeshRow(SQLModel, table=True):
     asked_for: str | None = Field(default=None, sa_type=Text)
     """What a worker is to be started with, for whoever starts workers; none: nobody has asked."""
     announced: str | None = Field(default=None, sa_type=Text)
-    """What it will serve, while a worker starts; none: it has said what it can do, or none starts."""
+    """What it will serve, and until when that holds, while a worker starts; none: it has said it, or none starts."""
 
 
 class ShareRow(SQLModel, table=True):
