@@ -13,7 +13,9 @@ import pytest
 from pydantic import SecretStr
 
 from harness.faulty_s3 import FaultyS3
+from harness.logs import logging_as_before
 from harness.models import make_text_model
+from twinkle.cli import main
 from twinkle.cli.status import show_status
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError
@@ -22,6 +24,7 @@ from twinkle.core.settings import Settings
 from twinkle.infra.platform import CPU, CUDA
 from twinkle.server.run import serve_api
 from twinkle.storage.blobs import FolderStore
+from twinkle.storage.database import Database
 from twinkle.storage.stores import Stores
 from twinkle.tasks.housekeeping import run_housekeeping
 from twinkle.tasks.surroundings import check_surroundings
@@ -184,6 +187,46 @@ def test_a_store_that_gives_back_other_bytes_than_were_written_is_told_by_every_
             process_of(settings)
     finally:
         store.close()
+
+
+@pytest.mark.parametrize(
+    "run", [serve_api, run_worker, run_housekeeping, run_jobs_worker, run_processors], ids=lambda run: str(run.__name__)
+)
+def test_a_journal_of_a_later_version_is_told_by_every_process(
+    run: Callable[[Settings], object], tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tasks.housekeeping", "workers.jobs.process", "workers.processors.serving"):
+        # This process goes on after it.
+        monkeypatch.setattr(f"twinkle.{module}.configure_logging", lambda *_: None)
+    _set_revision(sqlite_url, "9999")
+    settings = Settings(
+        home=tmp_path, database_url=sqlite_url, redis_url=SecretStr(NOBODY), engine="null", model_name="m", port=0
+    )
+
+    with pytest.raises(ConfigError, match=r"schema is 9999, of a later version .* run the version that made it"):
+        run(settings)
+
+
+def test_a_command_says_the_same_in_one_line(
+    sqlite_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set_revision(sqlite_url, "9999")
+    monkeypatch.setenv("TWINKLE_DATABASE_URL", sqlite_url)
+    monkeypatch.setattr(sys, "argv", ["twinkle", "tenants", "list"])
+
+    with logging_as_before(), pytest.raises(SystemExit) as ended:
+        main()
+    stderr = capsys.readouterr().err
+
+    assert ended.value.code == 2 and stderr.count("\n") == 1
+    assert "TWINKLE_DATABASE_URL: the journal's schema is 9999" in stderr and "go back to a backup" in stderr
+
+
+def _set_revision(url: str, revision: str) -> None:
+    database = Database(url)
+    with database.transaction() as transaction:
+        transaction.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    database.close()
 
 
 @pytest.mark.parametrize(
