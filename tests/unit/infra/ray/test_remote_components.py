@@ -79,6 +79,11 @@ class Rows:
         """On the first rank."""
         return current_rank()
 
+    @twinkle.remote_function(dispatch="all", collect="first", lazy_collect=False)
+    def of_first(self) -> int:
+        """On all, and one result."""
+        return current_rank()
+
     @twinkle.remote_function(dispatch="all", collect="last_pp", lazy_collect=False)
     def last(self) -> int:
         """On all, of the last stage the results."""
@@ -170,6 +175,7 @@ def test_too_few_rows_are_refused_before_anything_runs(rows: Rows, inputs: Any, 
 def test_results_become_one_by_every_rule(rows: Rows) -> None:
     assert rows.mean() == 0.5
     assert rows.first() == 0
+    assert rows.of_first() == 0
     assert rows.last() == [0, 1]
     assert rows.first_of_last() == 0
 
