@@ -11,7 +11,7 @@ from harness.families import FAMILIES, SAMPLED_WITH_STATES, VOCAB_SIZE, stir
 from twinkle.core.errors import ConfigError, OutOfMemory
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
-from twinkle.sampler import SampleRequest, SteppedTorchSampler, torch_sampler
+from twinkle.sampler import SampleRequest, SteppedTorchSampler, torch_sampler, unread
 from twinkle.sampler.attention import CachedStates
 from twinkle.sampler.probe import SamplerProbe
 
@@ -154,7 +154,7 @@ def test_what_gives_way_for_want_of_memory_ends_with_the_same_bits(of_any_memory
 def test_a_pass_that_did_not_fit_is_made_again_from_the_states_before_it(ours, monkeypatch):
     requests = [asked("short", drawn(1, 5)), asked("long", drawn(2, 150))]
     expected = run(ours, requests)
-    draw, calls = torch_sampler.draw_tokens, []
+    draw, calls = unread.start_draws, []
 
     def sometimes_out_of_memory(*args):
         calls.append(1)
@@ -171,7 +171,7 @@ def test_a_pass_that_did_not_fit_is_made_again_from_the_states_before_it(ours, m
         "_start_continuations",
         without_failure(torch_sampler.SteppedTorchSampler._start_continuations, draw),
     )
-    monkeypatch.setattr(torch_sampler, "draw_tokens", sometimes_out_of_memory)
+    monkeypatch.setattr(unread, "start_draws", sometimes_out_of_memory)
     while sampler.has_work:
         try:
             ended |= {result.key: result for result in sampler.step()}
@@ -183,12 +183,12 @@ def test_a_pass_that_did_not_fit_is_made_again_from_the_states_before_it(ours, m
 
 
 def without_failure(start_continuations, draw):
-    def start(self, failures):
-        failing, torch_sampler.draw_tokens = torch_sampler.draw_tokens, draw
+    def start(self):
+        failing, unread.start_draws = unread.start_draws, draw
         try:
-            start_continuations(self, failures)
+            return start_continuations(self)
         finally:
-            torch_sampler.draw_tokens = failing
+            unread.start_draws = failing
 
     return start
 
