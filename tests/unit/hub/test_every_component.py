@@ -11,9 +11,11 @@ from peft import LoraConfig
 from harness.hub_world import HubWorld, make_hub_world
 from twinkle.core.errors import InvalidInput
 from twinkle.core.settings import Settings
+from twinkle.data_format import SamplingParams
 from twinkle.hub import HubOperation
 from twinkle.hub.support import check_model
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
+from twinkle.sampler import TorchSampler
 from twinkle.template import Template
 from twinkle.workers.transformers_engine import TransformersEngine
 
@@ -33,11 +35,20 @@ def _caches_alone(world: HubWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", world.hugging_face / "datasets")
 
 
-@pytest.mark.parametrize("form", [MODEL, f"ms://{MODEL}", f"hf://{MODEL}", f"ms://ms://{MODEL}"])
-def test_models_and_templates_take_every_form(form: str) -> None:
+@pytest.mark.parametrize("form", [MODEL, f"ms://{MODEL}", f"hf://{MODEL}", f"ms://ms://{MODEL}", "hf://{folder}"])
+def test_models_and_templates_take_every_form(form: str, world: HubWorld) -> None:
+    form = form.format(folder=world.model("qwen3"))
     assert Template(form).tokenizer.chat_template
     assert TransformersModel(model_id=form, trust_remote_code=True).model.config.model_type == "qwen3"
     assert MultiLoraTransformersModel(model_id=form).model.config.model_type == "qwen3"
+
+
+@pytest.mark.parametrize("form", [MODEL, f"ms://{MODEL}", f"hf://{MODEL}", "ms://{folder}", "{folder}"])
+def test_samplers_take_every_form(form: str, world: HubWorld) -> None:
+    sampler = TorchSampler(form.format(folder=world.model("qwen3")))
+
+    (answer,) = sampler.sample([{"input_ids": [7, 8, 9]}], SamplingParams(max_tokens=1))
+    assert len(answer.sequences[0].tokens) == 1
 
 
 def test_a_model_of_a_worker_is_an_id_of_either_hub() -> None:
