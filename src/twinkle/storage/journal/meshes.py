@@ -83,10 +83,10 @@ class MeshCensus:
     trouble: str | None = None
     asked_for: str | None = None
     num_busy: int = 0
+    """Runs and sampling sessions with unfinished operations."""
     memory_bytes: int = 0
     memory_held: dict[str, int] = field(default_factory=dict)
     """Of its first device, in all and by who holds it, by its worker's last word; nothing where it does not count."""
-    """Runs and sampling sessions with unfinished operations."""
 
 
 class _Announced(MeshAnnouncement, frozen=True):
