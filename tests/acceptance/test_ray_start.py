@@ -166,13 +166,7 @@ def test_three_nodes_then_a_server_then_a_training(tmp_path: Path, tiny_model: P
             [sys.executable, str(script)], env=named, capture_output=True, text=True, timeout=200, check=False
         )
         assert re.search(r"ranks on 127\.0\.0\.\d 127\.0\.0\.\d", ran.stdout), ran.stdout + ran.stderr
-        environment = {
-            **cluster.environment,
-            "TWINKLE_HOME": str(tmp_path / "home"),
-            "TWINKLE_PORT": str(port),
-            "TWINKLE_MODEL_ID_ALIASES": f'{{"Qwen/Qwen3.5-4B": "{tiny_model}"}}',
-            "TWINKLE_OFFLINE": "1",
-        }
+        environment = environment_of(cluster, tmp_path, port, tiny_model)
 
         command = [sys.executable, "-c", LAUNCH.format(path=str(config))]
         with serving(tmp_path, command, environment, port) as said:
@@ -191,6 +185,17 @@ def test_three_nodes_then_a_server_then_a_training(tmp_path: Path, tiny_model: P
     assert left_over == []
 
 
+def environment_of(cluster: RayStart, folder: Path, port: int, model: Path) -> dict[str, str]:
+    """Of a service on the cluster, whose YAML names a model as it is published: here a tiny one of its class."""
+    return {
+        **cluster.environment,
+        "TWINKLE_HOME": str(folder / "home"),
+        "TWINKLE_PORT": str(port),
+        "TWINKLE_MODEL_ID_ALIASES": f'{{"Qwen/Qwen3.5-4B": "{model}"}}',
+        "TWINKLE_OFFLINE": "1",
+    }
+
+
 def test_meshes_on_a_cluster_follow_load_from_one_to_three_and_back(tmp_path: Path, tiny_model: Path) -> None:
     """Two nodes of one CPU each, and room for three ranks on them."""
     config = tmp_path / "server_config.yaml"
@@ -205,13 +210,7 @@ def test_meshes_on_a_cluster_follow_load_from_one_to_three_and_back(tmp_path: Pa
     with RayStart() as cluster:
         for _ in range(2):
             cluster.start_node("--num-gpus=0", "--num-cpus=1")
-        environment = {
-            **cluster.environment,
-            "TWINKLE_HOME": str(tmp_path / "home"),
-            "TWINKLE_PORT": str(port),
-            "TWINKLE_MODEL_ID_ALIASES": f'{{"Qwen/Qwen3.5-4B": "{tiny_model}"}}',
-            "TWINKLE_OFFLINE": "1",
-        }
+        environment = environment_of(cluster, tmp_path, port, tiny_model)
         command = [sys.executable, "-c", LAUNCH.format(path=str(config))]
         with serving(tmp_path, command, environment, port) as said:
             [first] = names("name", "mesh")
