@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from twinkle.core.errors import RankLost, TwinkleError
+from twinkle.core.errors import RankLost
 from twinkle.infra.ray.worker import Raised
 from twinkle.infra.remote import RemoteCall
 from twinkle.infra.spread import Layout, collected
@@ -32,6 +32,8 @@ class Workers:
     """Why they can no longer be called."""
     unsettled: list[PendingCall] = field(default_factory=list)
     """Calls of which a rank has raised while others had not ended."""
+    left_behind: deque[Backlog] = field(default_factory=deque)
+    """Of objects that the script has let go: the calls that nobody has waited for."""
 
     @property
     def size(self) -> int:
@@ -41,8 +43,14 @@ class Workers:
     def require(self, call: str) -> None:
         """Raise ``RankLost`` when one of them has ended before, or waits for one that has raised.
 
-        What it calls would stand behind that wait, until the collective gives up after ten minutes.
+        What it calls would stand behind that wait, until the collective gives up after ten minutes. What a call of
+        an object that the script has let go has raised by now is raised here.
         """
+        while self.left_behind:
+            self.left_behind[0].look()
+            if not self.left_behind[0].is_over:
+                break
+            self.left_behind.popleft()
         while self.unsettled and self.lost is None:
             self.unsettled.pop().settle()
         if self.lost is not None:
@@ -121,30 +129,44 @@ class PendingCall:
                 )
 
     def _take(self, timeout_s: float | None) -> bool:
+        ended = self._next(timeout_s)
+        if ended is None:
+            return False
+        rank, raised = ended
+        if raised is None:
+            return True
+        # A collective that fails tells at one rank what happened at another: that is waited for, and told instead.
+        settled_by = time.monotonic() + PEERS_S
+        while raised.is_of_collective and self._waiting:
+            ended = self._next(max(0.0, settled_by - time.monotonic()))
+            if ended is None:
+                break
+            if ended[1] is not None:
+                rank, raised = ended[0], ended[1]
+        raise self._failed(raised.error_again(), rank, raised.trace)
+
+    def _next(self, timeout_s: float | None) -> tuple[int, Raised | None] | None:
         done, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
         if not done:
-            return False
+            return None
         rank = self._waiting.pop(done[0])
         try:
-            raised = ray.get(done[0])
+            return rank, ray.get(done[0])
         except RayTaskError as error:
-            self._fail(TwinkleError(f"{error.cause}"), rank, str(error))
+            return rank, Raised(None, f"{error.cause}", str(error))
         except RayError as error:
             self._waiting.clear()
             self._failure = self.workers.lose(rank, self.name, error)
             raise self._failure from None
-        if isinstance(raised, Raised):
-            self._fail(raised.error_again(), rank, raised.trace)
-        return True
 
-    def _fail(self, error: Exception, rank: int, trace: str) -> None:
+    def _failed(self, error: Exception, rank: int, trace: str) -> Exception:
         error.add_note(f"raised by {self.name} on group {self.workers.group!r}, rank {rank}:\n{trace}")
         self._failure = error
         if self._waiting:
             self._raised = f"rank {rank} raised {type(error).__name__} in {self.name}"
             self._settled_by = time.monotonic() + PEERS_S
             self.workers.unsettled.append(self)
-        raise error
+        return error
 
     def settle(self) -> None:
         """Wait until the ranks beside one that has raised have ended too, or end the group where they do not."""
@@ -184,6 +206,11 @@ class Backlog:
             oldest = self._calls.popleft()
             if not oldest.is_over:
                 oldest.wait()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none of them is left."""
+        return not self._calls
 
     def look(self) -> None:
         """Raise what one of them has raised by now; those that are over are forgotten."""

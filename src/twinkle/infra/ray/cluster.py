@@ -178,8 +178,9 @@ class RayCluster:
         failed = False
         if "last_type" not in vars(sys):
             try:
-                for end in list(self._ends):
-                    end.backlog.wait()
+                left_behind = [backlog for crew in self._crews.values() for backlog in crew.workers.left_behind]
+                for backlog in (*left_behind, *(end.backlog for end in self._ends)):
+                    backlog.wait()
             except Exception:  # noqa: BLE001 - nobody is left to raise it to
                 traceback.print_exc()
                 failed = True

@@ -91,7 +91,9 @@ class RemoteEnd:
         return pending.status(), pending.fetch(rank)
 
     def release(self) -> None:
-        """Forget it on the workers; nothing happens where they are gone."""
+        """Forget it on the workers; nothing happens where they are gone. What its calls raise is still raised."""
+        if not self.backlog.is_over:
+            self.workers.left_behind.append(self.backlog)
         if self.workers.lost is None:
             for handle in self.workers.handles[: self.layout.size]:
                 handle.release.remote(self.key)

@@ -59,18 +59,23 @@ class Raised:
     """Class, arguments and attributes, pickled; None if they do not let themselves be."""
     text: str
     trace: str
+    is_of_collective: bool = False
+    """Whether it came out of what the ranks do together: another rank may be its cause."""
 
     @classmethod
     def of(cls, error: Exception) -> Raised:
         """What can travel of it."""
         text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+        frames = traceback.walk_tb(error.__traceback__)
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
+        is_of_collective = modules[-1:] != [] and modules[-1].startswith("torch.distributed")
         try:
             # Not the exception itself: unpickled, it would call its constructor with its text alone.
             pickled = cloudpickle.dumps((type(error), error.args, vars(error)))  # type: ignore[no-untyped-call]
             cloudpickle.loads(pickled)
         except Exception:  # noqa: BLE001 - what an exception of a user's own holds may fail in any way
-            return cls(None, text, trace)
-        return cls(pickled, text, trace)
+            return cls(None, text, trace, is_of_collective)
+        return cls(pickled, text, trace, is_of_collective)
 
     def error_again(self) -> Exception:
         """The exception, or one that says its text."""

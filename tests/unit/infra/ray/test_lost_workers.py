@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -69,6 +70,15 @@ class Waiting:
             os.kill(os.getpid(), signal.SIGKILL)
         torch.distributed.barrier()
 
+    @twinkle.remote_function(dispatch="all")
+    def part(self, rank: int) -> None:
+        """One rank ends a while after the others have lost its connection."""
+        if current_rank() == rank:
+            torch.distributed.destroy_process_group()
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.barrier()
+
     @twinkle.remote_function(dispatch="all", lazy_collect=False)
     def stumble(self, rank: int) -> None:
         """One rank raises in the middle of what the others wait for."""
@@ -91,6 +101,14 @@ def test_the_death_of_a_worker_is_raised_with_its_place_and_leaves_nobody_waitin
     with pytest.raises(RankLost, match="cannot run: rank 1 of group 'model'"):
         waiting.process()
     wait_until(lambda: not any(psutil.pid_exists(each) for each in processes), what="the workers' end")
+
+
+@pytest.mark.usefixtures("on_ray")
+def test_the_death_of_a_worker_is_told_also_where_the_others_raise_before_it_is_seen() -> None:
+    waiting = Waiting(remote_group="model", instance_id="parting")
+
+    with pytest.raises(RankLost, match=r"rank 1 of group 'model' ended during Waiting\.part"):
+        waiting.part(1)()
 
 
 @pytest.mark.soak
