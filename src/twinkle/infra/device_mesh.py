@@ -242,13 +242,21 @@ class DeviceMesh:
 
         return torch_mesh(self)
 
-    def require_data_axes(self, user: str, *, also: Sequence[str] = (), model_parallel: str | None = None) -> None:
+    def require_data_axes(
+        self,
+        user: str,
+        *,
+        also: Sequence[str] = (),
+        model_parallel: str | None = None,
+        one_adapter: str | None = None,
+    ) -> None:
         """Refuse a layout with more than data parallelism and sharded weights, and the sizes in ``also``.
 
         Args:
             user: The kind of model.
             also: Further sizes that it has.
-            model_parallel: The kind that has those of ``MODEL_PARALLEL``.
+            model_parallel: The kind that has those of ``MODEL_PARALLEL``, for the families it knows.
+            one_adapter: The kind that has ``ulysses_size`` and ``ep_size``, but trains one adapter at a time.
 
         Raises:
             ConfigError: Another size is above 1; names it, ``user`` and what to use instead.
@@ -263,8 +271,13 @@ class DeviceMesh:
         runs = ", ".join(("dp_size", "fsdp_size", *also))
         for name, size in sizes.items():
             if size > 1 and name not in also:
-                use = f"use {model_parallel}, or " if model_parallel and name in MODEL_PARALLEL else ""
-                raise ConfigError(f"{name}: is {size}, but {user} runs {runs} only; {use}set it to 1")
+                instead = []
+                if model_parallel and name in MODEL_PARALLEL:
+                    instead.append(f"use {model_parallel} if it knows the model's family")
+                if one_adapter and name in ("ulysses_size", "ep_size"):
+                    instead.append(f"train one adapter with {one_adapter}")
+                advice = ", or ".join([*instead, "set it to 1"])
+                raise ConfigError(f"{name}: is {size}, but {user} runs {runs} only; {advice}")
 
     # Each axis by name: this process's place on it, and its length; 0 and 1 where the mesh does not have it.
 

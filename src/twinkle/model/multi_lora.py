@@ -99,6 +99,7 @@ class MultiLoraTransformersModel(FusedComponent):
         prepare_environment()
         device_mesh = mesh_of(given.device_mesh)
         device = device_of(device_mesh)
+        sync = sync_of(device_mesh, device)
         folder, settings = open_model(given.model_id, attention_for(device, from_pretrained_kwargs))
         self.max_loras, self.max_r = max_loras, slots.max_r
         self.target_modules = slots.target_modules
@@ -120,7 +121,7 @@ class MultiLoraTransformersModel(FusedComponent):
             paths=stored_paths(folder),
         )
         super().__init__(core, model_id=folder, max_length=max_length)
-        self._sync = sync_of(device_mesh, device)
+        self._sync = sync
         if grad_scaler_config is not None:
             self._check_scaler(grad_scaler_config)
 

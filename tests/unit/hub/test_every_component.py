@@ -14,8 +14,12 @@ from twinkle.core.settings import Settings
 from twinkle.data_format import SamplingParams
 from twinkle.hub import HubOperation
 from twinkle.hub.support import check_model
+from twinkle.infra.process_group import leave_world
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
-from twinkle.sampler import TorchSampler
+from twinkle.model.megatron import MegatronModel
+from twinkle.model.megatron.layout import leave_layout
+from twinkle.sampler import TorchSampler, vLLMSampler
+from twinkle.sampler.scripts import local
 from twinkle.template import Template
 from twinkle.workers.transformers_engine import TransformersEngine
 
@@ -43,9 +47,23 @@ def test_models_and_templates_take_every_form(form: str, world: HubWorld) -> Non
     assert MultiLoraTransformersModel(model_id=form).model.config.model_type == "qwen3"
 
 
+def test_megatrons_model_takes_every_form(world: HubWorld) -> None:
+    try:
+        for form in (MODEL, f"ms://{MODEL}", f"hf://{MODEL}", f"hf://{world.model('qwen3')}"):
+            assert MegatronModel(model_id=form).hf_config.model_type == "qwen3"
+    finally:
+        leave_layout()
+        leave_world()
+
+
+@pytest.mark.parametrize("kind", [TorchSampler, vLLMSampler])
 @pytest.mark.parametrize("form", [MODEL, f"ms://{MODEL}", f"hf://{MODEL}", "ms://{folder}", "{folder}"])
-def test_samplers_take_every_form(form: str, world: HubWorld) -> None:
-    sampler = TorchSampler(form.format(folder=world.model("qwen3")))
+def test_samplers_take_every_form(
+    form: str, kind: type[TorchSampler], world: HubWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where vLLM is installed its model is not loaded for this.
+    monkeypatch.setattr(local, "find_spec", lambda name: None)
+    sampler = kind(form.format(folder=world.model("qwen3")))
 
     (answer,) = sampler.sample([{"input_ids": [7, 8, 9]}], SamplingParams(max_tokens=1))
     assert len(answer.sequences[0].tokens) == 1

@@ -43,12 +43,24 @@ def test_experts_that_do_not_divide_are_refused() -> None:
         share_experts(model, DeviceMesh.from_sizes(fsdp_size=2, ep_size=2), {"enabled": False})
 
 
-@pytest.mark.parametrize("sizes", [{"ulysses_size": 2}, {"ep_size": 2}])
-def test_the_fused_model_says_what_it_cannot_share(model_dir: Path, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "advice"),
+    [
+        ({"ulysses_size": 2}, "ulysses_size: is 2, .*; train one adapter with TransformersModel, or set it to 1"),
+        (
+            {"ep_size": 2},
+            "ep_size: is 2, .*; use MultiLoraMegatronModel if it knows the model's family, or train one adapter with"
+            " TransformersModel, or set it to 1",
+        ),
+    ],
+)
+def test_the_fused_model_says_what_it_cannot_share_before_it_looks_for_weights(
+    tmp_path: Path, sizes: dict[str, int], advice: str
+) -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2, device_type="cpu", **sizes)
 
-    with pytest.raises(ConfigError, match=f"{next(iter(sizes))}: is 2"):
-        MultiLoraTransformersModel(model_id=str(model_dir), device_mesh=mesh)
+    with pytest.raises(ConfigError, match=advice):
+        MultiLoraTransformersModel(model_id=str(tmp_path / "none"), device_mesh=mesh)
 
 
 def layout_of(positions: list[int], *, is_packed: bool = False, pads_left: bool = False) -> SequenceLayout:

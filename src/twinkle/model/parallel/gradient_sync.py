@@ -202,7 +202,9 @@ def sync_of(mesh: DeviceMesh | None, device: torch.device) -> GradientSync:
     """
     if mesh is None or mesh.world_size == 1:
         return OneRank()
-    mesh.require_data_axes("MultiLoraTransformersModel", model_parallel="MultiLoraMegatronModel")
+    mesh.require_data_axes(
+        "MultiLoraTransformersModel", model_parallel="MultiLoraMegatronModel", one_adapter="TransformersModel"
+    )
     if mesh.size("fsdp") > 1:
         log.warning("model.mesh.replicated", fsdp_size=mesh.size("fsdp"), next="every rank holds the whole base model")
     return ReplicatedRanks(data_group(mesh), device)
