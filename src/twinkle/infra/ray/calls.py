@@ -151,7 +151,9 @@ class PendingCall:
             return None
         rank = self._waiting.pop(done[0])
         try:
-            return rank, ray.get(done[0])
+            said = ray.get(done[0])
+            # The end of an iterator is told beside exceptions.
+            return rank, said if isinstance(said, Raised) else None
         except RayTaskError as error:
             return rank, Raised(None, f"{error.cause}", str(error))
         except RayError as error:
