@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from twinkle.core.operation import Claim, OperationKind
@@ -69,18 +69,11 @@ def choose_batch(
     ]
     if light and not (previous_was_light and passes):
         return light[:max_adapters]
-    batch: list[Head] = []
-    num_tokens = 0
     replaying = next((operation for operation in others if operation.head.kind in _REPLAYING), None)
     if replaying is not None:
         # Its turn is next: nobody who comes after it goes with those who come before.
         passes = [operation for operation in passes if operation.start <= replaying.start] or passes[:1]
-    for operation in fair_part(passes[:max_adapters], min_tokens=min_tokens):
-        if batch and num_tokens + operation.head.num_tokens > max_tokens:
-            break
-        batch.append(operation.head)
-        num_tokens += operation.head.num_tokens
-    return batch
+    return _as_fits(fair_part(passes[:max_adapters], min_tokens=min_tokens), max_tokens)
 
 
 def choose_ahead(
@@ -112,13 +105,19 @@ def choose_ahead(
     taken = [operation for operation in light if operation.start <= horizon][:max_adapters]
     left = {operation.head.lane for operation in light if operation not in taken}
     passes = [operation for operation in passes if operation.head.lane not in left][:max_adapters]
+    return [operation.head for operation in taken] + _as_fits(fair_part(passes, min_tokens=min_tokens), max_tokens)
+
+
+def _as_fits(passes: Iterable[Tagged], max_tokens: int) -> list[Head]:
+    """The passes that go together: one at least, however large, and no more tokens than ``max_tokens``."""
+    batch: list[Head] = []
     num_tokens = 0
-    for operation in fair_part(passes, min_tokens=min_tokens):
+    for operation in passes:
         num_tokens += operation.head.num_tokens
-        if num_tokens > max_tokens and num_tokens > operation.head.num_tokens:
+        if batch and num_tokens > max_tokens:
             break
-        taken.append(operation)
-    return [operation.head for operation in taken]
+        batch.append(operation.head)
+    return batch
 
 
 def _of_one_lane(order: Sequence[Tagged], *, max_tokens: int, suspect_from: int) -> list[Head]:

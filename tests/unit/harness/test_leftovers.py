@@ -57,6 +57,26 @@ from test_first import KEY, begin_session, url
 def test_that_forgets_an_sdk_client(url): begin_session(tinker.ServiceClient(base_url=url, api_key=KEY))
 def test_after_it(): pass
 """
+DEAF = """
+import asyncio
+import threading
+from tinker.lib import internal_client_holder
+
+class InternalClientHolder:
+    async def _session_heartbeat(self, session_id, beats):
+        beats.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(3600)
+
+def test_whose_session_loses_its_end_once():
+    loop = internal_client_holder._internal_client_holder_thread_singleton.get_loop()
+    beats = threading.Event()
+    told = asyncio.run_coroutine_threadsafe(InternalClientHolder()._session_heartbeat("deaf", beats), loop)
+    assert beats.wait(60)
+    told.cancel()
+"""
 
 HURRIED = ("-o", "leftovers_grace=0.5")
 
@@ -64,6 +84,7 @@ HURRIED = ("-o", "leftovers_grace=0.5")
 def test_a_thread_or_a_session_left_behind_fails_whoever_left_it(tmp_path: Path) -> None:
     (tmp_path / "test_first.py").write_text(SAMPLE)
     (tmp_path / "test_second.py").write_text(FORGETFUL)
+    (tmp_path / "test_deaf.py").write_text(DEAF)
     (tmp_path / "test_third.py").write_text("def test_innocent(): pass\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     path = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
@@ -85,7 +106,7 @@ def test_a_thread_or_a_session_left_behind_fails_whoever_left_it(tmp_path: Path)
         "test_that_is_not",
         "test_with_a_fixture_that_is_not",
     ], said
-    assert "10 passed, 4 errors" in said
+    assert "11 passed, 4 errors" in said
     assert "the fixture 'a_thread_for_ever' leaves threads behind: for ever" in said
     assert "the test 'test_that_is_not' leaves threads behind: on and on" in said
     assert "the test 'test_that_forgets_our_client' leaves threads behind: twinkle-client" in said

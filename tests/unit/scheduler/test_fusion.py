@@ -272,6 +272,13 @@ def test_passes_claimed_ahead_are_those_of_a_batch_chosen_at_rest(heads: list[He
     assert _ahead(passes, {"another", "and another"}) == _choose(passes)
 
 
+def test_a_pass_that_is_too_large_goes_alone_also_after_passes_without_tokens() -> None:
+    empty, large = head("empty", num_tokens=0), head("large", of=turn("large", vtime=1), num_tokens=301)
+
+    assert _ahead([empty, large], {"another", "and another"}) == [empty]
+    assert _ahead([large], {"another", "and another"}) == [large]
+
+
 def test_who_is_served_already_by_what_is_in_hand_comes_after_who_waits() -> None:
     served = head("served", of=turn("served", num_running_tokens=100), seq=2, num_tokens=200)
     waiting = head("waiting", of=turn("waiting"), num_tokens=200)
