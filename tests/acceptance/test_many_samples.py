@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import signal
 import time
 from collections.abc import Iterator
 
@@ -47,17 +45,13 @@ def test_two_thousand_samples_of_one_client_are_accepted_held_and_answered(serve
     prompt, params = tinker.ModelInput.from_ints(range(200)), tinker.SamplingParams(max_tokens=16)
     sampling.sample(prompt, 1, params).result()
     before = api.memory_info().rss
-    engine = served.engine_pid()
-    os.kill(engine, signal.SIGSTOP)
-    try:
+    with served.standing_still(served.engine_pid()):
         started = time.monotonic()
         futures = [sampling.sample(prompt, 1, params) for _ in range(NUM_SAMPLES)]
         wait_until(lambda: num_queued(served) == NUM_SAMPLES, what="all in the journal", deadline_s=SUBMITTED_WITHIN_S)
         submitted_s = time.monotonic() - started
         held = sum(connection.status == psutil.CONN_ESTABLISHED for connection in api.net_connections("tcp"))
         num_files, growth = api.num_fds(), api.memory_info().rss - before
-    finally:
-        os.kill(engine, signal.SIGCONT)
     started = time.monotonic()
     answers = [future.result(timeout=ANSWERED_WITHIN_S) for future in futures]
     answered_s = time.monotonic() - started

@@ -207,9 +207,7 @@ def test_samples_come_from_a_checkpoint_and_are_cancelled(served: Served, client
     drawn = gather(*[sampler.sample([1, 2, 3], max_tokens=4, num_samples=2) for _ in range(50)]).result(TIMEOUT_S)
     assert [len(sequence.tokens) for result in drawn for sequence in result.sequences] == [4] * 100
 
-    engine = served.engine_pid()
-    os.kill(engine, signal.SIGSTOP)
-    try:
+    with served.standing_still(served.engine_pid()):
         sample = sampler.sample([1, 2, 3], max_tokens=4)
         request_id = sample.accepted().result(TIMEOUT_S)
         assert sample.cancel()
@@ -217,8 +215,6 @@ def test_samples_come_from_a_checkpoint_and_are_cancelled(served: Served, client
             sample.result(TIMEOUT_S)
         with pytest.raises(Cancelled):
             client.future(request_id).result(TIMEOUT_S)
-    finally:
-        os.kill(engine, signal.SIGCONT)
 
 
 def test_threads_share_a_client_and_each_keeps_its_order(client: Client) -> None:
@@ -260,13 +256,9 @@ def test_a_waiting_operation_says_where_it_stands(served: Served, client: Client
     run = client.create_run(MODEL, rank=8)
     done = run.optim_step()
     done.result(TIMEOUT_S)
-    engine = served.engine_pid()
-    os.kill(engine, signal.SIGSTOP)
-    try:
+    with served.standing_still(served.engine_pid()):
         futures = [run.optim_step() for _ in range(3)]
         last = futures[-1].status().result(TIMEOUT_S)
-    finally:
-        os.kill(engine, signal.SIGCONT)
 
     assert (last.reason, last.seq_id, last.request_id) == (
         WaitReason.WAITING_FOR_PREDECESSOR,
@@ -282,13 +274,11 @@ def test_a_waiting_operation_says_where_it_stands(served: Served, client: Client
 def test_a_wait_that_timed_out_can_be_taken_up_again(served: Served, client: Client) -> None:
     run = client.create_run(MODEL, rank=8)
     run.optim_step().result(TIMEOUT_S)
-    engine = served.engine_pid()
-    os.kill(engine, signal.SIGSTOP)
-    future = run.optim_step()
-    future.accepted().result(TIMEOUT_S)
-    with pytest.raises(TimeoutError):
-        future.result(0.5)
-    os.kill(engine, signal.SIGCONT)
+    with served.standing_still(served.engine_pid()):
+        future = run.optim_step()
+        future.accepted().result(TIMEOUT_S)
+        with pytest.raises(TimeoutError):
+            future.result(0.5)
 
     assert wait_for(future.done, what="the outcome", deadline_s=TIMEOUT_S)
 
@@ -297,17 +287,13 @@ def test_a_wait_that_timed_out_can_be_taken_up_again(served: Served, client: Cli
 @pytest.mark.timeout(600)
 def test_ten_thousand_open_futures_need_few_connections(served: Served, client: Client) -> None:
     runs = [client.create_run(MODEL, rank=8) for _ in range(10)]
-    engine = served.engine_pid()
-    os.kill(engine, signal.SIGSTOP)
-    try:
+    with served.standing_still(served.engine_pid()):
         futures = [run.optim_step() for _ in range(1000) for run in runs]
         gather(*[future.accepted() for future in futures[-10:]]).result(400)
         api = served.part("the API")
         ours = {connection.laddr for connection in psutil.Process().net_connections() if connection.raddr}
         held = [connection for connection in api.net_connections() if connection.raddr in ours]
         assert sum(not future.done() for future in futures) == 10_000
-    finally:
-        os.kill(engine, signal.SIGCONT)
 
     done = sum(1 for future in as_completed(futures, timeout=400) if future.result().metrics)
 

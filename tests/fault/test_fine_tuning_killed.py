@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.crashes import Crashes
@@ -161,14 +160,9 @@ def test_a_kill_of(tuned: Tuned, part: str, kind: str) -> None:
 
     def kill_while_asking() -> None:
         # The teacher answers in a moment: it stands still until it was asked.
-        device = psutil.Process(tuned.served.engine_pid())
-        device.suspend()
-        try:
+        with tuned.served.standing_still(tuned.served.engine_pid()):
             wait_for(lambda: tuned.served.query(_TEACHING), what="a teacher being asked")
             tuned.served.part(part).kill()
-        finally:
-            with suppress(psutil.NoSuchProcess):
-                device.resume()
 
     assert tuned.train(kind, kill_while_asking if kind == "off_policy" else kill) == calm
 

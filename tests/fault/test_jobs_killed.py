@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
-import psutil
 import pytest
 import redis
 
@@ -202,15 +202,11 @@ def test_a_job_whose_message_is_lost_is_handed_out_again(struck: JobsStruck, cal
 
 
 def test_a_jobs_worker_that_is_asked_to_stop_gives_its_jobs_back_at_once(struck: JobsStruck, calm: Job) -> None:
-    device = psutil.Process(struck.served.engine_pid())
-    device.suspend()
-    try:
+    with struck.served.standing_still(struck.served.engine_pid()):
         job_id = struck.submit()
         wait_until(lambda: struck.stores.jobs.find(job_id, struck.tenant).state == "running", what="the job under way")
         struck.served.part("the jobs worker").terminate()
         wait_until(lambda: "asked to stop" in _told(struck, job_id), what="the job given back", deadline_s=10)
-    finally:
-        device.resume()
     ended = struck.ended(job_id)
 
     assert struck.results(ended) == struck.results(calm)
@@ -221,19 +217,15 @@ def test_a_jobs_worker_that_stood_still_finds_its_job_done_by_another_and_writes
     struck: JobsStruck, calm: Job
 ) -> None:
     frozen = struck.served.part("the jobs worker")
-    device = psutil.Process(struck.served.engine_pid())
-    device.suspend()
-    try:
-        job_id = struck.submit()
-        wait_until(lambda: struck.stores.jobs.find(job_id, struck.tenant).state == "running", what="the job under way")
-        frozen.suspend()
-    finally:
-        device.resume()
-    try:
+    with ExitStack() as stopped:
+        with struck.served.standing_still(struck.served.engine_pid()):
+            job_id = struck.submit()
+            wait_until(
+                lambda: struck.stores.jobs.find(job_id, struck.tenant).state == "running", what="the job under way"
+            )
+            stopped.enter_context(struck.served.standing_still(frozen))
         with struck.served.beside("jobs-worker", "--home", str(struck.served.home)):
             ended = struck.ended(job_id)
-    finally:
-        frozen.resume()
     after = struck.ended(struck.submit())
 
     assert struck.results(ended) == struck.results(after) == struck.results(calm)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from tinker.lib import internal_client_holder
 _GRACE_INI = "leftovers_grace"
 _DEFAULT_GRACE_S = 5.0
 _POLL_S = 0.01
+_LOOP_ANSWERS_S = 60.0
 _HEARTBEAT = "InternalClientHolder._session_heartbeat"
 # Pools of servers that outlive a test, and of libraries: they grow when they are asked, and end with what has them.
 _POOLS = (

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -171,6 +171,23 @@ class Served:
     def kill_engine(self, mesh: str = "default") -> None:
         """SIGKILL to the process that owns the device."""
         os.kill(self.engine_pid(mesh), signal.SIGKILL)
+
+    @contextmanager
+    def standing_still(self, process: int | psutil.Process) -> Iterator[None]:
+        """A process of the service that is stopped, and goes on afterwards where it still is.
+
+        Not in the midst of a write: SQLite's lock would stand still with it, and everybody else would wait for it.
+        """
+        of_service = psutil.Process(process) if isinstance(process, int) else process
+        with closing(sqlite3.connect(self.home / "journal.db", timeout=60, isolation_level=None)) as journal:
+            journal.execute("BEGIN IMMEDIATE")
+            of_service.suspend()
+            journal.execute("ROLLBACK")
+        try:
+            yield
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                of_service.resume()
 
     def follower_pid(self, mesh: str = "default") -> int:
         """The process of the mesh's second rank."""
