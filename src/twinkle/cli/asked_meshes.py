@@ -48,6 +48,8 @@ class AskedMeshes:
                     await self._heed(mesh, hurry)
             except TwinkleError as error:
                 say(f"the journal did not say which meshes are asked for: {error.message}; asked again")
+            except OSError as error:
+                say(f"no process can be started for a mesh that is asked for: {error}; tried again")
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _heed(self, mesh: MeshStatus, hurry: asyncio.Event) -> None:
@@ -63,5 +65,6 @@ class AskedMeshes:
                 say(f"mesh {mesh.name} is asked for, but {error.message}")
                 return
             say(f"mesh {mesh.name} is asked for: its worker starts")
-            self.workers[mesh.name] = self._make_child(plan)
-            await self.workers[mesh.name].start()
+            child = self._make_child(plan)
+            await child.start()
+            self.workers[mesh.name] = child

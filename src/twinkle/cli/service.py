@@ -15,6 +15,7 @@ from twinkle.cli.home import logs_of
 from twinkle.cli.replicas import Replicas
 from twinkle.cli.stack import WORKER_PREFIX, MeshPlan, Stack, worker_spec
 from twinkle.cli.supervisor import Child, Fall, Guard
+from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import ConfigError, TwinkleError
 from twinkle.core.mesh import MeshAnnouncement
@@ -111,6 +112,7 @@ class Service:
         await self._until_meshes_serve(earlier)
         self._is_ready = True
         self._following = asyncio.create_task(self._asked.follow(self._hurry), name="meshes")
+        say_if_it_ends(self._following)
         say(f"ready in {self._elapsed_s():.1f} s; Ctrl-C stops")
 
     async def _until_broker_answers(self) -> None:

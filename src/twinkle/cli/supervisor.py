@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twinkle.cli.exit_codes import EXIT_ERROR, EXIT_TRY_AGAIN
+from twinkle.core.background import say_if_it_ends
 from twinkle.core.parent_death import dies_with
 
 Say = Callable[[str], None]
@@ -150,6 +151,7 @@ class Child:
         """Start it and begin to watch."""
         self._process = await self._spawn()
         self._watch = asyncio.create_task(self._keep_alive(self._process), name=f"watch {self.spec.name}")
+        say_if_it_ends(self._watch)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Ask it to end, wait for as long as its spec allows or until ``hurry``, then kill its whole group."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twinkle.client.bodies import read_answer
-from twinkle.client.errors import ClientClosed, TwinkleError
+from twinkle.client.errors import ClientClosed
 from twinkle.client.future import Future
 from twinkle.client.results import decode_result, error_of
 from twinkle.client.transport import NATIVE_PREFIX, TINKER_PREFIX, Request, Transport
@@ -166,7 +166,7 @@ class Collector:
             raw = await self._transport.send(request, gives_up=False)
             for ended in read_answer(CollectResponse, raw).ended:
                 self._take(ended)
-        except TwinkleError as error:
+        except Exception as error:  # noqa: BLE001 - the border: whoever waits hears of it, or would wait for ever
             _log.warning("the server does not say what became of %d operations: %s", len(poll.request_ids), error)
             for request_id in poll.request_ids:
                 self._fail(request_id, error)
@@ -193,7 +193,7 @@ class Collector:
         try:
             async with self._large:
                 raw = await self._transport.send(request, gives_up=False)
-        except TwinkleError as error:
+        except Exception as error:  # noqa: BLE001 - the border: whoever waits hears of it, or would wait for ever
             for future in futures:
                 future.set_exception(error)
         except asyncio.CancelledError:
@@ -203,7 +203,7 @@ class Collector:
         else:
             _settle(futures, kind, raw)
 
-    def _fail(self, request_id: str, error: TwinkleError) -> None:
+    def _fail(self, request_id: str, error: Exception) -> None:
         for future in self._remove(request_id):
             future.set_exception(error)
 
@@ -234,6 +234,8 @@ def _place_of(request_id: str) -> tuple[str, int]:
 def _settle(futures: list[Future[Any]], kind: OperationKind, raw: bytes) -> None:
     for future in futures:
         try:
-            future.set_result(decode_result(kind, raw))
-        except (ValueError, TwinkleError) as error:
+            result = decode_result(kind, raw)
+        except Exception as error:  # noqa: BLE001 - the border: whoever waits hears of it, or would wait for ever
             future.set_exception(error)
+        else:
+            future.set_result(result)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 InnerT = TypeVar("InnerT")
+
+_log = logging.getLogger(__name__)
 
 
 class LoopThread:
@@ -38,8 +42,8 @@ class LoopThread:
             raise
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run on the loop, while the calling thread goes on."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run on the loop, while the calling thread goes on. What it fails of is in the log."""
+        asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(_say_why)
 
     def stop(self) -> None:
         """End the thread. Nothing may run on it any more."""
@@ -54,6 +58,11 @@ class Facade(Generic[InnerT]):
     def __init__(self, thread: LoopThread, inner: InnerT) -> None:
         self._thread = thread
         self._inner = inner
+
+
+def _say_why(ended: Future[object]) -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        _log.error("what went on by itself has failed: %s", error, exc_info=error)
 
 
 def blocking(

@@ -271,6 +271,8 @@ class JobRunner:
             except JobLost:
                 work.cancel()
                 return
+            except Exception as error:  # noqa: BLE001 - the border: without this loop the lease would end in silence
+                _log.error("job.not_renewed", error=str(error), next="the next beat", exc_info=error)
 
     async def record(
         self,

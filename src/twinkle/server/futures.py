@@ -17,9 +17,9 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
+from twinkle.core.background import say_if_it_ends
 from twinkle.core.errors import NotFound, StorageUnavailable
 from twinkle.core.operation import Accepted, FutureStatus, OperationState, Submission
-from twinkle.server.threads import say_if_it_ends
 from twinkle.storage.journal.answers import OwnedStatus
 from twinkle.storage.journal.journal import Journal
 
@@ -182,7 +182,7 @@ class Futures:
     def start(self) -> None:
         """Begin to read and to sweep. Call it on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._sweeper = asyncio.create_task(self._sweep_forever())
+        self._sweeper = asyncio.create_task(self._sweep_forever(), name="futures")
         say_if_it_ends(self._sweeper)
         self._reader.start()
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
-from twinkle.server.threads import say_if_it_ends
+from twinkle.core.background import say_if_it_ends
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class HeldPolls(ABC, Generic[WaiterT]):
 
     def start(self) -> None:
         """Begin to sweep."""
-        self._sweeper = self._loop.create_task(self._sweep_forever())
+        self._sweeper = self._loop.create_task(self._sweep_forever(), name="held polls")
         say_if_it_ends(self._sweeper)
 
     async def stop(self) -> None:

@@ -6,9 +6,10 @@ import asyncio
 
 import structlog
 
+from twinkle.core.background import say_if_it_ends
 from twinkle.core.errors import ConfigError, StorageUnavailable
 from twinkle.server.signing import Signer
-from twinkle.server.threads import Threads, say_if_it_ends
+from twinkle.server.threads import Threads
 from twinkle.storage.tenants.deployment import RENEW_EVERY_S, Deployment
 
 _log = structlog.get_logger()

@@ -10,10 +10,11 @@ from harness.fake_worker import FakeWorker
 from harness.job_plans import TEST_PLANS
 from harness.jobs import JobRig, job_rig
 from harness.polling import wait_for
-from twinkle.core.errors import NotFound
-from twinkle.core.job import JobKind, JobState
+from twinkle.core.errors import NotFound, StatementFailed
+from twinkle.core.job import JobClaim, JobKind, JobSignals, JobState
 from twinkle.core.settings import Settings
 from twinkle.scheduler.channels import COMPLETIONS, ChannelListener, CompletionPublisher
+from twinkle.storage.jobs.running import RunningJobs
 
 
 def test_a_job_trains_saves_and_says_how_far_it_is(rig: JobRig, tenant: str) -> None:
@@ -220,3 +221,28 @@ def test_a_runner_that_is_stopped_gives_its_jobs_back_at_once_and_the_next_one_g
 
     assert given_back == [JobState.QUEUED] * 3
     assert [(job.state, job.attempt) for job in ended if job] == [(JobState.SUCCEEDED, 1)] * 3
+
+
+def test_a_lease_is_renewed_again_after_a_beat_that_failed_of_what_nobody_thought_of(
+    settings: Settings, tenant: str, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[JobSignals] = []
+    fails = iter([StatementFailed("refused")])
+    beat = RunningJobs.beat
+
+    def failing_once(running: RunningJobs, claim: JobClaim) -> JobSignals:
+        for error in fails:
+            raise error
+        beats.append(beat(running, claim))
+        return beats[-1]
+
+    monkeypatch.setattr(RunningJobs, "beat", failing_once)
+    with job_rig(settings, plans=TEST_PLANS, lease_s=3.0) as rig:
+        job = rig.submit(tenant, JobKind.SUPERVISED, {"steps": 2})
+        with worker.paused():
+            running = rig.start(job.id)
+            wait_for(lambda: len(beats) >= 2, what="beats after the one that failed")
+        running.join()
+        ended = rig.stores.jobs.find(job.id, tenant)
+
+    assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1)

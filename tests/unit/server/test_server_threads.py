@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from structlog.testing import capture_logs
 
 from twinkle.core.errors import StorageUnavailable
-from twinkle.server.threads import Shared, say_if_it_ends
+from twinkle.server.threads import Shared
 
 
 class Source:
@@ -70,26 +69,3 @@ async def test_who_leaves_takes_nothing_from_the_others() -> None:
     assert await stayer == 1
     with pytest.raises(asyncio.CancelledError):
         await leaver
-
-
-async def _fail(error: Exception) -> None:
-    raise error
-
-
-async def _last() -> None:
-    await asyncio.Event().wait()
-
-
-async def test_a_task_that_is_to_run_for_ever_is_in_the_log_when_it_fails_and_not_when_it_is_stopped() -> None:
-    with capture_logs() as told:
-        failing = asyncio.create_task(_fail(RuntimeError("no thread left")), name="sweep")
-        stopped = asyncio.create_task(_last(), name="stopped")
-        for task in (failing, stopped):
-            say_if_it_ends(task)
-        stopped.cancel()
-        await asyncio.wait([failing, stopped])
-        await asyncio.sleep(0)
-
-    assert [(line["event"], line["log_level"], line["task"], line["error"]) for line in told] == [
-        ("task.ended", "critical", "sweep", "no thread left")
-    ]

@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 
+from harness.polling import wait_for
 from harness.processor_calls import ProcessorCalls
 from harness.processor_service import processors_of
+from twinkle.core.lease import Lease
+from twinkle.core.operation import Outcome
 from twinkle.storage.blobs import open_blob_store
+from twinkle.storage.journal.executing import Committed
+from twinkle.storage.journal.journal import Journal
 from twinkle_client.client import TwinkleClient
 from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset, DatasetMeta, IterableDataset
@@ -73,6 +79,34 @@ def test_a_call_that_comes_twice_under_one_key_is_done_once(calls: ProcessorCall
     assert calls.next(processor)["query"] == "q1"
     other = calls.post("/call", {"processor_id": processor, "function": "__len__"}, **key)
     assert (other.status_code, other.json()["code"]) == (400, "conflict")
+
+
+def test_an_answer_that_the_journal_will_never_take_ends_its_call_and_takes_no_row(
+    calls: ProcessorCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = calls.create("dataset", "Dataset", dataset_meta=json.dumps(META))
+    calls.call(dataset, "__iter__")
+    assert calls.next(dataset)["query"] == "q0"
+    commit = Journal.commit
+
+    def refuse(journal: Journal, lease: Lease, outcomes: list[Outcome], *records: Any) -> Committed:
+        if outcomes[0].lane == dataset and outcomes[0].failure is None:
+            journal.database.read("SELECT hat FROM operation")
+        return commit(journal, lease, outcomes, *records)
+
+    with monkeypatch.context() as refused:
+        refused.setattr(Journal, "commit", refuse)
+        body, key = {"processor_id": dataset, "function": "__next__"}, {"x-idempotency-key": uuid4().hex}
+        answer = wait_for(lambda: _final(calls.post("/call", body, **key)), what="an answer", deadline_s=60)
+
+    assert answer.status_code == 500
+    assert "internal error, incident" in answer.text
+    assert "hat" not in answer.text
+    assert [row["query"] for row in calls.rest(dataset)] == ["q1", "q2", "q3", "q4", "q5"]
+
+
+def _final(answer: httpx.Response) -> httpx.Response | None:
+    return None if answer.status_code in {502, 503} else answer
 
 
 def test_another_tenants_processor_is_like_none_at_all(served: Any, calls: ProcessorCalls) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from twinkle.core.background import say_if_it_ends
 from twinkle.jobs.script_tools import EndedBy, ScriptEnd, ScriptNews, ScriptOutput
 
 MAX_TEXT_BYTES = 4096
@@ -80,7 +81,8 @@ class ScriptProcess:
             asyncio.create_task(self._drain(process.stdout, self._tails["stdout"])),
             asyncio.create_task(self._drain(process.stderr, self._tails["stderr"])),
         ]
-        self._watcher = asyncio.create_task(self._watch_folder())
+        self._watcher = asyncio.create_task(self._watch_folder(), name="script folder")
+        say_if_it_ends(self._watcher)
         self._ended = asyncio.create_task(self._wait())
 
     @classmethod

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import Clock
 from twinkle.core.errors import StorageUnavailable
 from twinkle.core.job import JobFailed
@@ -56,7 +57,8 @@ class Scripts:
         await asyncio.to_thread(self._tenants.end_lent_keys, request.tenant, name)
         lend = partial(self._tenants.lend_key, request.tenant, name, expires_at=self._clock.now() + _KEY_S)
         key = await asyncio.to_thread(lend)
-        renewing = asyncio.create_task(self._renew(request.tenant, name))
+        renewing = asyncio.create_task(self._renew(request.tenant, name), name="script key")
+        say_if_it_ends(renewing)
         try:
             plan = self._plan(request, folder, user, key)
             script = await ScriptProcess.start(plan, folder, folder_bytes=self._settings.script_folder_bytes)

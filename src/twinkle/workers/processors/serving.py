@@ -14,6 +14,7 @@ import redis
 import structlog
 from celery import Celery
 
+from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import Clock, SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.logs import configure_logging
@@ -93,7 +94,12 @@ async def serving_processors(
         reporter.start()
         keeper.start()
         listener.start()
-        tasks = [asyncio.create_task(worker.run(), name="processors"), asyncio.create_task(_keep_bell_up(redis_url))]
+        tasks = [
+            asyncio.create_task(worker.run(), name="processors"),
+            asyncio.create_task(_keep_bell_up(redis_url), name="bell"),
+        ]
+        for task in tasks:
+            say_if_it_ends(task)
         try:
             yield worker
         finally:

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 import structlog
 
+from twinkle.core.background import say_if_it_ends
 from twinkle.core.clock import Clock
 from twinkle.core.crash import crash_point
-from twinkle.core.errors import LeaseLost, StorageUnavailable, UserError
+from twinkle.core.errors import LeaseLost, StatementFailed, StorageUnavailable, UserError
 from twinkle.core.lease import Lease
 from twinkle.core.operation import Claim, Failure, FailureCategory, Outcome, Payload
 from twinkle.scheduler.channels import CompletionPublisher
@@ -92,13 +93,13 @@ class ProcessorWorker:
             self._rung.clear()
             try:
                 await self._look()
+                await self._parts.children.end_idle()
             except StorageUnavailable as error:
                 _log.warning("processors.storage_unavailable", error=error.message)
             except LeaseLost as error:
                 self._drop(error)
             except Exception as error:  # noqa: BLE001 - the border: without this loop nobody would look again
                 _log.error("processors.look_failed", error=str(error), next="the next look goes on", exc_info=error)
-            await self._parts.children.end_idle()
             if not self._stopping:
                 await self._until_rung()
 
@@ -142,6 +143,7 @@ class ProcessorWorker:
             child = taken[claim.lane]
             child.is_busy = True
             task = asyncio.create_task(self._answer(lease, claim, child), name=claim.request_id)
+            say_if_it_ends(task)
             self._tasks[claim.request_id] = task
 
     async def _lease(self) -> Lease | None:
@@ -238,7 +240,14 @@ class ProcessorWorker:
         """Record it however long the database stays away, as long as the lease is ours."""
         records = {claim.request_id: Records(progress=[] if found.progress is None else [found.progress])}
         commit = partial(self._journal.commit, lease, [found.outcome], records)
-        committed = await self._patiently(lease, commit)
+        try:
+            committed = await self._patiently(lease, commit)
+        except StatementFailed as error:
+            # The journal will never take it: as a failure it ends, or it would stay claimed for ever.
+            failed = self._failed(claim, error)
+            assert isinstance(failed, _Outcome), "what is refused for good is not tried again"
+            found = failed
+            committed = await self._patiently(lease, partial(self._journal.commit, lease, [found.outcome]))
         crash_point("processors.committed")
         if claim.seq == 0 and found.outcome.failure is not None:
             # What was never made is not counted among what its tenant has.
