@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from twinkle.storage.schema import upgrade_patiently
 
 from twinkle.cli import asked_meshes
 from twinkle.cli.asked_meshes import AskedMeshes
@@ -17,6 +16,7 @@ from twinkle.cli.stack import MeshPlan
 from twinkle.cli.supervisor import Child
 from twinkle.core.clock import SystemClock
 from twinkle.core.settings import Settings
+from twinkle.storage.schema import upgrade_patiently
 from twinkle.storage.stores import Stores
 
 PATIENCE_S = 60.0
