@@ -136,7 +136,7 @@ class Connection:
         try:
             request_id = await future.accepted()
             status.set_result(await self.ask(f"{NATIVE_PREFIX}/futures/{request_id}", StandingResponse))
-        except TwinkleError as error:
+        except Exception as error:  # noqa: BLE001 - the border: whoever waits hears of it, or would wait for ever
             status.set_exception(error)
         except asyncio.CancelledError:
             status.set_exception(ClientClosed("closed before the server answered"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinkle.client.connection import Connection
-from twinkle.client.errors import ClientClosed, RunClosed, TwinkleError
+from twinkle.client.errors import ClientClosed, RunClosed
 from twinkle.client.future import Future
 from twinkle.client.transport import Request
 
@@ -35,7 +35,7 @@ class OperationQueue:
         self._next_seq = next_seq
         self._unsent: deque[Operation] = deque()
         self._is_sending = False
-        self._closed_by: TwinkleError | None = None
+        self._closed_by: Exception | None = None
 
     def put(self, write: Callable[[int], Request]) -> Future[Any]:
         """Queue an operation and return at once. Callable from any thread.
@@ -78,7 +78,7 @@ class OperationQueue:
             return
         try:
             await self._connection.submit(operation.write(self._next_seq), operation.future)
-        except TwinkleError as error:
+        except Exception as error:  # noqa: BLE001 - the border: whoever waits hears of it, or would wait for ever
             self._closed_by = error
             operation.future.set_exception(error)
             return

@@ -10,7 +10,7 @@ from typing import Any
 from twinkle.client.bodies import make_body, to_json
 from twinkle.client.connection import Connection
 from twinkle.client.datum import Tokens, to_chunks
-from twinkle.client.errors import ClientClosed, TwinkleError
+from twinkle.client.errors import ClientClosed
 from twinkle.client.future import Future
 from twinkle.client.transport import TINKER_PREFIX, Request
 from twinkle.wire.sample_result import SampleResult
@@ -94,7 +94,7 @@ class Sampler:
         try:
             if future.begin():
                 await self._connection.submit(request, future)
-        except TwinkleError as error:
+        except Exception as error:  # noqa: BLE001 - the border: whoever waits hears of it, or would wait for ever
             future.set_exception(error)
         except asyncio.CancelledError:
             future.set_exception(ClientClosed("closed before this sample was accepted"))

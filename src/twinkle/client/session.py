@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from twinkle.client.bodies import to_json
 from twinkle.client.connection import Connection
-from twinkle.client.errors import Expired, TwinkleError
+from twinkle.client.errors import Expired
 from twinkle.client.transport import TINKER_PREFIX, Request
 from twinkle.wire.bodies.session import (
     CreateSessionRequest,
@@ -77,5 +77,5 @@ class Session:
                 await self._connection.transport.send(request)
             except Expired:
                 return
-            except TwinkleError as error:
+            except Exception as error:  # noqa: BLE001 - the border: without heartbeats the session would end
                 _log.warning("heartbeat of session %s failed: %s; it is tried again", session_id, error)

@@ -1,4 +1,4 @@
-"""The collector of outcomes: whatever goes wrong on the way, whoever waits hears of it."""
+"""Outcomes on their way to whoever waits: whatever goes wrong in between, they hear of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import logging
 import threading
 from typing import cast
 
+import httpx
 import pytest
 
+from twinkle.client.backoff import RetryPolicy
 from twinkle.client.collector import Collector
+from twinkle.client.connection import Connection
+from twinkle.client.endpoint import find_endpoint
+from twinkle.client.errors import RunClosed
 from twinkle.client.facade import LoopThread
 from twinkle.client.future import Future
+from twinkle.client.operations import OperationQueue
 from twinkle.client.promise import Promise
+from twinkle.client.sampler import Sampler
 from twinkle.client.transport import Request, Transport
 from twinkle.core.operation import OperationKind
 from twinkle.wire.bodies.native import CollectedFuture, CollectResponse, StandingResponse
@@ -64,6 +71,27 @@ async def test_an_error_nobody_thought_of_is_told_to_whoever_waits_and_is_not_as
     await collector.close()
 
     assert (way.num_asked, collector.num_polls) == (len(answers), 0)
+
+
+class _Refusing(httpx.AsyncBaseTransport):
+    """A network on which something goes wrong that is no error of the network."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise RuntimeError("no buffer")
+
+
+async def test_what_cannot_be_sent_for_a_reason_nobody_thought_of_fails_and_keeps_a_runs_order() -> None:
+    connection = Connection(find_endpoint("http://127.0.0.1:1", "tml-test"), RetryPolicy(), carrier=_Refusing())
+    run = OperationQueue(connection, "run", next_seq=1)
+    sample = Sampler(connection, "sampler").sample([1, 2, 3], max_tokens=1)
+    first, second = (run.put(lambda seq: Request(path=f"/{seq}")) for _ in range(2))
+    standing = connection.follow("run:req:0").status()
+    for future in (sample, first, standing):
+        with pytest.raises(RuntimeError, match="no buffer"):
+            await asyncio.wait_for(future, PATIENCE_S)
+    with pytest.raises(RunClosed, match="no buffer"):
+        await asyncio.wait_for(second, PATIENCE_S)
+    await connection.close()
 
 
 def test_what_is_begun_on_the_loop_and_fails_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
