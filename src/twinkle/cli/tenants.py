@@ -83,6 +83,7 @@ def show_tenant(settings: Settings, name: str, *, as_json: bool) -> None:
         "max_files_bytes": file_bytes,
         "max_sessions": held.num_sessions,
         "max_runs": held.num_runs,
+        "max_sampling_sessions": held.num_sampling_sessions,
         "max_queued": held.num_open,
         "max_queued_bytes": held.open_bytes,
         "max_checkpoints": held.num_checkpoints,

@@ -12,10 +12,11 @@ class TenantLimits:
     ``max_adapters`` counts those of live sessions, ``max_running`` the operations, and sequences of samples, that run
     at once on one mesh, ``max_samples`` those that wait or run, ``max_body_bytes`` the request bodies and results that
     the API holds of the tenant, ``max_files_bytes`` what its files, unfinished uploads and prepared rows take up,
-    ``max_jobs`` the jobs that have not ended, ``max_running_jobs`` those among them that run at once. ``max_sessions``
-    and ``max_runs`` count what is kept of them, ``max_queued`` and ``max_queued_bytes`` the operations that wait or run
-    and what they were sent with, ``max_checkpoints`` and ``max_checkpoint_bytes`` those that have not expired,
-    ``max_kept_bytes`` what lies in the object store so that runs can be rebuilt: recovery points and large payloads.
+    ``max_jobs`` the jobs that have not ended, ``max_running_jobs`` those among them that run at once. ``max_sessions``,
+    ``max_runs`` and ``max_sampling_sessions`` count what is kept of them, ``max_queued`` and ``max_queued_bytes`` the
+    operations that wait or run and what they were sent with, ``max_checkpoints`` and ``max_checkpoint_bytes`` those
+    that have not expired, ``max_kept_bytes`` what lies in the object store so that runs can be rebuilt: recovery points
+    and large payloads.
     """
 
     max_adapters: int = 0
@@ -28,6 +29,7 @@ class TenantLimits:
     tokens_per_minute: int = 0
     max_sessions: int = 0
     max_runs: int = 0
+    max_sampling_sessions: int = 0
     max_queued: int = 0
     max_queued_bytes: int = 0
     max_checkpoints: int = 0

@@ -101,6 +101,7 @@ class Submission:
     will fail when its turn comes: its number is consumed all the same, so the run goes on. ``num_tokens`` is what it
     may come to, for fairness; ``num_prompt_tokens`` is a sample's prompt alone, for the account; ``num_sequences`` is
     how many a sample draws at once. ``request_key`` names a request whose number its client does not know.
+    ``opens_sampler`` says of a save that it gives no checkpoint but a sampling session on weights without a name.
     """
 
     tenant: str
@@ -114,6 +115,7 @@ class Submission:
     num_sequences: int = 1
     rejection: str | None = None
     request_key: str | None = None
+    opens_sampler: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,7 @@ class Unnumbered:
     num_tokens: int = 0
     rejection: str | None = None
     request_key: str | None = None
+    opens_sampler: bool = False
 
     def at(self, seq: int) -> Submission:
         """The request with its number."""
@@ -144,6 +147,7 @@ class Unnumbered:
             num_tokens=self.num_tokens,
             rejection=self.rejection,
             request_key=self.request_key,
+            opens_sampler=self.opens_sampler,
         )
 
 

@@ -1,8 +1,8 @@
-"""What a tenant may have lying here: sessions, runs, waiting operations, checkpoints. Counted every few seconds."""
+"""What a tenant may have lying here: sessions, runs, samplers, operations, checkpoints. Counted every few seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -71,6 +71,16 @@ class HoldingLimits:
             )
         held.num_runs += 1
 
+    async def take_sampler(self, tenant: str) -> None:
+        """Count one more sampling session that no operation opens.
+
+        Raises:
+            LimitReached: The tenant has as many as it may have.
+        """
+        rules = _rules_of_samplers((await self._quotas.account(tenant)).limits)
+        held = await self._unbroken(tenant, rules)
+        held.num_sampling_sessions += 1
+
     async def take_checkpoint(self, tenant: str, size_bytes: int) -> None:
         """Count one more checkpoint that no operation saves.
 
@@ -78,10 +88,7 @@ class HoldingLimits:
             LimitReached: The tenant has as many, or as large ones, as it may have.
         """
         rules = _rules_of_saves((await self._quotas.account(tenant)).limits)
-        held = await self._held(tenant, lambda held: any(rule.is_broken(held) for rule in rules))
-        for rule in rules:
-            if rule.is_broken(held):
-                raise rule.refusal(held)
+        held = await self._unbroken(tenant, rules)
         held.num_checkpoints += 1
         held.checkpoint_bytes += size_bytes
 
@@ -90,21 +97,27 @@ class HoldingLimits:
 
         Raises:
             Overloaded: Too many of the tenant's operations, or of their bytes, wait already.
-            LimitReached: It would save a checkpoint, and the tenant has as many, or as large ones, as it may have; or
-                it trains, and what the tenant's runs are rebuilt from is as much as it may be.
+            LimitReached: It would save a checkpoint, and the tenant has as many, or as large ones, as it may have; it
+                would open a sampling session, and the tenant has as many as it may have; or it trains, and what the
+                tenant's runs are rebuilt from is as much as it may be.
         """
         limits = (await self._quotas.account(submission.tenant)).limits
-        rules = _rules_of(limits, submission)
-        held = await self._held(submission.tenant, lambda held: any(rule.is_broken(held) for rule in rules))
-        for rule in rules:
-            if rule.is_broken(held):
-                raise rule.refusal(held)
+        held = await self._unbroken(submission.tenant, _rules_of(limits, submission))
         held.num_open += 1
         held.open_bytes += submission.payload.size_bytes
+        held.num_sampling_sessions += submission.opens_sampler
 
     def forget(self) -> None:
         """Count everything anew when it is next asked."""
         self._known = {}
+
+    async def _unbroken(self, tenant: str, rules: Sequence[_Rule]) -> Held:
+        """What the tenant has, if that breaks none of these rules; else raises the refusal of the first."""
+        held = await self._held(tenant, lambda held: any(rule.is_broken(held) for rule in rules))
+        for rule in rules:
+            if rule.is_broken(held):
+                raise rule.refusal(held)
+        return held
 
     async def _held(self, tenant: str, is_full: _IsFull) -> Held:
         """What was counted lately, and counted anew sooner where that would be a refusal."""
@@ -148,7 +161,9 @@ def _rules_of(limits: TenantLimits, submission: Submission | Unnumbered) -> list
                 ),
             )
         )
-    if submission.kind in _SAVES:
+    if submission.opens_sampler:
+        rules += _rules_of_samplers(limits)
+    elif submission.kind in _SAVES:
         rules += _rules_of_saves(limits)
     if submission.kind in _TRAINS and limits.max_kept_bytes:
         rules.append(_rule_of_keeping(limits.max_kept_bytes))
@@ -164,6 +179,22 @@ def _rule_of_keeping(most_bytes: int) -> _Rule:
             " until the past of others has had its time, or ask the operator for more (max_kept_bytes)"
         ),
     )
+
+
+def _rules_of_samplers(limits: TenantLimits) -> list[_Rule]:
+    most = limits.max_sampling_sessions
+    if not most:
+        return []
+    return [
+        _Rule(
+            lambda held: held.num_sampling_sessions >= most,
+            lambda held: LimitReached(
+                f"you have {held.num_sampling_sessions} sampling sessions, and {most} may be; finish sessions whose"
+                " clients are done and delete checkpoints that nobody samples from (theirs go after a while), or ask"
+                " the operator for more (max_sampling_sessions)"
+            ),
+        )
+    ]
 
 
 def _rules_of_saves(limits: TenantLimits) -> list[_Rule]:

@@ -37,6 +37,12 @@ class Resends:
         """The same of a run that has its id from the client's numbers."""
         await self.take_run(tenant, lambda: self._arrivals.has_lane(tenant, run))
 
+    async def take_sampler(self, tenant: str, sampling_session: str) -> None:
+        """See :meth:`HoldingLimits.take_sampler`."""
+        await self._or_known(
+            self._holdings.take_sampler(tenant), lambda: self._arrivals.has_lane(tenant, sampling_session)
+        )
+
     async def open_session(self, tenant: str, new: NewSession) -> str:
         """Open a session, or find the one that was opened under its key.
 

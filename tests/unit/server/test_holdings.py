@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LIMITS = {
     "tenant_max_sessions": 3,
     "tenant_max_runs": 2,
+    "tenant_max_sampling_sessions": 3,
     "tenant_max_queued": 4,
     "tenant_max_checkpoints": 2,
     "tenant_max_kept_bytes": 100_000,
@@ -82,6 +83,51 @@ def test_runs_have_an_end(client: httpx.Client) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 400]
     for words in ("2 may be", "unload others and delete their checkpoints", "max_runs"):
         assert words in answers[-1].json()["detail"]
+
+
+def _sampler(client: httpx.Client, session: str, number: int) -> httpx.Response:
+    body = {"session_id": session, "sampling_session_seq_id": number, "base_model": BASE_MODEL}
+    return client.post("/create_sampling_session", json=body)
+
+
+def _nameless(client: httpx.Client, run: str) -> httpx.Response:
+    body = {"model_id": run, "seq_id": 1, "sampling_session_seq_id": 9}
+    return client.post("/save_weights_for_sampler", json=body)
+
+
+def _completion(client: httpx.Client, run: str) -> httpx.Response:
+    body = {"model": BASE_MODEL, "prompt": [1, 2, 3], "max_tokens": 1}
+    return client.post(str(client.base_url.copy_with(path="/v1/completions")), json=body)
+
+
+def _twinkle_sample(client: httpx.Client, run: str) -> httpx.Response:
+    named = {"adapter_name": "sampled", "config": {"peft_type": "LORA", "r": 8}}
+    headers = {"X-Twinkle-Session-Id": run.partition(":")[0]}
+    made = client.post(f"/model/{BASE_MODEL}/twinkle/add_adapter_to_model", json=named, headers=headers)
+    assert made.status_code == 200, made.text
+    body = {"inputs": [{"input_ids": [1, 2, 3]}], "sampling_params": {"max_tokens": 1}, "adapter_name": "sampled"}
+    return client.post(f"/sampler/{BASE_MODEL}/twinkle/sample", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("door", [_nameless, _completion, _twinkle_sample])
+def test_sampling_sessions_have_an_end_at_every_door_and_what_was_opened_passes(
+    tight: Api, client: httpx.Client, door: Callable[[httpx.Client, str], httpx.Response]
+) -> None:
+    session = _session(client).json()["session_id"]
+    run = _run(client, session, 0).json()["model_id"]
+    answers = [_sampler(client, session, number) for number in (1, 2, 3, 4, 1)]
+    refused = door(client, run)
+    named = client.post("/save_weights_for_sampler", json={"model_id": run, "seq_id": 1, "path": "named"})
+    with tight.http(tight.new_key()) as other:
+        others = _sampler(other, _session(other).json()["session_id"], 1)
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400, 200]
+    assert answers[4].json() == answers[0].json()
+    for answer in (answers[3], refused):
+        assert answer.status_code == 400, answer.text
+        for words in ("3 sampling sessions, and 3 may be", "delete checkpoints", "max_sampling_sessions"):
+            assert words in answer.text
+    assert (named.status_code, others.status_code) == (200, 200), named.text
 
 
 def test_what_waits_has_an_end_and_there_is_room_again_when_it_has_run(tight: Api, client: httpx.Client) -> None:
@@ -290,5 +336,6 @@ def test_what_a_tenant_holds_is_counted(tight: Api) -> None:
     tight.stores.sessions.open(tenant.tenant, NewSession())
     held = tight.stores.holdings.of(tenant.tenant)
 
-    assert (held.num_sessions, held.num_runs, held.num_open, held.num_checkpoints) == (1, 0, 0, 0)
+    assert (held.num_sessions, held.num_runs, held.num_sampling_sessions) == (1, 0, 0)
+    assert (held.num_open, held.num_checkpoints) == (0, 0)
     assert (held.open_bytes, held.checkpoint_bytes, held.kept_bytes) == (0, 0, 0)

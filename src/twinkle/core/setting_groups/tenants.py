@@ -64,6 +64,11 @@ class TenantSettings(SettingsGroup):
         ge=0,
         description="training runs, and copies of checkpoints, per tenant; 0: no limit; more is an error",
     )
+    tenant_max_sampling_sessions: int = Field(
+        default=100_000,
+        ge=0,
+        description="sampling sessions kept, per tenant; 0: no limit; more is an error",
+    )
     tenant_max_queued: int = Field(
         default=20_000,
         ge=0,
@@ -103,6 +108,7 @@ class TenantSettings(SettingsGroup):
             tokens_per_minute=self.tenant_tokens_per_minute,
             max_sessions=self.tenant_max_sessions,
             max_runs=self.tenant_max_runs,
+            max_sampling_sessions=self.tenant_max_sampling_sessions,
             max_queued=self.tenant_max_queued,
             max_queued_bytes=self.tenant_max_queued_bytes,
             max_checkpoints=self.tenant_max_checkpoints,

@@ -233,6 +233,7 @@ async def lane_of(
     try:
         await server.common.sql.run(server.artifacts.sampling_sessions.find, lane, tenant=tenant)
     except NotFound:
+        await server.accounts.resends.take_sampler(tenant, lane)
         await server.queue.submitter.open_lane(
             NewSamplingSession(
                 id=lane,

@@ -77,6 +77,7 @@ async def create_sampling_session(request: Request, server: Server, tenant: Tena
         generation=0 if checkpoint is None else checkpoint.generation,
         priority=priority_of(metadata_of(owner)),
     )
+    await server.accounts.resends.take_sampler(tenant, session.id)
     await server.queue.submitter.open_lane(session)
     _check_same(
         await server.common.sql.run(server.artifacts.sampling_sessions.find, session.id, tenant=tenant), session

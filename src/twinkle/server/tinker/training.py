@@ -79,6 +79,7 @@ class Numbered:
     has_pictures: bool = False
     embeds: str = ""
     """A loss that compares embeddings, by its name."""
+    opens_sampler: bool = False
 
 
 @router.post(
@@ -133,7 +134,8 @@ async def save_weights_for_sampler(
     operation = _read_json(raw, SaveWeightsForSamplerRequest, kind, _judge_name)
     if operation.rejection is None and parse_body(SaveWeightsForSamplerRequest, raw).path is None:
         capabilities = await capabilities_of_run(common, artifacts, queue, tenant, operation.key.model_id)
-        operation = _rejected(operation, why_no_own_samples(capabilities))
+        rejection = why_no_own_samples(capabilities)
+        operation = replace(_rejected(operation, rejection), opens_sampler=rejection is None)
     return await _accept(queue, tenant, operation)
 
 
@@ -209,6 +211,7 @@ async def _accept(queue: Queue, tenant: str, operation: Numbered) -> Response:
         payload=Payload(inline=operation.payload),
         num_tokens=operation.num_tokens,
         rejection=operation.rejection,
+        opens_sampler=operation.opens_sampler,
     )
     return ticket(await queue.submitter.submit(submission), model_id=operation.key.model_id)
 

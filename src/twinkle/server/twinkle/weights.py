@@ -61,6 +61,7 @@ async def _saved(request: Request, server: ServerState, tenant: str, adapter: st
             digest=hashlib.sha256(payload).hexdigest(),
             payload=Payload(inline=payload),
             request_key=key,
+            opens_sampler=True,
         )
     )
     # A wait of 0 is none that was asked for: the weights must be there before there is a ticket.

@@ -78,7 +78,7 @@ class SamplingSessionRow(SQLModel, table=True):
 
     __tablename__ = "sampling_session"
     id: str = Field(primary_key=True, foreign_key="lane.id")
-    tenant: str = Field(foreign_key="tenant.id")
+    tenant: str = Field(foreign_key="tenant.id", index=True)
     session: str = Field(foreign_key="session.id", index=True)
     base_model: str
     model_path: str | None = None

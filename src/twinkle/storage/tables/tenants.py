@@ -27,6 +27,7 @@ class TenantRow(SQLModel, table=True):
     tokens_per_minute: int | None = Field(default=None, sa_type=BigInteger)
     max_sessions: int | None = None
     max_runs: int | None = None
+    max_sampling_sessions: int | None = None
     max_queued: int | None = None
     max_queued_bytes: int | None = Field(default=None, sa_type=BigInteger)
     max_checkpoints: int | None = None

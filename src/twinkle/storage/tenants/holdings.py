@@ -10,10 +10,11 @@ from twinkle.storage.database import Database
 
 @dataclass(kw_only=True)
 class Held:
-    """What a tenant has now. Sessions and runs count as long as their rows are kept, ended or not."""
+    """What a tenant has now. Sessions, runs and sampling sessions count as long as their rows are kept."""
 
     num_sessions: int
     num_runs: int
+    num_sampling_sessions: int
     num_open: int
     open_bytes: int
     num_checkpoints: int
@@ -34,6 +35,7 @@ class Holdings:
         (row,) = self._database.read(
             "SELECT (SELECT COUNT(*) FROM session WHERE tenant = ?) AS num_sessions,"
             " (SELECT COUNT(*) FROM adapter WHERE tenant = ?) AS num_runs,"
+            " (SELECT COUNT(*) FROM sampling_session WHERE tenant = ?) AS num_sampling_sessions,"
             " (SELECT COALESCE(SUM(s.size_bytes), 0) FROM adapter a JOIN snapshot s ON s.adapter = a.id"
             " WHERE a.tenant = ?) AS snapshot_bytes,"
             " (SELECT COALESCE(SUM(payload_bytes), 0) FROM operation WHERE payload_blob IS NOT NULL AND tenant = ?)"
@@ -43,11 +45,12 @@ class Holdings:
             " WHERE state IN ('queued', 'running') AND tenant = ?) o,"
             " (SELECT COUNT(*) AS num_checkpoints, COALESCE(SUM(size_bytes), 0) AS checkpoint_bytes FROM checkpoint"
             " WHERE tenant = ? AND (expires_at IS NULL OR expires_at > ?)) c",
-            (tenant, tenant, tenant, tenant, tenant, tenant, self._clock.now()),
+            (*(tenant,) * 7, self._clock.now()),
         )
         return Held(
             num_sessions=int(row.num_sessions),
             num_runs=int(row.num_runs),
+            num_sampling_sessions=int(row.num_sampling_sessions),
             num_open=int(row.num_open),
             open_bytes=int(row.open_bytes),
             num_checkpoints=int(row.num_checkpoints),
