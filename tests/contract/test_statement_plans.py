@@ -298,6 +298,7 @@ ACTIONS: dict[str, Action] = {
     "forget_lanes": lambda bench, lease: bench.stores.gone_lanes.forget(older_than_s=0.0),
     "forget_usage": lambda bench, lease: bench.stores.forgetting.forget_usage(older_than_s=DAY_S),
     "forget_audit": lambda bench, lease: bench.stores.audit.forget(older_than_s=DAY_S),
+    "count_kept_payloads": lambda bench, lease: bench.stores.kept_payloads.count(max_looks=1),
     "expire_results": lambda bench, lease: bench.upkeep.expire_results(older_than_s=DAY_S),
 }
 

@@ -15,8 +15,8 @@ class TenantLimits:
     ``max_jobs`` the jobs that have not ended, ``max_running_jobs`` those among them that run at once. ``max_sessions``,
     ``max_runs`` and ``max_sampling_sessions`` count what is kept of them, ``max_queued`` and ``max_queued_bytes`` the
     operations that wait or run and what they were sent with, ``max_checkpoints`` and ``max_checkpoint_bytes`` those
-    that have not expired, ``max_kept_bytes`` what lies in the object store so that runs can be rebuilt: recovery points
-    and large payloads.
+    that have not expired, ``max_kept_bytes`` what is kept so that runs can be rebuilt, and of samples as long as their
+    results: recovery points and payloads.
     """
 
     max_adapters: int = 0

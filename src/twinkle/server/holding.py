@@ -18,7 +18,7 @@ from twinkle.storage.tenants.holdings import Held, Holdings
 _IsFull: TypeAlias = Callable[[Held], bool]
 _RECOUNT_S = 5.0
 _RECOUNT_AT_LIMIT_S = 0.25
-_TRAINS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD})
+_KEEPS = frozenset({OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD, OperationKind.SAMPLE, OperationKind.CALL})
 _SAVES = frozenset(
     {OperationKind.SAVE_WEIGHTS, OperationKind.SAVE_WEIGHTS_FOR_SAMPLER, OperationKind.SAVE_WEIGHTS_EXTERNAL}
 )
@@ -98,8 +98,8 @@ class HoldingLimits:
         Raises:
             Overloaded: Too many of the tenant's operations, or of their bytes, wait already.
             LimitReached: It would save a checkpoint, and the tenant has as many, or as large ones, as it may have; it
-                would open a sampling session, and the tenant has as many as it may have; or it trains, and what the
-                tenant's runs are rebuilt from is as much as it may be.
+                would open a sampling session, and the tenant has as many as it may have; or its payload would be kept,
+                and what is kept of the tenant is as much as it may be.
         """
         limits = (await self._quotas.account(submission.tenant)).limits
         held = await self._unbroken(submission.tenant, _rules_of(limits, submission))
@@ -165,7 +165,7 @@ def _rules_of(limits: TenantLimits, submission: Submission | Unnumbered) -> list
         rules += _rules_of_samplers(limits)
     elif submission.kind in _SAVES:
         rules += _rules_of_saves(limits)
-    if submission.kind in _TRAINS and limits.max_kept_bytes:
+    if submission.kind in _KEEPS and limits.max_kept_bytes:
         rules.append(_rule_of_keeping(limits.max_kept_bytes))
     return rules
 
@@ -174,9 +174,10 @@ def _rule_of_keeping(most_bytes: int) -> _Rule:
     return _Rule(
         lambda held: held.kept_bytes >= most_bytes,
         lambda held: LimitReached(
-            f"what your runs are rebuilt from, recovery points and payloads, has {held.kept_bytes} bytes, and"
-            f" {most_bytes} may be; unload runs that you have done with (unload_model; their checkpoints stay), wait"
-            " until the past of others has had its time, or ask the operator for more (max_kept_bytes)"
+            f"what your runs are rebuilt from, recovery points and payloads, and what your samples were sent with, has"
+            f" {held.kept_bytes} bytes, and {most_bytes} may be; unload runs that you have done with (unload_model;"
+            " their checkpoints stay), wait until the past of others has had its time, or ask the operator for more"
+            " (max_kept_bytes)"
         ),
     )
 

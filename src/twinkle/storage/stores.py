@@ -44,6 +44,7 @@ from twinkle.storage.tenants.sessions import Sessions
 from twinkle.storage.tenants.tenants import Tenants
 from twinkle.storage.upkeep.forgetting import Forgetting
 from twinkle.storage.upkeep.gone_lanes import GoneLanes
+from twinkle.storage.upkeep.kept_payloads import KeptPayloads
 from twinkle.storage.upkeep.upkeep import Upkeep
 from twinkle.storage.upkeep.waste import Waste
 
@@ -118,6 +119,7 @@ class Stores:
         self.job_keeping = JobKeeping(database, clock)
         self.processors = Processors(database, clock)
         self.upkeep = Upkeep(database, clock)
+        self.kept_payloads = KeptPayloads(database)
         self.waste = Waste(database, clock)
         self.forgetting = Forgetting(database, clock)
         self.gone_lanes = GoneLanes(database, clock)

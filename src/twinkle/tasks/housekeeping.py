@@ -109,6 +109,7 @@ class Housekeeping:
         self._stores.job_keeping.release()
         self._stores.job_keeping.end_paused(older_than_s=self._settings.job_pause_ttl_s)
         self._stores.job_keeping.forget(older_than_s=self._settings.job_retention_s)
+        self._stores.kept_payloads.count()
         self._stores.upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
         self._stores.upkeep.expire_checkpoints()
         self._stores.upkeep.expire_access_tokens()

@@ -90,8 +90,8 @@ class TenantSettings(SettingsGroup):
     tenant_max_kept_bytes: int = Field(
         default=2**40,
         ge=0,
-        description="bytes in the object store of runs' recovery points and of payloads above 64 KiB, per tenant; 0: no"
-        " limit; beyond it nothing more is trained",
+        description="bytes of runs' recovery points, and of payloads that are kept, per tenant; 0: no limit; beyond it"
+        " nothing more is trained, sampled or called",
     )
 
     @property

@@ -12,6 +12,7 @@ from twinkle.storage.blobs import PAYLOADS
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.journal.lanes import lock_lanes
 from twinkle.storage.sampling.ephemeral import pin, sampled_seqs, unpin
+from twinkle.storage.upkeep.kept_payloads import take_off_passes
 from twinkle.storage.upkeep.waste import doom
 
 _COLUMNS = "adapter, seq, blob, size_bytes, created_at, is_start"
@@ -199,12 +200,14 @@ class SnapshotStore:
         """Those of passes: what the others carry is small, and tells what was done."""
         with self._database.transaction() as transaction:
             rows = transaction.execute(
-                "SELECT request_id, payload_blob FROM operation WHERE lane = ?"
+                "SELECT request_id, seq, payload_blob, CASE WHEN payload IS NOT NULL THEN payload_bytes END"
+                " AS inline_bytes FROM operation WHERE lane = ?"
                 " AND seq > (SELECT pruned_seq FROM lane WHERE id = ?) AND seq <= ?"
                 " AND kind IN ('forward', 'forward_backward') AND (payload IS NOT NULL OR payload_blob IS NOT NULL)"
                 " ORDER BY seq LIMIT ?",
                 (adapter, adapter, floor_seq, _BATCH),
             ).fetchall()
+            take_off_passes(transaction, adapter, rows)
             request_ids = [row.request_id for row in rows]
             transaction.execute(
                 "UPDATE operation SET payload = NULL, payload_blob = NULL"

@@ -166,7 +166,9 @@ class Processors:
                 )
                 # Nothing of it is read again.
                 transaction.execute(
-                    "UPDATE lane SET floor_seq = max_seq, pruned_seq = max_seq WHERE id = ?", (processor,)
+                    "UPDATE lane SET floor_seq = max_seq, pruned_seq = max_seq, kept_bytes = 0, counted_no = max_seq"
+                    " WHERE id = ?",
+                    (processor,),
                 )
                 rows = transaction.execute(
                     "SELECT request_id, payload_blob FROM operation WHERE lane = ?"

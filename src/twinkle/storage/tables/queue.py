@@ -98,6 +98,13 @@ class LaneRow(SQLModel, table=True):
             sqlite_where=text("unload_seq > floor_seq"),
             postgresql_where=text("unload_seq > floor_seq"),
         ),
+        Index(
+            "lane_keeping",
+            "tenant",
+            "kept_bytes",
+            sqlite_where=text("kept_bytes > 0"),
+            postgresql_where=text("kept_bytes > 0"),
+        ),
     )
     id: str = Field(primary_key=True)
     tenant: str = Field(foreign_key="tenant.id")
@@ -127,6 +134,10 @@ class LaneRow(SQLModel, table=True):
     """Up to this number operations are forgotten: all of an ordered lane, of another those in ``forgotten``."""
     requested_at: float | None = Field(default=None, sa_type=Float)
     """Of training runs and copies alone: when the latest operation was accepted, or else the run was made."""
+    kept_bytes: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": text("0")})
+    """Of payloads that lie in the journal after the end of their operations, as far as they are counted."""
+    counted_no: int = Field(default=-1, sa_type=BigInteger, sa_column_kwargs={"server_default": text("-1")})
+    """They are counted up to this operation, of an unordered lane up to the one that ended as this one."""
 
 
 class BranchRow(SQLModel, table=True):

@@ -20,7 +20,7 @@ class Held:
     num_checkpoints: int
     checkpoint_bytes: int
     kept_bytes: int
-    """Of recovery points, and of payloads that lie in the object store."""
+    """Of recovery points, of payloads in the object store, and of those in the journal that nobody waits for."""
 
 
 class Holdings:
@@ -40,12 +40,13 @@ class Holdings:
             " WHERE a.tenant = ?) AS snapshot_bytes,"
             " (SELECT COALESCE(SUM(payload_bytes), 0) FROM operation WHERE payload_blob IS NOT NULL AND tenant = ?)"
             " AS payload_bytes,"
+            " (SELECT COALESCE(SUM(kept_bytes), 0) FROM lane WHERE tenant = ? AND kept_bytes > 0) AS inline_bytes,"
             " o.num_open, o.open_bytes, c.num_checkpoints, c.checkpoint_bytes"
             " FROM (SELECT COUNT(*) AS num_open, COALESCE(SUM(payload_bytes), 0) AS open_bytes FROM operation"
             " WHERE state IN ('queued', 'running') AND tenant = ?) o,"
             " (SELECT COUNT(*) AS num_checkpoints, COALESCE(SUM(size_bytes), 0) AS checkpoint_bytes FROM checkpoint"
             " WHERE tenant = ? AND (expires_at IS NULL OR expires_at > ?)) c",
-            (*(tenant,) * 7, self._clock.now()),
+            (*(tenant,) * 8, self._clock.now()),
         )
         return Held(
             num_sessions=int(row.num_sessions),
@@ -55,5 +56,5 @@ class Holdings:
             open_bytes=int(row.open_bytes),
             num_checkpoints=int(row.num_checkpoints),
             checkpoint_bytes=int(row.checkpoint_bytes),
-            kept_bytes=int(row.snapshot_bytes) + int(row.payload_bytes),
+            kept_bytes=int(row.snapshot_bytes) + int(row.payload_bytes) + int(row.inline_bytes),
         )

@@ -14,6 +14,7 @@ from twinkle.storage.checkpoints.contents import remove_checkpoints
 from twinkle.storage.database import Database, Row, Transaction, placeholders
 from twinkle.storage.jobs.keeping import held_by, hold
 from twinkle.storage.journal.lanes import advance_lane, lock_lanes, number_ended_sample
+from twinkle.storage.upkeep.kept_payloads import take_off_samples
 from twinkle.storage.upkeep.waste import doom
 
 _BATCH = 500
@@ -120,7 +121,8 @@ class Upkeep:
         now = self._clock.now()
         with self._database.transaction() as transaction:
             rows = transaction.execute(
-                "SELECT request_id, lane, result_blob, CASE WHEN kind = 'sample' THEN payload_blob END AS given_up"
+                "SELECT request_id, lane, result_blob, kind = 'sample' AS is_sample,"
+                " CASE WHEN kind = 'sample' THEN payload_blob END AS given_up"
                 " FROM operation"
                 " WHERE finished_at IS NOT NULL AND NOT expired AND held_by IS NULL AND finished_at <= ? LIMIT ?",
                 (now - older_than_s, _BATCH),
@@ -130,6 +132,8 @@ class Upkeep:
             rows = [row for row in rows if row.lane not in held]
             request_ids = [row.request_id for row in rows]
             marks = placeholders(request_ids)
+            lock_lanes(transaction, (row.lane for row in rows if row.is_sample))
+            take_off_samples(transaction, request_ids)
             transaction.execute(
                 f"UPDATE operation SET expired = TRUE, result = NULL, result_blob = NULL WHERE request_id IN ({marks})",
                 request_ids,
