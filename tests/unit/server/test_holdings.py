@@ -11,6 +11,7 @@ import pytest
 
 from harness.calls import optim_step, passes, retrieve, send_passes
 from harness.fake_worker import BASE_MODEL
+from harness.polling import wait_for
 from twinkle.core.clock import SystemClock
 from twinkle.core.errors import DiskFull
 from twinkle.server.room import check_room
@@ -180,6 +181,37 @@ def test_what_runs_are_rebuilt_from_has_an_end_and_the_refusal_says_what_makes_r
     for word in ("100000 may be", "max_kept_bytes", "unload_model"):
         assert word in refused.json()["detail"]
     assert client.post("/unload_model", json={"model_id": run}).status_code == 200
+
+
+def test_so_have_samples_by_what_they_were_sent_with_until_their_results_go(tight: Api, client: httpx.Client) -> None:
+    session = _session(client).json()["session_id"]
+    sampler = _sampler(client, session, 1).json()["sampling_session_id"]
+
+    def sample(seq: int) -> httpx.Response:
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1000 + seq] * 8000}]}
+        body = {"sampling_session_id": sampler, "seq_id": seq, "prompt": prompt, "sampling_params": {"max_tokens": 1}}
+
+        def taken_or_refused() -> httpx.Response | None:
+            # How many wait is what was counted some moments ago.
+            answer = client.post("/asample", json=body)
+            return None if answer.status_code == 429 else answer
+
+        answer = wait_for(taken_or_refused, what="room for a sample")
+        if answer.status_code == 200:
+            retrieve(client, answer.json()["request_id"])
+        tight.stores.kept_payloads.count()
+        tight.state().accounts.holdings.forget()
+        return answer
+
+    answers = [sample(seq) for seq in (0, 1, 2, 3, 4, 0)]
+    tight.stores.upkeep.expire_results(older_than_s=-1)
+    answers.append(sample(4))
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400, 400, 200, 200], answers[3].text
+    assert answers[3].json()["code"] == "limit_reached"
+    for word in ("100000 may be", "max_kept_bytes", "what your samples were sent with"):
+        assert word in answers[3].json()["detail"]
+    assert answers[5].json() == answers[0].json()
 
 
 def test_what_was_accepted_is_found_again_where_anything_new_is_refused(tight: Api, client: httpx.Client) -> None:
