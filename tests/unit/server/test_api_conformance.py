@@ -43,7 +43,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 # Whose answer may be 503: of a mesh that is not there, for one. The document has that, and no other of 500 and more.
 TELLING = {"/api/v1/readyz", "/api/v1/livez"}
 # Graders hold graders: of some ways not to fit such a schema Schemathesis says that it cannot make them.
-NESTED = {"/v1/fine_tuning/alpha/graders/validate"}
+NESTED = {"/v1/fine_tuning/alpha/graders/validate", "/v1/fine_tuning/alpha/graders/run"}
 # A call that would wait for a worker, which may rest, is answered with its ticket.
 HEADERS = {"Prefer": "respond-async"}
 HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
