@@ -14,7 +14,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import tinker
 
+from harness.hub_world import make_hub_world
 from harness.models import make_text_model
 from harness.polling import busyness, wait_for
 from harness.served import PARTS, TWINKLE, Served
@@ -187,3 +189,18 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another --port" in done.stderr
+
+
+def test_a_model_is_served_by_its_id_from_a_hubs_cache_while_no_hub_answers(tmp_path: Path) -> None:
+    world = make_hub_world(tmp_path / "hubs", models=("Qwen/Qwen3-4B",))
+    with Served(tmp_path / "home", model="ms://Qwen/Qwen3-4B", **world.environment) as service:
+        training = service.client("tenant").create_lora_training_client(base_model="Qwen/Qwen3-4B", rank=2)
+        datum = tinker.Datum(
+            model_input=tinker.ModelInput.from_ints([7, 8, 9]), loss_fn_inputs={"target_tokens": [8, 9, 10]}
+        )
+        losses = []
+        for _ in range(3):
+            passed = training.forward_backward([datum], "cross_entropy")
+            training.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+            losses.append(passed.result().metrics["loss:sum"])
+    assert losses[2] < losses[1] < losses[0]
