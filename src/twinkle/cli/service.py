@@ -140,7 +140,8 @@ class Service:
                 reminder += _REMIND_EVERY_S
                 logs = logs_of(self._settings.home)
                 say(f"no worker yet for {', '.join(sorted(waiting))} after {self._elapsed_s():.0f} s; see {logs}")
-                for name in waiting:  # Its worker may not have come so far as to announce itself.
+                # Its worker may not have come so far as to announce itself; one that never does is not waited for.
+                for name in waiting if self._elapsed_s() < self._settings.start_timeout_s else ():
                     await asyncio.to_thread(self._meshes.renew_announcement, name, self._announced[name])
             for mesh in await asyncio.to_thread(self._meshes.all):
                 if mesh.name in waiting and _serves(mesh, since_epoch=earlier.get(mesh.name, 0)):

@@ -24,7 +24,8 @@ _RENEW_EVERY_S = ANNOUNCED_S / 8
 def announced(settings: Settings, *, renew_every_s: float = _RENEW_EVERY_S) -> Iterator[None]:
     """Announce the mesh, again and again until it serves, and take it back when this process has done with it.
 
-    If this process is killed, the announcement ends by itself: who waits for the mesh is refused then, not put off.
+    If this process is killed, the announcement ends by itself: who waits for the mesh is refused then, not put off. One
+    that cannot load the model ends after ``start_attempts`` of ``start_timeout_s`` at most.
 
     Raises:
         StorageUnavailable: The journal does not answer at the start.

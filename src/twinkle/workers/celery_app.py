@@ -6,7 +6,10 @@ The parent keeps heartbeats and remote control; the child builds the engine and 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
+import traceback
 
 import structlog
 from celery import signals
@@ -19,12 +22,14 @@ from twinkle.core.settings import load_settings
 from twinkle.tasks.app import make_app
 from twinkle.tasks.nudge import register_pump
 from twinkle.workers.process import EXIT_FAILED_START, MeshProcess
-from twinkle.workers.starts import Starts, refuse
+from twinkle.workers.starts import LONGEST_PAUSE_S, Starts, refuse, within
 from twinkle.workers.troubles import note_trouble
 
 settings = load_settings()
 app = make_app(settings)
-app.conf.update(include=[__name__], worker_proc_alive_timeout=600.0)
+# A child that holds the interpreter while it hangs cannot end itself: then Celery does, a while later.
+_LATER_S = 60.0
+app.conf.update(include=[__name__], worker_proc_alive_timeout=settings.start_timeout_s + LONGEST_PAUSE_S + _LATER_S)
 
 _LONGEST_REASON = 300
 
@@ -41,7 +46,8 @@ def _start(sender: str, **_: object) -> None:
     _die_with_parent()
     try:
         _await_turn(Starts.begin())
-        process = MeshProcess(settings, app, hostname=sender)
+        with within(settings.start_timeout_s, _give_up):
+            process = MeshProcess(settings, app, hostname=sender)
     except ConfigError as error:
         note_trouble(settings, error.message)
         # The parent tells the reason in its last line; Celery would write the whole way there above it.
@@ -49,14 +55,29 @@ def _start(sender: str, **_: object) -> None:
         refuse(error)
         return
     except Exception as error:  # noqa: BLE001 - Celery would log it and keep a child that never works
-        starts = Starts.fail(_reason_of(error))
         _log.critical("worker.start_failed", error=str(error), next="another child is started", exc_info=error)
-        note_trouble(settings, f"start {starts.number} of {settings.start_attempts} failed: {starts.reason}")
-        os._exit(EXIT_FAILED_START)
+        _end(_reason_of(error))
     crash_point("worker.started")
     Starts.succeed()
     process.start()
     _running.append(process)
+
+
+def _give_up() -> None:
+    """The start hangs: say where, and let another child begin anew."""
+    stack = traceback.format_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+    _log.critical("worker.start_hangs", next="another child is started", stack="".join(stack))
+    _end(
+        f"it had not loaded its model within {settings.start_timeout_s:g} s (TWINKLE_START_TIMEOUT_S): a disk or a"
+        " device that does not answer looks like this (its log says where it stood); if it only needs longer, set more"
+    )
+
+
+def _end(reason: str) -> None:
+    """End this child, whose start came to nothing; the parent begins another one."""
+    starts = Starts.fail(reason)
+    note_trouble(settings, f"start {starts.number} of {settings.start_attempts} failed: {starts.reason}")
+    os._exit(EXIT_FAILED_START)
 
 
 def _await_turn(before: Starts) -> None:

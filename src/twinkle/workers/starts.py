@@ -1,8 +1,9 @@
 """What the process that owns the device and its parent know of each other's starts.
 
-The child that owns the device may say that its settings are wrong, fail, or be killed without a word, as where memory
-does not suffice; its parent, Celery's, would start another one for ever. So each start is counted in a file that the
-parent has made: pauses grow, and after some starts in a row that came to nothing the parent ends with the reason.
+The child that owns the device may say that its settings are wrong, fail, hang, or be killed without a word, as where
+memory does not suffice; its parent, Celery's, would start another one for ever, or wait for ever. So each start has a
+time in which it must end, and is counted in a file that the parent has made: pauses grow, and after some starts in a
+row that came to nothing the parent ends with the reason.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,8 +22,8 @@ from twinkle.core.errors import ConfigError
 STARTS_FILE = "_TWINKLE_STARTS_FILE"
 """The variable that names the file."""
 
+LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
 _KILLED = (
     "it was killed while it started, and said nothing: memory that does not suffice looks like this"
     " (the system's log tells), and so does a device that fails"
@@ -68,7 +72,19 @@ class Starts:
     @property
     def pause_s(self) -> float:
         """How long to wait before another start, after so many that came to nothing."""
-        return 0.0 if not self.number else min(_FIRST_PAUSE_S * 2 ** (self.number - 1), _LONGEST_PAUSE_S)
+        return 0.0 if not self.number else min(_FIRST_PAUSE_S * 2 ** (self.number - 1), LONGEST_PAUSE_S)
+
+
+@contextmanager
+def within(limit_s: float, give_up: Callable[[], None]) -> Iterator[None]:
+    """Call ``give_up``, in a thread of its own, if what is done meanwhile has not ended in that time."""
+    timer = threading.Timer(limit_s, give_up)
+    timer.name, timer.daemon = "start limit", True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def refuse(error: ConfigError) -> None:

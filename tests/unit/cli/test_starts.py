@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from twinkle.tasks.surroundings import check_surroundings
 from twinkle.workers.entry import run_worker
 from twinkle.workers.jobs.process import run_jobs_worker
 from twinkle.workers.processors.serving import run_processors
-from twinkle.workers.starts import STARTS_FILE, Starts
+from twinkle.workers.starts import STARTS_FILE, Starts, within
 
 LONGEST_S = 200.0
 """For a process that starts on a machine that others use too."""
@@ -295,6 +296,30 @@ def test_a_worker_that_is_killed_at_every_start_gives_up_with_the_reason_which_s
     assert "mesh first: the last worker did not start" in told and "no worker" in told
 
 
+def test_a_worker_that_has_not_loaded_in_its_time_is_ended_told_of_and_waited_for_no_longer(
+    tmp_path: Path, sqlite_url: str, redis_url: str
+) -> None:
+    stores = Stores.at(sqlite_url, SystemClock())
+
+    ended = start(
+        *("worker", "--mesh", "first"),
+        HOME=str(tmp_path),
+        MODEL=str(make_text_model(tmp_path / "model")),
+        REDIS_URL=redis_url,
+        START_ATTEMPTS="1",
+        # No machine imports torch so quickly.
+        START_TIMEOUT_S="0.05",
+    )
+    (mesh,) = stores.meshes.all()
+    stores.close()
+
+    assert ended.returncode == 2, ended.stderr[-2000:]
+    assert "did not start in 1 attempts (TWINKLE_START_ATTEMPTS); the last time: it had not loaded" in ended.stderr
+    assert mesh.trouble is not None and "within 0.05 s (TWINKLE_START_TIMEOUT_S)" in mesh.trouble
+    assert mesh.announced is None
+    assert "worker.start_hangs" in ended.stderr + ended.stdout
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -364,6 +389,19 @@ def test_the_pauses_between_starts_grow_and_a_start_that_ends_well_begins_anew(
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
     assert (failed.number, seen.reason) == (8, "the device fails")
     assert Starts.begin() == Starts()
+
+
+def test_what_hangs_is_given_up_and_what_has_ended_in_time_is_not() -> None:
+    given_up = threading.Event()
+
+    with within(0.01, given_up.set):
+        assert given_up.wait(LONGEST_S)
+    given_up.clear()
+    with within(LONGEST_S, given_up.set):
+        (timer,) = (thread for thread in threading.enumerate() if thread.name == "start limit")
+    timer.join(LONGEST_S)
+
+    assert not timer.is_alive() and not given_up.is_set()
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,12 @@ class WorkerSettings(SettingsGroup):
         description="starts in a row that may come to nothing (a device that fails, too little memory), with growing"
         " pauses; then the worker ends with the reason",
     )
+    start_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="how long one of them may take until its model is loaded; one that hangs is ended, and counts among"
+        " those that came to nothing. For models that load longer set more",
+    )
     restart_pause_s: float = Field(
         default=30.0,
         gt=0,
