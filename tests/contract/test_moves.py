@@ -214,6 +214,49 @@ def test_a_mesh_with_something_on_it_is_not_removed(bench: Bench, clock: HandClo
         bench.stores.moves.remove(MESH)
 
 
+def test_a_mesh_that_goes_while_an_adapter_is_on_its_way_to_it_leaves_the_adapter_where_it_works(
+    bench: Bench, clock: HandClock, here: WorkerRig, there: WorkerRig
+) -> None:
+    run = submit_run(bench, forward_backward(1), optim_step())
+
+    def send_and_remove() -> None:
+        """Something of it runs all the while, so it cannot go yet."""
+        here.journal.after_claim = lambda: None
+        bench.stores.moves.begin("a", OTHER)
+        _release(bench, there)
+        with pytest.raises(Conflict, match="1 adapters and sampling sessions are on their way to it"):
+            bench.stores.moves.remove(OTHER)
+        bench.stores.moves.drain(OTHER)
+        bench.stores.moves.remove(OTHER)
+
+    here.journal.after_claim = send_and_remove
+    settle(clock, here)
+
+    assert place_of(bench, "a") == [(MESH, None, MESH, None)]
+    assert state_of(here, "a", len(run)) == truth(run)
+    assert bench.rows("SELECT DISTINCT state FROM operation") == [("done",)]
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["drained", "gone"])
+def test_nothing_is_sent_to_a_mesh_that_was_there_at_the_last_look_alone(
+    bench: Bench, here: WorkerRig, there: WorkerRig, is_gone: bool
+) -> None:
+    submit_run(bench, forward_backward(1))
+    here.drain()
+    bench.stores.moves.drain(MESH)
+    seen = bench.meshes.all()
+    [source] = (mesh for mesh in seen if mesh.name == MESH)
+    [(name, lanes)] = spread(bench.stores.moves.staying(MESH), source, seen).items()
+    bench.stores.moves.drain(OTHER)
+    if is_gone:
+        _release(bench, there)
+        bench.stores.moves.remove(OTHER)
+
+    assert (name, lanes) == (OTHER, ["a"])
+    assert bench.stores.moves.send(lanes, name) is False
+    assert place_of(bench, "a") == [(MESH, None, MESH, None)]
+
+
 def test_a_drain_that_is_taken_back_keeps_what_is_still_there(
     bench: Bench, clock: HandClock, here: WorkerRig, there: WorkerRig
 ) -> None:
@@ -328,6 +371,12 @@ def _sweep(bench: Bench) -> None:
         if mesh.is_draining:
             for name, lanes in spread(bench.stores.moves.staying(mesh.name), mesh, meshes).items():
                 bench.stores.moves.send(lanes, name)
+
+
+def _release(bench: Bench, worker: WorkerRig) -> None:
+    lease = worker.keeper.current()
+    assert lease is not None
+    bench.meshes.release(lease)
 
 
 def _die(bench: Bench) -> None:

@@ -95,8 +95,8 @@ class Housekeeping:
         for mesh in meshes:
             if mesh.is_draining:
                 for name, lanes in spread(self._stores.moves.staying(mesh.name), mesh, meshes).items():
-                    self._stores.moves.send(lanes, name)
-                    _log.info("housekeeping.sent", mesh=mesh.name, to=name, count=len(lanes))
+                    if self._stores.moves.send(lanes, name):
+                        _log.info("housekeeping.sent", mesh=mesh.name, to=name, count=len(lanes))
         num_moved = self._stores.moves.finish_abandoned()
         if num_moved:
             _log.info("housekeeping.moved", count=num_moved)

@@ -99,7 +99,7 @@ class Moves:
         return not self._database.read("SELECT 1 AS one FROM lane WHERE mesh = ? LIMIT 1", (mesh,))
 
     def drain(self, mesh: str, *, to_mesh: str | None = None) -> None:
-        """Let nothing new come to a mesh, and have everything that is on it moved.
+        """Let nothing new come to a mesh, and have everything that is on it moved. What is on its way to it stays.
 
         Raises:
             NotFound: There is no such mesh.
@@ -107,6 +107,8 @@ class Moves:
             Conflict: That one is being drained itself.
         """
         with self._database.transaction() as transaction:
+            # As in `restore`.
+            transaction.execute("UPDATE lane SET moving_to = NULL WHERE moving_to = ?", (mesh,))
             _mesh(transaction, mesh)
             if to_mesh is not None:
                 _require_fit(transaction, mesh, to_mesh)
@@ -122,19 +124,20 @@ class Moves:
             NotFound: There is no such mesh.
         """
         with self._database.transaction() as transaction:
+            # Lanes before meshes, as everywhere: else two transactions could wait for each other.
+            transaction.execute("UPDATE lane SET moving_to = NULL WHERE mesh = ? AND moving_to IS NOT NULL", (mesh,))
             _mesh(transaction, mesh)
             transaction.execute(
                 "UPDATE mesh SET draining_at = NULL, drains_to = NULL, asked_for = NULLIF(asked_for, ?) WHERE name = ?",
                 (GIVEN_BACK, mesh),
             )
-            transaction.execute("UPDATE lane SET moving_to = NULL WHERE mesh = ? AND moving_to IS NOT NULL", (mesh,))
 
     def remove(self, mesh: str) -> None:
         """Forget a mesh that nothing is on any more.
 
         Raises:
             NotFound: There is no such mesh.
-            Conflict: Something is on it, or a worker holds it.
+            Conflict: Something is on it or on its way to it, or a worker holds it.
         """
         with self._database.transaction() as transaction:
             row = _mesh(transaction, mesh)
@@ -146,6 +149,14 @@ class Moves:
                 raise Conflict(
                     f"mesh {mesh}: {left.num} adapters and sampling sessions are on it; `twinkle meshes drain {mesh}`"
                     " moves them to another mesh of their model"
+                )
+            coming = transaction.execute("SELECT COUNT(*) AS num FROM lane WHERE moving_to = ?", (mesh,)).fetchone()
+            assert coming is not None
+            if coming.num:
+                # Handed over to a mesh that nobody knows, they would wait for ever.
+                raise Conflict(
+                    f"mesh {mesh}: {coming.num} adapters and sampling sessions are on their way to it; `twinkle meshes"
+                    f" drain {mesh}` keeps them where they are"
                 )
             transaction.execute("DELETE FROM share WHERE mesh = ?", (mesh,))
             transaction.execute("DELETE FROM mesh WHERE name = ?", (mesh,))
@@ -167,11 +178,16 @@ class Moves:
         )
         return [row.id for row in rows]
 
-    def send(self, lanes: Sequence[str], to_mesh: str) -> None:
-        """Send lanes of a mesh that is being drained to one that fits."""
+    def send(self, lanes: Sequence[str], to_mesh: str) -> bool:
+        """Send lanes of a mesh that is being drained to one that fits; false if that one is gone or drained by now."""
         with self._database.transaction() as transaction:
             locked = lock_lanes(transaction, lanes)
+            if not transaction.execute(
+                "SELECT name FROM mesh WHERE name = ? AND draining_at IS NULL FOR UPDATE", (to_mesh,)
+            ).fetchone():
+                return False
             _send(transaction, [lane.id for lane in locked.values() if lane.mesh != to_mesh], to_mesh)
+        return True
 
     # -- let go -------------------------------------------------------------------------------------------------------
 
