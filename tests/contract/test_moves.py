@@ -214,6 +214,28 @@ def test_a_mesh_with_something_on_it_is_not_removed(bench: Bench, clock: HandClo
         bench.stores.moves.remove(MESH)
 
 
+def test_a_mesh_that_something_is_sent_to_is_not_removed_and_nothing_is_sent_to_one_that_was(
+    bench: Bench, clock: HandClock, make_worker: MakeWorker
+) -> None:
+    make_worker(lease_s=15.0).drain()
+    make_worker(mesh=OTHER, lease_s=15.0).drain()
+    submit_run(bench, forward_backward(1))
+    clock.move(100)
+    bench.stores.moves.begin("a", OTHER)
+
+    with pytest.raises(Conflict, match="1 adapters and sampling sessions are on their way to it"):
+        bench.stores.moves.remove(OTHER)
+    bench.stores.moves.begin("a", MESH)
+    bench.stores.moves.drain(MESH, to_mesh=OTHER)
+    with pytest.raises(Conflict, match=f"mesh {MESH} is drained to it"):
+        bench.stores.moves.remove(OTHER)
+    bench.stores.moves.restore(MESH)
+    bench.stores.moves.remove(OTHER)
+    with pytest.raises(NotFound, match=OTHER):
+        bench.stores.moves.send(["a"], OTHER)
+    assert bench.stores.moves.place_of("a") == MESH
+
+
 def test_a_drain_that_is_taken_back_keeps_what_is_still_there(
     bench: Bench, clock: HandClock, here: WorkerRig, there: WorkerRig
 ) -> None:

@@ -134,7 +134,7 @@ class Moves:
 
         Raises:
             NotFound: There is no such mesh.
-            Conflict: Something is on it, or a worker holds it.
+            Conflict: Something is on it or on its way to it, or a worker holds it.
         """
         with self._database.transaction() as transaction:
             row = _mesh(transaction, mesh)
@@ -147,6 +147,18 @@ class Moves:
                     f"mesh {mesh}: {left.num} adapters and sampling sessions are on it; `twinkle meshes drain {mesh}`"
                     " moves them to another mesh of their model"
                 )
+            coming = transaction.execute("SELECT COUNT(*) AS num FROM lane WHERE moving_to = ?", (mesh,)).fetchone()
+            assert coming is not None
+            if coming.num:
+                raise Conflict(
+                    f"mesh {mesh}: {coming.num} adapters and sampling sessions are on their way to it; `twinkle meshes"
+                    " move` sends each elsewhere"
+                )
+            source = transaction.execute(
+                "SELECT name FROM mesh WHERE drains_to = ? AND draining_at IS NOT NULL LIMIT 1", (mesh,)
+            ).fetchone()
+            if source is not None:
+                raise Conflict(f"mesh {mesh}: mesh {source.name} is drained to it; drain that to another one first")
             transaction.execute("DELETE FROM share WHERE mesh = ?", (mesh,))
             transaction.execute("DELETE FROM mesh WHERE name = ?", (mesh,))
 
@@ -168,9 +180,14 @@ class Moves:
         return [row.id for row in rows]
 
     def send(self, lanes: Sequence[str], to_mesh: str) -> None:
-        """Send lanes of a mesh that is being drained to one that fits."""
+        """Send lanes of a mesh that is being drained to one that fits.
+
+        Raises:
+            NotFound: That one was removed meanwhile.
+        """
         with self._database.transaction() as transaction:
             locked = lock_lanes(transaction, lanes)
+            _mesh(transaction, to_mesh)
             _send(transaction, [lane.id for lane in locked.values() if lane.mesh != to_mesh], to_mesh)
 
     # -- let go -------------------------------------------------------------------------------------------------------
