@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.clock import HandClock
 from harness.journal import Bench
+from harness.polling import wait_until
 from twinkle.core.errors import Conflict, InvalidInput, LimitReached, NotFound
 from twinkle.storage.blobs import FILES, PREPARED, FolderStore
+from twinkle.storage.files import uploads
+from twinkle.storage.files.contents import insert_file
 from twinkle.storage.files.prepared import NewPreparedData, shard_key
 from twinkle.storage.files.records import (
     ContentFacts,
@@ -227,6 +231,39 @@ def test_an_upload_takes_no_more_than_was_announced_and_is_its_tenants_alone(kee
         keeper.stores.uploads.find(upload, "t1")
     with pytest.raises(NotFound):
         keeper.stores.uploads.cancel(upload, "t1")
+
+
+def test_an_upload_that_is_completed_as_its_time_ends_keeps_its_bytes(
+    bench: Bench, keeper: Keeper, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"abcd"
+    upload = keeper.begin(data)
+    part = keeper.part(upload, data)
+    with ThreadPoolExecutor(2) as others:
+        sweeps: list[Future[int]] = []
+
+        def named_late(*args: Any, **facts: Any) -> None:
+            clock.move(HOUR_S)
+            sweeps.append(others.submit(keeper.stores.uploads.expire))
+            if bench.database.is_postgres:
+                wait_until(
+                    lambda: others.submit(_waits_for_a_row, bench).result() or sweeps[0].done(),
+                    what="the sweep at our row",
+                )
+            insert_file(*args, **facts)
+
+        monkeypatch.setattr(uploads, "insert_file", named_late)
+        file = keeper.complete(upload, [part])
+        sweeps[0].result()
+
+    assert keeper.read(file) == data
+    assert bench.rows("SELECT key FROM doomed_blob") == []
+    assert keeper.stores.uploads.find(upload, "t0").status is UploadStatus.COMPLETED
+
+
+def _waits_for_a_row(bench: Bench) -> bool:
+    locked = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return bool(bench.database.read(locked))
 
 
 def test_an_upload_that_nobody_goes_on_with_ends(keeper: Keeper, clock: HandClock) -> None:

@@ -108,6 +108,31 @@ def test_a_sweep_ends_each_kind_at_its_own_deadline(
     assert bench.status("a", 1).state is OperationState.QUEUED
 
 
+def _stumbles(*_: object, **__: object) -> None:
+    raise RuntimeError("over one row")
+
+
+def test_what_one_sweep_stumbles_over_keeps_no_other(
+    bench: Bench, lease: Lease, clock: HandClock, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.journal.open_lane(new_sampler("s"))
+    bench.append(*(submission("s", seq, OperationKind.SAMPLE) for seq in range(2)))
+    (claim,) = bench.claim_samples(lease, 1)
+    bench.journal.commit(lease, [done(claim)])
+    monkeypatch.setattr(bench.stores.moves, "finish_abandoned", _stumbles)
+    monkeypatch.setattr(bench.stores.kept_payloads, "count", _stumbles)
+    clock.move(24 * HOUR_S)
+
+    with pytest.raises(ExceptionGroup) as in_sweep:
+        housekeeping.sweep()
+    with pytest.raises(ExceptionGroup) as in_expire:
+        housekeeping.expire()
+
+    assert [len(group.value.exceptions) for group in (in_sweep, in_expire)] == [1, 1]
+    assert bench.status("s", 1).state is OperationState.FAILED
+    assert bench.rows("SELECT seq FROM operation WHERE expired") == [(0,)]
+
+
 def test_deadlines_by_kind_reach_a_child_process_as_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWINKLE_OPERATION_DEADLINE_S_OF", '{"sample": 600, "save_weights": 60.5}')
 

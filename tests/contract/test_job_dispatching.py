@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 import redis
@@ -12,8 +13,9 @@ from celery import Celery
 from harness.event_watcher import Watcher
 from harness.job_life import LASTING, LEASE_S, JobBench
 from harness.journal import Bench
-from harness.polling import wait_until
+from harness.polling import PATIENCE_S, wait_until
 from harness.servers import RedisServer
+from twinkle.core.errors import StorageUnavailable
 from twinkle.core.job import JobState
 from twinkle.core.settings import Settings
 from twinkle.tasks.app import make_app
@@ -87,6 +89,42 @@ def test_a_rung_bell_hands_out_what_waits(jobs: JobBench, dispatcher: JobDispatc
     bell.ring()
     wait_until(lambda: _num_messages(server), what="its message")
     bell.stop()
+
+
+def test_a_bell_goes_on_ringing_whatever_one_look_met(
+    jobs: JobBench, dispatcher: JobDispatcher, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.submit("a")
+    dispatch, met = dispatcher.dispatch, Event()
+
+    def stumbles() -> int:
+        met.set()
+        raise RuntimeError("over one row")
+
+    monkeypatch.setattr(dispatcher, "dispatch", stumbles)
+    bell = JobBell(dispatcher)
+    bell.start()
+    bell.ring()
+    assert met.wait(PATIENCE_S)
+    monkeypatch.setattr(dispatcher, "dispatch", dispatch)
+    bell.ring()
+
+    wait_until(lambda: _num_messages(server), what="its message")
+    bell.stop()
+
+
+def test_an_attempt_is_shown_and_goes_on_while_the_journal_does_not_say_whose_it_is(
+    jobs: JobBench, app: Celery, server: RedisServer
+) -> None:
+    def away(_: str) -> str:
+        raise StorageUnavailable("the database is away")
+
+    watcher = Watcher(app, server.url)
+    jobs.submit("a")
+
+    AttemptReporter(app, reason="submitted", name_of_tenant=away).began(jobs.claim("a").job)
+
+    wait_until(lambda: watcher.kinds(task_id("a", 1)) == ["task-received", "task-started"], what="its events")
 
 
 def test_each_attempt_is_a_task_named_by_its_kind_and_told_without_words_of_the_tenant(

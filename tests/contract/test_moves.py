@@ -257,6 +257,20 @@ def test_nothing_is_sent_to_a_mesh_that_was_there_at_the_last_look_alone(
     assert place_of(bench, "a") == [(MESH, None, MESH, None)]
 
 
+def test_a_mesh_that_another_is_drained_to_is_not_removed(
+    bench: Bench, clock: HandClock, make_worker: MakeWorker
+) -> None:
+    make_worker(lease_s=15.0).drain()
+    make_worker(mesh=OTHER, lease_s=15.0).drain()
+    clock.move(100)
+    bench.stores.moves.drain(MESH, to_mesh=OTHER)
+
+    with pytest.raises(Conflict, match=f"mesh {MESH} is drained to it"):
+        bench.stores.moves.remove(OTHER)
+    bench.stores.moves.restore(MESH)
+    bench.stores.moves.remove(OTHER)
+
+
 def test_a_drain_that_is_taken_back_keeps_what_is_still_there(
     bench: Bench, clock: HandClock, here: WorkerRig, there: WorkerRig
 ) -> None:

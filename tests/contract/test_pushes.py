@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from harness.clock import HandClock
 from harness.journal import CONFIG, Bench
 from twinkle.core.adapter import Checkpoint, CheckpointKind, StoredFile
 from twinkle.core.errors import NotFound
+from twinkle.core.job import JobKind, NewJob
 from twinkle.core.lease import Lease
 from twinkle.core.limits import TenantLimits
 from twinkle.storage.checkpoints.pushes import Pushes, filled
@@ -107,6 +110,30 @@ def test_what_was_submitted_and_not_noted_is_the_same_job(
 
     assert pusher.push() == 1
     assert len(_jobs(bench)) == 1
+
+
+def test_a_push_whose_name_its_tenant_gave_to_another_job_keeps_nobody_waiting(
+    bench: Bench, pushes: Pushes, pusher: CheckpointPusher
+) -> None:
+    own = pushes.want("t0", "a", SPEC)
+    _save(bench, "tinker://a/weights/x")
+    (due,) = pushes.due()
+    taken = NewJob(
+        id="job-taken", tenant="t0", kind=JobKind.CHECK, spec={}, digest="x", client_id=f"{own.id}:{due.content}"
+    )
+    bench.stores.jobs.create(taken)
+    pushes.want("t0", "b", SPEC)
+    _save(bench, "tinker://b/weights/x")
+    _save(bench, "tinker://a/weights/y")
+
+    pusher.push()
+
+    exported = [row[0] for row in bench.rows("SELECT spec FROM job WHERE kind = 'export' ORDER BY id")]
+    assert sorted(json.loads(spec)["checkpoint"] for spec in exported) == [
+        "tinker://a/weights/y",
+        "tinker://b/weights/x",
+    ]
+    assert pusher.push() == 0
 
 
 def test_what_its_tenant_has_no_room_for_waits(bench: Bench, clock: HandClock, pushes: Pushes) -> None:

@@ -16,7 +16,7 @@ from twinkle.core.operation import OperationKind
 from twinkle.scheduler.retention import Retention
 from twinkle.storage.blobs import FolderStore
 from twinkle.storage.checkpoints.checkpoints import NewCopy
-from twinkle.storage.upkeep.waste import Waste
+from twinkle.storage.upkeep.waste import Waste, doom
 
 GRACE_S = 3600.0
 WEEK_S = 7 * 24 * 3600.0
@@ -118,6 +118,41 @@ def test_a_store_that_does_not_answer_loses_nothing_of_what_is_to_go(
     with pytest.raises(StorageUnavailable):
         waste.delete(Away(root), older_than_s=GRACE_S)
 
+    assert waste.delete(FolderStore(root), older_than_s=GRACE_S) == 1
+
+
+class RefusesOne(FolderStore):
+    """A store that will not delete one blob: for ever, or so that nobody knows why."""
+
+    def __init__(self, root: Path, refused: str, cause: OSError) -> None:
+        super().__init__(root)
+        self._refused = refused
+        self._cause = cause
+
+    def delete(self, key: str) -> None:
+        if key == self._refused:
+            raise StorageUnavailable(key) from self._cause
+        super().delete(key)
+
+
+@pytest.mark.parametrize("cause", [PermissionError("held by a rule of the bucket"), OSError("no answer")], ids=repr)
+def test_a_blob_that_a_store_will_not_delete_keeps_no_others(
+    bench: Bench, waste: Waste, root: Path, clock: HandClock, cause: OSError
+) -> None:
+    store = RefusesOne(root, "results/0", cause)
+    for number in range(4):
+        store.put(f"results/{number}", b"x")
+        with bench.database.transaction() as transaction:
+            doom(transaction, [f"results/{number}"], now=clock.now())
+        clock.move(1)
+    clock.move(GRACE_S)
+
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            waste.delete(store, older_than_s=GRACE_S)
+
+    assert _files(root, "results") == ["results/0"]
+    assert bench.rows("SELECT key FROM doomed_blob") == [("results/0",)]
     assert waste.delete(FolderStore(root), older_than_s=GRACE_S) == 1
 
 

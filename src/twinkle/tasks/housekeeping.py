@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -79,12 +80,20 @@ class Housekeeping:
 
     def sweep(self) -> None:
         """End what has waited too long: gaps in a sequence, operations past their deadline."""
-        ended = self._stores.upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s)
+        _each(self._close_gaps, self.move, self._expire_overdue)
+
+    def _close_gaps(self) -> None:
+        self._publish(self._stores.upkeep.close_gaps(older_than_s=self._settings.gap_timeout_s))
         crash_point("housekeeping.gaps_closed")
-        self.move()
-        ended += self._stores.upkeep.expire_overdue(
-            deadline_s=self._settings.operation_deadline_s, deadline_s_of=self._settings.operation_deadline_s_of
+
+    def _expire_overdue(self) -> None:
+        self._publish(
+            self._stores.upkeep.expire_overdue(
+                deadline_s=self._settings.operation_deadline_s, deadline_s_of=self._settings.operation_deadline_s_of
+            )
         )
+
+    def _publish(self, ended: list[str]) -> None:
         if ended:
             _log.warning("housekeeping.ended", count=len(ended), first=ended[0])
             self._publisher.publish(ended)
@@ -106,29 +115,40 @@ class Housekeeping:
 
         Blobs are deleted a while after nothing refers to them any more: whoever was reading one has ended by then.
         """
-        self._stores.job_keeping.release()
-        self._stores.job_keeping.end_paused(older_than_s=self._settings.job_pause_ttl_s)
-        self._stores.job_keeping.forget(older_than_s=self._settings.job_retention_s)
-        self._stores.kept_payloads.count()
-        self._stores.upkeep.expire_results(older_than_s=self._settings.result_ttl_s)
-        self._stores.upkeep.expire_checkpoints()
-        self._stores.upkeep.expire_access_tokens()
-        self._stores.sessions.forget(older_than_s=self._settings.session_retention_s)
-        self._stores.files.expire()
-        self._stores.uploads.expire()
-        self._stores.processors.expire(idle_s=self._settings.processor_idle_s)
-        self._stores.prepared_rows.expire(idle_s=self._settings.prepared_data_idle_s)
-        num_ended = self._stores.sampling_sessions.end_unreachable(
-            Patience(
-                idle_s=self._settings.ephemeral_idle_s,
-                silent_s=self._settings.session_timeout_s + self._settings.ephemeral_grace_s,
-            )
+        settings, stores = self._settings, self._stores
+        _each(
+            stores.job_keeping.release,
+            partial(stores.job_keeping.end_paused, older_than_s=settings.job_pause_ttl_s),
+            partial(stores.job_keeping.forget, older_than_s=settings.job_retention_s),
+            stores.kept_payloads.count,
+            partial(stores.upkeep.expire_results, older_than_s=settings.result_ttl_s),
+            stores.upkeep.expire_checkpoints,
+            stores.upkeep.expire_access_tokens,
+            partial(stores.sessions.forget, older_than_s=settings.session_retention_s),
+            stores.files.expire,
+            stores.uploads.expire,
+            partial(stores.processors.expire, idle_s=settings.processor_idle_s),
+            partial(stores.prepared_rows.expire, idle_s=settings.prepared_data_idle_s),
+            self._end_weights,
+            self._prune,
+            self.forget,
+            self._delete_blobs,
         )
+
+    def _end_weights(self) -> None:
+        patience = Patience(
+            idle_s=self._settings.ephemeral_idle_s,
+            silent_s=self._settings.session_timeout_s + self._settings.ephemeral_grace_s,
+        )
+        num_ended = self._stores.sampling_sessions.end_unreachable(patience)
         if num_ended:
             _log.info("housekeeping.ephemeral_ended", count=num_ended)
-        for run in self._stores.snapshots.runs_to_prune(older_than_s=self._settings.retention_s):
-            self._stores.snapshots.prune(run, self._retention.choose)
-        self.forget()
+
+    def _prune(self) -> None:
+        runs = self._stores.snapshots.runs_to_prune(older_than_s=self._settings.retention_s)
+        _each(*(partial(self._stores.snapshots.prune, run, self._retention.choose) for run in runs))
+
+    def _delete_blobs(self) -> None:
         num_deleted = 0
         for _ in range(_MAX_BATCHES):
             crash_point("housekeeping.deleting")
@@ -150,6 +170,25 @@ class Housekeeping:
         num_entries = self._stores.audit.forget(older_than_s=self._settings.audit_retention_s)
         if num_forgotten or num_lanes or num_entries:
             _log.info("housekeeping.forgotten", operations=num_forgotten, lanes=num_lanes, audit_entries=num_entries)
+
+
+def _each(*sweeps: Callable[[], object]) -> None:
+    """Run them in turn, each whatever became of those before it: what one stumbles over must not keep all others.
+
+    Raises:
+        StorageUnavailable: The database or the object store is away, and the rest was left for the next time.
+        ExceptionGroup: What went wrong in some.
+    """
+    errors: list[Exception] = []
+    for sweep in sweeps:
+        try:
+            sweep()
+        except StorageUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised below, with those of the others
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("sweeps of housekeeping failed; they are tried again at the next beat", errors)
 
 
 def register(app: Celery, housekeeping: Housekeeping) -> None:

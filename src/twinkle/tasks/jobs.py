@@ -115,6 +115,8 @@ class JobBell:
                 self._dispatcher.dispatch()
             except StorageUnavailable as error:
                 _log.warning("jobs.not_handed_out", error=error.message, next="the sweep tries again")
+            except Exception as error:  # noqa: BLE001 - the border: whatever one look meets, the next ring must work
+                _log.error("jobs.not_handed_out", error=str(error), next="the sweep tries again", exc_info=error)
 
 
 def register_jobs(
@@ -146,7 +148,11 @@ class AttemptReporter:
         if self.reason == RUNNER_LOST:
             before = task_id(job.id, job.attempt - 1)
             self._send(before, ("task-failed", {"exception": RUNNER_LOST, "traceback": "", "runtime": 0.0}))
-        tenant = self.name_of_tenant(job.tenant)
+        try:
+            tenant = self.name_of_tenant(job.tenant)
+        except StorageUnavailable as error:
+            _log.warning("report.nameless", job=job.id, error=error.message, next="its tenant's id is shown")
+            tenant = job.tenant
         facts = {"job": job.id, "tenant": tenant, "kind": job.kind.value, "attempt": job.attempt, "reason": self.reason}
         uuid = task_id(job.id, job.attempt)
         received = {

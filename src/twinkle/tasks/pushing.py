@@ -7,7 +7,7 @@ import json
 
 import structlog
 
-from twinkle.core.errors import LimitReached
+from twinkle.core.errors import Conflict, LimitReached
 from twinkle.core.ids import new_id
 from twinkle.core.job import JobKind, NewJob
 from twinkle.storage.checkpoints.pushes import DuePush, Pushes
@@ -29,7 +29,8 @@ class CheckpointPusher:
     def push(self) -> int:
         """Submit an export for each checkpoint whose turn it is; how many. Blocks.
 
-        One that its tenant has no room for waits for the next time.
+        One that its tenant has no room for waits for the next time. One whose name the tenant's own client has given to
+        another job has had its turn: it must not keep all others waiting.
         """
         due = self._pushes.due()
         refused = set()
@@ -41,6 +42,12 @@ class CheckpointPusher:
             except LimitReached as error:
                 refused.add(one.push.tenant)
                 _log.warning("housekeeping.not_pushed", tenant=one.push.tenant, reason=error.message, next="again soon")
+                continue
+            except Conflict as error:
+                _log.warning(
+                    "housekeeping.not_pushed", tenant=one.push.tenant, reason=error.message, next="its successor"
+                )
+                self._pushes.note(one, None)
                 continue
             self._pushes.note(one, job.id)
         if not due:

@@ -23,10 +23,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 from twinkle.core.errors import ConfigError, InvalidInput
 from twinkle.sampler.drawing import draw_tokens
 from twinkle.sampler.vllm.adapters import AdapterFolder, zero_files
-from twinkle.sampler.vllm.progress import Advance, RunningSample
-
-NAME = "twinkle"
-"""Under it a request's ``extra_args`` hold the name of its sample."""
+from twinkle.sampler.vllm.progress import NAME, Advance, RunningSample
 
 FindSample = Callable[[str], RunningSample | None]
 
@@ -56,23 +53,13 @@ class VLLMEngine:
         self._cache_generation = 0
         self.eos_token_ids: tuple[int, ...] = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
-    def add(
-        self, sample: RunningSample, prompt: Sequence[int], *, max_tokens: int, folder: AdapterFolder | None
-    ) -> None:
-        """Queues one sequence; the prompt is computed anew if it is to be scored."""
-        params = vllm.SamplingParams(
-            temperature=0,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            skip_reading_prefix_cache=sample.sequence.sample == 0 and sample.progress.scores_prompt,
-            extra_args={NAME: sample.name},
-        )
+    def add(self, sample: RunningSample) -> None:
+        """Queues one sequence."""
+        folder = sample.progress.folder
         self._engine.add_request(
             sample.name,
-            {"prompt_token_ids": list(prompt), "cache_salt": self._cache_salt(sample)},
-            params,
+            sample.prompt(self._cache_generation),
+            vllm.SamplingParams(**sample.sampling(), output_kind=RequestOutputKind.DELTA),
             lora_request=None if folder is None else _lora_request(folder),
         )
 
@@ -105,10 +92,6 @@ class VLLMEngine:
     def weight_names(self) -> list[str]:
         """What the weights are called in vLLM's model."""
         return [name for name, _ in self._runner.model.named_parameters()]
-
-    def _cache_salt(self, sample: RunningSample) -> str:
-        """Goes into the hash of each cached block: only what has the same finds it."""
-        return f"{self._cache_generation}:{sample.progress.request.cache_group}"
 
     def zero_adapter(self) -> dict[str, bytes]:
         """The files of an adapter that changes nothing, for one module of this model.

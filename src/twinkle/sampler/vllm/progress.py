@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from twinkle.sampler.drawing import Draw, DrawnToken
 from twinkle.sampler.prompt_scores import LogitsOfRows, PromptScores
@@ -11,6 +12,9 @@ from twinkle.sampler.request import DrawnSequence, SampleRequest, SampleResult, 
 from twinkle.sampler.sequence import GrowingSequence, Stretch, finished_beyond
 from twinkle.sampler.stops import StopRule
 from twinkle.sampler.vllm.adapters import AdapterFolder
+
+NAME = "twinkle"
+"""Under it a request's ``extra_args`` hold the name of its sample."""
 
 
 class VLLMProgress:
@@ -99,6 +103,29 @@ class RunningSample:
     def group(self) -> str:
         """With whom it shares the places."""
         return self.progress.request.cache_group
+
+    def prompt(self, cache_generation: int) -> dict[str, Any]:
+        """Returns vLLM's form of the prompt. Its salt goes into the hash of each cached block.
+
+        Only what has the same salt finds a block: prompts of the same group, computed since all was last forgotten.
+        """
+        request = self.progress.request
+        return {"prompt_token_ids": list(request.prompt), "cache_salt": f"{cache_generation}:{request.cache_group}"}
+
+    def sampling(self) -> dict[str, Any]:
+        """Returns what vLLM's ``SamplingParams`` are made of; the prompt is computed anew if it is to be scored.
+
+        vLLM neither draws nor stops: it is told to be greedy among the one token that is left to it, and to go on. A
+        request that may not generate still has its prompt computed, for one token that is dropped.
+        """
+        return {
+            "temperature": 0,
+            "max_tokens": max(self.progress.max_tokens, 1),
+            "ignore_eos": True,
+            "detokenize": False,
+            "skip_reading_prefix_cache": self.sequence.sample == 0 and self.progress.scores_prompt,
+            "extra_args": {NAME: self.name},
+        }
 
     def next_draw(self) -> Draw:
         """Returns what decides its next token."""

@@ -232,11 +232,8 @@ class SteppedVLLMSampler(SteppedSampler):
         self._waiting = deque(held_back)
 
     def _submit(self, sample: RunningSample) -> None:
-        progress = sample.progress
         self._samples[sample.name] = sample
-        self._engine.add(
-            sample, progress.request.prompt, max_tokens=max(progress.max_tokens, 1), folder=progress.folder
-        )
+        self._engine.add(sample)
 
     def _restart_broken(self, failures: dict[str, Exception]) -> None:
         """Lets requests whose logits were not finite start once more, on a clean cache: the NaN may be another's."""

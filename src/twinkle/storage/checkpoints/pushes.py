@@ -138,13 +138,14 @@ class Pushes:
             for row in rows
         ]
 
-    def note(self, due: DuePush, job: str) -> None:
-        """A checkpoint has had its turn, by a job."""
+    def note(self, due: DuePush, job: str | None) -> None:
+        """A checkpoint has had its turn, by a job or in vain."""
         with self._database.transaction() as transaction:
             transaction.execute(
                 "UPDATE checkpoint SET pushed = content WHERE path = ? AND content = ?", (due.path, due.content)
             )
-            transaction.execute("UPDATE push SET last_job = ? WHERE id = ?", (job, due.push.id))
+            if job is not None:
+                transaction.execute("UPDATE push SET last_job = ? WHERE id = ?", (job, due.push.id))
 
     def look_on(self) -> None:
         """All that was due has had its turn: what is long past need not be looked at again."""

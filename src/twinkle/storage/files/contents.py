@@ -100,10 +100,10 @@ def piece_of(row: Row) -> FilePiece:
 
 def give_up_pieces(transaction: Transaction, owners: Sequence[str], *, now: float) -> list[str]:
     """Strike out the pieces of parts or contents; their keys, which may go now."""
-    marks = placeholders(owners)
-    rows = transaction.execute(f"SELECT key FROM file_piece WHERE owner IN ({marks})", owners).fetchall()
+    rows = transaction.execute(
+        f"DELETE FROM file_piece WHERE owner IN ({placeholders(owners)}) RETURNING key", owners
+    ).fetchall()
     keys = [row.key for row in rows]
-    transaction.execute(f"DELETE FROM file_piece WHERE owner IN ({marks})", owners)
     doom(transaction, keys, now=now)
     return keys
 

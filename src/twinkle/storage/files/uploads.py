@@ -220,6 +220,7 @@ class Uploads:
         """
         now = self._clock.now()
         with self._database.transaction() as transaction:
+            lock_tenant(transaction, tenant)
             upload = _find(transaction, upload_id, tenant)
             if upload.status is UploadStatus.COMPLETED:
                 raise Conflict(f"upload {upload_id} is complete; delete file {upload.file} instead")
@@ -231,20 +232,30 @@ class Uploads:
         """End what nobody goes on with, and forget what ended long ago; how many ended."""
         now = self._clock.now()
         rows = self._database.read(
-            "SELECT id FROM upload WHERE status = 'pending' AND job IS NULL AND expires_at <= ?"
-            " UNION ALL SELECT u.id FROM upload u LEFT JOIN job j ON j.id = u.job WHERE u.status = 'pending'"
+            "SELECT id, tenant FROM upload WHERE status = 'pending' AND job IS NULL AND expires_at <= ?"
+            " UNION ALL SELECT u.id, u.tenant FROM upload u LEFT JOIN job j ON j.id = u.job WHERE u.status = 'pending'"
             f" AND u.job IS NOT NULL AND COALESCE(j.state, 'failed') IN ({placeholders(FINAL_STATES)}) LIMIT ?",
             (now, *sorted(FINAL_STATES), _BATCH),
         )
+        num_ended = 0
         for row in rows:
             with self._database.transaction() as transaction:
-                _end(transaction, [row.id], UploadStatus.EXPIRED, now=now)
+                lock_tenant(transaction, row.tenant)
+                # Somebody may have sent a part of it or completed it in between.
+                left = transaction.execute(
+                    "SELECT 1 AS one FROM upload WHERE id = ? AND status = 'pending'"
+                    " AND (job IS NOT NULL OR expires_at <= ?)",
+                    (row.id, now),
+                ).fetchone()
+                if left is not None:
+                    _end(transaction, [row.id], UploadStatus.EXPIRED, now=now)
+                    num_ended += 1
         with self._database.transaction() as transaction:
             transaction.execute(
                 "DELETE FROM upload WHERE status IN ('completed', 'cancelled', 'expired') AND expires_at <= ?",
                 (now - _FORGET_AFTER_S,),
             )
-        return len(rows)
+        return num_ended
 
 
 def _find(transaction: Transaction, upload_id: str, tenant: str) -> Upload:

@@ -158,6 +158,11 @@ class Moves:
                     f"mesh {mesh}: {coming.num} adapters and sampling sessions are on their way to it; `twinkle meshes"
                     f" drain {mesh}` keeps them where they are"
                 )
+            source = transaction.execute(
+                "SELECT name FROM mesh WHERE drains_to = ? AND draining_at IS NOT NULL LIMIT 1", (mesh,)
+            ).fetchone()
+            if source is not None:
+                raise Conflict(f"mesh {mesh}: mesh {source.name} is drained to it; drain that to another one first")
             transaction.execute("DELETE FROM share WHERE mesh = ?", (mesh,))
             transaction.execute("DELETE FROM mesh WHERE name = ?", (mesh,))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from twinkle.core.clock import Clock
+from twinkle.core.errors import StorageUnavailable
 from twinkle.storage.blobs import (
     CHECKPOINTS,
     FILES,
@@ -19,11 +20,14 @@ from twinkle.storage.blobs import (
     SNAPSHOTS,
     BlobStore,
     StoredBlob,
+    lasting_reason,
 )
 from twinkle.storage.database import Database, Transaction, placeholders
 
 _BATCH = 500
 _PAGE = 1000
+_MOST_REFUSED = 20
+"""Blobs that the store will not delete, after which a call ends: each is a line in the log."""
 
 
 def doom(transaction: Transaction, keys: Iterable[str], *, now: float) -> None:
@@ -45,17 +49,31 @@ class Waste:
         """Delete some of the blobs that were given up so long ago: whoever was reading one has ended. How many.
 
         Raises:
-            StorageUnavailable: The object store did not answer; what is left is deleted another time.
+            StorageUnavailable: The object store did not answer, or refused some; what is left is deleted another time,
+                and what was refused behind it, so that one blob never keeps all others.
         """
+        until = self._clock.now() - older_than_s
         rows = self._database.read(
-            "SELECT key FROM doomed_blob WHERE since <= ? ORDER BY since LIMIT ?",
-            (self._clock.now() - older_than_s, _BATCH),
+            "SELECT key FROM doomed_blob WHERE since <= ? ORDER BY since LIMIT ?", (until, _BATCH)
         )
-        keys = [row.key for row in rows]
-        for key in keys:
-            blobs.delete(key)
-        self.forget(keys)
-        return len(keys)
+        gone: list[str] = []
+        refused: dict[str, StorageUnavailable] = {}
+        for row in rows:
+            try:
+                blobs.delete(row.key)
+                gone.append(row.key)
+            except StorageUnavailable as error:
+                refused[row.key] = error
+                if lasting_reason(error) is None or len(refused) == _MOST_REFUSED:
+                    break
+        self.forget(gone)
+        if refused:
+            with self._database.transaction() as transaction:
+                transaction.execute(
+                    f"UPDATE doomed_blob SET since = ? WHERE key IN ({placeholders(refused)})", (until, *refused)
+                )
+            raise next(iter(refused.values()))
+        return len(gone)
 
     def forget(self, keys: list[str]) -> None:
         """Strike out blobs that are gone."""
