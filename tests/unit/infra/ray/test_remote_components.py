@@ -108,6 +108,11 @@ class Rows:
             value.add_(1)
         return values["a"], values["b"]
 
+    @twinkle.remote_function(dispatch="all", execute="peer", lazy_collect=False)
+    def facing(self, rows: list[int]) -> tuple[int, list[int]]:
+        """On the ranks that face the caller."""
+        return current_rank(), rows
+
     @twinkle.remote_function(dispatch="all", lazy_collect=False)
     def world(self) -> tuple[int, int, int, str, float]:
         """What a rank is."""
@@ -268,6 +273,22 @@ def test_a_component_given_to_another_is_called_by_its_ranks() -> None:
     # Passed to the workers that hold it, it is the object itself.
     assert caller.ask(near) == [(0, 0), (1, 1)]
     assert share_workers(caller, near) and not share_workers(caller, far) and not share_workers(near, object())
+
+
+def test_ranks_of_two_groups_call_those_of_the_other_that_face_them_and_a_script_calls_all() -> None:
+    @twinkle.remote_class()
+    class Asking:
+        @twinkle.remote_function(dispatch="all", lazy_collect=False)
+        def ask(self, other: Rows) -> list[tuple[int, list[int]]]:
+            return other.facing([current_rank()])
+
+    many, few = Rows(remote_group="model", instance_id="facing"), Rows(remote_group="sampler", instance_id="facing")
+    two, one = Asking(remote_group="model"), Asking(remote_group="sampler")
+
+    assert two.ask(many) == [[(0, [0])], [(1, [1])]]
+    assert two.ask(few) == [[(0, [0])], [(0, [1])]]
+    assert one.ask(many) == [[(0, [0]), (1, [0])]]
+    assert many.facing([7]) == [(0, [7]), (1, [7])]
 
 
 def test_a_wrong_group_or_mesh_is_named() -> None:
