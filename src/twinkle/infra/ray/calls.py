@@ -17,9 +17,19 @@ from twinkle.infra.remote import RemoteCall
 from twinkle.infra.spread import Layout, collected
 
 PEERS_S = 10.0
-"""After a rank has raised: those that have not ended by then are taken to wait for it, in vain."""
+"""After a rank has raised: those that have not ended by then, at least, are taken to wait for it, in vain."""
+LONGEST_PEERS_S = 120.0
+"""The same at most, also where the one that raised had been at it for longer."""
 MAX_UNCOLLECTED = 32
 """Calls of an object that may be under way before the next one waits for the first of them."""
+
+
+def patience_s(took_s: float) -> float:
+    """How long ranks may still work on a call that took one of them so long to raise.
+
+    As long again: eight that import the same on two processors end one well after the other, and none waits in vain.
+    """
+    return min(max(PEERS_S, took_s), LONGEST_PEERS_S)
 
 
 @dataclass(eq=False)
@@ -90,6 +100,8 @@ class PendingCall:
     _failure: Exception | None = field(default=None, init=False)
     _waiting: dict[Any, int] = field(init=False)
     _raised: str = field(default="", init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _patience_s: float = field(default=PEERS_S, init=False)
     _settled_by: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +178,9 @@ class PendingCall:
         self._failure = error
         if self._waiting:
             self._raised = f"rank {rank} raised {type(error).__name__} in {self.name}"
-            self._settled_by = time.monotonic() + PEERS_S
+            now = time.monotonic()
+            self._patience_s = patience_s(now - self._began)
+            self._settled_by = now + self._patience_s
             self.workers.unsettled.append(self)
         return error
 
@@ -177,7 +191,7 @@ class PendingCall:
         if waiting:
             ranks = sorted(self._waiting[status] for status in waiting)
             self.workers.end(
-                f"{self._raised}, and ranks {ranks} had not ended {PEERS_S:g} s later: they waited for it, and the"
+                f"{self._raised}, and ranks {ranks} had not ended {self._patience_s:.0f} s later: they waited for it, and the"
                 " group's workers were ended; mend what raised and start the script again from the last checkpoint"
             )
 
