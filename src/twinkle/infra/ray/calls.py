@@ -191,8 +191,9 @@ class PendingCall:
         if waiting:
             ranks = sorted(self._waiting[status] for status in waiting)
             self.workers.end(
-                f"{self._raised}, and ranks {ranks} had not ended {self._patience_s:.0f} s later: they waited for it, and the"
-                " group's workers were ended; mend what raised and start the script again from the last checkpoint"
+                f"{self._raised}, and ranks {ranks} had not ended {self._patience_s:.0f} s later: they waited for it,"
+                " and the group's workers were ended; mend what raised and start the script again from the last"
+                " checkpoint"
             )
 
     def status(self) -> Any:

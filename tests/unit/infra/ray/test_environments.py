@@ -41,7 +41,7 @@ class Counting(Env):
 
 
 def test_environments_of_a_pool_are_dealt_out_to_the_workers_of_its_group_and_used_as_here(tmp_path: Path) -> None:
-    pool = EnvPool(3, Counting, {"folder": str(tmp_path)}, remote_group="model", instance_id="environments")
+    pool = EnvPool(3, Counting, {"folder": str(tmp_path)}, remote_group="model")
     adapters = pool.get_adapters()
 
     processes = [env.reset({"messages": []}).observation.split()[0] for env in adapters]  # type: ignore[typeddict-item]
