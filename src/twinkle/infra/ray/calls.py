@@ -12,24 +12,13 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from twinkle.core.errors import RankLost
+from twinkle.infra.rank_end import LEAST_PATIENCE_S, patience_s
 from twinkle.infra.ray.worker import Raised
 from twinkle.infra.remote import RemoteCall
 from twinkle.infra.spread import Layout, collected
 
-PEERS_S = 10.0
-"""After a rank has raised: those that have not ended by then, at least, are taken to wait for it, in vain."""
-LONGEST_PEERS_S = 120.0
-"""The same at most, also where the one that raised had been at it for longer."""
 MAX_UNCOLLECTED = 32
 """Calls of an object that may be under way before the next one waits for the first of them."""
-
-
-def patience_s(took_s: float) -> float:
-    """How long ranks may still work on a call that took one of them so long to raise.
-
-    As long again: eight that import the same on two processors end one well after the other, and none waits in vain.
-    """
-    return min(max(PEERS_S, took_s), LONGEST_PEERS_S)
 
 
 @dataclass(eq=False)
@@ -101,7 +90,7 @@ class PendingCall:
     _waiting: dict[Any, int] = field(init=False)
     _raised: str = field(default="", init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
-    _patience_s: float = field(default=PEERS_S, init=False)
+    _patience_s: float = field(default=LEAST_PATIENCE_S, init=False)
     _settled_by: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -148,7 +137,7 @@ class PendingCall:
         if raised is None:
             return True
         # A collective that fails tells at one rank what happened at another: that is waited for, and told instead.
-        settled_by = time.monotonic() + PEERS_S
+        settled_by = time.monotonic() + LEAST_PATIENCE_S
         while raised.is_of_collective and self._waiting:
             ended = self._next(max(0.0, settled_by - time.monotonic()))
             if ended is None:

@@ -17,7 +17,7 @@ import twinkle
 from harness.polling import wait_until
 from twinkle.core.errors import RankLost
 from twinkle.infra.device_mesh import current_rank
-from twinkle.infra.ray.calls import patience_s
+from twinkle.infra.rank_end import patience_s
 
 INTERRUPTED = """
 import os, time, twinkle
@@ -126,8 +126,8 @@ def test_a_rank_that_raises_does_not_hold_the_next_call_behind_those_that_wait_f
     wait_until(lambda: not any(psutil.pid_exists(each) for each in processes), what="the workers' end")
 
 
-def test_ranks_may_work_on_as_long_again_as_one_that_has_raised_within_bounds() -> None:
-    assert [patience_s(took_s) for took_s in (0.1, 10, 45, 3600)] == [10, 10, 45, 120]
+def test_ranks_may_work_on_as_long_again_as_one_that_has_raised() -> None:
+    assert [patience_s(taken_s) for taken_s in (0.1, 10, 45)] == [10, 10, 45]
 
 
 def started(text: str, folder: Path) -> subprocess.Popen[str]:
