@@ -61,6 +61,34 @@ class Workers:
         for handle in self.handles:
             ray.kill(handle)
 
+    def gathered(self, call: str, references: Sequence[Any]) -> list[Any]:
+        """What each rank gives, by rank. Blocks until all have.
+
+        Raises:
+            RankLost: One has ended, or raised; of several the one that ended, which the others may have missed.
+        """
+        waiting = {reference: rank for rank, reference in enumerate(references)}
+        raised: list[tuple[int, RayTaskError]] = []
+        settled_by: float | None = None
+        while waiting:
+            left = None if settled_by is None else max(0.0, settled_by - time.monotonic())
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
+            if not done:
+                break
+            rank = waiting.pop(done[0])
+            try:
+                ray.get(done[0])
+            except RayTaskError as error:
+                raised.append((rank, error))
+                settled_by = settled_by or time.monotonic() + LEAST_PATIENCE_S
+            except RayError as error:
+                raise self.lose(rank, call, error) from None
+        if raised:
+            first_rank, first = raised[0]
+            raise self.lose(first_rank, call, first) from first.cause
+        values: list[Any] = ray.get(list(references))
+        return values
+
     def lose(self, rank: int, call: str, error: RayError) -> RankLost:
         """One has ended: the others, which may wait for it, are ended too."""
         # The first line says what; the rest is Ray's advice on its own logs.
