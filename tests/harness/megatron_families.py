@@ -52,6 +52,18 @@ FOUR_RANKS = (
     "qwen3_5_text cp-pp whole",
     "qwen2_moe cp-tp lora",
 )
+OTHER_AXES = (
+    "qwen2 cp whole",
+    "qwen3_moe pp whole",
+    "qwen3_moe cp whole",
+    "deepseek_v2 pp whole",
+    "deepseek_v2 cp whole",
+    "deepseek_v2 ep whole",
+    "qwen3_5_moe_text tp whole",
+    "qwen3_5_moe_text pp whole",
+    "qwen3_5_moe_text cp whole",
+)
+"""With the others every family on every axis."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"tp_size": 2},
     "pp": {"pp_size": 2},

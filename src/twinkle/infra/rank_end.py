@@ -21,7 +21,18 @@ Notifier = Callable[[str], object]
 LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "connect timeout", "nccl error")
 """What collectives say when another rank is gone, in lower case."""
 STOPPED = 128 + signal.SIGTERM
+LEAST_PATIENCE_S = 10.0
+"""How long ranks are waited for at least once one of them has failed."""
 NEXT = "go on from the last checkpoint with resume_from_checkpoint"
+
+
+def patience_s(taken_s: float) -> float:
+    """How long the others may still take for a call with which one rank failed after so many seconds.
+
+    An error that all have in common comes to each of them in about the same time. One that befell a single rank leaves
+    the others waiting for it in the middle of a collective, as long as that is let wait for anything.
+    """
+    return max(LEAST_PATIENCE_S, taken_s)
 
 
 def watch_end(*, rank: int, world_size: int, name: str | None, notifier: Notifier | None) -> None:

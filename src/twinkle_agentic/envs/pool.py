@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from twinkle.core.errors import InvalidInput
 from twinkle.data_format.conversation import Tool as ToolInfo
 from twinkle.data_format.conversation import Trajectory
+from twinkle.infra.remote import remote_class, remote_function
 from twinkle_agentic.envs.base import Env, StepResult
 from twinkle_agentic.envs.env_tool import EPISODE_REWARD
 from twinkle_agentic.envs.openenv import OpenEnv
 
 
+def to_owner(count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A dispatch to the worker that has a slot, which are dealt out in turn; the others are told of none."""
+    index, *more = args
+    return [((index if index % count == rank else None, *more), kwargs) for rank in range(count)]
+
+
+def of_owner(results: Sequence[Any]) -> Any:
+    """The result of the worker that has the slot."""
+    return next(result for result in results if result is not None)
+
+
+@remote_class()
 class EnvPool:
     """Environments by number, each made when it is first used.
 
     Args:
         pool_size: How many.
-        env_cls: What makes one; OpenEnv's if omitted.
+        env_cls: What makes one; OpenEnv's if omitted. On a group it is made, and makes them, on the workers.
         env_kwargs: Its arguments.
-        remote_group: The group of devices it belongs to; in one process there is nothing else to be on.
-        device_mesh: As ``remote_group``.
+        remote_group: The group of devices on whose workers the environments are, dealt out in turn; with Ray.
+        device_mesh: Taken for the sake of scripts: an environment is on one worker, whatever the mesh.
     """
+
+    meets_other_ranks = False
 
     def __init__(
         self,
@@ -44,28 +60,43 @@ class EnvPool:
     @property
     def pool_size(self) -> int:
         """How many slots there are."""
+        return self.num_slots()
+
+    @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
+    def num_slots(self) -> int:
+        """How many slots there are."""
         return self._pool_size
 
     def reset(self, index: int, trajectory: Trajectory | None = None) -> StepResult:
         """Begin an episode in a slot."""
-        self._rewards[index] = 0.0
-        return self._env(index).reset(trajectory)
+        result: StepResult = self.in_slot(index, "reset", trajectory)
+        return result
 
     def step(self, index: int, tool_name: str, arguments: dict[str, Any]) -> StepResult:
         """Take an action in a slot; ``info`` tells the reward of the episode so far."""
-        result = self._env(index).step(tool_name, arguments)
-        self._rewards[index] = self._rewards.get(index, 0.0) + result.reward
-        return StepResult(
-            observation=result.observation,
-            reward=result.reward,
-            done=result.done,
-            info={EPISODE_REWARD: self._rewards[index], **result.info},
-        )
+        result: StepResult = self.in_slot(index, "step", tool_name, arguments)
+        return result
 
     def tools(self, index: int = 0) -> list[ToolInfo]:
         """The actions of a slot."""
-        return self._env(index).tools()
+        found: list[ToolInfo] = self.in_slot(index, "tools")
+        return found
 
+    @remote_function(dispatch=to_owner, collect=of_owner, lazy_collect=False)
+    def in_slot(self, index: int | None, call: Literal["reset", "step", "tools"], *args: Any) -> Any:
+        """Call the environment of a slot, where it is; without a slot nothing happens, as it is on another worker."""
+        if index is None:
+            return None
+        result = getattr(self._env(index), call)(*args)
+        if call == "tools":
+            return result
+        if call == "reset":
+            self._rewards[index] = 0.0
+            return result
+        self._rewards[index] = self._rewards.get(index, 0.0) + result.reward
+        return replace(result, info={EPISODE_REWARD: self._rewards[index], **result.info})
+
+    @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
     def evaluate(self, trajectories: Sequence[Trajectory], **kwargs: Any) -> list[float]:
         """Rewards of whole conversations, as the first environment judges them."""
         return self._env(0).evaluate(trajectories, **kwargs)
@@ -76,11 +107,13 @@ class EnvPool:
         Raises:
             InvalidInput: There are fewer.
         """
-        wanted = self._pool_size if n is None else n
-        if not 0 <= wanted <= self._pool_size:
-            raise InvalidInput("n", f"is {wanted}; the pool has {self._pool_size} slots")
+        size = self.pool_size
+        wanted = size if n is None else n
+        if not 0 <= wanted <= size:
+            raise InvalidInput("n", f"is {wanted}; the pool has {size} slots")
         return [EnvPoolAdapter(self, index) for index in range(wanted)]
 
+    @remote_function(dispatch="all", collect="none", lazy_collect=False)
     def close(self) -> None:
         """Close every environment, also where one of them fails; the first failure is raised at the end."""
         failures = []

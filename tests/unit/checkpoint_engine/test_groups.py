@@ -101,6 +101,26 @@ def test_a_sampler_that_sleeps_refuses_and_wakes_up_with_the_weights_it_had(worl
     assert after[0].weights_version == before[0].weights_version
 
 
+def test_samplers_that_got_weights_in_their_sleep_wake_up_with_these_and_with_none_before(world):
+    manager = CheckpointEngineManager(model=world.model, sampler=world.sampler)
+    manager.sync_weights(merge_and_sync=False)
+    rows = [PROMPT] * 3
+    before = world.sampler.sample(rows, GREEDY)
+
+    world.sampler.sleep(level=2)
+    train(world.model)
+    version = manager.sync_weights(merge_and_sync=False)
+    with pytest.raises(RuntimeError, match="asleep"):
+        world.sampler.sample(rows, GREEDY)
+    world.sampler.wake_up()
+
+    wanted = logps(world.model)
+    assert wanted != pytest.approx(before[0].prompt_logprobs[1:], abs=1e-2)
+    for response in world.sampler.sample(rows, GREEDY):
+        assert response.weights_version == version
+        assert response.prompt_logprobs[1:] == pytest.approx(wanted, abs=1e-4)
+
+
 def test_weights_that_do_not_fit_are_refused_by_their_name_and_nothing_is_sampled_with_them(world, tmp_path):
     other = make_text_model(tmp_path / "other", "qwen3_moe")
     stranger = TorchSampler(str(other), slots=2, remote_group="sampler")

@@ -79,8 +79,11 @@ def test_vllm_sleeps_wakes_up_and_refuses_weights_that_it_cannot_take(world: Sim
     world.sampler.sleep()
     with pytest.raises(RuntimeError, match="asleep"):
         world.sampler.sample([PROMPT], SCORE)
+    # Weights that come in its sleep are those that it wakes up with.
+    version = manager.sync_weights(merge_and_sync=False)
     world.sampler.wake_up()
     before = world.sampler.sample([PROMPT], SCORE)
+    assert before[0].weights_version == version
 
     with pytest.raises(InvalidInput, match="while it serves adapters"):
         manager.sync_weights(merge_and_sync=True)

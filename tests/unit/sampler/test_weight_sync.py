@@ -239,6 +239,56 @@ def test_a_sampler_whose_sync_broke_off_answers_again_after_the_next_one(model_i
     assert sampler.sample([PROMPT], GREEDY)[0].weights_version == 2
 
 
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_sampler_that_got_weights_in_its_sleep_wakes_up_with_these_and_with_none_before(model_id, sampler, merge):
+    model = TransformersModel(model_id)
+    model.add_adapter_to_model("default", peft.LoraConfig(r=4, target_modules="all-linear"))
+    manager = CheckpointEngineManager(model, sampler)
+    manager.sync_weights(merge_and_sync=merge)
+    before = scores(sampler)
+
+    sampler.sleep()
+    train(model)
+    version = manager.sync_weights(merge_and_sync=merge)
+    for tags in (["weights"], ["kv_cache"]):
+        with pytest.raises(RuntimeError, match="asleep"):
+            sampler.sample([PROMPT], GREEDY)
+        sampler.wake_up(tags=tags)
+
+    (answer,) = sampler.sample([PROMPT], GREEDY)
+    assert answer.weights_version == version
+    assert answer.prompt_logprobs[1:] == pytest.approx(logps(model), abs=1e-4)
+    assert answer.prompt_logprobs[1:] != pytest.approx(before, abs=1e-2)
+
+
+def test_a_sampler_whose_weights_did_not_arrive_in_its_sleep_wakes_up_and_answers_nothing(
+    model_id, experts_id, sampler
+):
+    sampler.sleep()
+    with pytest.raises(InvalidInput, match="weights"):
+        CheckpointEngineManager(TransformersModel(experts_id), sampler).sync_weights()
+    sampler.wake_up()
+
+    with pytest.raises(StaleWeights, match="version 1, which did not arrive whole"):
+        sampler.sample([PROMPT], GREEDY)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_stream_does_not_go_on_with_weights_that_a_sync_has_replaced(model_id, sampler, has_begun):
+    model = TransformersModel(model_id)
+    model.add_adapter_to_model("default", peft.LoraConfig(r=4, target_modules="all-linear"))
+    manager = CheckpointEngineManager(model, sampler)
+    manager.sync_weights(merge_and_sync=False)
+    stream = sampler.sample_stream([PROMPT], {**GREEDY, "max_tokens": 40, "prompt_logprobs": None})
+    if has_begun:
+        next(stream)
+    manager.sync_weights(merge_and_sync=False)
+
+    with pytest.raises(StaleWeights, match="version 1, and the sampler has 2 now; ask again"):
+        next(stream)
+    assert sampler.sample([PROMPT], GREEDY)[0].weights_version == 2
+
+
 def test_errors_cross_processes_as_they_are():
     for error in (InvalidInput("adapter_name", "is missing"), Overloaded("full", retry_after_s=7), StaleWeights("old")):
         there = pickle.loads(pickle.dumps(error))

@@ -12,12 +12,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from twinkle.core.errors import RankLost
+from twinkle.infra.rank_end import LEAST_PATIENCE_S, patience_s
 from twinkle.infra.ray.worker import Raised
 from twinkle.infra.remote import RemoteCall
 from twinkle.infra.spread import Layout, collected
 
-PEERS_S = 10.0
-"""After a rank has raised: those that have not ended by then are taken to wait for it, in vain."""
 MAX_UNCOLLECTED = 32
 """Calls of an object that may be under way before the next one waits for the first of them."""
 
@@ -62,6 +61,34 @@ class Workers:
         for handle in self.handles:
             ray.kill(handle)
 
+    def gathered(self, call: str, references: Sequence[Any]) -> list[Any]:
+        """What each rank gives, by rank. Blocks until all have.
+
+        Raises:
+            RankLost: One has ended, or raised; of several the one that ended, which the others may have missed.
+        """
+        waiting = {reference: rank for rank, reference in enumerate(references)}
+        raised: list[tuple[int, RayTaskError]] = []
+        settled_by: float | None = None
+        while waiting:
+            left = None if settled_by is None else max(0.0, settled_by - time.monotonic())
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=left)
+            if not done:
+                break
+            rank = waiting.pop(done[0])
+            try:
+                ray.get(done[0])
+            except RayTaskError as error:
+                raised.append((rank, error))
+                settled_by = settled_by or time.monotonic() + LEAST_PATIENCE_S
+            except RayError as error:
+                raise self.lose(rank, call, error) from None
+        if raised:
+            first_rank, first = raised[0]
+            raise self.lose(first_rank, call, first) from first.cause
+        values: list[Any] = ray.get(list(references))
+        return values
+
     def lose(self, rank: int, call: str, error: RayError) -> RankLost:
         """One has ended: the others, which may wait for it, are ended too."""
         # The first line says what; the rest is Ray's advice on its own logs.
@@ -90,6 +117,8 @@ class PendingCall:
     _failure: Exception | None = field(default=None, init=False)
     _waiting: dict[Any, int] = field(init=False)
     _raised: str = field(default="", init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _patience_s: float = field(default=LEAST_PATIENCE_S, init=False)
     _settled_by: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +165,7 @@ class PendingCall:
         if raised is None:
             return True
         # A collective that fails tells at one rank what happened at another: that is waited for, and told instead.
-        settled_by = time.monotonic() + PEERS_S
+        settled_by = time.monotonic() + LEAST_PATIENCE_S
         while raised.is_of_collective and self._waiting:
             ended = self._next(max(0.0, settled_by - time.monotonic()))
             if ended is None:
@@ -166,7 +195,9 @@ class PendingCall:
         self._failure = error
         if self._waiting:
             self._raised = f"rank {rank} raised {type(error).__name__} in {self.name}"
-            self._settled_by = time.monotonic() + PEERS_S
+            now = time.monotonic()
+            self._patience_s = patience_s(now - self._began)
+            self._settled_by = now + self._patience_s
             self.workers.unsettled.append(self)
         return error
 
@@ -177,8 +208,9 @@ class PendingCall:
         if waiting:
             ranks = sorted(self._waiting[status] for status in waiting)
             self.workers.end(
-                f"{self._raised}, and ranks {ranks} had not ended {PEERS_S:g} s later: they waited for it, and the"
-                " group's workers were ended; mend what raised and start the script again from the last checkpoint"
+                f"{self._raised}, and ranks {ranks} had not ended {self._patience_s:.0f} s later: they waited for it,"
+                " and the group's workers were ended; mend what raised and start the script again from the last"
+                " checkpoint"
             )
 
     def status(self) -> Any:

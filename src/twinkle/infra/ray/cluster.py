@@ -230,10 +230,7 @@ class RayCluster:
             for rank, seat in enumerate(seats)
         ]
         workers = Workers(group.name, handles)
-        try:
-            facts = ray.get([handle.describe.remote() for handle in handles])
-        except RayError as error:
-            raise workers.lose(0, "start", error) from None
+        facts = workers.gathered("start", [handle.describe.remote() for handle in handles])
         return Crew(workers, mesh, facts)
 
     def _start_worker(self, seat: Seat, place: WorkerPlace, *, has_own_devices: bool) -> Any:
@@ -297,23 +294,22 @@ class RayCluster:
         device_type = CPU.lower() if name in self._placed.on_cpu else group.device_type
         addresses = [address for address, _, _ in crew.facts]
         is_one_machine = len(set(addresses)) == 1
-        try:
-            host = LOOPBACK if is_one_machine else addresses[0]
-            host, port = ray.get(crew.workers.handles[0].open_meeting.remote(host))
-            ray.get(
-                [
-                    handle.meet.remote(
-                        host,
-                        port,
-                        Platform.named(device_type).device_type,
-                        addresses[:rank].count(addresses[rank]),
-                        addresses.count(addresses[rank]),
-                    )
-                    for rank, handle in enumerate(crew.workers.handles)
-                ]
-            )
-        except RayError as error:
-            raise crew.workers.lose(0, "the meeting of ranks", error) from None
+        workers, what = crew.workers, "the meeting of ranks"
+        host = LOOPBACK if is_one_machine else addresses[0]
+        [(host, port)] = workers.gathered(what, [workers.handles[0].open_meeting.remote(host)])
+        workers.gathered(
+            what,
+            [
+                handle.meet.remote(
+                    host,
+                    port,
+                    Platform.named(device_type).device_type,
+                    addresses[:rank].count(addresses[rank]),
+                    addresses.count(addresses[rank]),
+                )
+                for rank, handle in enumerate(workers.handles)
+            ],
+        )
         crew.has_met = True
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from twinkle.checkpoint_engine.ends import CheckpointReceiver
-from twinkle.core.errors import InvalidInput
+from twinkle.core.errors import InvalidInput, StaleWeights
 from twinkle.data_format.continuation import Texts
 from twinkle.data_format.sampling import SampleResponses, SamplingParams
 from twinkle.infra.device_mesh import current_rank
@@ -109,6 +109,8 @@ class SteppingSampler(CheckpointReceiver, Sampler):
 
         Raises:
             InvalidInput: As ``sample``; more than one row or sample; or there is no tokenizer.
+            RuntimeError: The sampler is asleep; also if it falls asleep on the way.
+            StaleWeights: As ``sample``; or, on the way, a sync has brought others than those that it began with.
         """
         rows = [self._encoded(row) for row in as_rows(inputs)]
         params = _params(sampling_params, None)
@@ -120,14 +122,17 @@ class SteppingSampler(CheckpointReceiver, Sampler):
             raise InvalidInput("inputs", "cannot be streamed as text without a tokenizer; call set_template before")
         adapter = None if use_base_model else self._adapters.find(adapter_name, adapter_path)
         (request,) = self._requests(rows, params, adapter)
-        return self._stream(request, read)
+        return self._stream(request, read, self.weights_version)
 
-    def _stream(self, request: SampleRequest, read: Any) -> Iterator[tuple[str, str | None]]:
+    def _stream(self, request: SampleRequest, read: Any, version: int) -> Iterator[tuple[str, str | None]]:
         tokens: list[int] = []
         told = ""
         try:
             self.stepped.add(request)
             while True:
+                # Between two pieces a script may do anything.
+                self._require_ready()
+                self._require_version(version)
                 for outcome in self.stepped.step():
                     if isinstance(outcome, tuple):
                         raise outcome[1]
@@ -275,6 +280,13 @@ class SteppingSampler(CheckpointReceiver, Sampler):
         self.require_settled_weights()
         if self._asleep:
             raise RuntimeError(f"the sampler is asleep ({', '.join(sorted(self._asleep))}); call wake_up() first")
+
+    def _require_version(self, version: int) -> None:
+        if self.weights_version != version:
+            raise StaleWeights(
+                f"the stream began with weights version {version}, and the sampler has {self.weights_version} now; ask"
+                " again"
+            )
 
 
 def _params(given: Params, num_samples: int | None) -> SamplingParams:

@@ -21,9 +21,10 @@ import structlog
 from twinkle.core.settings import Settings
 from twinkle.infra.platform import Platform
 from twinkle.infra.process_group import join_store, open_store
+from twinkle.infra.rank_end import patience_s
 from twinkle.infra.rank_group import RankGroup
 from twinkle.workers.ranks.commands import RankOrder, Reply
-from twinkle.workers.ranks.world import end_process, patience_s
+from twinkle.workers.ranks.world import end_process
 
 _MODULE = "twinkle.workers.ranks.follower"
 _STOP_S = 10.0

@@ -26,9 +26,10 @@ from twinkle.core.hub_settings import VARIABLES
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.ray_token import TOKEN_HINT
 from twinkle.core.settings import Settings
+from twinkle.infra.rank_end import patience_s
 from twinkle.workers.ranks.commands import RankOrder
 from twinkle.workers.ranks.ray_rank import Answer, Joined, RankPlace, RayRank
-from twinkle.workers.ranks.world import disagreement, end_process, patience_s
+from twinkle.workers.ranks.world import disagreement, end_process
 
 PLACEMENT_S = 300.0
 """How long a mesh waits for room on the cluster before its worker begins anew."""

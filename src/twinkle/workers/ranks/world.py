@@ -14,19 +14,7 @@ from twinkle.workers.ranks.commands import Command, RankOrder, Reply
 EXIT_RANK_LOST = 70
 """``EX_SOFTWARE`` of sysexits.h."""
 
-LEAST_PATIENCE_S = 10.0
-"""How long ranks are waited for at least once one of them has failed."""
-
 _log = structlog.get_logger()
-
-
-def patience_s(taken_s: float) -> float:
-    """How long the others may still take for an order with which one rank failed after so many seconds.
-
-    An error that all have in common comes to each of them in about the same time. One that befell a single rank leaves
-    the others waiting for it in the middle of a collective, as long as that is let wait for anything.
-    """
-    return max(LEAST_PATIENCE_S, taken_s)
 
 
 class RankWorld(Protocol):

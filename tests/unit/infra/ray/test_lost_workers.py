@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,9 +15,12 @@ import pytest
 import torch
 
 import twinkle
+from harness.local_ray import ray
 from harness.polling import wait_until
 from twinkle.core.errors import RankLost
 from twinkle.infra.device_mesh import current_rank
+from twinkle.infra.rank_end import patience_s
+from twinkle.infra.ray.calls import Workers
 
 INTERRUPTED = """
 import os, time, twinkle
@@ -123,6 +127,48 @@ def test_a_rank_that_raises_does_not_hold_the_next_call_behind_those_that_wait_f
         waiting.process()
 
     wait_until(lambda: not any(psutil.pid_exists(each) for each in processes), what="the workers' end")
+
+
+def test_ranks_may_work_on_as_long_again_as_one_that_has_raised() -> None:
+    assert [patience_s(taken_s) for taken_s in (0.1, 10, 45)] == [10, 10, 45]
+
+
+@ray.remote(num_cpus=0)
+class Meeting:
+    """Ranks before they hold anything."""
+
+    def meet(self, how: str) -> str:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raises":
+            raise ValueError("nobody came")
+        if how == "waits":
+            threading.Event().wait()
+        return how
+
+
+@pytest.mark.usefixtures("on_ray")
+@pytest.mark.parametrize(("ways", "rank"), [(["waits", "dies"], 1), (["raises", "dies"], 1), (["raises", "comes"], 0)])
+def test_a_worker_that_is_lost_before_it_holds_anything_is_named(ways: list[str], rank: int) -> None:
+    workers = Workers("model", [Meeting.remote() for _ in ways])  # type: ignore[attr-defined]
+    calls = [handle.meet.remote(how) for handle, how in zip(workers.handles, ways, strict=True)]
+
+    with pytest.raises(RankLost, match=f"rank {rank} of group 'model' ended during the meeting") as lost:
+        workers.gathered("the meeting", calls)
+
+    assert lost.value.context == {"group": "model", "rank": rank, "call": "the meeting"}
+    with pytest.raises(RankLost, match="cannot run"):
+        workers.require("a component")
+
+
+@pytest.mark.usefixtures("on_ray")
+def test_what_every_rank_gives_comes_in_their_order() -> None:
+    workers = Workers("model", [Meeting.remote() for _ in range(2)])  # type: ignore[attr-defined]
+
+    assert workers.gathered("start", [each.meet.remote(f"{rank}") for rank, each in enumerate(workers.handles)]) == [
+        "0",
+        "1",
+    ]
 
 
 def started(text: str, folder: Path) -> subprocess.Popen[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from twinkle.infra.device_mesh import current_rank, current_world_size
 from twinkle.infra.remote import is_remote, share_workers
 
 pytestmark = pytest.mark.usefixtures("on_ray")
+
+OTHERS = "others"
+"""Processes beside those that the script's other objects of a group share."""
 
 
 def reversed_over(count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
@@ -108,6 +112,11 @@ class Rows:
             value.add_(1)
         return values["a"], values["b"]
 
+    @twinkle.remote_function(dispatch="all", execute="peer", lazy_collect=False)
+    def facing(self, rows: list[int]) -> tuple[int, list[int]]:
+        """On the ranks that face the caller."""
+        return current_rank(), rows
+
     @twinkle.remote_function(dispatch="all", lazy_collect=False)
     def world(self) -> tuple[int, int, int, str, float]:
         """What a rank is."""
@@ -123,8 +132,8 @@ class Rows:
 
     @twinkle.remote_function(dispatch="all", timeout=0.01, lazy_collect=False)
     def hang(self) -> None:
-        """Waits for nobody."""
-        torch.distributed.barrier() if current_rank() == 0 else None
+        """Waits for what never comes."""
+        threading.Event().wait()
 
     def add_twice(self, number: int) -> int:
         """Not marked: made of calls that are."""
@@ -268,6 +277,30 @@ def test_a_component_given_to_another_is_called_by_its_ranks() -> None:
     # Passed to the workers that hold it, it is the object itself.
     assert caller.ask(near) == [(0, 0), (1, 1)]
     assert share_workers(caller, near) and not share_workers(caller, far) and not share_workers(near, object())
+
+
+def test_ranks_of_two_groups_call_those_of_the_other_that_face_them_and_a_script_calls_all() -> None:
+    @twinkle.remote_class()
+    class Asking:
+        @twinkle.remote_function(dispatch="all", lazy_collect=False)
+        def ask(self, other: Rows) -> list[tuple[int, list[int]]]:
+            return other.facing([current_rank()])
+
+    many, few = Rows(remote_group="model", instance_id=OTHERS), Rows(remote_group="sampler")
+    two, one = Asking(remote_group="model"), Asking(remote_group="sampler")
+
+    assert two.ask(many) == [[(0, [0])], [(1, [1])]]
+    assert two.ask(few) == [[(0, [0])], [(0, [1])]]
+    assert one.ask(many) == [[(0, [0]), (1, [0])]]
+    assert many.facing([7]) == [(0, [7]), (1, [7])]
+
+
+def test_a_call_that_takes_longer_than_its_mark_says_is_an_error_that_names_the_ranks() -> None:
+    """The workers are of no use after it."""
+    waiting = Rows(remote_group="model", instance_id=OTHERS)
+
+    with pytest.raises(TimeoutError, match=r"Rows\.hang on group 'model': ranks \[0, 1\] have not .* within 0\.01 s"):
+        waiting.hang()
 
 
 def test_a_wrong_group_or_mesh_is_named() -> None:

@@ -15,6 +15,7 @@ import torch
 from harness import megatron_families
 from harness.megatron_families import (
     FOUR_RANKS,
+    OTHER_AXES,
     SIZES,
     SOAKED,
     STEPS,
@@ -29,7 +30,7 @@ from twinkle.model import TransformersModel
 
 TESTS = Path(megatron_families.__file__).parents[1]
 ADAPTER = "adapter_model.safetensors"
-SOAK = (*FOUR_RANKS, *SOAKED)
+SOAK = (*FOUR_RANKS, *SOAKED, *OTHER_AXES)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     folders: dict[tuple[str, ...], Path] = {}
 
     def folder(kind: str) -> Path:
-        kinds = next(group for group in (TWO_RANKS, SOAKED, FOUR_RANKS) if kind in group)
+        kinds = next(group for group in (TWO_RANKS, SOAKED, OTHER_AXES, FOUR_RANKS) if kind in group)
         if kinds not in folders:
             folders[kinds] = tmp_path_factory.mktemp("ranks")
             paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
@@ -60,7 +61,7 @@ def trained(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
                 [*command, str(models_dir), str(folders[kinds]), *kinds],
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 check=True,
-                timeout=280,
+                timeout=560,
             )
         return folders[kinds] / kind
 
