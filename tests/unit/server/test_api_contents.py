@@ -232,7 +232,7 @@ def test_a_url_of_the_bucket_works_for_an_hour_at_most(monkeypatch: pytest.Monke
     assert load_settings().presigned_url_ttl_s == 3600
 
     monkeypatch.setenv("TWINKLE_PRESIGNED_URL_TTL_S", "3601")
-    with pytest.raises(ConfigError, match="TWINKLE_PRESIGNED_URL_TTL_S: .*3600"):
+    with pytest.raises(ConfigError, match=r"TWINKLE_PRESIGNED_URL_TTL_S: .*3600"):
         load_settings()
 
 
