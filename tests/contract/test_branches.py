@@ -215,6 +215,11 @@ def test_a_fork_with_the_same_operations_comes_to_the_same_state_and_leaves_its_
     assert [fork.adapter for fork in bench.branches.forks("a")] == ["b"]
 
 
+def test_a_fork_of_a_run_that_was_forgotten_meanwhile_is_refused_by_name(bench: Bench) -> None:
+    with pytest.raises(NotFound, match="no training run 'gone'"):
+        bench.branches.fork(new_adapter("b"), source="gone", at=0)
+
+
 def test_a_fork_outlives_its_source_and_the_death_of_its_worker(
     bench: Bench, store: FolderStore, make_worker: MakeWorker
 ) -> None:

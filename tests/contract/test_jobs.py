@@ -189,6 +189,37 @@ def test_a_paused_job_is_not_to_be_had_until_it_is_resumed_and_no_attempt_is_use
     assert jobs.claim("a").job.attempt == 1
 
 
+@pytest.mark.parametrize("leaves", ["its runner stops", "it rests", "its attempt fails"])
+def test_a_pause_that_no_plan_has_heard_of_holds_the_job_however_it_leaves_its_runner(
+    jobs: JobBench, leaves: str
+) -> None:
+    jobs.submit("a")
+    claim = jobs.claim("a")
+    jobs.jobs.request_pause("a", "t0")
+    if leaves == "its attempt fails":
+        left = jobs.fail(claim)
+    else:
+        rest_s = 60.0 if leaves == "it rests" else 0.0
+        left = jobs.running.give_back(claim, JobState.QUEUED, not_before=jobs.clock.now() + rest_s, reason=leaves)
+    jobs.clock.move(3600.0)
+
+    assert left.state is JobState.PAUSED
+    assert jobs.ready() == [] and not jobs.is_free("a")
+    jobs.jobs.request_resume("a", "t0")
+    assert jobs.ready() == ["a"] and jobs.is_free("a")
+
+
+def test_a_job_that_is_to_be_cancelled_is_not_held_by_an_earlier_pause(jobs: JobBench) -> None:
+    jobs.submit("a")
+    claim = jobs.claim("a")
+    jobs.jobs.request_pause("a", "t0")
+    jobs.jobs.request_cancel("a", "t0")
+
+    jobs.running.give_back(claim, JobState.QUEUED, reason="its runner stops")
+
+    assert jobs.running.beat(jobs.claim("a")).cancel
+
+
 @pytest.mark.parametrize("state", ["waiting", "queued", "retrying", "paused", "running"])
 def test_a_job_that_is_cancelled_ends_whatever_it_was_at(jobs: JobBench, state: str) -> None:
     jobs.submit("before")

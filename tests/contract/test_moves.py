@@ -10,11 +10,21 @@ import pytest
 
 from harness.clock import HandClock
 from harness.journal import MESH, Bench, done, new_sampler, submission
-from harness.operations import Request, forward_backward, optim_step, replayed, sample_body, submit_run
+from harness.operations import (
+    Request,
+    create,
+    forward_backward,
+    optim_step,
+    replayed,
+    sample_body,
+    save_for_sampler,
+    submit_run,
+)
 from harness.worker import BreakableBlobs, Killed, MakeWorker, WorkerRig
 from twinkle.cli.meshes import add_mesh, drain_mesh, list_meshes, move_run, remove_mesh
 from twinkle.cli.stack import parse_meshes
 from twinkle.core.errors import ConfigError, Conflict, InvalidInput, MeshUnavailable, NotFound, TransientError
+from twinkle.core.ids import request_id_of
 from twinkle.core.operation import OperationKind, OperationState
 from twinkle.core.settings import Settings
 from twinkle.scheduler.placement import choose_mesh, spread
@@ -202,6 +212,30 @@ def test_a_mesh_that_is_drained_sends_everything_away_and_can_then_be_removed(
     assert [mesh.name for mesh in bench.meshes.all()] == [OTHER]
     for adapter, run in runs.items():
         assert state_of(there, adapter, len(run)) == truth(run)
+
+
+def test_a_mesh_that_is_drained_takes_nobodys_nameless_weights_away(
+    bench: Bench, clock: HandClock, here: WorkerRig, there: WorkerRig
+) -> None:
+    bench.adapter("a")
+    run: list[Request | None] = [create(), forward_backward(1), optim_step(), save_for_sampler()]
+    later = [forward_backward(2), optim_step()]
+    bench.append(*(one.numbered("a", seq) for seq, one in enumerate([*run, *later]) if one is not None and seq > 0))
+    here.drain()
+    session = f"session-t0:sample:{run.index(run[-1])}"
+
+    bench.stores.moves.drain(MESH)
+    _sweep(bench)
+    settle(clock, here, there)
+    here.bury()
+    body = sample_body(session, 1)
+    bench.append(submission(session, 1, OperationKind.SAMPLE, body=body))
+    there.drain()
+
+    assert bench.rows("SELECT DISTINCT mesh FROM lane") == [(OTHER,)]
+    sampled = there.engine.sampled_from[request_id_of(session, 1)]
+    assert sampled is not None and sampled.applied == replayed(run)[0].applied
+    assert sampled.applied != replayed([*run, *later])[0].applied
 
 
 def test_a_mesh_with_something_on_it_is_not_removed(bench: Bench, clock: HandClock, make_worker: MakeWorker) -> None:

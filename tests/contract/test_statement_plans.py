@@ -17,7 +17,7 @@ import pytest
 from harness.job_life import JobBench, new_job
 from harness.journal import MESH, Bench, done, failed, new_sampler, submission
 from twinkle.core.ids import request_id_of
-from twinkle.core.job import JobEvent, JobKind, JobPlace, JobState
+from twinkle.core.job import JobEvent, JobKind, JobState
 from twinkle.core.lease import Lease
 from twinkle.core.operation import OperationKind
 from twinkle.core.places import Place
@@ -186,7 +186,7 @@ def _sweep(bench: Bench, lease: Lease) -> None:
 def _page_of_jobs(bench: Bench, lease: Lease) -> None:
     jobs = bench.stores.jobs
     first = jobs.page("t0", limit=50)
-    place = JobPlace(created_at=first[-1].created_at, id=first[-1].id)
+    place = Place(created_at=first[-1].created_at, id=first[-1].id)
     assert len(jobs.page("t0", limit=50, after=place)) == 50
     assert len(jobs.page("t0", limit=50, states=[JobState.SUCCEEDED], kinds=[JobKind.OPS])) == 50
     assert jobs.page("t0", limit=50, states=[JobState.RUNNING]) == []

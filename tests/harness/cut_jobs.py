@@ -6,7 +6,7 @@ from typing import Any
 
 from twinkle.core.job import JsonObject
 from twinkle.jobs.context import JobContext
-from twinkle.jobs.plan import Plan
+from twinkle.jobs.plans import Plan
 
 
 class Cut(Exception):

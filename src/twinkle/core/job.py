@@ -251,14 +251,6 @@ class JobMember:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobPlace:
-    """A place in a list of jobs, newest first: behind this one, which need not be there any more."""
-
-    created_at: float
-    id: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobClaim:
     """A runner's time-bounded, exclusive right to a job. Its epoch fences every write."""
 

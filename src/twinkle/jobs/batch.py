@@ -44,7 +44,7 @@ _CANCELLED = "cancelled"
 
 
 class BatchPlan:
-    """See :class:`twinkle.jobs.plan.Plan`."""
+    """See :class:`twinkle.jobs.plans.Plan`."""
 
     kind: ClassVar[JobKind] = JobKind.BATCH
     spec_class: ClassVar[type[BaseModel]] = BatchSpec

@@ -21,7 +21,7 @@ class CheckPlan:
     spec_class: ClassVar[type[BaseModel]] = CheckSpec
 
     async def run(self, context: JobContext[Any]) -> JsonObject:
-        """See :class:`twinkle.jobs.plan.Plan`."""
+        """See :class:`twinkle.jobs.plans.Plan`."""
         prepared = await _prepared(context)
         return {
             "format": prepared.format.value,

@@ -16,7 +16,7 @@ from twinkle.wire.bodies.jobs_export import ExportSpec
 
 
 class ExportPlan:
-    """See :class:`twinkle.jobs.plan.Plan`."""
+    """See :class:`twinkle.jobs.plans.Plan`."""
 
     kind: ClassVar[JobKind] = JobKind.EXPORT
     spec_class: ClassVar[type[BaseModel]] = ExportSpec

@@ -81,7 +81,7 @@ class OpsPlan:
     spec_class: ClassVar[type[BaseModel]] = OpsSpec
 
     async def run(self, context: JobContext[OpsSpec]) -> JsonObject:
-        """See :class:`twinkle.jobs.plan.Plan`."""
+        """See :class:`twinkle.jobs.plans.Plan`."""
         total = context.saved.get("total")
         if total is None:
             total = await _check(context)

@@ -37,8 +37,7 @@ from twinkle.jobs.context import ContextParts, JobContext
 from twinkle.jobs.door import Door
 from twinkle.jobs.estimate import estimate_of
 from twinkle.jobs.files import JobFiles
-from twinkle.jobs.plan import Plan, ReckoningPlan
-from twinkle.jobs.plans import PlanClasses
+from twinkle.jobs.plans import Plan, PlanClasses, ReckoningPlan
 from twinkle.jobs.tools import Tools
 from twinkle.storage.jobs.running import RunningJobs
 from twinkle.storage.jobs.waiting import WaitingJobs

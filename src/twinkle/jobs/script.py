@@ -20,7 +20,7 @@ _LOOK_S = 1.0
 
 
 class ScriptPlan:
-    """See :class:`twinkle.jobs.plan.Plan`."""
+    """See :class:`twinkle.jobs.plans.Plan`."""
 
     kind: ClassVar[JobKind] = JobKind.SCRIPT
     spec_class: ClassVar[type[BaseModel]] = ScriptSpec

@@ -1,6 +1,7 @@
 """Which part of a tenant's rights a request needs: by its method and path, whichever route answers it.
 
-Looked up only for keys that may not do everything and for tenants that are suspended, so it costs nobody else anything.
+Looked up only for keys that may not do everything, for tenants that are suspended and on disks with little room, so it
+costs nobody else anything.
 A route that is in no line of the table fails a test.
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from twinkle.core.errors import Forbidden
+from twinkle.core.errors import DiskFull, Forbidden
 from twinkle.core.scopes import ALL_SCOPES, Scope
+from twinkle.storage.disks import Disks
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANY = frozenset({Scope.READ})
@@ -117,4 +119,21 @@ def refuse_suspended(reason: str, method: str, path: str) -> None:
         raise Forbidden(
             f"the operator has suspended this tenant: {reason}. What was accepted goes on, and everything can be read"
             " and deleted; nothing new is begun"
+        )
+
+
+def check_room(disks: Disks, method: str, path: str) -> None:
+    """Let a request pass that there is room for.
+
+    Raises:
+        DiskFull: There is none.
+    """
+    if not disks.is_low:
+        return
+    if disks.is_critical and not only_ends_or_reads(method, path):
+        raise DiskFull("the server has no room left on its disk; only reading and deleting go on until it has")
+    if not may_go_on(method, path):
+        raise DiskFull(
+            "the server has little room left on its disk; what was accepted goes on, and nothing new is begun:"
+            " delete what you need no longer, or send this again later"
         )

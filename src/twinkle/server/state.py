@@ -32,8 +32,7 @@ from twinkle.server.model_texts import Texts
 from twinkle.server.quota import Quotas
 from twinkle.server.readiness import ObjectBoard
 from twinkle.server.resends import Resends
-from twinkle.server.room import check_room
-from twinkle.server.scopes import READING, refuse_beyond_scopes, refuse_suspended
+from twinkle.server.scopes import READING, check_room, refuse_beyond_scopes, refuse_suspended
 from twinkle.server.sealing import Sealer
 from twinkle.server.signing import Cursors
 from twinkle.server.submit import Submitter

@@ -24,6 +24,8 @@ from twinkle.core.settings import Settings
 from twinkle.server import tinker
 
 HERE = Path(__file__).parent
+PORTS_OF_OTHERS = ("5555", "9090", "3000")
+"""Of Flower, Prometheus and Grafana."""
 
 
 def load(path: Path) -> ModuleType:
@@ -45,6 +47,13 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     missing = [target for target in targets if "://" not in target and not (path.parent / target).exists()]
 
     assert missing == []
+
+
+@pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.name)
+def test_a_server_of_this_machine_listens_where_it_does_unless_told_otherwise(path: Path) -> None:
+    ports = re.findall(r"https?://(?:127\.0\.0\.1|localhost):(\d+)", path.read_text())
+
+    assert set(ports) <= {str(Settings().port), *PORTS_OF_OTHERS}
 
 
 @pytest.mark.parametrize("path", documents.DOCUMENTS, ids=lambda path: path.name)

@@ -10,6 +10,8 @@ import pytest
 
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, WEIGHTS, FakeWorker
+from twinkle.core.errors import ConfigError
+from twinkle.core.settings import load_settings
 
 if TYPE_CHECKING:
     from conftest import Api, ServeApi
@@ -223,6 +225,15 @@ def test_a_session_is_opened_anew_on_what_is_there_now(http: httpx.Client, sessi
 
 
 # -- what nobody can take back ----------------------------------------------------------------------------------------
+
+
+def test_a_url_of_the_bucket_works_for_an_hour_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINKLE_PRESIGNED_URL_TTL_S", "3600")
+    assert load_settings().presigned_url_ttl_s == 3600
+
+    monkeypatch.setenv("TWINKLE_PRESIGNED_URL_TTL_S", "3601")
+    with pytest.raises(ConfigError, match=r"TWINKLE_PRESIGNED_URL_TTL_S: .*3600"):
+        load_settings()
 
 
 def test_only_owners_are_sent_to_the_bucket_and_not_for_long(

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from harness.byte_tokenizer import write_tokenizer
 from harness.calls import retrieve
 from harness.fake_worker import BASE_MODEL, CAPABILITIES, FakeWorker
-from twinkle.core.operation import OperationKind
+from twinkle.core.operation import Failure, FailureCategory, OperationKind
 from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.deepseek import DeepseekWriter
 from twinkle.data_format.messages import read_messages
@@ -372,6 +372,30 @@ def test_an_adapter_is_sampled_with_the_weights_that_it_has_when_the_call_comes(
     assert stage.kinds_of(run) == [OperationKind.CREATE_MODEL, OperationKind.CALL, save, OperationKind.CALL, save]
     found = stage.api.stores.sampling_sessions.find(last)
     assert found.weights is not None and (found.weights.adapter, found.weights.seq) == (run, 4)
+
+
+def test_an_adapter_that_nobody_asked_for_in_days_is_sampled_all_the_same(stage: Stage) -> None:
+    run = stage.add_adapter()
+    stage.sample(ROW, adapter_name="a", sampling_params={"max_tokens": 1})
+    stage.api.stores.upkeep.expire_results(older_than_s=-1.0)
+
+    stage.sample(ROW, adapter_name="a", sampling_params={"max_tokens": 1})
+
+    assert stage.kinds_of(run).count(OperationKind.SAVE_WEIGHTS_FOR_SAMPLER) == 2
+
+
+def test_a_save_of_the_weights_that_failed_is_not_what_every_later_call_is_told(stage: Stage) -> None:
+    stage.add_adapter()
+    failure = Failure(message="the store was away", category=FailureCategory.SERVER, code="storage")
+    stage.worker.failing = lambda claim: failure if claim.kind is OperationKind.SAVE_WEIGHTS_FOR_SAMPLER else None
+    body = {"inputs": [ROW], "adapter_name": "a", "sampling_params": {"max_tokens": 1}}
+    try:
+        told = stage.call("sample", **body)
+    finally:
+        stage.worker.failing = None
+
+    assert (told.status_code, told.json()["detail"]) == (500, "the store was away")
+    stage.sample(ROW, adapter_name="a", sampling_params={"max_tokens": 1})
 
 
 def test_calls_that_come_together_share_one_save_of_the_weights(stage: Stage) -> None:

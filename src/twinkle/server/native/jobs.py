@@ -10,7 +10,8 @@ from typing import Annotated, Any, cast
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from twinkle.core.job import Job, JobAttempt, JobEvent, JobKind, JobPlace, JobState, NewJob
+from twinkle.core.job import Job, JobAttempt, JobEvent, JobKind, JobState, NewJob
+from twinkle.core.places import Place
 from twinkle.server.job_submission import REQUEST_PREFIX, ids_of, new_job, submit_jobs
 from twinkle.server.openapi import Access, Raw, described
 from twinkle.server.request_metadata import HEADER, idempotency_key
@@ -233,6 +234,6 @@ def _new_jobs(body: JobsRequest, tenant: str, key: str | None, ids: Mapping[str,
     ]
 
 
-def _place(place: list[str | int | float]) -> JobPlace:
+def _place(place: list[str | int | float]) -> Place:
     created_at, job_id = place
-    return JobPlace(created_at=float(created_at), id=cast(str, job_id))
+    return Place(created_at=float(created_at), id=cast(str, job_id))

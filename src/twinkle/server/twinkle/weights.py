@@ -12,7 +12,7 @@ import orjson
 from fastapi import Request
 
 from twinkle.core.errors import TransientError, TwinkleError, UserError
-from twinkle.core.operation import FailureCategory, OperationKind, Payload, Unnumbered
+from twinkle.core.operation import FailureCategory, FutureStatus, OperationKind, Payload, Unnumbered
 from twinkle.server.openai.ordering import number_of
 from twinkle.server.state import ServerState
 from twinkle.server.tinker.answers import canonical_json
@@ -43,14 +43,28 @@ async def lane_of_weights(
             return before
     max_seq, last_key = await server.common.sql.run(server.artifacts.named_adapters.last_request, adapter)
     if last_key is not None and last_key.startswith(_KEY):
-        lane = await _saved(request, server, tenant, adapter, last_key)
-        found = await server.common.sql.run(weights.find, lane, tenant=tenant)
-        if found.weights is not None and found.weights.end_reason is None:
-            return lane
-    return await _saved(request, server, tenant, adapter, f"{_KEY}{max_seq}")
+        # Of one that failed, or whose result was kept for its time, nothing can be had: they are saved once more.
+        status = await _saved(request, server, tenant, adapter, last_key)
+        if status.failure is None and not status.expired:
+            lane = await _lane_of(server, status)
+            found = await server.common.sql.run(weights.find, lane, tenant=tenant)
+            if found.weights is not None and found.weights.end_reason is None:
+                return lane
+    status = await _saved(request, server, tenant, adapter, f"{_KEY}{max_seq}")
+    if status.failure is not None:
+        kind = UserError if status.failure.category is FailureCategory.USER else TwinkleError
+        raise kind(status.failure.message)
+    return await _lane_of(server, status)
 
 
-async def _saved(request: Request, server: ServerState, tenant: str, adapter: str, key: str) -> str:
+async def _saved(request: Request, server: ServerState, tenant: str, adapter: str, key: str) -> FutureStatus:
+    """What became of the save under a key, which is asked for if it was not yet.
+
+    Raises:
+        UserError: The adapter takes no more.
+        TransientError: It takes too long.
+        ClientDisconnect: Nobody waits for it any more.
+    """
     body = SaveWeightsForSamplerRequest(model_id=adapter, seq_id=1, sampling_session_seq_id=number_of(adapter, key))
     payload = canonical_json(body)
     accepted = await server.queue.submitter.submit(
@@ -70,11 +84,12 @@ async def _saved(request: Request, server: ServerState, tenant: str, adapter: st
     status = await until_final(request, server, tenant, accepted.request_id, timeout_s=timeout_s)
     if status is None:
         raise TransientError(f"the weights of {adapter} are not there yet; send the request again in a moment")
-    if status.failure is not None:
-        kind = UserError if status.failure.category is FailureCategory.USER else TwinkleError
-        raise kind(status.failure.message)
-    if status.result is None:
-        raise TransientError(f"the weights of {adapter} were saved too long ago; send the request again")
+    return status
+
+
+async def _lane_of(server: ServerState, status: FutureStatus) -> str:
+    """The sampling session that a save has opened."""
+    assert status.result is not None, "what ended well has a result until its time is over"
     data = status.result.inline
     if data is None:
         data = await server.common.object_io.run(read_payload, server.artifacts.blobs, status.result)

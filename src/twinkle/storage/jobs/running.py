@@ -165,11 +165,15 @@ class RunningJobs:
             if not failure.is_transient or num_failures >= row.max_attempts:
                 end_job(transaction, claim.job.id, JobState.FAILED, now, failure=failure)
                 return job_of(_read(transaction, claim.job.id))
-            wait_s = pause_s(num_failures)
-            _release(transaction, claim.job.id, JobState.RETRYING, now, not_before=now + wait_s)
+            if _is_to_pause(row):
+                state, wait_s, when = JobState.PAUSED, 0.0, "when the job is resumed"
+            else:
+                wait_s = pause_s(num_failures)
+                state, when = JobState.RETRYING, f"in {wait_s:.0f} s"
+            _release(transaction, claim.job.id, state, now, not_before=now + wait_s)
             event = JobEvent(
                 kind="attempt",
-                message=f"attempt {row.attempt} failed: {failure.message}; the next one comes in {wait_s:.0f} s",
+                message=f"attempt {row.attempt} failed: {failure.message}; the next one comes {when}",
                 data={"attempt": row.attempt, "code": failure.code, "retry_in_s": wait_s},
             )
             append_events(transaction, claim.job.id, [event], now)
@@ -178,7 +182,8 @@ class RunningJobs:
     def give_back(self, claim: JobClaim, state: JobState, *, not_before: float = 0.0, reason: str) -> Job:
         """Let a job go in the middle of an attempt, which whoever takes it up next goes on with.
 
-        One that its owner did not ask to pause, but whose tenant is suspended, waits for that to end.
+        One that its owner did not ask to pause, but whose tenant is suspended, waits for that to end. One that its
+        owner has asked to pause, which its plan has not heard yet, is paused however it is let go.
 
         Args:
             claim: Of who ran it.
@@ -195,6 +200,8 @@ class RunningJobs:
             row = _hold(transaction, claim)
             if state is JobState.PAUSED and row.pause_requested_at is None and _is_suspended(transaction, row.tenant):
                 state, reason = JobState.QUEUED, "held: the operator has suspended this tenant"
+            elif _is_to_pause(row):
+                state, not_before, reason = JobState.PAUSED, 0.0, "paused"
             _release(transaction, claim.job.id, state, now, not_before=not_before)
             event = JobEvent(kind="status", message=reason, data={"state": state.value})
             append_events(transaction, claim.job.id, [event], now)
@@ -263,6 +270,11 @@ def _signals(transaction: Transaction, row: Row) -> JobSignals:
     """What the owner wants; a suspended tenant's jobs stop where they would pause."""
     pause = row.pause_requested_at is not None or _is_suspended(transaction, row.tenant)
     return JobSignals(cancel=row.cancel_requested_at is not None, pause=pause)
+
+
+def _is_to_pause(row: Row) -> bool:
+    """Whether its owner has asked for a pause, and not for its end."""
+    return row.pause_requested_at is not None and row.cancel_requested_at is None
 
 
 def _is_suspended(transaction: Transaction, tenant: str) -> bool:

@@ -66,7 +66,9 @@ class _NewFork:
 
     def insert(self, transaction: Transaction) -> None:
         """Insert the run and where it comes from, unless it exists; the past state stays until the fork has ended."""
-        lane = lock_lanes(transaction, [self.source])[self.source]
+        lane = lock_lanes(transaction, [self.source]).get(self.source)
+        if lane is None:
+            raise NotFound(f"no training run {self.source!r}")
         if transaction.execute("SELECT id FROM lane WHERE id = ?", (self.id,)).fetchone() is not None:
             return
         if lane.unload_seq is not None:
@@ -88,6 +90,7 @@ class Branches:
         """Begin a run as ``source`` was after operation ``at``. Doing it again answers the same.
 
         Raises:
+            NotFound: ``source`` was forgotten.
             InvalidInput: That state cannot be had (any more).
             Conflict: There is a run of this id, and it began otherwise.
         """
