@@ -114,6 +114,33 @@ def test_columns_come_back_as_columns_and_rows_as_rows(template: Template) -> No
     assert from_rows[0]["input_ids"].tolist() == from_columns["input_ids"][0].tolist()
 
 
+@pytest.mark.parametrize("use_chat_template", [True, False], ids=["conversations", "texts"])
+def test_rows_that_are_cut_into_tokens_together_are_those_of_each_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, use_chat_template: bool
+) -> None:
+    monkeypatch.setattr("twinkle.template.tokenizing.MOST_TOGETHER", 300)
+    template = Template(str(folder), use_chat_template=use_chat_template)
+    texts = ["Paris", "naïve 🦊 fox", "the quick " * 50, "", "It rains."]
+    rows: list[dict[str, Any]] = [{"text": text, "id": number} for number, text in enumerate(texts) if text]
+    if use_chat_template:
+        whole = [{"messages": [QUESTION, {"role": "assistant", "content": text}]} for text in texts]
+        rows = [*whole, {"positive": whole[1], "negative": whole[2]}, {"messages": [QUESTION]}]
+
+    together = template.batch_encode(rows)
+
+    assert pickle.dumps(together) == pickle.dumps([template.encode(row) for row in rows])
+
+
+def test_of_many_rows_the_first_that_is_wrong_is_told_whatever_it_is_that_is_wrong(folder: Path) -> None:
+    too_long = {"messages": [{"role": "user", "content": "fox " * 40}]}
+    unwritable = {"messages": [{"role": "judge", "content": ""}]}
+
+    with pytest.raises(RowError, match=r"row 1: messages: are \d+ tokens"):
+        Template(str(folder), max_length=20).batch_encode(
+            [{"messages": [{**QUESTION, "content": "?"}]}, too_long, unwritable]
+        )
+
+
 def test_trajectories_within_a_row_are_encoded_each_for_itself(template: Template) -> None:
     chosen, rejected = {"messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, {**ANSWER, "content": "No."}]}
 
