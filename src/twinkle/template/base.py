@@ -96,8 +96,8 @@ class Template:
         if truncation_strategy not in TRUNCATION_STRATEGIES:
             known = ", ".join(TRUNCATION_STRATEGIES)
             raise InvalidInput("truncation_strategy", f"is {truncation_strategy!r}; send one of {known}")
-        if max_length is not None and max_length < 1:
-            raise InvalidInput("max_length", f"is {max_length}; send at least 1, or None")
+        if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+            raise InvalidInput("max_length", f"is {max_length!r}; send at least 1, or None")
         self.model_id = model_id
         self.use_chat_template = use_chat_template
         self.max_length = max_length
@@ -368,7 +368,13 @@ class Template:
 
 
 def _nested(trajectory: Trajectory) -> list[str]:
-    """The names of fields that are trajectories themselves."""
+    """The names of fields that are trajectories themselves.
+
+    Raises:
+        RowError: It is none.
+    """
+    if not isinstance(trajectory, Mapping):
+        raise RowError("row", f"is a {type(trajectory).__name__}; send an object with messages")
     return [name for name, value in trajectory.items() if isinstance(value, Mapping) and "messages" in value]
 
 

@@ -197,6 +197,11 @@ WRONG: list[tuple[dict[str, Any], str, int | None]] = [
     ({"messages": [{"role": "usr", "content": "x"}]}, r"messages\[0\].role: is 'usr'; send one of", 0),
     ({"messages": [QUESTION, {"role": "assistant"}]}, r"messages\[1\].content: is missing", 1),
     ({"messages": [QUESTION, "no"]}, r"messages\[1\]: is a str", 1),
+    ({"messages": [QUESTION, {**ANSWER, "tool_calls": 5}]}, r"messages\[1\].tool_calls: is a int; send a list", 1),
+    ({"messages": [QUESTION, ANSWER], "user_data": 5}, "user_data: is a int; send a list of", None),
+    ({"messages": [QUESTION, ANSWER], "user_data": "key_rounds"}, "user_data: is a str; send a list of", None),
+    ({"messages": [QUESTION, ANSWER], "images": 5}, "images: is a int; send a list of pictures", None),
+    ({"messages": [{**QUESTION, "images": "a.png"}]}, r"messages\[0\].images: is a str; send a list", 0),
     (
         {"messages": [QUESTION, {"role": "assistant", "tool_calls": [{}]}]},
         r"messages\[1\].tool_calls\[0\]: names no",
@@ -227,6 +232,17 @@ def test_what_is_wrong_with_a_row_is_told_by_field_and_message(
     assert not template.check(row)
 
 
+@pytest.mark.parametrize("row", [None, "hello", [QUESTION]], ids=["none", "text", "messages alone"])
+def test_what_is_no_row_at_all_is_told(template: Template, row: Any) -> None:
+    with pytest.raises(RowError, match=r"row: is a .*; send an object with messages"):
+        template.encode(row)
+    with pytest.raises(RowError, match="row 1: row: is a"):
+        template.batch_encode([{"messages": [QUESTION]}, row])
+    assert not template.check(row)
+    with pytest.raises(InvalidInput, match="input_ids: are missing"):
+        template.concat_input_feature({"messages": [QUESTION]}, [1])
+
+
 def test_errors_cross_from_other_processes_whole() -> None:
     error = RowError("messages[1].content", "is missing", message_number=1).at_row(7).within("positive")
 
@@ -244,8 +260,9 @@ def test_errors_cross_from_other_processes_whole() -> None:
 def test_settings_outside_their_range_are_named(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="truncation_strategy: is 'middle'"):
         Template(str(folder), truncation_strategy="middle")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="max_length: is 0"):
-        Template(str(folder), max_length=0)
+    for max_length in (0, "512"):
+        with pytest.raises(InvalidInput, match=f"max_length: is {max_length!r}"):
+            Template(str(folder), max_length=max_length)  # type: ignore[arg-type]
 
 
 def test_the_code_of_a_tokenizer_runs_for_the_operator_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
