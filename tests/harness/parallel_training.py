@@ -42,6 +42,8 @@ TWO_RANKS = (
     "full fsdp-ep moe",
     "full dp-ep moe",
     "full fsdp-ep missed",
+    "full fsdp-ep deepseek",
+    "lora fsdp-ep deepseek",
     "grpo fsdp-ulysses hybrid",
     "micro fsdp",
     "fp16 fsdp",

@@ -74,7 +74,7 @@ NAMES = {
     "twinkle.template.base": "Template",
     "twinkle.utils": (
         "DeviceGroup DeviceMesh GPU NPU Platform Plugin check_unsafe construct_class exists find_free_port "
-        "find_node_ip framework_util get_logger is_master requires torch_util trust_remote_code"
+        "find_node_ip framework_util get_logger is_master is_torch_npu_available requires torch_util trust_remote_code"
     ),
     "twinkle.utils.framework": "Framework Torch",
     "twinkle_agentic.chunker": "Chunker NativeChunker",

@@ -28,6 +28,7 @@ from twinkle.data_format.template_steps import MAX_STEPS, Steps, TooMuchWork, le
 __all__ = ["MAX_STEPS", "ChatTemplateCode", "TooMuchWork"]
 
 MAX_SOURCE_CHARACTERS = 2**18
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 _TIME_FORM = re.compile(r"(?:%-?[A-Za-z%]|[^%])*")
 
 
@@ -122,7 +123,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _written(self, value: object) -> object:
         """What ``{{ }}`` is about to write."""
-        self.steps.take_whole(value)
+        if type(value) is str:
+            self.steps.take_text(len(value))
+        else:
+            self.steps.take_whole(value)
         return value
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -146,6 +150,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         return counted
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A member: of a plain dictionary found at once, where jinja2 fails first to find an attribute of its name."""
+        if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+
     def getitem(self, obj: Any, argument: Any) -> Any:
         """A member, found by what may itself be large."""
         if not isinstance(argument, str):
@@ -154,6 +164,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """An operator, counted."""
+        if operator == "+" and type(left) is str and type(right) is str:
+            self.steps.take_joined(left, right)
+            return left + right
         self.steps.take_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from twinkle.core.errors import InvalidInput
+from twinkle.data_format.row_error import RowError
 
 Row = dict[str, Any]
 Columns = dict[str, list[Any]]
@@ -15,9 +16,12 @@ def rows_of(batch: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) ->
     """The rows of a batch in either form.
 
     Raises:
-        InvalidInput: The columns differ in length.
+        InvalidInput: The columns differ in length, or a row is no object.
     """
     if not isinstance(batch, Mapping):
+        for number, row in enumerate(batch):
+            if not isinstance(row, Mapping):
+                raise RowError("row", f"is a {type(row).__name__}; send an object with columns", row=number)
         return [dict(row) for row in batch]
     lengths = {name: len(values) for name, values in batch.items()}
     if len(set(lengths.values())) > 1:

@@ -58,6 +58,8 @@ def token_ids_of(row: Mapping[str, Any]) -> list[int]:
     Raises:
         InvalidInput: They are not one row of integers.
     """
+    if row.get("input_ids") is None:
+        raise InvalidInput("input_ids", "are missing; send an encoded row")
     values = np.asarray(row["input_ids"])
     if values.ndim != 1 or (values.size and not np.issubdtype(values.dtype, np.integer)):
         raise InvalidInput("input_ids", f"has shape {values.shape} and type {values.dtype}; send one row of integers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ def with_pictures(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[
         RowError: There are more places than pictures, or films or sounds.
     """
     _refuse_others(messages, row)
+    _check_lists(messages, row)
     if not (row.get("images") or any(message.get("images") for message in messages) or _has_parts(messages)):
         return list(messages), []
     shared = iter(row.get("images") or ())
@@ -84,6 +85,14 @@ def with_pictures(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         placed[first] = ({**message, "content": [*(IMAGE_PART for _ in left), *parts]}, [*left, *pictures])
     return [message for message, _ in placed], [picture for _, pictures in placed for picture in pictures]
+
+
+def _check_lists(messages: Sequence[Message], row: Mapping[str, Any]) -> None:
+    for number, holder in [(None, row), *enumerate(messages)]:
+        images = holder.get("images")
+        if images is not None and (isinstance(images, str | bytes | Mapping) or not isinstance(images, Iterable)):
+            field = "images" if number is None else f"messages[{number}].images"
+            raise RowError(field, f"is a {type(images).__name__}; send a list of pictures", message_number=number)
 
 
 def _refuse_others(messages: Sequence[Message], row: Mapping[str, Any]) -> None:

@@ -94,6 +94,9 @@ def _read_message(number: int, message: object) -> dict[str, Any]:
         raise RowError(f"{field}.role", f"is {role!r}; send one of {', '.join(ROLES)}", message_number=number)
     calls = known.get("tool_calls")
     if calls is not None:
+        if isinstance(calls, (str, Mapping)) or not isinstance(calls, Sequence):
+            kind = type(calls).__name__
+            raise RowError(f"{field}.tool_calls", f"is a {kind}; send a list of calls", message_number=number)
         known["tool_calls"] = [_read_call(f"{field}.tool_calls[{i}]", number, call) for i, call in enumerate(calls)]
     known["content"] = _read_content(f"{field}.content", number, known.get("content"), has_calls=bool(calls))
     return known

@@ -126,13 +126,16 @@ class Steps(threading.local):
             _check_integer(_bits(left) * abs(right) if isinstance(right, int) else 0)
         elif operator == "%" and isinstance(left, str):
             return self.take_format(left, right)
-        elif operator == "+" and type(left) is str and type(right) is str:
-            self.take_text(len(left))
-            self.take_text(len(right))
         elif operator == "+":
             self.take_length(left)
             self.take_length(right)
         return self.take()
+
+    def take_joined(self, left: str, right: str) -> None:
+        """Put one text behind another."""
+        self.left -= 3 + len(left) // _CHARACTERS_PER_STEP + len(right) // _CHARACTERS_PER_STEP
+        if self.left < 0:
+            self.take(0)
 
     def take_format(self, form: str, *values: object) -> None:
         """Write values into a text that says how wide they are, each perhaps wherever the text has a place for one."""

@@ -32,7 +32,9 @@ class SkippedRow:
 
 @dataclass
 class Skipped:
-    """Rows in whose place others were taken: ``count`` of them, the first hundred by name."""
+    """Rows in whose place others were taken: how often (``count``, ``reasons``), and the first hundred by name, each
+    once: a row comes again in the next pass, or as the one that is tried in place of another.
+    """
 
     count: int = 0
     rows: list[SkippedRow] = field(default_factory=list)
@@ -42,7 +44,7 @@ class Skipped:
         """Count a row, and say so."""
         self.count += 1
         self.reasons[row.reason] += 1
-        if len(self.rows) < MOST_SKIPPED:
+        if len(self.rows) < MOST_SKIPPED and row not in self.rows:
             self.rows.append(row)
             log.warning("dataloader.row_skipped", row=row.name, reason=row.reason, next="another row takes its place")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +109,12 @@ class DataLoader:
         self.dataset = dataset() if callable(dataset) else dataset
         self.device_mesh = mesh_of(device_mesh) or DeviceMesh.from_sizes(dp_size=current_world_size())
         self._holds_all_parts = serves_all_ranks()
+        if not isinstance(self.dataset, Iterable) and not hasattr(self.dataset, "__getitem__"):
+            raise InvalidInput(
+                "dataset", f"is {self.dataset!r}; pass a data set, a stream, or a function that makes one"
+            )
         self.is_stream = not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__")
-        self.batch_size = batch_size
+        self.batch_size = _rows("batch_size", batch_size, least=1)
         self.min_batch_size = self._least(min_batch_size, drop_last)
         self.max_retries = max_retries
         self.skipped = Skipped()
@@ -180,10 +185,10 @@ class DataLoader:
         The next ``for`` hands out what was left of that run's pass: nothing, if it had ended.
         """
         if isinstance(consumed_train_samples, Mapping):
+            if CONSUMED not in consumed_train_samples:
+                raise InvalidInput(CONSUMED, "is missing; send what get_state() returned")
             consumed_train_samples = consumed_train_samples[CONSUMED]
-        if consumed_train_samples < 0:
-            raise InvalidInput(CONSUMED, f"is {consumed_train_samples}; send 0 or more")
-        self._consumed = int(consumed_train_samples)
+        self._consumed = _rows(CONSUMED, consumed_train_samples, least=0)
         self._in_whole_passes = 0
         self._is_passing = self._consumed > 0
 
@@ -202,7 +207,7 @@ class DataLoader:
     @VALUE
     def skip_consumed_samples(self, consumed_train_samples: int) -> None:
         """Leave out so many rows more."""
-        self.resume_from_checkpoint(self._consumed + consumed_train_samples)
+        self.resume_from_checkpoint(self._consumed + _rows(CONSUMED, consumed_train_samples, least=0))
 
     # The batches.
 
@@ -280,3 +285,14 @@ class DataLoader:
         part = self._part(rows)
         handed_out(self.dataset, part)
         return part if self._collate is None else self._collate(part)
+
+
+def _rows(field: str, value: object, *, least: int) -> int:
+    """A number of rows that a script gave; numpy's and tensors' are taken as well."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InvalidInput(field, f"is {value!r}; send a whole number of rows") from error
+    if number < least:
+        raise InvalidInput(field, f"is {number}; send {least} or more")
+    return number

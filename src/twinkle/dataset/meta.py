@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from twinkle.core.errors import InvalidInput
 
@@ -32,6 +33,7 @@ class DatasetMeta:
 
     Raises:
         NoData: Neither an id nor data is given.
+        InvalidInput: ``data_slice`` holds something else than numbers of rows.
     """
 
     dataset_id: str = ""
@@ -45,7 +47,7 @@ class DatasetMeta:
         if not self.dataset_id and self.data is None:
             raise NoData("dataset_id", "is empty and data is None; name a data set or pass rows")
         if self.data_slice is not None and not isinstance(self.data_slice, range):
-            self.data_slice = [int(index) for index in self.data_slice]
+            self.data_slice = _row_numbers(self.data_slice)
 
     def get_id(self) -> str:
         """The key of these rows among the members of a data set. Equal descriptions have equal keys; rows in memory are
@@ -57,3 +59,14 @@ class DatasetMeta:
             return key
         digest = hashlib.sha256(repr(list(self.data_slice)).encode()).hexdigest()
         return f"{key}:{digest[:12]}"
+
+
+def _row_numbers(data_slice: object) -> list[int]:
+    if not isinstance(data_slice, Iterable) or isinstance(data_slice, str | bytes):
+        raise InvalidInput("data_slice", f"is {data_slice!r}; send the numbers of rows, like range(100) or [0, 5]")
+    numbers: list[int] = []
+    for index in data_slice:
+        if isinstance(index, bool) or not isinstance(index, SupportsIndex):
+            raise InvalidInput("data_slice", f"holds {index!r}, which is no number of a row; send whole numbers")
+        numbers.append(operator.index(index))
+    return numbers

@@ -136,6 +136,9 @@ def rows_in_memory(data: Any, *, streaming: bool) -> Any:
             return datasets.IterableDataset.from_generator(data)
         data = data()
     if isinstance(data, Mapping):
+        lengths = {str(name): len(values) for name, values in data.items()}
+        if len(set(lengths.values())) > 1:
+            raise InvalidInput("data", f"has columns of different lengths: {lengths}")
         made = datasets.Dataset.from_dict(dict(data), on_mixed_types="use_json")
     else:
         made = datasets.Dataset.from_list(_rows("data", data), on_mixed_types="use_json")

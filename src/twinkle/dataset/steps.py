@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+from datasets.formatting.formatting import LazyBatch
 
 from twinkle.core.errors import InvalidInput
 from twinkle.core.keywords import known_keywords
 from twinkle.data_format.columns import columns_of, rows_of
 from twinkle.data_format.media import with_alike_messages
 from twinkle.dataset.source import ORIGIN, UNKNOWN_ORIGIN
+from twinkle.dataset.token_columns import token_table
 from twinkle.infra.progress import Progress
 from twinkle.plugin import Plugin
 from twinkle.plugin.loading import is_plugin_id
@@ -167,8 +170,25 @@ class Encode:
 
     def rows(self, row: Row) -> list[Row]:
         """See :class:`Step`."""
-        encoded = self.template.batch_encode([row], add_generation_prompt=self.add_generation_prompt)
-        return [dict(made) for made in encoded if "input_ids" not in made or len(made["input_ids"])]
+        return self.rows_of_each([row])[0]
+
+    def rows_of_each(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """What becomes of each of several rows, which are cut into tokens together."""
+        if type(self.template).batch_encode is Template.batch_encode:
+            encoded = self.template.encode_each(rows, add_generation_prompt=self.add_generation_prompt)
+        else:
+            encoded = [self.template.batch_encode([row], self.add_generation_prompt) for row in rows]
+        return [[dict(made) for made in some if "input_ids" not in made or len(made["input_ids"])] for some in encoded]
+
+    @property
+    def keeps_fields(self) -> bool:
+        """Whether a row's own fields come out as they came in; a template of one's own may change them in place."""
+        kind = type(self.template)
+        return (
+            kind.encode is Template.encode
+            and kind.batch_encode is Template.batch_encode
+            and kind.encode_each is Template.encode_each
+        )
 
 
 class Encodable:
@@ -213,23 +233,34 @@ class OverColumns:
         self._is_deep = _is_deep(features)
         self._deep_within = tuple(name for name, feature in (features or {}).items() if _is_deep(feature))
 
-    def __call__(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    def __call__(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]] | pa.Table:
         given = {name: values for name, values in columns.items() if name != ORIGIN}
         origins = list(columns[ORIGIN])
+        result: dict[str, list[Any]] | pa.Table
         if isinstance(self._step, Preprocess):
             made = with_alike_messages(self._step.columns(given))
             same = _length(made) == len(origins)
             result = {**made, ORIGIN: origins if same else [UNKNOWN_ORIGIN] * _length(made)}
         else:
-            pairs = zip(rows_of(given), origins, strict=True)
-            rows = [{**made, ORIGIN: origin} for row, origin in pairs for made in self._step.rows(row)]
-            for name in self._deep_within:
-                inner = _with_alike_positions([row[name] for row in rows], True)
-                rows = [{**row, name: values} for row, values in zip(rows, inner, strict=True)]
-            result = columns_of(_with_alike_positions(rows, self._is_deep), self._columns)
+            before = rows_of(given)
+            table = None
+            if isinstance(self._step, Encode):
+                after = self._step.rows_of_each(before)
+                if self._step.keeps_fields and isinstance(columns, LazyBatch) and not self._columns:
+                    table = token_table(columns.pa_table, before, after)
+            else:
+                after = [self._step.rows(row) for row in before]
+            result = self._columns_of(after, origins) if table is None else table
         if self._progress is not None:
             self._progress.advance(len(origins))
-        return result or {ORIGIN: []}
+        return {ORIGIN: []} if isinstance(result, dict) and not result else result
+
+    def _columns_of(self, made: Sequence[Sequence[Row]], origins: Sequence[int]) -> dict[str, list[Any]]:
+        rows = [{**row, ORIGIN: origin} for some, origin in zip(made, origins, strict=True) for row in some]
+        for name in self._deep_within:
+            inner = _with_alike_positions([row[name] for row in rows], True)
+            rows = [{**row, name: values} for row, values in zip(rows, inner, strict=True)]
+        return columns_of(_with_alike_positions(rows, self._is_deep), self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # A bar cannot go to another process, and is no part of what the rows depend on.

@@ -84,7 +84,7 @@ def parse_reference(
     if place.exists():
         return Reference(text=text, place=place)
     if rest.startswith(PATH_STARTS):
-        raise ConfigError(f"{field}: {text}: no such folder")
+        raise ConfigError(f"{field}: {text}: no such folder{' or file' if field == 'dataset_id' else ''}")
     if scheme is not None and scheme not in HUB_NAMES:
         raise ConfigError(
             f"{field}: {text} is not a local folder, and there is no hub for {scheme}://; use ms:// or hf://"

@@ -124,3 +124,12 @@ PLATFORMS = {platform.device_type: platform for platform in (CUDA, NPU, XPU, MPS
 def local_rank() -> int:
     """The number of this process among those of its machine, as torchrun and our own launcher say; 0 when alone."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_torch_npu_available(check_device: bool = False) -> bool:
+    """Whether torch finds an Ascend device here; scripts ask before they load what is for those alone.
+
+    Args:
+        check_device: Has no effect: a device that is not there is never available.
+    """
+    return Platform.current().device_type == "npu"

@@ -16,7 +16,7 @@ from twinkle.checkpoint_engine.peft_tensors import is_named
 from twinkle.core.errors import InvalidInput
 from twinkle.core.events import event_log
 from twinkle.module.adapter import LoraConfig
-from twinkle.module.targets import Target
+from twinkle.module.targets import GROUPED, Target
 
 ALL_LINEAR = "all-linear"
 MAX_PATTERN_CHARS = 512
@@ -139,6 +139,29 @@ def _paths(wanted: str | Sequence[str], targets: Sequence[Target], parameters: S
     if not chosen and not experts:
         raise InvalidInput("target_modules", f"{wanted!r} matches no layer of this model")
     return chosen + experts
+
+
+def leave_out_grouped(config: Any, model: torch.nn.Module) -> None:
+    """Takes layers whose weight is many (DeepSeek-V4's) out of ``all-linear``: PEFT's update does not fit them.
+
+    Raises:
+        InvalidInput: The config names them.
+    """
+    paths = [path for path, _ in model.named_modules() if path.rpartition(".")[2] == GROUPED]
+    named = getattr(config, "target_modules", None)
+    if not paths or named is None:
+        return
+    if isinstance(named, str) and named.lower() == ALL_LINEAR:
+        others = config.exclude_modules or ()
+        config.exclude_modules = rf"(.*\.)?{GROUPED}|{others}" if isinstance(others, str) else {*others, GROUPED}
+        log.info("model.adapter.left_out", modules=GROUPED, reason="its weight is many, one for each group of heads")
+        return
+    endings = [re.escape(name) for name in ([] if isinstance(named, str) else named)]
+    pattern = named if isinstance(named, str) else rf"(.*\.)?({'|'.join(endings)})"
+    found = next((path for path in paths if re.fullmatch(pattern, path)), None)
+    if found is not None:
+        reason = f"take in {found}, whose weight is many, one for each group of heads; leave {GROUPED} out"
+        raise InvalidInput("target_modules", reason)
 
 
 def _plain(value: Any) -> Any:

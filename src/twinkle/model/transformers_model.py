@@ -30,6 +30,7 @@ from twinkle.model.outgoing import NamedWeights, outgoing_weights
 from twinkle.model.parallel.experts import share_experts, step_one_by_one
 from twinkle.model.parallel.sequence import sequence_parallel
 from twinkle.model.parallel.settings import FsdpSettings, check_ddp, check_strategy
+from twinkle.model.peft_config import leave_out_grouped
 from twinkle.model.placement import (
     MixedPrecision,
     ModelArguments,
@@ -188,6 +189,7 @@ class TransformersModel(PlainPasses):
             config.inference_mode = not is_trainable
         for name, value in renamed_settings(vars(config), self._paths.within).items():
             setattr(config, name, value)
+        leave_out_grouped(config, self.model)
         if isinstance(self.model, PeftModel):
             self.model.add_adapter(adapter_name, config)
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, overload
@@ -18,17 +19,15 @@ from twinkle.core.keywords import known_keywords
 from twinkle.data_format.columns import Columns, Row, columns_of, rows_of
 from twinkle.data_format.continuation import Texts, continued_row
 from twinkle.data_format.conversation import ToolCall
-from twinkle.data_format.media import NOT_TAKEN_REASON, with_pictures
-from twinkle.data_format.messages import read_messages, read_tools, with_reasoning, with_system
+from twinkle.data_format.media import NOT_TAKEN_REASON
+from twinkle.data_format.messages import read_tools
 from twinkle.data_format.row_error import RowError
 from twinkle.data_format.tool_calls import parse_tool_calls, without_tool_calls
 from twinkle.hub.model_path import resolve_model_id
 from twinkle.hub.trust import check_model_code, naming_code
 from twinkle.template.pictures import PicturePreparer, picture_preparer, put_in_place, read_picture
-from twinkle.template.rendering import ChatTemplate, Renderer, Span
-from twinkle.template.spans import TurnFinder, TurnMarks, key_rounds
-from twinkle.template.starts import TurnStarts
-from twinkle.template.tokenizing import plain_text, shifted, token_ids, tokenize
+from twinkle.template.rendering import ChatTemplate, Renderer
+from twinkle.template.tokenizing import Flags, Tokens, Written, plain_text, shifted, tokenize_all, tokenize_plain
 from twinkle.template.truncation import (
     IGNORED_LABEL,
     TRUNCATION_STRATEGIES,
@@ -36,13 +35,9 @@ from twinkle.template.truncation import (
     TruncationStrategy,
     truncate,
 )
+from twinkle.template.writing import ConversationWriter
 
 Trajectory = Mapping[str, Any]
-
-UNUSED_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "none", "description": "", "parameters": {"type": "object", "properties": {}}},
-}
 
 OWN_ARGUMENTS = (
     "model_id",
@@ -101,8 +96,8 @@ class Template:
         if truncation_strategy not in TRUNCATION_STRATEGIES:
             known = ", ".join(TRUNCATION_STRATEGIES)
             raise InvalidInput("truncation_strategy", f"is {truncation_strategy!r}; send one of {known}")
-        if max_length is not None and max_length < 1:
-            raise InvalidInput("max_length", f"is {max_length}; send at least 1, or None")
+        if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+            raise InvalidInput("max_length", f"is {max_length!r}; send at least 1, or None")
         self.model_id = model_id
         self.use_chat_template = use_chat_template
         self.max_length = max_length
@@ -114,8 +109,6 @@ class Template:
         runs_code = check_model_code(model_id, Path(self.model_path), revision=revision)
         with naming_code(model_id):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=runs_code)
-        self._marks_of: dict[bool, TurnMarks] = {}
-        self._starts: TurnStarts | None = None
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -127,6 +120,10 @@ class Template:
                 hint = f"did you mean {near[0]}?" if near else "the model's chat template knows no such"
                 _log.warning("template.variable_ignored", variable=name, next=hint)
         return chat_template
+
+    @cached_property
+    def _writer(self) -> ConversationWriter:
+        return ConversationWriter(self.renderer, self.tokenizer.get_added_vocab)
 
     # One row, and many.
 
@@ -146,7 +143,7 @@ class Template:
         known_keywords("encode", settings, ENCODE_KEYWORDS)
         if self.truncation_strategy == "split":
             raise InvalidInput("truncation_strategy", "is 'split', which makes several rows of one; use batch_encode")
-        rows = self._encode(trajectory, add_generation_prompt)
+        (rows,) = self._encode([trajectory], add_generation_prompt)
         if not rows:
             raise _Deleted("messages", f"are longer than max_length {self.max_length}, and such rows are deleted")
         return rows[0]
@@ -173,13 +170,29 @@ class Template:
             RowError: As :meth:`encode`, with the number of the row.
         """
         known_keywords("batch_encode", settings, ENCODE_KEYWORDS)
-        encoded: list[Row] = []
-        for number, trajectory in enumerate(rows_of(batch)):
+        encoded = [row for rows in self.encode_each(rows_of(batch), add_generation_prompt) for row in rows]
+        return columns_of(encoded, batch) if isinstance(batch, Mapping) else encoded
+
+    def encode_each(self, trajectories: Sequence[Trajectory], add_generation_prompt: bool = False) -> list[list[Row]]:
+        """The rows of each of many trajectories: one, or by the strategy of truncation none or several.
+
+        Raises:
+            RowError: As :meth:`encode`, with the number of the first row that is wrong.
+        """
+        if type(self).encode is Template.encode:
+            with suppress(RowError):  # it is met again below, and told of the first row that is wrong
+                return self._encode(trajectories, add_generation_prompt)
+        return self._encode_in_turn(trajectories, add_generation_prompt)
+
+    def _encode_in_turn(self, trajectories: Sequence[Trajectory], add_generation_prompt: bool) -> list[list[Row]]:
+        """By the ``encode`` of a template of one's own, if it has one."""
+        encoded: list[list[Row]] = []
+        for number, trajectory in enumerate(trajectories):
             try:
-                encoded += self._rows_of(trajectory, add_generation_prompt)
+                encoded.append(self._rows_of(trajectory, add_generation_prompt))
             except RowError as error:
                 raise error.at_row(number) from error
-        return columns_of(encoded, batch) if isinstance(batch, Mapping) else encoded
+        return encoded
 
     def check(self, trajectory: Trajectory) -> bool:
         """Whether a trajectory can be encoded."""
@@ -196,7 +209,7 @@ class Template:
         """The text of a trajectory as the model reads it, before it is cut into tokens."""
         if not self.use_chat_template:
             return plain_text(trajectory)
-        turns, _ = self._turns(trajectory, add_generation_prompt)
+        turns, _ = self._writer.turns(trajectory, add_generation_prompt, default_system=self.default_system)
         return self.renderer.render(turns, read_tools(trajectory), add_generation_prompt=add_generation_prompt)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
@@ -295,100 +308,80 @@ class Template:
     def _rows_of(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[Row]:
         """The rows of one trajectory among many: by the ``encode`` of a template of one's own, if it has one."""
         if type(self).encode is Template.encode:
-            return self._encode(trajectory, add_generation_prompt)
+            return self._encode([trajectory], add_generation_prompt)[0]
         try:
             return [self.encode(trajectory, add_generation_prompt=add_generation_prompt)]
         except _Deleted:
             return []
 
-    def _encode(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[Row]:
-        nested = [name for name, value in trajectory.items() if isinstance(value, Mapping) and "messages" in value]
-        if nested:
-            return self._encode_nested(trajectory, nested, add_generation_prompt)
-        row = self._tokenized(trajectory, add_generation_prompt)
-        pieces = truncate(row, self.max_length, self.truncation_strategy)
-        return [{**trajectory, **piece.fields()} for piece in pieces]
+    def _encode(self, trajectories: Sequence[Trajectory], add_generation_prompt: bool) -> list[list[Row]]:
+        """Of each its rows. All are written before any is cut into tokens."""
+        written = [one for trajectory in trajectories for one in self._all_written(trajectory, add_generation_prompt)]
+        cut = (
+            tokenize_all(self.tokenizer, written) if self.use_chat_template else tokenize_plain(self.tokenizer, written)
+        )
+        parts = (self._token_row(one, *tokens) for one, tokens in zip(written, cut, strict=True))
+        return [self._rows_made(trajectory, parts) for trajectory in trajectories]
 
-    def _encode_nested(self, trajectory: Trajectory, names: Sequence[str], add_generation_prompt: bool) -> list[Row]:
-        encoded: Row = dict(trajectory)
+    def _all_written(self, trajectory: Trajectory, add_generation_prompt: bool) -> list[Written]:
+        """The trajectory, or those that are its fields, as text."""
+        names = _nested(trajectory)
+        if not names:
+            return [self._written(trajectory, add_generation_prompt)]
+        written: list[Written] = []
         for name in names:
-            try:
-                rows = self._encode(trajectory[name], add_generation_prompt)
-            except RowError as error:
-                raise error.within(name) from error
-            if len(rows) > 1:
+            with _told_within(name):
+                written += self._all_written(trajectory[name], add_generation_prompt)
+        return written
+
+    def _rows_made(self, trajectory: Trajectory, parts: Iterator[TokenRow]) -> list[Row]:
+        """The rows of a trajectory, whose next parts are its own, in the order in which they were written."""
+        names = _nested(trajectory)
+        if not names:
+            pieces = truncate(next(parts), self.max_length, self.truncation_strategy)
+            return [{**trajectory, **piece.fields()} for piece in pieces]
+        made: dict[str, list[Row]] = {}
+        for name in names:
+            with _told_within(name):
+                made[name] = self._rows_made(trajectory[name], parts)
+            if len(made[name]) > 1:
                 raise RowError(name, "is too long, and of a row within a row 'split' can make no several; use 'delete'")
-            if not rows:
-                return []
-            encoded[name] = rows[0]
-        return [encoded]
+        if not all(made.values()):
+            return []
+        return [{**trajectory, **{name: rows[0] for name, rows in made.items()}}]
 
-    def _turns(self, trajectory: Trajectory, add_generation_prompt: bool) -> tuple[list[dict[str, Any]], list[Any]]:
-        """The messages as the chat template is given them, and the pictures that belong into them."""
-        messages, pictures = with_pictures(read_messages(trajectory), trajectory)
-        if add_generation_prompt and _is_empty_answer(messages[-1]):
-            messages = messages[:-1]
-        messages = with_system(messages, self.default_system)
-        return with_reasoning(messages, is_read=self.renderer.reads_reasoning), pictures
-
-    def _tokenized(self, trajectory: Trajectory, add_generation_prompt: bool) -> TokenRow:
-        """The tokens of a trajectory, however long, and their shifted labels."""
+    def _written(self, trajectory: Trajectory, add_generation_prompt: bool) -> Written:
         if not self.use_chat_template:
-            tokens = token_ids(self.tokenizer(plain_text(trajectory))["input_ids"])
-            return TokenRow(tokens, np.full_like(tokens, IGNORED_LABEL) if add_generation_prompt else shifted(tokens))
-        turns, pictures = self._turns(trajectory, add_generation_prompt)
-        tools = read_tools(trajectory)
-        text = self.renderer.render(turns, tools, add_generation_prompt=add_generation_prompt)
-        spans: list[Span] = []
-        if not add_generation_prompt:
-            text, spans = self._training_spans(trajectory, turns, tools, text)
-        tokens, is_trained = tokenize(self.tokenizer, text, spans)
+            text = plain_text(trajectory)
+            return Written(text, [] if add_generation_prompt else [(0, len(text))])
+        return self._writer.written(trajectory, add_generation_prompt, default_system=self.default_system)
+
+    def _token_row(self, written: Written, tokens: Tokens, is_trained: Flags) -> TokenRow:
+        """Its tokens and their shifted labels, its pictures in their places."""
         media: dict[str, Any] = {}
         positions = None
-        if pictures:
+        if written.pictures:
             preparer = self._picture_preparer()
-            made = preparer.prepare(self.preprocess_images(pictures))
+            made = preparer.prepare(self.preprocess_images(written.pictures))
             tokens, is_trained, media, positions = put_in_place(tokens, is_trained, preparer, made)
         return TokenRow(tokens, shifted(np.where(is_trained, tokens, IGNORED_LABEL)), positions, media)
 
-    def _training_spans(
-        self, trajectory: Trajectory, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, text: str
-    ) -> tuple[str, list[Span]]:
-        """Which characters train, and the text with the last turn's end, which some templates do not write."""
-        rounds = key_rounds(trajectory, turns)
-        marked = self.renderer.generated_spans(turns, tools)
-        if marked is not None and rounds is None:
-            return text, marked
 
-        def write(some: Sequence[Any], add_generation_prompt: bool) -> str:
-            return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
+def _nested(trajectory: Trajectory) -> list[str]:
+    """The names of fields that are trajectories themselves.
 
-        marks = self._turn_marks(bool(tools))
-        found = TurnFinder(write, marks, None if tools else self._starts_after(marks)).spans(turns, text)
-        chosen = [span for number, span in found.items() if rounds is None or number in rounds]
-        if marked is None and chosen and chosen[-1][1] == len(text) and turns[-1]["role"] == "assistant":
-            end = marks.unwritten_end(write, turns, text)
-            return text + end, [*chosen[:-1], (chosen[-1][0], len(text + end))]
-        if marked is None:
-            return text, chosen
-        return text, [span for span in marked if any(start < span[1] and span[0] < end for start, end in chosen)]
-
-    def _starts_after(self, marks: TurnMarks) -> TurnStarts:
-        if self._starts is None:
-            self._starts = TurnStarts(marks.header)
-        return self._starts
-
-    def _turn_marks(self, has_tools: bool) -> TurnMarks:
-        """By what turns are told apart; a tokenizer may have another chat template for conversations with tools."""
-        if has_tools not in self._marks_of:
-            tools = [UNUSED_TOOL] if has_tools else None
-
-            def write(some: Sequence[Any], add_generation_prompt: bool) -> str:
-                return self.renderer.render(some, tools, add_generation_prompt=add_generation_prompt)
-
-            self._marks_of[has_tools] = TurnMarks.found(write, self.tokenizer.get_added_vocab())
-        return self._marks_of[has_tools]
+    Raises:
+        RowError: It is none.
+    """
+    if not isinstance(trajectory, Mapping):
+        raise RowError("row", f"is a {type(trajectory).__name__}; send an object with messages")
+    return [name for name, value in trajectory.items() if isinstance(value, Mapping) and "messages" in value]
 
 
-def _is_empty_answer(message: Mapping[str, Any]) -> bool:
-    return message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
+@contextmanager
+def _told_within(name: str) -> Iterator[None]:
+    """Say of what is wrong in a field in which one it is."""
+    try:
+        yield
+    except RowError as error:
+        raise error.within(name) from error

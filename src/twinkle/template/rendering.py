@@ -151,7 +151,11 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        # Nearly all are texts by texts, which need no second call.
+        return {
+            key if type(key) is str else _plain(key): item if type(item) is str else _plain(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, np.generic):

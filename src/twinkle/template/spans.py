@@ -9,7 +9,7 @@ where this turn lies in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,7 +207,11 @@ def key_rounds(trajectory: Turn, turns: Sequence[Turn]) -> set[int] | None:
     Raises:
         RowError: A number is none of an assistant's message.
     """
-    rounds = user_data_get(trajectory.get("user_data"), KEY_ROUNDS)
+    user_data = trajectory.get("user_data")
+    if user_data is not None and (isinstance(user_data, str) or not isinstance(user_data, Sequence | Mapping)):
+        kind = type(user_data).__name__
+        raise RowError("user_data", f"is a {kind}; send a list of (key, value) pairs, or of objects")
+    rounds = user_data_get(user_data, KEY_ROUNDS)
     if rounds is None:
         return None
     shift = len(turns) - len(trajectory["messages"])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from twinkle.infra.device_mesh import DeviceMesh
     from twinkle.infra.frameworks import framework_util, torch_util
     from twinkle.infra.network import find_free_port, find_node_ip
-    from twinkle.infra.platform import GPU, NPU, Platform
+    from twinkle.infra.platform import GPU, NPU, Platform, is_torch_npu_available
     from twinkle.infra.rank_log import get_logger
     from twinkle.infra.runtime import is_master
     from twinkle.plugin.construct import construct_class
@@ -34,11 +34,17 @@ __all__ = [
     "framework_util",
     "get_logger",
     "is_master",
+    "is_torch_npu_available",
     "requires",
     "torch_util",
     "trust_remote_code",
 ]
 
 __getattr__ = lazy_attributes(
-    __name__, {**dict.fromkeys(__all__, "twinkle"), "construct_class": "twinkle.plugin.construct"}
+    __name__,
+    {
+        **dict.fromkeys(__all__, "twinkle"),
+        "construct_class": "twinkle.plugin.construct",
+        "is_torch_npu_available": "twinkle.infra.platform",
+    },
 )

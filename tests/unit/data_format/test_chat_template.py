@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twinkle.data_format.chat_template import MAX_SOURCE_CHARACTERS, ChatTemplateCode, TooMuchWork
 
@@ -109,6 +110,20 @@ def test_a_template_reads_as_it_always_did_and_is_counted_anew_for_each_conversa
 
     assert text == ('01<USER>Hi first[{"role": "user", "content": "hi"}]02<ASSISTANT>Ho ho a1   7 02 Jan 2026')
     assert [text[start:end] for start, end in spans] == ['[{"role": "user", "content": "hi"}]']
+
+
+def test_members_of_dictionaries_are_found_as_jinja2_finds_them() -> None:
+    source = (
+        "{{ row.role }}|{{ row.missing is defined }}|{{ row.missing or 'none' }}|"
+        "{% for k, v in row.items() %}{{ k }} {% endfor %}|{{ row.items is callable }}"
+        "|{{ row['items'] }}|{{ row.get('role') }}|{{ row.__class__ is defined }}"
+    )
+    row = {"role": "user", "items": "a member"}
+
+    written = code(source).render({"row": row})
+
+    assert written == ImmutableSandboxedEnvironment().from_string(source).render(row=row)
+    assert written == "user|False|none|role items |True|a member|user|False"
 
 
 def test_a_conversation_of_thousands_of_turns_has_room() -> None:

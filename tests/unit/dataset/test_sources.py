@@ -35,6 +35,17 @@ def write(folder: Path, kind: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize("wrong", [5, "0:5", [0.5], ["1"], [True], slice(3)])
+def test_a_slice_that_holds_no_numbers_of_rows_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^data_slice: "):
+        DatasetMeta(data=[{"a": 1}], data_slice=wrong)
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"data: has columns of different lengths: \{'a': 2, 'b': 1\}"):
+        Dataset(DatasetMeta(data={"a": [1, 2], "b": [3]}))
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "jsonl.gz"])
 def test_a_file_is_read_by_its_kind(tmp_path: Path, kind: str) -> None:
     dataset = Dataset(DatasetMeta(str(write(tmp_path, kind))))

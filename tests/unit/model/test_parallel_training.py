@@ -46,7 +46,7 @@ def models_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     make_tiny_model(folder / "moe", family="qwen3_moe", **sizes)
     make_tiny_model(folder / "missed", family="qwen3_moe", **sizes)
     _let_no_token_reach_the_last_experts(folder / "missed")
-    for name, family in (("capped", "gemma2"), ("sinks", "gpt-oss")):
+    for name, family in (("capped", "gemma2"), ("sinks", "gpt-oss"), ("deepseek", "deepseek-v4")):
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
         stir(model)

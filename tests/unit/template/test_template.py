@@ -114,6 +114,33 @@ def test_columns_come_back_as_columns_and_rows_as_rows(template: Template) -> No
     assert from_rows[0]["input_ids"].tolist() == from_columns["input_ids"][0].tolist()
 
 
+@pytest.mark.parametrize("use_chat_template", [True, False], ids=["conversations", "texts"])
+def test_rows_that_are_cut_into_tokens_together_are_those_of_each_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, use_chat_template: bool
+) -> None:
+    monkeypatch.setattr("twinkle.template.tokenizing.MOST_TOGETHER", 300)
+    template = Template(str(folder), use_chat_template=use_chat_template)
+    texts = ["Paris", "naïve 🦊 fox", "the quick " * 50, "", "It rains."]
+    rows: list[dict[str, Any]] = [{"text": text, "id": number} for number, text in enumerate(texts) if text]
+    if use_chat_template:
+        whole = [{"messages": [QUESTION, {"role": "assistant", "content": text}]} for text in texts]
+        rows = [*whole, {"positive": whole[1], "negative": whole[2]}, {"messages": [QUESTION]}]
+
+    together = template.batch_encode(rows)
+
+    assert pickle.dumps(together) == pickle.dumps([template.encode(row) for row in rows])
+
+
+def test_of_many_rows_the_first_that_is_wrong_is_told_whatever_it_is_that_is_wrong(folder: Path) -> None:
+    too_long = {"messages": [{"role": "user", "content": "fox " * 40}]}
+    unwritable = {"messages": [{"role": "judge", "content": ""}]}
+
+    with pytest.raises(RowError, match=r"row 1: messages: are \d+ tokens"):
+        Template(str(folder), max_length=20).batch_encode(
+            [{"messages": [{**QUESTION, "content": "?"}]}, too_long, unwritable]
+        )
+
+
 def test_trajectories_within_a_row_are_encoded_each_for_itself(template: Template) -> None:
     chosen, rejected = {"messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, {**ANSWER, "content": "No."}]}
 
@@ -170,6 +197,11 @@ WRONG: list[tuple[dict[str, Any], str, int | None]] = [
     ({"messages": [{"role": "usr", "content": "x"}]}, r"messages\[0\].role: is 'usr'; send one of", 0),
     ({"messages": [QUESTION, {"role": "assistant"}]}, r"messages\[1\].content: is missing", 1),
     ({"messages": [QUESTION, "no"]}, r"messages\[1\]: is a str", 1),
+    ({"messages": [QUESTION, {**ANSWER, "tool_calls": 5}]}, r"messages\[1\].tool_calls: is a int; send a list", 1),
+    ({"messages": [QUESTION, ANSWER], "user_data": 5}, "user_data: is a int; send a list of", None),
+    ({"messages": [QUESTION, ANSWER], "user_data": "key_rounds"}, "user_data: is a str; send a list of", None),
+    ({"messages": [QUESTION, ANSWER], "images": 5}, "images: is a int; send a list of pictures", None),
+    ({"messages": [{**QUESTION, "images": "a.png"}]}, r"messages\[0\].images: is a str; send a list", 0),
     (
         {"messages": [QUESTION, {"role": "assistant", "tool_calls": [{}]}]},
         r"messages\[1\].tool_calls\[0\]: names no",
@@ -200,6 +232,17 @@ def test_what_is_wrong_with_a_row_is_told_by_field_and_message(
     assert not template.check(row)
 
 
+@pytest.mark.parametrize("row", [None, "hello", [QUESTION]], ids=["none", "text", "messages alone"])
+def test_what_is_no_row_at_all_is_told(template: Template, row: Any) -> None:
+    with pytest.raises(RowError, match=r"row: is a .*; send an object with messages"):
+        template.encode(row)
+    with pytest.raises(RowError, match="row 1: row: is a"):
+        template.batch_encode([{"messages": [QUESTION]}, row])
+    assert not template.check(row)
+    with pytest.raises(InvalidInput, match="input_ids: are missing"):
+        template.concat_input_feature({"messages": [QUESTION]}, [1])
+
+
 def test_errors_cross_from_other_processes_whole() -> None:
     error = RowError("messages[1].content", "is missing", message_number=1).at_row(7).within("positive")
 
@@ -217,8 +260,9 @@ def test_errors_cross_from_other_processes_whole() -> None:
 def test_settings_outside_their_range_are_named(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="truncation_strategy: is 'middle'"):
         Template(str(folder), truncation_strategy="middle")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="max_length: is 0"):
-        Template(str(folder), max_length=0)
+    for max_length in (0, "512"):
+        with pytest.raises(InvalidInput, match=f"max_length: is {max_length!r}"):
+            Template(str(folder), max_length=max_length)  # type: ignore[arg-type]
 
 
 def test_the_code_of_a_tokenizer_runs_for_the_operator_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
