@@ -6,7 +6,10 @@ The worker, the journal, the broker and the lease are the service's own; the eng
 for its device, and computes nothing. A pass is one operation's; several that go together take 5 ms each. What every
 adapter does, a forward_backward and an optimizer step in turn, is in the journal beforehand, so what is measured is the
 worker alone. ``in_execute`` is the share of the time from the first pass to the end of the last in which the engine was
-at a pass; ``of_device`` counts 5 ms for each, whatever the process made of them, and is never the higher one.
+at a pass, or at an optimizer step, which is a device's work as well and takes this engine no more than its call
+(``step_ms`` each); ``of_device`` counts 5 ms for each pass and nothing for a step, whatever the process made of them,
+and is never the higher one. ``loop_cpu_ms_per_pass`` is what the loop's thread computes while the engine is at nothing:
+a load changes it less than the shares.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from twinkle.storage.disks import Disks
 from twinkle.storage.journal.records import NewAdapter
 from twinkle.storage.stores import Stores
 from twinkle.storage.tenants.sessions import NewSession
+from twinkle.wire.bodies.training import AdamParams
 from twinkle.wire.training import ForwardBackwardBody, WireDatum, encode_forward_backward
 from twinkle.workers.assembly import Surroundings, WorkerOptions, WorkerParts
 from twinkle.workers.engine import Pass, PassAnswer
@@ -78,21 +82,43 @@ class PacedEngine(NullEngine):
     def __init__(self) -> None:
         super().__init__(base_model="null", max_rank=32)
         self.num_passes = 0
-        self.in_execute_s = 0.0
+        self.num_steps = 0
+        self.in_passes_s = 0.0
+        self.in_steps_s = 0.0
         self.began_at: float | None = None
         self.ended_at = 0.0
+        self.loop_cpu_s = 0.0
+        self._cpu_s = 0.0
 
     def run_passes(self, passes: Sequence[Pass[NullState]]) -> list[PassAnswer]:
         """As long as a device would be at them."""
-        began_at = time.perf_counter()
+        began_at = self._begin()
         time.sleep(PASS_S * len(passes))
         answers = super().run_passes(passes)
-        self.ended_at = time.perf_counter()
-        if self.began_at is None:
-            self.began_at = began_at
+        self.in_passes_s += self._end() - began_at
         self.num_passes += len(passes)
-        self.in_execute_s += self.ended_at - began_at
         return answers
+
+    def optim_step(self, state: NullState, params: AdamParams) -> dict[str, float]:
+        """At once."""
+        began_at = self._begin()
+        metrics = super().optim_step(state, params)
+        self.in_steps_s += self._end() - began_at
+        self.num_steps += 1
+        return metrics
+
+    def _begin(self) -> float:
+        now, cpu_s = time.perf_counter(), time.thread_time()
+        if self.began_at is None:
+            self.began_at = now
+        else:
+            self.loop_cpu_s += cpu_s - self._cpu_s
+        return now
+
+    def _end(self) -> float:
+        self._cpu_s = time.thread_time()
+        self.ended_at = time.perf_counter()
+        return self.ended_at
 
 
 def main() -> None:
@@ -158,10 +184,11 @@ def measure(load: Load, home: Path, *, redis_url: str, database_url: str) -> dic
     parts.worker.close()
     parts.transfers.close()
     num_passes = load.tenants * load.steps
-    if engine.num_passes != num_passes or engine.began_at is None:
-        raise RuntimeError(f"{engine.num_passes} passes were executed, {num_passes} were queued")
+    if engine.num_passes != num_passes or engine.num_steps != num_passes or engine.began_at is None:
+        done = f"{engine.num_passes} passes and {engine.num_steps} optimizer steps"
+        raise RuntimeError(f"{done} were executed, {num_passes} of each were queued")
     elapsed_s = engine.ended_at - engine.began_at
-    in_execute = engine.in_execute_s / elapsed_s
+    in_execute = (engine.in_passes_s + engine.in_steps_s) / elapsed_s
     return {
         "tenants": load.tenants,
         "passes": num_passes,
@@ -169,6 +196,8 @@ def measure(load: Load, home: Path, *, redis_url: str, database_url: str) -> dic
         "in_execute": rounded(in_execute),
         "of_device": rounded(num_passes * PASS_S / elapsed_s),
         "goal": GOALS.get(load.tenants),
+        "step_ms": rounded(engine.in_steps_s * 1000 / engine.num_steps),
+        "loop_cpu_ms_per_pass": rounded(engine.loop_cpu_s * 1000 / num_passes),
         "cpu_ms_per_operation": rounded(cpu_s * 1000 / (2 * num_passes)),
     }
 

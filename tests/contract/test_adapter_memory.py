@@ -16,7 +16,7 @@ from twinkle.core.adapter_sizes import AdapterSizes
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.workers.null_engine import NullState
-from twinkle.workers.residents import Resident
+from twinkle.workers.parked import Resident
 
 RANK_BYTES = 16
 """What the engine below says a rank takes while it trains; a copy to sample from takes a quarter of it."""

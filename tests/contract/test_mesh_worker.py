@@ -28,7 +28,7 @@ from twinkle.core.errors import OutOfMemory, StatementFailed, StorageUnavailable
 from twinkle.core.operation import OperationKind, OperationState, Payload, Submission
 from twinkle.storage.journal.records import PastOperation
 from twinkle.workers.null_engine import NullState
-from twinkle.workers.residents import Resident
+from twinkle.workers.parked import Resident
 
 
 @pytest.fixture

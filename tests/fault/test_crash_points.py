@@ -29,6 +29,7 @@ IN_TURN = [
     ("sampler.claimed", "sampler.executed"),
     ("sampler.committed", "sampler.published"),
     ("snapshot.listed:2", "worker.committed:9"),
+    ("snapshot.copied", "worker.executed:2"),
 ]
 """The kill at the one leads to the other."""
 RARE = [("worker.taken_ahead:2", "worker.noting:3"), ("worker.telling:2", "worker.taken_ahead")]

@@ -1,10 +1,15 @@
-"""Adapters that had to leave the device but not the process: one copy in host memory away from going on."""
+"""Adapters in memory: how far each is, on the device or parked.
+
+Those parked had to leave the device but not the process: they are one copy in host memory away from going on.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Generic
 
+from twinkle.workers.engine import State, StateCopy
 from twinkle.workers.snapshots import Writing
 
 
@@ -28,6 +33,20 @@ class Coverage:
         """Whether a snapshot of the present state is in the object store, or about to be."""
         has_failed = self.writing is not None and self.writing.done() and not self.writing.result()
         return self.applied_seq <= self.snapshot_seq and not has_failed
+
+
+@dataclass
+class Resident(Generic[State]):
+    """An adapter on the device.
+
+    ``done_seq`` is the last operation done with it, which may not be committed yet; ``copied`` is the state right after
+    such a one, and its number: it becomes a recovery point when that one is committed.
+    """
+
+    state: State
+    coverage: Coverage
+    done_seq: int
+    copied: tuple[int, StateCopy] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Generic
 
 import structlog
 
 from twinkle.core.clock import Clock
+from twinkle.core.crash import crash_point
 from twinkle.scheduler.fusion import Places
 from twinkle.scheduler.residency import leaving_first
 from twinkle.storage.adapters.adapters import Adapters
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.adapter_memory import AdapterMemory
 from twinkle.workers.engine import Engine, State, StateCopy, WrittenState
-from twinkle.workers.parked import Coverage, Parked, ParkedAdapter
+from twinkle.workers.parked import Coverage, Parked, ParkedAdapter, Resident
 from twinkle.workers.replay import Replay
 from twinkle.workers.snapshots import Snapshots
 from twinkle.workers.steps import Steps
@@ -33,15 +33,6 @@ _NOTED_EVERY_S = 5.0
 """How often it is said who holds how much of the device."""
 
 _log = structlog.get_logger()
-
-
-@dataclass
-class Resident(Generic[State]):
-    """An adapter on the device. ``done_seq`` is the last operation done with it, which may not be committed yet."""
-
-    state: State
-    coverage: Coverage
-    done_seq: int
 
 
 class Residents(Generic[State]):
@@ -80,17 +71,23 @@ class Residents(Generic[State]):
         self._in_use: dict[str, int] = {}
         """The last operation begun with each that may be ahead of the journal."""
         self._overdue: set[str] = set()
-        self._due: set[str] = set()
 
     def room_ahead(self, adapter: str, last_seq: int) -> int:
         """How many operations behind ``last_seq`` may be begun before that one is committed.
 
-        Where a snapshot is due the adapter comes to rest, since it is taken of what is committed.
+        A snapshot is copied as the adapter goes by. It comes to rest where the next is due and the last is not written,
+        since then it is to be held, and for payloads, which are counted when they are committed.
         """
         resident = self._residents.get(adapter)
-        if resident is None or adapter in self._due or adapter in self._overdue:
+        if resident is None or adapter in self._overdue:
             return 0
-        return max(self._snapshots.pace.every_ops - (last_seq - resident.coverage.snapshot_seq), 0)
+        if resident.copied is None and resident.coverage.unsaved_bytes >= self._snapshots.pace.every_bytes:
+            return 0
+        covered = resident.coverage.snapshot_seq if resident.copied is None else resident.copied[0]
+        is_written = resident.copied is None and self._snapshots.is_idle(adapter)
+        # Within a window it is due at twice the measure.
+        measure = 2 if is_written else 1
+        return max(measure * self._snapshots.pace.every_ops - (last_seq - covered), 0)
 
     def places_ahead(self, at_work: Collection[str], *, at_most: int) -> Places:
         """Who may come to those at work: so many as have room beside them and the pinned ones. Any thread may ask."""
@@ -160,10 +157,18 @@ class Residents(Generic[State]):
         self._residents[adapter] = Resident(state, coverage, done_seq=seq - 1)
 
     def note_done(self, adapter: str, seq: int) -> None:
-        """Operation ``seq`` is in memory: the next one may be done with it before this one is committed."""
+        """Operation ``seq`` is in memory: the next one may be done with it before this one is committed.
+
+        Where a snapshot is due its state is copied now, to be written once it is committed: until then nobody else
+        knows of it, and should it never be, the copy goes with the adapter's memory.
+        """
         resident = self._residents.get(adapter)
-        if resident is not None:
-            resident.done_seq = seq
+        if resident is None:
+            return
+        resident.done_seq = seq
+        if resident.copied is None and self._may_save(adapter, resident, seq):
+            resident.copied = seq, self._engine.copy_state(resident.state)
+            crash_point("snapshot.copied")
 
     def note_applied(self, adapter: str, seq: int, *, num_bytes: int) -> None:
         """Operation ``seq``, with so large a payload, is committed: the resident may be due for a snapshot."""
@@ -176,10 +181,11 @@ class Residents(Generic[State]):
         coverage.applied_seq = seq
         resident.done_seq = max(resident.done_seq, seq)
         coverage.unsaved_bytes += num_bytes
-        if adapter not in self._in_use:
-            self._save_if_due(adapter, resident)
-        elif self._is_due(coverage, has_gradients=False):
-            self._due.add(adapter)
+        if resident.copied is not None and seq >= resident.copied[0]:
+            (copied_seq, copy), resident.copied = resident.copied, None
+            self._write(adapter, coverage, copied_seq, copy)
+        if adapter not in self._in_use and self._may_save(adapter, resident, seq):
+            self._save(adapter, resident)
 
     def tend(self) -> None:
         """Take the snapshots that had to wait for another one, and say now and then who holds the device's memory."""
@@ -187,30 +193,33 @@ class Residents(Generic[State]):
         if now >= self._noted_at + _NOTED_EVERY_S:
             self._noted_at = now
             self._note_memory(self._engine.memory_held())
-        for adapter in [*self._overdue, *self._due]:
+        for adapter in list(self._overdue):
             resident = self._residents.get(adapter)
             if resident is None:
                 self._overdue.discard(adapter)
-                self._due.discard(adapter)
-            elif adapter not in self._in_use:
-                self._save_if_due(adapter, resident)
+            elif adapter not in self._in_use and self._may_save(adapter, resident, resident.coverage.applied_seq):
+                self._save(adapter, resident)
 
-    def _save_if_due(self, adapter: str, resident: Resident[State]) -> None:
-        """An adapter whose last snapshot is still under way is held when the next is due, not when it is taken.
+    def _may_save(self, adapter: str, resident: Resident[State], seq: int) -> bool:
+        """Whether the state, which is that after operation ``seq``, is to be a recovery point now.
 
-        What a crash undoes is to be three measures, not four.
+        An adapter whose last snapshot is still under way is held when the next is due, not when it is taken: what a
+        crash undoes is to be three measures, not four.
         """
         self._overdue.discard(adapter)
-        self._due.discard(adapter)
-        if not self._is_due(resident.coverage, has_gradients=False):
-            return
-        if not self._snapshots.is_idle(adapter) or not self._snapshots.transfers.has_room:
+        if not self._is_due(resident.coverage, seq, has_gradients=False):
+            return False
+        if not self._snapshots.is_idle(adapter) or not self._has_room:
             self._overdue.add(adapter)
-        elif self._is_due(resident.coverage, has_gradients=self._engine.has_gradients(resident.state)):
-            self._save(adapter, resident)
-        else:
-            # It is smaller at the end of the window: until then one operation follows the commit of the other.
-            self._due.add(adapter)
+            return False
+        return self._is_due(resident.coverage, seq, has_gradients=self._engine.has_gradients(resident.state))
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another copy may be taken, beside what is on its way and what waits for its commit."""
+        copies = (resident.copied for resident in self._residents.values())
+        num_bytes = sum(copied[1].num_bytes for copied in copies if copied is not None)
+        return self._snapshots.transfers.has_room_beside(num_bytes)
 
     def note_failure(self, adapter: str) -> None:
         """An operation of an adapter has failed; one that is rebuilt learns of it by the journal."""
@@ -224,7 +233,6 @@ class Residents(Generic[State]):
         self._parked.take(adapter)
         self._in_use.pop(adapter, None)
         self._overdue.discard(adapter)
-        self._due.discard(adapter)
 
     def forget_all(self) -> None:
         """Drop everything: the mesh is somebody else's now."""
@@ -232,7 +240,6 @@ class Residents(Generic[State]):
         self._parked.clear()
         self._in_use.clear()
         self._overdue.clear()
-        self._due.clear()
 
     def room_for_batch(self, *, at_most: int) -> int:
         """How many adapters a batch may need, so that they and the pinned ones fit."""
@@ -343,9 +350,9 @@ class Residents(Generic[State]):
             self._residents[adapter] = resident
         return resident
 
-    def _is_due(self, coverage: Coverage, *, has_gradients: bool) -> bool:
+    def _is_due(self, coverage: Coverage, seq: int, *, has_gradients: bool) -> bool:
         return self._snapshots.pace.is_due(
-            num_ops=coverage.applied_seq - coverage.snapshot_seq,
+            num_ops=seq - coverage.snapshot_seq,
             num_bytes=coverage.unsaved_bytes,
             age_s=self._clock.now() - coverage.snapshot_at,
             has_gradients=has_gradients,
@@ -359,15 +366,16 @@ class Residents(Generic[State]):
         return Resident(self._engine.restore(parked.data), parked.coverage, done_seq=seq - 1)
 
     def _save(self, adapter: str, resident: Resident[State]) -> None:
-        self._write(adapter, resident.coverage, self._engine.copy_state(resident.state))
+        coverage = resident.coverage
+        self._write(adapter, coverage, coverage.applied_seq, self._engine.copy_state(resident.state))
 
     def _save_parked(self, adapter: str, parked: ParkedAdapter) -> None:
         if not parked.coverage.is_complete:
-            self._write(adapter, parked.coverage, WrittenState(parked.data))
+            self._write(adapter, parked.coverage, parked.coverage.applied_seq, WrittenState(parked.data))
 
-    def _write(self, adapter: str, coverage: Coverage, copy: StateCopy) -> None:
-        coverage.writing = self._snapshots.write(adapter, coverage.applied_seq, copy)
-        coverage.snapshot_seq, coverage.snapshot_at = coverage.applied_seq, self._clock.now()
+    def _write(self, adapter: str, coverage: Coverage, seq: int, copy: StateCopy) -> None:
+        coverage.writing = self._snapshots.write(adapter, seq, copy)
+        coverage.snapshot_seq, coverage.snapshot_at = seq, self._clock.now()
         coverage.unsaved_bytes = 0
 
     def _restore(self, adapter: str, seq: int) -> Steps[Resident[State]]:
@@ -383,7 +391,7 @@ class Residents(Generic[State]):
             unsaved_bytes=rebuilt.num_bytes,
         )
         resident = Resident(rebuilt.state, coverage, done_seq=seq - 1)
-        if self._is_due(coverage, has_gradients=False):
+        if self._is_due(coverage, seq - 1, has_gradients=False):
             # Else every further crash would find a little more to replay.
             yield from self._snapshots.transfers.room()
             self._save(adapter, resident)

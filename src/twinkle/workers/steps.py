@@ -86,6 +86,10 @@ class Transfers:
         """Whether more may be begun."""
         return self._num_bytes < self._max_bytes
 
+    def has_room_beside(self, num_bytes: int) -> bool:
+        """Whether more may be begun, counting so much that is about to be."""
+        return self._num_bytes + num_bytes < self._max_bytes
+
     @property
     def num_bytes(self) -> int:
         """How much is on its way."""
