@@ -19,7 +19,7 @@ import psutil
 import tinker
 
 from harness.leftovers import close_sdk_clients, sdk_client
-from harness.polling import wait_for
+from harness.polling import busyness, wait_for
 from twinkle.core.clock import SystemClock
 from twinkle.core.lease import ProcessIdentity
 from twinkle.core.parent_death import dies_with
@@ -90,7 +90,7 @@ class Served:
             )
         try:
             self.url = wait_for(self._printed_url, what="the URL", deadline_s=READY_S)
-            wait_for(self._is_ready, what="readiness", deadline_s=READY_S)
+            wait_for(self._is_ready, what="readiness", deadline_s=READY_S * busyness())
         except BaseException:
             self.stop()
             raise

@@ -65,6 +65,12 @@ class Starts:
         return starts
 
     @classmethod
+    def fail_if_under_way(cls, reason: str) -> None:
+        """This process ends, whoever it is: if it was starting, that start has come to nothing."""
+        if STARTS_FILE in os.environ and cls.read().number:
+            cls.fail(reason)
+
+    @classmethod
     def succeed(cls) -> None:
         """The start under way has ended well: the next one is the first again."""
         cls()._write()

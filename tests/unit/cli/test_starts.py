@@ -32,6 +32,7 @@ from twinkle.tasks.surroundings import check_surroundings
 from twinkle.workers.entry import run_worker
 from twinkle.workers.jobs.process import run_jobs_worker
 from twinkle.workers.processors.serving import run_processors
+from twinkle.workers.ranks.world import EXIT_RANK_LOST
 from twinkle.workers.starts import STARTS_FILE, Starts, within
 
 LONGEST_S = 200.0
@@ -388,6 +389,24 @@ def test_the_pauses_between_starts_grow_and_a_start_that_ends_well_begins_anew(
 
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
     assert (failed.number, seen.reason) == (8, "the device fails")
+    assert Starts.begin() == Starts()
+
+
+def test_a_rank_that_is_lost_while_the_model_loads_is_the_reason_of_that_start_and_later_of_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "starts").touch()
+    monkeypatch.setenv(STARTS_FILE, str(tmp_path / "starts"))
+    Starts.begin()
+    script = "from twinkle.workers.ranks.world import end_process; end_process('rank 1 is gone')"
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=LONGEST_S, check=False)
+    after_it = Starts.begin()
+    Starts.succeed()
+    Starts.fail_if_under_way("rank 0 is gone")
+
+    assert ended.returncode == EXIT_RANK_LOST
+    assert after_it == Starts(number=1, reason="rank 1 is gone")
     assert Starts.begin() == Starts()
 
 

@@ -93,7 +93,8 @@ class WorkerSettings(SettingsGroup):
         default=600.0,
         gt=0,
         description="how long one of them may take until its model is loaded; one that hangs is ended, and counts among"
-        " those that came to nothing. For models that load longer set more",
+        " those that came to nothing. For models that load longer set more, on several ranks TWINKLE_RANK_TIMEOUT_S"
+        " too",
     )
     restart_pause_s: float = Field(
         default=30.0,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +35,11 @@ class Workers:
     """Calls of which a rank has raised while others had not ended."""
     left_behind: deque[Backlog] = field(default_factory=deque)
     """Of objects that the script has let go: the calls that nobody has waited for."""
+    lock: AbstractContextManager[Any] = field(default_factory=threading.RLock, repr=False)
+    """Of the script's threads one at a time looks after calls: each worker runs them one after the other anyway."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Workers, (self.group, self.handles, self.lost)
 
     @property
     def size(self) -> int:
@@ -299,7 +306,9 @@ class LazyResult:
         Raises:
             Exception: What a rank has raised.
         """
-        if self._values is None:
+        with self._call.workers.lock:
+            if self._values is not None:
+                return self._values[0]
             self._call.wait()
             fetched = [self._wrap(self._call.fetch(rank), rank) for rank in self._wanted]
             self._values = [collected(self._mark, self._layout, fetched)]

@@ -48,20 +48,22 @@ class RemoteEnd:
 
     def call(self, name: str, mark: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a marked method on the ranks that its mark says; the result, or a function that waits for it."""
-        self.workers.require(name)
-        self.backlog.look()
-        targets = self._targets(mark)
+        # Not under the lock: they may be another group's, whose calls wait for this one's.
         args, kwargs = tuple(_value_of(each, is_outer=True) for each in args), _settled(kwargs)
-        calls = spread(mark, self.layout, targets, args, kwargs)
-        keeps = wanted(mark, self.layout, targets)
-        arguments = [(name, *each, rank in keeps) for rank, each in zip(targets, calls, strict=True)]
-        pending = self._submit(name, targets, "call", arguments)
-        pending.timeout_s = mark.timeout
-        self.backlog.add(pending)
-        result = LazyResult(pending, mark, self.layout, keeps, self._unwrapped)
-        is_lazy = self.is_lazy if mark.lazy_collect is None else mark.lazy_collect
-        if mark.sync or not is_lazy:
-            self.backlog.wait(until=pending)
+        with self.workers.lock:
+            self.workers.require(name)
+            self.backlog.look()
+            targets = self._targets(mark)
+            calls = spread(mark, self.layout, targets, args, kwargs)
+            keeps = wanted(mark, self.layout, targets)
+            arguments = [(name, *each, rank in keeps) for rank, each in zip(targets, calls, strict=True)]
+            pending = self._submit(name, targets, "call", arguments)
+            pending.timeout_s = mark.timeout
+            self.backlog.add(pending)
+            result = LazyResult(pending, mark, self.layout, keeps, self._unwrapped)
+            is_lazy = self.is_lazy if mark.lazy_collect is None else mark.lazy_collect
+            if mark.sync or not is_lazy:
+                self.backlog.wait(until=pending)
         return result if is_lazy else result()
 
     def _targets(self, mark: RemoteCall) -> list[int]:
@@ -84,7 +86,8 @@ class RemoteEnd:
 
     def ask(self, rank: int, what: str, method: str, *args: Any) -> tuple[Any, Any]:
         """Call a method of a worker itself, and wait: what it said, and its value."""
-        self.workers.require(what)
+        with self.workers.lock:
+            self.workers.require(what)
         status, value = getattr(self.workers.handles[rank], method).options(num_returns=2).remote(*args)
         pending = PendingCall(self.workers, f"{self.kind.__name__}.{what}", [rank], [status], [value])
         pending.wait()

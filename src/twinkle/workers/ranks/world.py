@@ -10,6 +10,7 @@ import structlog
 
 from twinkle.core.mesh import MeshCapabilities
 from twinkle.workers.ranks.commands import Command, RankOrder, Reply
+from twinkle.workers.starts import Starts
 
 EXIT_RANK_LOST = 70
 """``EX_SOFTWARE`` of sysexits.h."""
@@ -49,6 +50,7 @@ class RankWorld(Protocol):
 def end_process(reason: str) -> NoReturn:
     """End this process at once: its memory can no longer be trusted, and the journal knows everything that counts."""
     _log.error("rank.lost", reason=reason, next="this process ends; its successor restores and replays")
+    Starts.fail_if_under_way(reason)
     os._exit(EXIT_RANK_LOST)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def test_environments_of_a_pool_are_dealt_out_to_the_workers_of_its_group_and_us
     tool("count", {"by": 1})
     assert tool.episode_reward == 3.0
     assert pool.evaluate([{"messages": [1, 2]}]) == [2.0]  # type: ignore[list-item]
+
+    # As a rollout does, which calls the tools of all conversations at once.
+    steps = [(env, number) for number in range(1, 11) for env in adapters for _ in range(3)]
+    with ThreadPoolExecutor(9) as threads:
+        counts = list(threads.map(lambda each: each[0].step("count", {"by": 1}).observation, steps))
+    assert sorted(counts) == sorted(f"count {start + more}" for start in (1, 3, 2) for more in range(1, 31))
 
     with pytest.raises(InvalidInput, match="slots 0 to 2"):
         pool.reset(3)
