@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from twinkle.core.errors import InvalidInput
@@ -47,6 +48,21 @@ class SamplingParams:
     num_samples: int = 1
 
     def __post_init__(self) -> None:
+        values = vars(self)
+        for name in ("max_tokens", "seed", "top_k", "logprobs", "prompt_logprobs", "num_samples"):
+            value = values[name]
+            may_be_none = name not in ("top_k", "num_samples")
+            _require(isinstance(value, Integral) or (value is None and may_be_none), name, value, "a whole number")
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            _require(isinstance(values[name], Real), name, values[name], "a number")
+        _require(
+            self.stop is None
+            or isinstance(self.stop, str)
+            or (isinstance(self.stop, Sequence) and all(isinstance(one, str | Integral) for one in self.stop)),
+            "stop",
+            self.stop,
+            "a text, or a list of texts or of token ids",
+        )
         _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more, or None")
         _require(
             math.isfinite(self.temperature) and self.temperature >= 0,
