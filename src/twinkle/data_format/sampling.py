@@ -16,6 +16,8 @@ from twinkle.data_format.answers import Dumped
 StopReason = Literal["length", "stop", "abort", "error"]
 TokenLogprob = tuple[int, float]
 
+LARGEST_WHOLE = 2**53
+"""Among numbers that need not be whole: larger ones are no floats."""
 MAX_TOKENS_ALIAS = "max_new_tokens"
 DEFAULT_MAX_NEW_TOKENS = 2048
 """Of transformers' ``generate``, which does not go on until the context ends."""
@@ -54,7 +56,9 @@ class SamplingParams:
             may_be_none = name not in ("top_k", "num_samples")
             _require(isinstance(value, Integral) or (value is None and may_be_none), name, value, "a whole number")
         for name in ("temperature", "top_p", "repetition_penalty"):
-            _require(isinstance(values[name], Real), name, values[name], "a number")
+            value = values[name]
+            is_number = isinstance(value, Real) and not (isinstance(value, int) and abs(value) > LARGEST_WHOLE)
+            _require(is_number, name, value, "a number")
         _require(
             self.stop is None
             or isinstance(self.stop, str)

@@ -77,6 +77,7 @@ def test_params_drive_transformers_generate(tiny: tuple[Any, Any]) -> None:
         {"stop": 5},
         {"stop": [1.5]},
         {"temperature": "hot"},
+        {"temperature": 10**400},
         {"top_p": None},
         {"max_tokens": "8"},
         {"num_samples": 2.0},
