@@ -56,9 +56,7 @@ class SamplingParams:
             may_be_none = name not in ("top_k", "num_samples")
             _require(isinstance(value, Integral) or (value is None and may_be_none), name, value, "a whole number")
         for name in ("temperature", "top_p", "repetition_penalty"):
-            value = values[name]
-            is_number = isinstance(value, Real) and not (isinstance(value, int) and abs(value) > LARGEST_WHOLE)
-            _require(is_number, name, value, "a number")
+            _require(_is_number(values[name]), name, values[name], "a number")
         _require(
             self.stop is None
             or isinstance(self.stop, str)
@@ -270,6 +268,10 @@ class SampleResponses(list[SampleResponse]):
     def get(self, name: str, default: Any = None) -> Any:
         """``sequences``, or the default for any other name."""
         return self.sequences if name == "sequences" else default
+
+
+def _is_number(value: object) -> bool:
+    return abs(value) <= LARGEST_WHOLE if isinstance(value, int) else isinstance(value, Real)
 
 
 def _require(condition: bool, field: str, value: object, wanted: str) -> None:
