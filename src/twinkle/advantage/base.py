@@ -32,11 +32,19 @@ class Advantage(ABC):
 
 def grouped(rewards: Rewards, num_generations: int) -> torch.Tensor:
     """Rewards (G, K) in float64; several rewards an answer, (N, F), are summed."""
-    rewards_N = torch.as_tensor(rewards, dtype=torch.float64)
+    try:
+        rewards_N = torch.as_tensor(rewards, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("rewards", f"are no numbers, or not as many for each answer: {error}") from error
     if rewards_N.dim() == 2:
         rewards_N = rewards_N.sum(dim=-1)
     if rewards_N.dim() != 1:
         raise InvalidInput("rewards", f"have shape {tuple(rewards_N.shape)}, must be (N,) or (N, functions)")
+    wrong = (~rewards_N.isfinite()).nonzero().flatten().tolist()
+    if wrong:
+        raise InvalidInput(
+            "rewards", f"hold {rewards_N[wrong[0]].item()} for answer {wrong[0]}, of which no advantage comes; mend it"
+        )
     if num_generations < 1 or len(rewards_N) % num_generations:
         raise InvalidInput(
             "num_generations", f"is {num_generations}, must divide the number of rewards, which is {len(rewards_N)}"

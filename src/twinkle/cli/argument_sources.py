@@ -100,7 +100,10 @@ def of_file(file: str | Path) -> dict[str, Said]:
         raise ConfigError(f"config: {path}: no such file")
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        content = json.loads(text)
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"config: {path} is no JSON: {error}") from None
     else:
         try:
             import yaml

@@ -23,12 +23,15 @@ def as_type(value: Any, kind: Any, name: str) -> Any:
         if value is None or (isinstance(value, str) and value.lower() in NONE):
             return None
         kind = next(option for option in get_args(kind) if option is not types.NoneType)
+    if isinstance(value, bool) and kind is not bool:
+        # What stands alone on a command line is true; a value was forgotten behind it.
+        raise ConfigError(f"{name}: wants a value; write it behind the name")
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise _wrong(name, value, f"one of {', '.join(map(str, get_args(kind)))}")
         return value
     if get_origin(kind) is list:
-        return _as_list(value)
+        return _as_list(value, name)
     if get_origin(kind) is dict:
         return _as_dict(value, name)
     return _as_plain(value, kind, name)
@@ -67,17 +70,20 @@ def _as_plain(value: Any, kind: type, name: str) -> Any:
         raise _wrong(name, value, "a number") from None
     if kind is float:
         return number
-    if number != int(number):
+    if not number.is_integer():
         raise _wrong(name, value, "a whole number")
     return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
 
 
-def _as_list(value: Any) -> list[str]:
+def _as_list(value: Any, name: str) -> list[str]:
     if isinstance(value, (list, tuple)):
         return [str(item) for item in value]
     text = str(value).strip()
     if text.startswith("["):
-        return [str(item) for item in json.loads(text)]
+        try:
+            return [str(item) for item in json.loads(text)]
+        except ValueError:
+            raise _wrong(name, value, "a JSON list; write it so, or with commas and without brackets") from None
     return [item.strip() for item in text.split(",") if item.strip()]
 
 

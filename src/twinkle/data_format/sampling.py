@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from twinkle.core.errors import InvalidInput
@@ -15,6 +16,8 @@ from twinkle.data_format.answers import Dumped
 StopReason = Literal["length", "stop", "abort", "error"]
 TokenLogprob = tuple[int, float]
 
+LARGEST_WHOLE = 2**53
+"""Among numbers that need not be whole: larger ones are no floats."""
 MAX_TOKENS_ALIAS = "max_new_tokens"
 DEFAULT_MAX_NEW_TOKENS = 2048
 """Of transformers' ``generate``, which does not go on until the context ends."""
@@ -47,6 +50,21 @@ class SamplingParams:
     num_samples: int = 1
 
     def __post_init__(self) -> None:
+        values = vars(self)
+        for name in ("max_tokens", "seed", "top_k", "logprobs", "prompt_logprobs", "num_samples"):
+            value = values[name]
+            may_be_none = name not in ("top_k", "num_samples")
+            _require(isinstance(value, Integral) or (value is None and may_be_none), name, value, "a whole number")
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            _require(_is_number(values[name]), name, values[name], "a number")
+        _require(
+            self.stop is None
+            or isinstance(self.stop, str)
+            or (isinstance(self.stop, Sequence) and all(isinstance(one, str | Integral) for one in self.stop)),
+            "stop",
+            self.stop,
+            "a text, or a list of texts or of token ids",
+        )
         _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more, or None")
         _require(
             math.isfinite(self.temperature) and self.temperature >= 0,
@@ -250,6 +268,10 @@ class SampleResponses(list[SampleResponse]):
     def get(self, name: str, default: Any = None) -> Any:
         """``sequences``, or the default for any other name."""
         return self.sequences if name == "sequences" else default
+
+
+def _is_number(value: object) -> bool:
+    return abs(value) <= LARGEST_WHOLE if isinstance(value, int) else isinstance(value, Real)
 
 
 def _require(condition: bool, field: str, value: object, wanted: str) -> None:

@@ -107,6 +107,8 @@ class TrainingCheckpoints(ABC):
             adapter_name: Whose.
         """
         group = self.group(adapter_name)
+        if interval < 1:
+            raise InvalidInput("interval", f"is {interval}; send 1 or more")
         if group.cur_step % interval:
             return None
         if consumed_train_samples is not None:
@@ -230,7 +232,7 @@ def find_checkpoint(
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    missing = f"there is no checkpoint directory {' or '.join(str(path) for path in candidates)}"
+    missing = f"there is no checkpoint directory {' or '.join(dict.fromkeys(map(str, candidates)))}"
     if output_dir is not None or not names_repository(str(name)):
         raise InvalidInput(field, missing)
     try:

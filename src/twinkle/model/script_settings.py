@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -173,6 +173,8 @@ def rows_of(group: OptimizerGroup, inputs: Sequence[Mapping[str, Any]] | Mapping
     Raises:
         InvalidInput: There is no template, or it drops every row.
     """
+    if not isinstance(inputs, Iterable):
+        raise InvalidInput("inputs", f"is {inputs!r}; send a list of rows")
     rows = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if all("input_ids" in row for row in rows):
         return rows

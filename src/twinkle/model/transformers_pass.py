@@ -39,12 +39,22 @@ def _score(model: Any, batch: ModelBatch, loss: Loss, options: PassOptions) -> d
         logits_BTV = logits_BTV / options.temperature
     outputs: dict[str, torch.Tensor] = {}
     if batch.labels is not None and batch.labels.shape == logits_BTV.shape[:2]:
+        _check_labels(batch, logits_BTV.shape[-1])
         outputs["logps"] = label_logps(logits_BTV, batch.labels)
     if options.return_logits or loss.require_logits:
         outputs["logits"] = logits_BTV
     if loss.require_entropy:
         outputs["entropies"] = entropies(logits_BTV)
     return outputs
+
+
+def _check_labels(batch: ModelBatch, vocab_size: int) -> None:
+    """Raises ``InvalidInput`` for labels of another row, or that the model has no word for."""
+    for number, (found, wanted) in enumerate(zip(batch.label_lengths, batch.lengths, strict=True)):
+        if found != wanted:
+            raise InvalidInput("inputs", f"have {found} labels for the {wanted} input_ids of sequence {number}")
+    if batch.largest_label >= vocab_size:
+        raise InvalidInput("inputs", f"have the label {batch.largest_label}; the model knows tokens below {vocab_size}")
 
 
 def values_of(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
@@ -64,9 +74,17 @@ def _inputs(model: Any, batch: ModelBatch) -> dict[str, torch.Tensor]:
     Padding has position -1, which a table of positions does not hold; what stands there is masked anyway.
 
     Raises:
-        InvalidInput: The batch has pictures, and the model was loaded without what looks at them.
+        InvalidInput: The batch has a token that is not the model's, or pictures, and the model was loaded without what
+            looks at them.
     """
     inputs = batch.model_inputs
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    if batch.largest_token >= vocab_size:
+        raise InvalidInput(
+            "inputs",
+            f"have the token {batch.largest_token}; the model knows those below {vocab_size}. Encode them by the"
+            " template of this model",
+        )
     pictures = [name for name in PIXELS if name in inputs]
     if pictures and getattr(model.config, "vision_config", None) is None:
         raise InvalidInput(

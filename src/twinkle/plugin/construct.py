@@ -63,7 +63,11 @@ def _named(
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}"
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"use one of {', '.join(sorted(known)) or 'its classes: none is declared by name'}"
+    )
     raise InvalidInput(field, f"{name!r} is not known; {hint}")
 
 

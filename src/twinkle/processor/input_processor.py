@@ -54,6 +54,11 @@ class ModelBatch:
     lengths: tuple[int, ...]
     is_packed: bool
     pads_left: bool
+    label_lengths: tuple[int, ...] = ()
+    """As many as labels; they need not be the sequences'."""
+    largest_token: int = 0
+    """Known without asking the device."""
+    largest_label: int = IGNORED_LABEL
 
     def unpack(self, values: torch.Tensor) -> torch.Tensor:
         """Model output by position, (1, P, ...) if packed, as (B, T, ...) with zeros after the end of a sequence."""
@@ -131,12 +136,16 @@ class InputProcessor:
                 **media,
             }
         labels_BT = self._labels(sequences)
+        labels = [sequence.labels for sequence in sequences if sequence.labels is not None]
         return ModelBatch(
             model_inputs={name: values.to(device) for name, values in inputs.items()},
             labels=None if labels_BT is None else labels_BT.to(device),
             lengths=lengths,
             is_packed=self.padding_free,
             pads_left=self.padding_side == "left",
+            label_lengths=tuple(map(len, labels)),
+            largest_token=int(torch.cat(input_ids).max()),
+            largest_label=IGNORED_LABEL if labels_BT is None or not labels_BT.numel() else int(labels_BT.max()),
         )
 
     def sequences(self, rows: Sequence[Row] | Row) -> list[TokenSequence]:
@@ -190,6 +199,8 @@ def _sequences(field: str, row: Row) -> list[TokenSequence]:
         position_ids = None if position_ids is None else position_ids[..., kept]
         media = {name: values[kept] if name in BY_TOKEN else values for name, values in media.items()}
         input_ids = input_ids[kept]
+    if len(input_ids) and int(input_ids.min()) < 0:
+        raise InvalidInput(f"{field}.input_ids", f"hold {int(input_ids.min())}, which is no token")
     if position_ids is None:
         position_ids = torch.arange(len(input_ids))
     pictures = read_pictures(field, media)

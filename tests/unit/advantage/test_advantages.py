@@ -76,3 +76,19 @@ def test_what_forms_no_groups_is_refused():
         RLOOAdvantage()(REWARDS)
     with pytest.raises(InvalidInput, match="scale: is 'std'"):
         GRPOAdvantage()(REWARDS, 2, "std")
+
+
+@pytest.mark.parametrize("estimate", [GRPOAdvantage(), RLOOAdvantage()])
+@pytest.mark.parametrize(
+    ("rewards", "told"),
+    [
+        ([1.0, float("nan")], "rewards: hold nan for answer 1"),
+        ([float("inf"), 0.0], "rewards: hold inf for answer 0"),
+        (["a", "b"], "rewards: are no numbers"),
+        ([[1.0], [1.0, 2.0]], "rewards: are no numbers, or not as many"),
+        ([None, 1.0], "rewards: are no numbers"),
+    ],
+)
+def test_rewards_of_which_no_advantage_comes_are_refused(estimate, rewards, told):
+    with pytest.raises(InvalidInput, match=told):
+        estimate(rewards, num_generations=2)

@@ -80,6 +80,12 @@ def test_values_have_the_types_of_their_fields() -> None:
     [
         (["--max-steps", "many"], r"max_steps \(--max-steps\): 'many' is not a number"),
         (["--max-steps", "1.5"], "is not a whole number"),
+        (["--max-steps", "inf"], "is not a whole number"),
+        (["--max-steps"], r"max_steps \(--max-steps\): wants a value"),
+        (["--model-id", "--lr", "1"], r"model_id \(--model-id\): wants a value"),
+        (["--lora-target-modules"], "wants a value"),
+        (["--fsdp-config"], "wants a value"),
+        (["--lora-target-modules", "[q_proj"], "is not a JSON list"),
         (["--use-lora", "perhaps"], "is not true or false"),
         (["--truncation-strategy", "middle"], "is not one of raise, left, right, split, delete"),
         (["--fsdp-config", "x"], "is not a JSON object"),
@@ -90,6 +96,13 @@ def test_values_have_the_types_of_their_fields() -> None:
 def test_what_does_not_fit_is_refused_by_name(words: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         CLI.from_args(words)
+
+
+def test_a_file_that_is_no_json_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+
+    with pytest.raises(ConfigError, match=r"config: run.json is no JSON"):
+        CLI.from_args(["--config", "run.json"])
 
 
 def test_aliases_and_names_that_several_groups_have() -> None:

@@ -68,3 +68,23 @@ def test_params_drive_transformers_generate(tiny: tuple[Any, Any]) -> None:
     assert SamplingParams().to_transformers()["max_new_tokens"] == 2048
     with pytest.raises(InvalidInput, match="stop: holds texts, which need the model's tokenizer"):
         SamplingParams(stop="x").to_transformers()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seed": "x"},
+        {"stop": 5},
+        {"stop": [1.5]},
+        {"temperature": "hot"},
+        {"temperature": 10**400},
+        {"top_p": None},
+        {"max_tokens": "8"},
+        {"num_samples": 2.0},
+        {"top_k": None},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_parameter_of_another_kind_is_refused_by_its_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"^{next(iter(wrong))}: is .*; send "):
+        SamplingParams(**wrong)

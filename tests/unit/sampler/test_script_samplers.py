@@ -119,6 +119,12 @@ def test_without_new_tokens_a_prompt_is_only_scored(sampler, model_id):
     assert response.prompt_logprobs[1:] == pytest.approx([float(wanted[0, 6]), float(wanted[1, 7])], abs=1e-4)
 
 
+@pytest.mark.parametrize("inputs", [None, "hello", 5])
+def test_what_are_no_rows_is_refused_by_name(sampler, inputs):
+    with pytest.raises(InvalidInput, match=f"^inputs: is {inputs!r}; send a list of rows"):
+        sampler.sample(inputs, SamplingParams(max_tokens=1))
+
+
 def test_text_streams_as_it_grows_and_says_at_last_why_it_ended(sampler):
     params = {"max_tokens": 12, "seed": 4, "stop": []}
     pieces = list(sampler.sample_stream({"messages": MESSAGES}, params))

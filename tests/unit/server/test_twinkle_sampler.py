@@ -311,7 +311,7 @@ def test_patches_that_are_not_of_their_row_are_refused_by_name(
     [
         ({"inputs": [ROW], "sampling_params": {"repetition_penalty": 0}}, "repetition_penalty"),
         ({"inputs": [ROW], "sampling_params": {"temprature": 1}}, "did you mean temperature"),
-        ({"inputs": [ROW], "sampling_params": {"temperature": "hot"}}, "sampling_params"),
+        ({"inputs": [ROW], "sampling_params": {"temperature": "hot"}}, "temperature: is hot; send a number"),
         ({"inputs": [ROW], "sampling_params": {"stop": [1, "a"]}}, "stop"),
         ({"inputs": []}, "inputs"),
         ({"inputs": [{}]}, "inputs[0].input_ids: is missing"),

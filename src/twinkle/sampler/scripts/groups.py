@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from twinkle.core.errors import StaleWeights
+from twinkle.core.errors import InvalidInput, StaleWeights
 from twinkle.data_format.sampling import SampleResponses
 
 INPUTS = "inputs"
@@ -38,8 +38,14 @@ def joined_responses(shares: Sequence[Any]) -> SampleResponses:
 
 
 def as_rows(inputs: Any) -> list[Any]:
-    """What a caller of ``sample`` sent, as a list of rows: one row may come alone."""
+    """What a caller of ``sample`` sent, as a list of rows: one row may come alone.
+
+    Raises:
+        InvalidInput: It is neither.
+    """
     if isinstance(inputs, Mapping):
         return [inputs]
+    if not isinstance(inputs, Iterable) or isinstance(inputs, str):
+        raise InvalidInput("inputs", f"is {inputs!r}; send a list of rows, or one row")
     rows: list[Any] = list(inputs)
     return [rows] if rows and all(isinstance(token, int) for token in rows) else rows
