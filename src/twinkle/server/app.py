@@ -253,7 +253,6 @@ def _queue(
         clock=clock,
         admit=resends.admit,
     )
-    submitter.start()
     stack.push_async_callback(submitter.stop)
     lane_polls = LanePolls(stores.sampling_sessions, sql)
     lane_polls.start()

@@ -81,20 +81,18 @@ class Submitter:
         self._timeout_s = timeout_s
         self._writer = Threads("append", 1)
         self._waiting: deque[_Waiting] = deque()
-        self._arrived = asyncio.Event()
+        self._is_writing = False
+        """Whether a transaction runs, is about to, or is tried again: whoever comes then shares the next one."""
+        self._is_stopping = False
         self._num_pending = 0
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to write. Call it on the event loop."""
-        self._task = asyncio.create_task(self._write_forever(), name="submit")
-        say_if_it_ends(self._task)
+        self._trying_again: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
         """Finish the running transaction and end."""
-        assert self._task is not None, "stop() follows start()"
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        self._is_stopping = True
+        if self._trying_again is not None:
+            self._trying_again.cancel()
+            await asyncio.wait([self._trying_again])
         await asyncio.to_thread(self._writer.stop)
 
     async def submit(self, submission: Submission | Unnumbered) -> Accepted:
@@ -115,7 +113,10 @@ class Submitter:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Accepted] = loop.create_future()
             self._waiting.append(_Waiting(stored, answer, loop.time() + self._timeout_s))
-            self._arrived.set()
+            if not self._is_writing:
+                # Not at once: what has come by the same round of the loop goes together.
+                self._is_writing = True
+                loop.call_soon(self._write_next)
             return await answer
 
     async def open_lane(self, lane: NewLane, submission: Submission | None = None) -> Accepted | None:
@@ -163,33 +164,57 @@ class Submitter:
         crash_point("api.payload_stored")
         return replace(submission, payload=payload)
 
-    async def _write_forever(self) -> None:
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while self._waiting:
-                size = min(len(self._waiting), _MAX_BATCH)
-                await self._append([self._waiting.popleft() for _ in range(size)])
+    def _write_next(self) -> None:
+        """Have what waits written, on the writer's thread, and be told what came of it."""
+        self._is_writing = bool(self._waiting) and not self._is_stopping
+        if self._is_writing:
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
+            self._writer.post(partial(self._append_and_ring, self._expected(batch)), partial(self._note_written, batch))
 
-    async def _append(self, batch: list[_Waiting]) -> None:
+    def _note_written(self, batch: list[_Waiting], answers: list[Accepted | UserError] | Exception) -> None:
+        if isinstance(answers, Exception):
+            self._trying_again = asyncio.create_task(self._append_again(batch, answers), name="submit")
+            say_if_it_ends(self._trying_again)
+            return
+        try:
+            self._answer(batch, answers)
+        finally:
+            self._write_next()
+
+    async def _append_again(self, batch: list[_Waiting], error: Exception) -> None:
+        try:
+            await self._append(batch, error)
+        finally:
+            self._trying_again = None
+            self._write_next()
+
+    def _expected(self, batch: list[_Waiting]) -> list[Submission | Unnumbered]:
+        """What is in a batch; whoever waits for outcomes is told that it is about to be accepted."""
         submissions = [waiting.submission for waiting in batch]
-        deadline = min(waiting.deadline for waiting in batch)
         self._futures.expect(
             request_id_of(submission.lane, submission.seq)
             for submission in submissions
             if isinstance(submission, Submission)
         )
+        return submissions
+
+    async def _append(self, batch: list[_Waiting], error: Exception | None = None) -> None:
+        """Write a batch with patience; ``error`` is what a first attempt has ended with."""
+        submissions = self._expected(batch)
+        deadline = min(waiting.deadline for waiting in batch)
         try:
-            answers = await self._write_until(partial(self._append_and_ring, submissions), deadline)
-        except Exception as error:  # noqa: BLE001 - the border: whoever waits is told, whatever it is
-            if len(batch) > 1 and not isinstance(error, StorageUnavailable):
+            if error is not None and not isinstance(error, StorageUnavailable):
+                raise error
+            answers = await self._write_until(partial(self._append_and_ring, submissions), deadline, error)
+        except Exception as failure:  # noqa: BLE001 - the border: whoever waits is told, whatever it is
+            if len(batch) > 1 and not isinstance(failure, StorageUnavailable):
                 # One of them cannot be written at all: its neighbours must not suffer for it.
                 for waiting in batch:
                     await self._append([waiting])
                 return
             for waiting in batch:
                 if not waiting.answer.done():
-                    waiting.answer.set_exception(error)
+                    waiting.answer.set_exception(failure)
             return
         self._answer(batch, answers)
 
@@ -213,18 +238,23 @@ class Submitter:
             else:
                 waiting.answer.set_result(answer)
 
-    async def _write_until(self, write: Callable[[], T], deadline: float) -> T:
-        """Try a transaction again while the database does not answer, until the deadline on the loop's clock."""
+    async def _write_until(self, write: Callable[[], T], deadline: float, error: StorageUnavailable | None = None) -> T:
+        """Try a transaction again while the database does not answer, until the deadline on the loop's clock.
+
+        ``error`` is what a first attempt has ended with.
+        """
         delay_s = _FIRST_RETRY_S
         while True:
-            try:
-                return await self._writer.run(write)
-            except StorageUnavailable as error:
-                if asyncio.get_running_loop().time() + delay_s > deadline:
-                    raise
-                _log.warning("submit.storage_unavailable", error=error.message, retry_s=delay_s)
+            if error is None:
+                try:
+                    return await self._writer.run(write)
+                except StorageUnavailable as unavailable:
+                    error = unavailable
+            if asyncio.get_running_loop().time() + delay_s > deadline:
+                raise error
+            _log.warning("submit.storage_unavailable", error=error.message, retry_s=delay_s)
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LAST_RETRY_S)
+            delay_s, error = min(2 * delay_s, _LAST_RETRY_S), None
 
 
 def _owner_of(submission: Submission | Unnumbered) -> str:

@@ -14,6 +14,10 @@ from twinkle.wire.tensors import Array, read_batched, write_batched
 from twinkle.wire.training import WEIGHTED_LOSS, WEIGHTS, ForwardBackwardBody
 
 _RECORD_TYPE = "ArrayRecord"
+_MOST_BESIDE_AN_ARRAY = 256
+"""What describes it and the record that it may have of its own."""
+_MOST_BESIDE_A_NAME = 32
+_MOST_BESIDE_ALL = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,13 @@ class ForwardBackwardResult:
     metrics: dict[str, float]
     elementwise_loss: tuple[Array, ...] = ()
     embeddings: tuple[Array, ...] = ()
+
+    @property
+    def most_bytes(self) -> int:
+        """No fewer than it has in wire form, where each number takes four."""
+        arrays = (*self.logprobs, *self.elementwise_loss, *self.embeddings)
+        num_bytes = sum(4 * array.size + _MOST_BESIDE_AN_ARRAY for array in arrays)
+        return num_bytes + sum(4 * len(name) + _MOST_BESIDE_A_NAME for name in self.metrics) + _MOST_BESIDE_ALL
 
 
 def elementwise_loss(body: ForwardBackwardBody, logprobs: Sequence[Array]) -> tuple[Array, ...]:

@@ -27,12 +27,13 @@ from twinkle.workers.beginnings import Beginnings
 from twinkle.workers.calls import Calls
 from twinkle.workers.clerk import Clerk
 from twinkle.workers.departures import Departures
-from twinkle.workers.endings import Endings, Recorder
+from twinkle.workers.endings import Endings
 from twinkle.workers.engine import Engine, State
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.lookahead import Lookahead
 from twinkle.workers.loss_graphs import LossGraphs
+from twinkle.workers.recording import Recorder
 from twinkle.workers.replay import Replay
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.requests import Requests
@@ -348,6 +349,7 @@ class WorkerParts(Generic[State]):
             journal=self._around.journal,
             keeper=self.keeper,
             residents=self.residents,
+            endings=self._endings,
             publisher=self._around.publisher,
             reporter=self._around.reporter,
             clock=self._around.clock,

@@ -1,48 +1,27 @@
-"""How an attempt at an operation ends: a result, a failure, or another attempt later; recorded first, then told."""
+"""How an attempt at an operation ends: a result, a failure, or another attempt later."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
-from concurrent.futures import Executor as Threads
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Generic, Literal, TypeAlias
 
 import structlog
 
 from twinkle.core.clock import Clock
-from twinkle.core.crash import crash_point
 from twinkle.core.errors import (
     Cancelled,
     InvalidInput,
-    LeaseLost,
     PoisonOperation,
-    StatementFailed,
-    StorageUnavailable,
     TwinkleError,
     UserError,
 )
-from twinkle.core.lease import Lease
 from twinkle.core.operation import CANCELLED_BY_OPERATOR, Claim, Failure, FailureCategory, Outcome, Payload
-from twinkle.scheduler.channels import CompletionPublisher
 from twinkle.scheduler.retry import Retry, decide
 from twinkle.storage.blobs import BlobStore
-from twinkle.storage.journal.executing import Committed
-from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.records import Records
 from twinkle.storage.payloads import write_result
-from twinkle.workers.engine import State
-from twinkle.workers.lease_keeper import LeaseKeeper
-from twinkle.workers.report import OperationReporter
-from twinkle.workers.residents import Residents
+from twinkle.wire.training_result import ForwardBackwardResult, encode_forward_backward_output
 from twinkle.workers.steps import Steps, Transfers
-
-Half: TypeAlias = Literal["worker", "sampler"]
-"""Of the step loop: trains, or samples. Crash points are named after them."""
-
-_COMMIT_RETRY_S = 0.5
 
 _log = structlog.get_logger()
 
@@ -60,7 +39,8 @@ class Execution:
     """What came of a batch; ``records`` is what each outcome brings into being, by its future.
 
     ``begun`` says of each that ended what was claimed, and when it was begun; ``returned`` are those that go back to
-    the journal as if they had never been claimed, since the state they were to be done with is gone.
+    the journal as if they had never been claimed, since the state they were to be done with is gone. ``unwritten`` are
+    the results of passes that are brought into wire form when they are recorded, since they are small.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -68,20 +48,12 @@ class Execution:
     returned: list[Claim] = field(default_factory=list)
     records: dict[str, Records] = field(default_factory=dict)
     begun: dict[str, tuple[Claim, float]] = field(default_factory=dict)
+    unwritten: dict[str, ForwardBackwardResult] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         return not (self.outcomes or self.postponed or self.returned)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """What the journal has taken of an execution; ``spoilt`` are lanes in which memory and journal differ now."""
-
-    execution: Execution
-    committed: Committed
-    spoilt: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,30 +72,44 @@ class Endings:
         Raises:
             StorageUnavailable: The result is large and could not be stored.
         """
-        write = partial(
-            write_result,
-            self.blobs,
-            claim.request_id,
-            result,
-            inline_bytes=self.inline_bytes,
-            now=self.clock.now(),
-        )
         if len(result) <= self.inline_bytes:
-            return write()
-        return (yield from self.transfers.away(write, num_bytes=len(result)))
+            return Payload(inline=result)
+        now = self.clock.now()
+        return (yield from self.transfers.away(lambda: self._write(claim, result, now), num_bytes=len(result)))
+
+    def store_pass(self, claim: Claim, result: ForwardBackwardResult) -> Steps[Payload | ForwardBackwardResult]:
+        """The result of a pass as it is, if it is small; a large one is brought into wire form where it is stored.
+
+        Raises:
+            StorageUnavailable: The result is large and could not be stored.
+        """
+        num_bytes = result.most_bytes
+        if num_bytes <= self.inline_bytes:
+            return result
+        now = self.clock.now()
+        return (
+            yield from self.transfers.away(
+                lambda: self._write(claim, encode_forward_backward_output(result), now), num_bytes=num_bytes
+            )
+        )
+
+    def _write(self, claim: Claim, result: bytes, now: float) -> Payload:
+        return write_result(self.blobs, claim.request_id, result, inline_bytes=self.inline_bytes, now=now)
 
     def succeed(
         self,
         execution: Execution,
         claim: Claim,
-        result: Payload,
+        result: Payload | ForwardBackwardResult,
         *,
         device_s: float,
         num_tokens: int,
         charge: int,
         clears_gradients: bool = False,
     ) -> None:
-        """It has a result, which is stored."""
+        """It has a result, which is stored, or small enough to be written together with the outcome."""
+        if not isinstance(result, Payload):
+            execution.unwritten[claim.request_id], result = result, Payload()
         execution.outcomes.append(
             Outcome(
                 request_id=claim.request_id,
@@ -211,180 +197,3 @@ def refuse_rejected(claim: Claim) -> None:
     if claim.rejection.startswith(CANCELLED_BY_OPERATOR):
         raise Cancelled(claim.rejection)
     raise UserError(claim.rejection)
-
-
-class Recorder(Generic[State]):
-    """Brings what has ended into the journal, and then to those who wait for it; memory follows the journal."""
-
-    def __init__(
-        self,
-        *,
-        journal: Journal,
-        keeper: LeaseKeeper,
-        residents: Residents[State],
-        publisher: CompletionPublisher,
-        reporter: OperationReporter,
-        clock: Clock,
-        teller: Threads,
-    ) -> None:
-        self._journal = journal
-        self._teller = teller
-        self._keeper = keeper
-        self._residents = residents
-        self._publisher = publisher
-        self._reporter = reporter
-        self._clock = clock
-        self._is_patient = True
-        self._spoilt: set[str] = set()
-        """Lanes of which an outcome was not taken, and the step loop does not know yet."""
-
-    def lose_patience(self) -> None:
-        """Wait for a database that is away no more: the worker is to end."""
-        self._is_patient = False
-
-    def record(self, lease: Lease, execution: Execution, *, half: Half, aside: bool = False) -> Recorded:
-        """Commit the outcomes under the lease, tell of them, and give back what is to be tried again.
-
-        Runs on the clerk's thread, execution after execution as they came from the device: what followed on an outcome
-        that was not taken goes back to the journal, until :meth:`note` has said so to the step loop. Where the device
-        is at work (``aside``), what is next to be written does not wait for the broker.
-
-        Raises:
-            LeaseLost: Another epoch holds the mesh, as far as the journal or the keeper knows.
-            StorageUnavailable: The database is away and the worker is to end; whoever is next does the work again.
-        """
-        self._hold_back(execution)
-        committed, spoilt = Committed(), set[str]()
-        if execution.outcomes:
-            crash_point(f"{half}.executed")
-            committed, spoilt = self._commit(lease, execution)
-            self._spoilt |= spoilt
-            crash_point(f"{half}.committed")
-            if aside:
-                self._teller.submit(self._tell, committed, execution, half).add_done_callback(_log_untold)
-            else:
-                self._tell(committed, execution, half)
-        self._give_back(lease, execution)
-        return Recorded(execution=execution, committed=committed, spoilt=frozenset(spoilt))
-
-    def note(self, recorded: Recorded) -> None:
-        """Let memory follow the journal. On the step loop's thread."""
-        crash_point("worker.noting")
-        for outcome in recorded.committed.recorded:
-            claim, _ = recorded.execution.begun[outcome.request_id]
-            self._residents.note_applied(outcome.lane, outcome.seq, num_bytes=claim.payload.size_bytes)
-        for lane in recorded.spoilt:
-            self._residents.forget(lane)
-
-    def cure(self, lanes: Collection[str]) -> None:
-        """Nothing follows any more on what was not taken: take what is done with these lanes from now on."""
-        self._spoilt -= set(lanes)
-
-    def forget_all(self) -> None:
-        """All memory is gone, and whatever was made of it."""
-        self._spoilt.clear()
-
-    def _hold_back(self, execution: Execution) -> None:
-        """Take out what was made of a state that the journal does not know."""
-        for outcome in [each for each in execution.outcomes if each.lane in self._spoilt]:
-            execution.outcomes.remove(outcome)
-            execution.records.pop(outcome.request_id, None)
-            claim, _ = execution.begun.pop(outcome.request_id)
-            execution.returned.append(claim)
-
-    def _give_back(self, lease: Lease, execution: Execution) -> None:
-        """What we do not hold any more is claimed again, also where the journal did not hear that it goes back."""
-        try:
-            for postponed in execution.postponed:
-                retry = postponed.retry
-                self._journal.give_back(
-                    lease,
-                    [postponed.claim.request_id],
-                    delay_s=retry.delay_s,
-                    is_suspect=retry.is_suspect,
-                    reason=retry.reason,
-                )
-                self._reporter.retried(postponed.claim, retry.reason)
-            self._journal.give_back(lease, [claim.request_id for claim in execution.returned], is_unbegun=True)
-        except StorageUnavailable as error:
-            _log.warning("operation.not_given_back", error=error.message, next="it is claimed again at once")
-
-    def _commit(self, lease: Lease, execution: Execution) -> tuple[Committed, set[str]]:
-        """Record outcomes; those that the journal will never take end as failures, or they would be tried for ever."""
-        spoilt: set[str] = set()
-        try:
-            committed = self._commit_patiently(lease, execution)
-        except StatementFailed as error:
-            spoilt |= {outcome.lane for outcome in execution.outcomes}
-            _condemn(execution, error)
-            committed = self._commit_patiently(lease, execution)
-        return committed, spoilt | self._untaken(committed, execution)
-
-    def _commit_patiently(self, lease: Lease, execution: Execution) -> Committed:
-        """Record outcomes however long the database stays away: the work is done and the lease may still hold.
-
-        Raises:
-            StatementFailed: The journal will never take them.
-        """
-        while True:
-            try:
-                return self._journal.commit(lease, execution.outcomes, execution.records)
-            except StorageUnavailable as error:
-                if not self._is_patient:
-                    raise
-                if self._keeper.current() is not lease:
-                    raise LeaseLost(f"mesh {lease.mesh}: epoch {lease.epoch} has ended", mesh=lease.mesh) from error
-                count = len(execution.outcomes)
-                _log.warning("commit.postponed", error=error.message, retry_s=_COMMIT_RETRY_S, count=count)
-                self._clock.sleep(_COMMIT_RETRY_S)
-
-    def _untaken(self, committed: Committed, execution: Execution) -> set[str]:
-        """Where an outcome was not taken, memory and journal may differ about that adapter, and about no other one."""
-        lanes = set()
-        for untaken, next_step in (
-            (committed.ended_before, "what was recorded before stands"),
-            (committed.not_held, "it is claimed again"),
-        ):
-            for outcome in untaken:
-                if outcome.kind.is_ordered:
-                    lanes.add(outcome.lane)
-                _log.warning("outcome.not_taken", op=outcome.request_id, kind=outcome.kind.value, next=next_step)
-        # Of what only followed on another one that was not taken, the attempt is still in our hands.
-        execution.returned += [execution.begun[outcome.request_id][0] for outcome in committed.not_held]
-        return lanes
-
-    def close(self) -> None:
-        """End when all is told."""
-        self._teller.shutdown(wait=True)
-
-    def _tell(self, committed: Committed, execution: Execution, half: Half) -> None:
-        """Say what has ended. Of what had ended before, nobody may have heard; what it came to is not ours to say."""
-        crash_point(f"{half}.telling")
-        ended = [*committed.recorded, *committed.ended_before]
-        self._publisher.publish([outcome.request_id for outcome in ended])
-        for outcome in committed.recorded:
-            self._reporter.ended([outcome], execution.begun[outcome.request_id][1])
-        crash_point(f"{half}.published")
-
-
-def _log_untold(told: Future[None]) -> None:
-    if (error := told.exception()) is not None:
-        _log.error("outcome.not_told", error=str(error), next="whoever waits looks by itself", exc_info=error)
-
-
-def _condemn(execution: Execution, error: Exception) -> None:
-    """Put failures in the place of everything that has come of a batch."""
-    incident = secrets.token_hex(4)
-    _log.error("commit.refused", error=str(error), incident=incident, exc_info=error)
-    for each in execution.outcomes:
-        facts = {"op": each.request_id, "kind": each.kind.value, "adapter": each.lane, "seq": each.seq}
-        reason = {"reason": StatementFailed.code, "category": FailureCategory.SERVER.value, "incident": incident}
-        _log.warning("operation.failed", **facts, **reason)
-    failure = Failure(
-        message=f"internal error, incident {incident}", category=FailureCategory.SERVER, code=StatementFailed.code
-    )
-    execution.outcomes = [
-        Outcome(request_id=each.request_id, lane=each.lane, seq=each.seq, kind=each.kind, failure=failure)
-        for each in execution.outcomes
-    ]
-    execution.records = {}

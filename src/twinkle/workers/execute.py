@@ -18,7 +18,7 @@ from twinkle.storage.blobs import BlobStore
 from twinkle.storage.journal.turns import Followed
 from twinkle.wire.calls import Call, is_call
 from twinkle.wire.training import ForwardBackwardBody
-from twinkle.wire.training_result import encode_forward_backward_output
+from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.endings import Endings, Execution, refuse_rejected
 from twinkle.workers.engine import CallAnswer, Engine, Pass, PassAnswer, State
 from twinkle.workers.requests import Requests
@@ -240,7 +240,8 @@ class Executor(Generic[State]):
         if job.error is not None:
             self._end_badly(execution, claim, job.error)
             return
-        assert isinstance(job.result, Payload)
+        result = job.result
+        assert not isinstance(result, Pass)
         execution.records[claim.request_id] = operation.records
         if claim.kind in PASSES:
             charge = charge_of_tokens(operation.passed_tokens)
@@ -251,7 +252,7 @@ class Executor(Generic[State]):
         self._endings.succeed(
             execution,
             claim,
-            job.result,
+            result,
             device_s=operation.device_s,
             num_tokens=operation.num_tokens,
             charge=charge,
@@ -308,7 +309,7 @@ class Executor(Generic[State]):
             else:
                 self._operations.append(operation)
 
-    def _prepare_pass(self, operation: Operation[State]) -> Steps[Pass[State] | Payload]:
+    def _prepare_pass(self, operation: Operation[State]) -> Steps[Pass[State] | Payload | ForwardBackwardResult]:
         claim, body = operation.claim, operation.body
         if body is None:
             body = yield from self._requests.read(claim)
@@ -332,15 +333,16 @@ class Executor(Generic[State]):
         operation.is_done = True
         self._residents.note_done(operation.claim.lane, operation.claim.seq)
 
-    def _finish_pass(self, claim: Claim, answer: PassAnswer) -> Steps[Pass[State] | Payload]:
+    def _finish_pass(self, claim: Claim, answer: PassAnswer) -> Steps[Pass[State] | Payload | ForwardBackwardResult]:
         if isinstance(answer, Exception):
             raise answer
-        result = answer.body if isinstance(answer, CallAnswer) else encode_forward_backward_output(answer)
-        return (yield from self._endings.store(claim, result))
+        if isinstance(answer, CallAnswer):
+            return (yield from self._endings.store(claim, answer.body))
+        return (yield from self._endings.store_pass(claim, answer))
 
     # -- everything else ----------------------------------------------------------------------------------------------
 
-    def _run_single(self, operation: Operation[State]) -> Steps[Pass[State] | Payload]:
+    def _run_single(self, operation: Operation[State]) -> Steps[Pass[State] | Payload | ForwardBackwardResult]:
         claim = operation.claim
         refuse_rejected(claim)
         payload = yield from self._transfers.read(self._blobs, claim.payload)

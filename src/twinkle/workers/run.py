@@ -26,11 +26,12 @@ from twinkle.storage.journal.turns import Followed, Head
 from twinkle.workers.absence import Absences
 from twinkle.workers.clerk import Clerk
 from twinkle.workers.departures import Departures
-from twinkle.workers.endings import Endings, Execution, Half, Recorded, Recorder
+from twinkle.workers.endings import Endings, Execution
 from twinkle.workers.engine import State
 from twinkle.workers.execute import Executor
 from twinkle.workers.lease_keeper import LeaseKeeper
 from twinkle.workers.lookahead import Lookahead
+from twinkle.workers.recording import Half, Recorded, Recorder
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.residents import Residents
 from twinkle.workers.sample_rounds import SampleRounds

@@ -19,8 +19,9 @@ from twinkle.storage.journal.executing import Waiting
 from twinkle.storage.journal.journal import Journal
 from twinkle.storage.journal.turns import Head
 from twinkle.workers.clerk import Clerk
-from twinkle.workers.endings import Endings, Execution, Recorded, Recorder, outcome_of_failure
+from twinkle.workers.endings import Endings, Execution, outcome_of_failure
 from twinkle.workers.engine import State
+from twinkle.workers.recording import Recorded, Recorder
 from twinkle.workers.report import OperationReporter
 from twinkle.workers.sampling import SLICE_S, SampleDesk
 

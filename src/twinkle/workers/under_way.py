@@ -13,6 +13,7 @@ from twinkle.storage.journal.records import Records
 from twinkle.storage.journal.turns import Followed
 from twinkle.wire.calls import Call
 from twinkle.wire.training import ForwardBackwardBody
+from twinkle.wire.training_result import ForwardBackwardResult
 from twinkle.workers.engine import CallAnswer, Pass, PassAnswer, State
 from twinkle.workers.steps import Job
 
@@ -35,7 +36,7 @@ class Operation(Generic[State]):
     body: ForwardBackwardBody | Call | Exception | None = None
     """Its request, where that was read while the device was at work."""
     records: Records = field(default_factory=Records)
-    job: Job[Pass[State] | Payload] = field(init=False)
+    job: Job[Pass[State] | Payload | ForwardBackwardResult] = field(init=False)
     device_s: float = 0.0
     num_tokens: int = 0
     passed_tokens: int = 0

@@ -73,7 +73,6 @@ async def _submitter(
         timeout_s=timeout_s,
         clock=SystemClock(),
     )
-    submitter.start()
     yield submitter
     await submitter.stop()
     threads.stop()
@@ -133,6 +132,41 @@ async def test_a_database_that_comes_back_is_waited_for(tmp_path: Path) -> None:
 
     assert accepted.request_id == "r0"
     assert attempts == [1, 1, 1]
+
+
+async def test_what_arrives_while_a_transaction_is_tried_again_shares_the_next_one(tmp_path: Path) -> None:
+    batches: list[list[int]] = []
+    is_away = threading.Event()
+
+    def append(submissions: Sequence[Submission]) -> list[Accepted | UserError]:
+        batches.append([one.seq for one in submissions])
+        if len(batches) == 1:
+            is_away.set()
+            raise StorageUnavailable("away")
+        return _accept(submissions)
+
+    async with _submitter(append, tmp_path, Bell()) as submitter:
+        first = asyncio.create_task(submitter.submit(_submission(0)))
+        assert await asyncio.to_thread(is_away.wait, 10)
+        rest = [asyncio.create_task(submitter.submit(_submission(seq))) for seq in (1, 2)]
+        async with asyncio.timeout(10):
+            answers = await asyncio.gather(first, *rest)
+
+    assert [answer.request_id for answer in answers] == ["r0", "r1", "r2"]
+    assert batches == [[0], [0], [1, 2]]
+
+
+async def test_a_failure_nobody_thought_of_ends_what_it_struck_and_nothing_else(tmp_path: Path) -> None:
+    def append(submissions: Sequence[Submission]) -> list[Accepted | UserError]:
+        if submissions[0].seq == 0:
+            raise RuntimeError("a fault of ours")
+        return _accept(submissions)
+
+    async with _submitter(append, tmp_path, Bell()) as submitter:
+        async with asyncio.timeout(10):
+            with pytest.raises(RuntimeError, match="of ours"):
+                await submitter.submit(_submission(0))
+            assert (await submitter.submit(_submission(1))).request_id == "r1"
 
 
 async def test_a_database_that_stays_away_is_not_waited_for_for_ever(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
+from hypothesis import given
+from hypothesis import strategies as st
 from tinker.proto import tinker_public_pb2 as sdk
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output
@@ -142,6 +144,22 @@ def test_what_the_sdk_sends_is_read_whole() -> None:
     assert body.data[0].tokens.tolist() == [1, 2, 3]
     assert body.data[0].inputs["target_tokens"].tolist() == [[0, 0, 5, 0], [0, 0, 0, 0], [7, 0, 0, 0]]
     assert body.data[0].inputs["weights"].tolist() == [0.5, 0.0, -1.0]
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=6),
+    names=st.lists(st.text("lossµ→", min_size=1, max_size=40), max_size=4, unique=True),
+    is_wide=st.booleans(),
+)
+def test_no_result_is_larger_than_it_is_taken_for(shapes: list[list[int]], names: list[str], is_wide: bool) -> None:
+    arrays = tuple(np.zeros(shape, dtype=np.float64 if is_wide else np.float32) for shape in shapes)
+    metrics = {f"{name}:sum": 1.5 for name in names}
+
+    for result in (
+        ForwardBackwardResult(arrays, metrics, arrays),
+        ForwardBackwardResult((), metrics, embeddings=arrays),
+    ):
+        assert len(encode_forward_backward_output(result)) <= result.most_bytes
 
 
 def test_the_sdk_reads_results_with_mixed_shapes_in_order() -> None:
