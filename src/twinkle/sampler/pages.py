@@ -65,6 +65,7 @@ class PagePool:
         self._layers_2NPGD: dict[int, torch.Tensor] = {}
         self._page_bytes: dict[int, int] = {}
         self._readers: WeakSet[object] = WeakSet()
+        self._is_asked_back = False
 
     @property
     def num_pages(self) -> int:
@@ -130,6 +131,8 @@ class PagePool:
     @torch.inference_mode()
     def settle(self) -> None:
         """Makes the device's memory what was decided since the last time. May be done again when it has failed."""
+        if self._is_asked_back:
+            self.trim()
         self._grow()
         layers = list(self._layers_2NPGD.values())
         if layers and self._copies:
@@ -168,9 +171,11 @@ class PagePool:
 
     @torch.inference_mode()
     def trim(self) -> None:
-        """Moves all pages to the front, and gives back the memory behind them."""
+        """Moves all pages to the front, and gives back the memory behind them; after the pass, while one goes on."""
+        self._is_asked_back = bool(self._readers)
         count = self.num_pages
-        if self._readers or count >= self._num_tensor_pages or self._fresh or self._copies:
+        is_settled = len(self._pages) <= self._num_tensor_pages
+        if self._readers or not is_settled or count == self._num_tensor_pages:
             return
         holes = sorted(index for index in self._holes if index < count)
         moving = [page for page in self._pages[count:] if page is not None]

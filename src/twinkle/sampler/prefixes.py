@@ -132,6 +132,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forgets everything."""
         self._shrink(0)
+        self._caches.give_back_unused()
 
     def _shrink(self, num_bytes: int) -> None:
         while self._num_bytes > num_bytes:

@@ -194,6 +194,28 @@ def test_a_pool_that_cannot_grow_loses_no_request(
     assert ended == expected
 
 
+def test_a_device_out_of_memory_gets_back_what_kept_prompts_took(
+    sampled_model: FusedLoraModel, paged: Paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = SteppedTorchSampler(sampled_model, slots=16, chunk_tokens=CHUNK)
+    pool = paged.made[-1].pool
+    drawn(sampler, [request(str(number), prompt=(number + 6, *PROMPT)) for number in range(4)])
+    before = pool.num_pages
+    sampler.add(request("last", prompt=PROMPT[:40]))
+    with monkeypatch.context() as broken:
+        broken.setattr(sampled_model, "logits", out_of_memory)
+        with pytest.raises(OutOfMemory):
+            sampler.step()
+    sampler.step()
+    assert pool.num_pages < before // 4
+    assert {layer.shape[1] for layer in pool._layers_2NPGD.values()} == {pool.num_pages}
+    run_to_end(sampler)
+
+
+def out_of_memory(*args: object) -> None:
+    raise torch.OutOfMemoryError("device")
+
+
 def test_what_is_cancelled_or_shut_down_leaves_no_page(sampled_model: FusedLoraModel, paged: Paged) -> None:
     sampler = SteppedTorchSampler(sampled_model, slots=4, chunk_tokens=CHUNK)
     pool = paged.made[-1].pool
