@@ -1,7 +1,9 @@
 """Attention of many packed sequences in one call, where torch has a kernel for it.
 
 A call for each sequence costs launches, and plans for every new length. With one split of the keys the values of a
-sequence are the same bits in any company (``torch.nn.attention.varlen``); for gradients nothing is promised.
+sequence are the same bits in any company (``torch.nn.attention.varlen``); for gradients nothing is promised. Only some
+kernels can be told so: FlashAttention 3, where it is switched on. FlashAttention 2, which torch brings along, refuses,
+and by its source splits no keys of packed sequences; so a call is tried in both ways.
 
 Shapes: H query heads, G key/value heads, T packed tokens (of queries, or of keys), S sequences, D head size.
 """
@@ -9,7 +11,7 @@ Shapes: H query heads, G key/value heads, T packed tokens (of queries, or of key
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
@@ -30,7 +32,7 @@ TOLERANCE = 0.05
 
 
 class Kernel(Protocol):
-    """``torch.nn.attention.varlen.varlen_attn``."""
+    """``torch.nn.attention.varlen.varlen_attn``, which has been told about splits what it can be told."""
 
     def __call__(
         self,
@@ -45,7 +47,6 @@ class Kernel(Protocol):
         scale: float,
         window_size: tuple[int, int],
         enable_gqa: bool,
-        num_splits: int,
     ) -> torch.Tensor:
         """The attended values [T, H, D]."""
         ...
@@ -82,7 +83,6 @@ def attend_packed(
         # How many before itself each sees, and after itself.
         window_size=(-1 if form.window is None else form.window - 1, 0),
         enable_gqa=query_THD.shape[1] != key_TGD.shape[1],
-        num_splits=1,
     )
     return attended_THD[None]
 
@@ -130,23 +130,45 @@ def kernel_for(query_1HTD: torch.Tensor, key_1GTD: torch.Tensor, form: Attention
 @cache
 def _tried(device_type: str, dtype: torch.dtype, head_size: int, is_shared: bool, is_windowed: bool) -> Kernel | None:
     """torch's kernel, if it does such a call there and back; says once if not."""
-    if device_type != "cuda" or dtype not in HALF:
-        return None
-    reason = f"torch {torch.__version__} has no {MODULE}"
-    if find_spec(MODULE) is not None:
-        kernel: Kernel = import_module(MODULE).varlen_attn
+    function = torch_kernel(device_type, dtype)
+    failures = []
+    for kernel in ways_to_call(function):
         failure = _failure(kernel, torch.device(device_type), dtype, head_size, is_shared, is_windowed)
         if failure is None:
             return kernel
-        reason = str(failure).partition("\n")[0]
-    _log.warning(
-        "device.no_packed_attention_kernel",
-        head_size=head_size,
-        dtype=str(dtype),
-        reason=reason,
-        next="sequences are attended one by one, slower",
-    )
+        failures.append(first_line(failure))
+    if is_quick(device_type, dtype):
+        _log.warning(
+            "device.no_packed_attention_kernel",
+            head_size=head_size,
+            dtype=str(dtype),
+            reasons=failures or [f"torch {torch.__version__} has no {MODULE}"],
+            next="sequences are attended one by one, slower",
+        )
     return None
+
+
+def is_quick(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for such numbers at all."""
+    return device_type == "cuda" and dtype in HALF
+
+
+def torch_kernel(device_type: str, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
+    """What torch has for packed sequences on a device; none if that is no device for it."""
+    if not is_quick(device_type, dtype) or find_spec(MODULE) is None:
+        return None
+    function: Callable[..., torch.Tensor] = import_module(MODULE).varlen_attn
+    return function
+
+
+def ways_to_call(function: Callable[..., torch.Tensor] | None) -> list[Callable[..., torch.Tensor]]:
+    """With the splits told, and without, for kernels that have none."""
+    return [] if function is None else [partial(function, num_splits=1), function]
+
+
+def first_line(error: Exception) -> str:
+    """What torch says, without its stack."""
+    return str(error).partition("\n")[0]
 
 
 def _failure(

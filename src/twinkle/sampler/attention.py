@@ -9,57 +9,65 @@ N tokens of a piece, S tokens of the sequence so far, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from twinkle.module.packed_attention import SequenceRecords
-from twinkle.module.packed_states import LayerState, PackedStates
 from twinkle.module.scaled_attention import AttentionForm, attend
 from twinkle.module.varlen import Ends, Kernel, attend_packed, kernel_for
+from twinkle.sampler.caches import Cache, CachedStates, Piece
 from twinkle.sampler.kv_cache import SequenceCache
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive tokens of one sequence, ``start`` being the position of the first."""
+class PieceByPiece:
+    """Attends each piece by itself to what its sequence holds."""
 
-    cache: SequenceCache
-    start: int
-    num_tokens: int
-
-
-class CachedStates(PackedStates):
-    """Layers with a memory go on from what the cache of each piece remembers; what they then remember waits here.
-
-    A sequence may have one piece only: the next one would need what this one leaves behind.
-    """
-
-    keeps = True
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        ends = list(accumulate(piece.num_tokens for piece in pieces))
-        super().__init__(list(zip([0, *ends[:-1]], ends, strict=True)))
+    def __init__(self, pieces: Sequence[Piece[Cache]], device: torch.device) -> None:
         self._pieces = pieces
-        self._kept: list[dict[int, LayerState]] = [{} for _ in pieces]
+        self._device = device
+        self._masks: dict[tuple[int | None, int | None], list[torch.Tensor | None]] = {}
 
-    def before(self, layer_index: int) -> Sequence[LayerState | None]:
-        """See :class:`PackedStates`."""
-        return [piece.cache.states.get(layer_index) for piece in self._pieces]
+    def attend(
+        self,
+        query_1HTD: torch.Tensor,
+        held: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]],
+        *,
+        num_groups: int,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        """Returns the attended values [1, T, H, D].
 
-    def keep(self, layer_index: int, states: Sequence[LayerState]) -> None:
-        """See :class:`PackedStates`."""
-        for kept, state in zip(self._kept, states, strict=True):
-            kept[layer_index] = state
+        Args:
+            query_1HTD: Of all pieces, one after another.
+            held: The keys and values [1, G, S, D] of the piece of some number, from some position on; asked in order.
+            num_groups: Heads of the keys.
+            form: What the layer asks of attention.
+        """
+        # What each single token needs is laid out for all of them at once; then few operations are left for each.
+        query_T1GRD = _grouped_rows(query_1HTD, num_groups=num_groups)
+        attended = []
+        row = 0
+        for number, (piece, mask_NS) in enumerate(zip(self._pieces, self._masks_of(form), strict=True)):
+            key_1GSD, value_1GSD = held(number, form.first_key(piece.start))
+            if piece.num_tokens == 1:
+                out_1RGD = attend(query_T1GRD[row], key_1GSD, value_1GSD, form=form)
+                attended.append(out_1RGD.transpose(1, 2).reshape(1, 1, query_1HTD.shape[1], -1))
+            else:
+                query_1HND = query_1HTD.narrow(2, row, piece.num_tokens)
+                attended.append(
+                    attend(query_1HND, key_1GSD, value_1GSD, form=form, mask=mask_NS, is_causal=mask_NS is None)
+                )
+            row += piece.num_tokens
+        return torch.cat(attended, dim=1)
 
-    def commit(self) -> None:
-        """Let the caches remember the pass. Until then it can be made again."""
-        for piece, kept in zip(self._pieces, self._kept, strict=True):
-            if kept:
-                piece.cache.states = kept
+    def _masks_of(self, form: AttentionForm) -> list[torch.Tensor | None]:
+        kind = (form.window, form.chunk)
+        if kind not in self._masks:
+            self._masks[kind] = [_mask(piece, form, self._device) for piece in self._pieces]
+        return self._masks[kind]
 
 
 class CachedAttention:
@@ -68,12 +76,12 @@ class CachedAttention:
     Pieces are computed in order, so a later piece of the same sequence sees the earlier ones.
     """
 
-    def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
+    def __init__(self, pieces: Sequence[Piece[SequenceCache]], device: torch.device) -> None:
         self.states = CachedStates(pieces)
         self._pieces = pieces
         self._device = device
+        self._apart = PieceByPiece(pieces, device)
         self._ends: dict[int | None, tuple[Ends, Ends]] = {}
-        self._masks: dict[tuple[int | None, int | None], list[torch.Tensor | None]] = {}
 
     def __call__(
         self,
@@ -89,27 +97,9 @@ class CachedAttention:
         if kernel is not None:
             self._write_all(layer_index, torch.stack((key_1GTD, value_1GTD)))
             return self._attend_all(kernel, layer_index, query_1HTD, form)
-        # What each single token needs is laid out for all of them at once; then few operations are left for each.
-        query_T1GRD = _grouped_rows(query_1HTD, num_groups=key_1GTD.shape[1])
-        kv_21GTD = torch.stack((key_1GTD, value_1GTD))
-        attended = []
-        row = 0
-        for piece, mask_NS in zip(self._pieces, self._masks_of(form), strict=True):
-            key_1GSD, value_1GSD = piece.cache.write(
-                layer_index, piece.start, kv_21GTD.narrow(3, row, piece.num_tokens)
-            )
-            if first_key := form.first_key(piece.start):
-                key_1GSD, value_1GSD = key_1GSD[:, :, first_key:], value_1GSD[:, :, first_key:]
-            if piece.num_tokens == 1:
-                out_1RGD = attend(query_T1GRD[row], key_1GSD, value_1GSD, form=form)
-                attended.append(out_1RGD.transpose(1, 2).reshape(1, 1, query_1HTD.shape[1], -1))
-            else:
-                query_1HND = query_1HTD.narrow(2, row, piece.num_tokens)
-                attended.append(
-                    attend(query_1HND, key_1GSD, value_1GSD, form=form, mask=mask_NS, is_causal=mask_NS is None)
-                )
-            row += piece.num_tokens
-        return torch.cat(attended, dim=1)
+        new = torch.stack((key_1GTD, value_1GTD)).split([piece.num_tokens for piece in self._pieces], dim=3)
+        held = partial(self._written, layer_index, new)
+        return self._apart.attend(query_1HTD, held, num_groups=key_1GTD.shape[1], form=form)
 
     def records(self, layer_index: int, records_TR: torch.Tensor) -> Sequence[SequenceRecords]:
         """See :class:`PackedAttention`; records lie in the cache as keys, and their second half as values."""
@@ -123,6 +113,13 @@ class CachedAttention:
             found.append(SequenceRecords(piece.start, rows_SR))
         return found
 
+    def _written(
+        self, layer_index: int, new: Sequence[torch.Tensor], number: int, first: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        piece = self._pieces[number]
+        key_1GSD, value_1GSD = piece.cache.write(layer_index, piece.start, new[number])
+        return (key_1GSD[:, :, first:], value_1GSD[:, :, first:]) if first else (key_1GSD, value_1GSD)
+
     def _write_all(self, layer_index: int, kv_21GTD: torch.Tensor) -> None:
         new = kv_21GTD.split([piece.num_tokens for piece in self._pieces], dim=3)
         rooms = [
@@ -134,7 +131,7 @@ class CachedAttention:
         self, kernel: Kernel, layer_index: int, query_1HTD: torch.Tensor, form: AttentionForm
     ) -> torch.Tensor:
         firsts = [form.first_key(piece.start) for piece in self._pieces]
-        ends = [piece.start + piece.num_tokens for piece in self._pieces]
+        ends = [piece.end for piece in self._pieces]
         kv_2GSD = torch.cat(
             [
                 piece.cache.held(layer_index, first, end)[:, 0]
@@ -150,16 +147,10 @@ class CachedAttention:
         rows = (query_1HTD[0], *kv_2GSD.unbind(0))
         return attend_packed(kernel, *(each.transpose(0, 1) for each in rows), queries=queries, keys=keys, form=form)
 
-    def _masks_of(self, form: AttentionForm) -> list[torch.Tensor | None]:
-        kind = (form.window, form.chunk)
-        if kind not in self._masks:
-            self._masks[kind] = [_mask(piece, form, self._device) for piece in self._pieces]
-        return self._masks[kind]
 
-
-def _mask(piece: Piece, form: AttentionForm, device: torch.device) -> torch.Tensor | None:
+def _mask(piece: Piece[Cache], form: AttentionForm, device: torch.device) -> torch.Tensor | None:
     """A single token sees all keys it is given; the tokens of a first chunk that see its first are plainly causal."""
-    end = piece.start + piece.num_tokens
+    end = piece.end
     if piece.num_tokens == 1 or (piece.start == 0 and form.first_key(end - 1) == 0):
         return None
     return form.mask(piece.start, end, form.first_key(piece.start), device)

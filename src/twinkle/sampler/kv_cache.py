@@ -14,17 +14,29 @@ and 1 the batch of one that attention wants.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from twinkle.module.packed_states import LayerState
+from twinkle.sampler.caches import KeptTokens, blocks_for, bytes_of_states
 
 BLOCK_TOKENS = 64
 
 
-def blocks_for(num_tokens: int) -> int:
-    """How many blocks hold so many tokens."""
-    return -(-num_tokens // BLOCK_TOKENS)
+@dataclass(frozen=True, eq=False)
+class KeptCopies:
+    """Copies of the keys and values of a stretch, [2, 1, G, N, D] by layer."""
+
+    layers: dict[int, torch.Tensor]
+
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`KeptTokens`."""
+        return sum(kv_21GND.nbytes for kv_21GND in self.layers.values())
+
+    def release(self) -> None:
+        """See :class:`KeptTokens`."""
 
 
 class SequenceCache:
@@ -35,18 +47,29 @@ class SequenceCache:
     def __init__(self) -> None:
         self.blocks = 0
         self.states: Mapping[int, LayerState] = {}
-        """What each layer with a memory remembers of the tokens so far; empty before the first."""
         self._layers_21GCD: dict[int, torch.Tensor] = {}
 
     @property
     def size_bytes(self) -> int:
         """What it takes."""
-        states = [tensor for state in self.states.values() for tensor in state]
-        return sum(tensor.nbytes for tensor in (*self._layers_21GCD.values(), *states))
+        return sum(kv_21GCD.nbytes for kv_21GCD in self._layers_21GCD.values()) + bytes_of_states(self.states)
+
+    @property
+    def num_blocks_to_fork(self) -> int:
+        """See :class:`Cache`."""
+        return self.blocks
+
+    def num_missing(self, start: int, end: int) -> int:
+        """See :class:`Cache`."""
+        return blocks_for(end, BLOCK_TOKENS) - self.blocks
+
+    def make_room(self, start: int, end: int) -> None:
+        """See :class:`Cache`."""
+        self.reserve(end)
 
     def reserve(self, num_tokens: int) -> None:
         """Makes room for ``num_tokens`` in all; never shrinks."""
-        blocks = blocks_for(num_tokens)
+        blocks = blocks_for(num_tokens, BLOCK_TOKENS)
         if blocks <= self.blocks:
             return
         self.blocks = blocks
@@ -72,16 +95,24 @@ class SequenceCache:
         key_1GSD, value_1GSD = self.held(layer, 0, start + new_21GND.shape[3]).unbind(0)
         return key_1GSD, value_1GSD
 
-    def read(self, start: int, end: int) -> dict[int, torch.Tensor]:
-        """Returns copies of the keys and values of some positions, [2, 1, G, N, D] by layer."""
-        return {layer: kv_21GCD[:, :, :, start:end].clone() for layer, kv_21GCD in self._layers_21GCD.items()}
+    def keep(self, start: int, end: int) -> KeptCopies:
+        """See :class:`Cache`."""
+        copies = {layer: kv_21GCD[:, :, :, start:end].clone() for layer, kv_21GCD in self._layers_21GCD.items()}
+        return KeptCopies(copies)
 
-    def copied_states(self) -> dict[int, LayerState]:
-        """Returns copies of what is remembered: what is kept for long must not hold on to all of a pass."""
-        return {layer: LayerState(*(tensor.clone() for tensor in state)) for layer, state in self.states.items()}
+    def take(self, start: int, kept: KeptTokens) -> None:
+        """See :class:`Cache`."""
+        assert isinstance(kept, KeptCopies)
+        for layer, kv_21GND in kept.layers.items():
+            self.write(layer, start, kv_21GND)
+
+    def release(self) -> None:
+        """See :class:`Cache`."""
+        self._layers_21GCD = {}
+        self.states = {}
 
     def fork(self) -> SequenceCache:
-        """Returns a copy for another continuation of the same tokens."""
+        """See :class:`Cache`."""
         copy = SequenceCache()
         copy.blocks = self.blocks
         copy.states = self.states

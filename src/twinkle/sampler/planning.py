@@ -15,8 +15,9 @@ from twinkle.core.errors import ConfigError
 from twinkle.core.events import event_log
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, Segment
-from twinkle.sampler.attention import CachedAttention, Piece
-from twinkle.sampler.kv_cache import BLOCK_TOKENS, SequenceCache, blocks_for
+from twinkle.sampler.attention import CachedAttention
+from twinkle.sampler.caches import Cache, Caches, Piece, blocks_for
+from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prefixes import PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 
@@ -33,7 +34,7 @@ class Work:
     progress: RequestProgress
     continuation: Continuation | None
     chunk: PromptChunk | None
-    piece: Piece
+    piece: Piece[Cache]
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -45,7 +46,7 @@ class Work:
     @property
     def end(self) -> int:
         """The position after the piece."""
-        return self.piece.start + self.piece.num_tokens
+        return self.piece.end
 
     @property
     def needs_logits(self) -> bool:
@@ -61,40 +62,48 @@ class CacheBudget:
     given up is computed again later, with the same result.
     """
 
-    def __init__(self, *, num_tokens: int, max_length: int) -> None:
-        self._blocks = num_tokens // BLOCK_TOKENS
-        if self._blocks < blocks_for(max_length):
+    def __init__(self, *, num_tokens: int, max_length: int, caches: Caches) -> None:
+        self._caches = caches
+        self.num_blocks = num_tokens // caches.block_tokens
+        least = self.blocks_for(max_length)
+        if self.num_blocks < least:
             raise ConfigError(
                 f"kv_tokens is {num_tokens}, but one sequence may grow to {max_length} tokens; "
-                f"allow at least {blocks_for(max_length) * BLOCK_TOKENS}, or lower max_length"
+                f"allow at least {least * caches.block_tokens}, or lower max_length"
             )
 
-    def fits(self, num_tokens: int, active: list[RequestProgress], *, spare_blocks: int = 0) -> bool:
-        """Whether a new cache of ``num_tokens`` fits beside what ``active`` holds."""
-        return blocks_for(num_tokens) + spare_blocks <= self._blocks - _held(active)
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold so many tokens."""
+        return blocks_for(num_tokens, self._caches.block_tokens)
 
-    def grow(self, cache: SequenceCache, num_tokens: int, active: list[RequestProgress]) -> bool:
-        """Grows ``cache`` to hold ``num_tokens``; false if it had to be given up itself.
+    def fits(self, num_blocks: int, active: list[RequestProgress]) -> bool:
+        """Whether so many blocks more fit beside what ``active`` holds."""
+        return num_blocks <= self.num_blocks - self._held(active)
+
+    def grow(self, cache: Cache, start: int, end: int, active: list[RequestProgress]) -> bool:
+        """Lets ``cache`` be written from ``start`` to ``end``; false if it had to be given up itself.
 
         Args:
             cache: Held by one of ``active``.
-            num_tokens: In all.
+            start: The first position that is written.
+            end: The position after the last.
             active: In order of arrival. Others of these, or ``cache`` itself, may lose caches.
         """
-        missing = blocks_for(num_tokens) - cache.blocks
-        while missing > 0 and _held(active) + missing > self._blocks:
+        # What others give up it may have alone afterwards, and then needs no copy of.
+        while (missing := cache.num_missing(start, end)) > 0 and not self.fits(missing, active):
             if self._next_to_give_way(active).drop_last_cache() is cache:
                 return False
-        cache.reserve(num_tokens)
+        cache.make_room(start, end)
         return True
 
     def make_room(self, num_tokens: int, active: list[RequestProgress], *, group: str) -> bool:
         """Whether a new cache of a group fits into its even part, now that others with more than theirs gave way."""
         groups = {progress.group for progress in active if progress.holds_cache} | {group}
-        own = sum(progress.num_blocks for progress in active if progress.group == group)
-        if len(groups) == 1 or own + blocks_for(num_tokens) > self._blocks // len(groups):
+        own = sum(self._blocks_of(progress) for progress in active if progress.group == group)
+        wanted = self.blocks_for(num_tokens)
+        if len(groups) == 1 or own + wanted > self.num_blocks // len(groups):
             return False
-        while not self.fits(num_tokens, active):
+        while not self.fits(wanted, active):
             over = [one for one in self._over_their_part(active, len(groups)) if one.group != group]
             if not over:
                 return False
@@ -112,10 +121,16 @@ class CacheBudget:
         blocks: Counter[str] = Counter()
         caches: Counter[str] = Counter()
         for progress in holders:
-            blocks[progress.group] += progress.num_blocks
+            blocks[progress.group] += self._blocks_of(progress)
             caches[progress.group] += len(progress.running) + (progress.prompt_cache is not None)
-        part = self._blocks // num_groups
+        part = self.num_blocks // num_groups
         return [one for one in holders if blocks[one.group] > part and caches[one.group] > 1]
+
+    def _blocks_of(self, progress: RequestProgress) -> int:
+        return self._caches.num_blocks(progress.caches)
+
+    def _held(self, active: list[RequestProgress]) -> int:
+        return self._caches.num_held(cache for progress in active for cache in progress.caches)
 
 
 def plan_pass(
@@ -178,7 +193,7 @@ def _decodes(progress: RequestProgress, budget: CacheBudget, active: list[Reques
         if continuation.num_tokens >= progress.max_tokens:  # its last token is drawn, and yet to be read
             continue
         position = len(progress.request.prompt) + continuation.num_tokens - 1
-        if budget.grow(continuation.cache, position + 1, active):
+        if budget.grow(continuation.cache, position, position + 1, active):
             works.append(Work(progress, continuation, None, Piece(continuation.cache, position, 1)))
     return works
 
@@ -194,13 +209,11 @@ def _chunks(progress: RequestProgress, token_budget: int, begun: set[PromptChunk
         if token_budget <= 0 or (chunk in begun and progress.may_take(chunk)):
             break
         num_tokens = chunk.end - chunk.start
+        # There is room already, but it may be part of a page that others have taken over with another chunk.
+        progress.prompt_cache.make_room(chunk.start, chunk.end)
         works.append(Work(progress, None, chunk, Piece(progress.prompt_cache, chunk.start, num_tokens)))
         token_budget -= num_tokens
     return works
-
-
-def _held(active: list[RequestProgress]) -> int:
-    return sum(progress.num_blocks for progress in active)
 
 
 def block_bytes(model: FusedLoraModel) -> int:

@@ -7,7 +7,7 @@ finds a prompt computed already learns that somebody has sent it, so requests sh
 A chunk also holds what layers with a memory remember at its end, the only place where one can go on from it: a prompt
 is taken over up to the last chunk that it shares, and only the state of that one is needed.
 
-Shapes: G key-value heads, N tokens of a chunk, D head size, V vocabulary; 2 is keys, values, and 1 attention's batch.
+Shapes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from twinkle.infra.device_memory import DeviceMemory
 from twinkle.model.pictures import Picture
 from twinkle.module.lora import LoraAdapter
 from twinkle.module.packed_states import LayerState
+from twinkle.sampler.caches import Caches, KeptTokens, bytes_of_states
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class PromptChunk:
 class ComputedChunk:
     """What a chunk leaves behind."""
 
-    layers: dict[int, torch.Tensor]
-    """Keys and values by layer, [2, 1, G, N, D]."""
+    tokens: KeptTokens
+    """Keys and values."""
     states: Mapping[int, LayerState]
     """What layers with a memory remember after its last token; empty for models without."""
     next_logits: torch.Tensor | None
@@ -51,10 +52,9 @@ class ComputedChunk:
 
     @property
     def size_bytes(self) -> int:
-        """Memory it holds."""
-        remembered = [tensor for state in self.states.values() for tensor in state]
-        kept = [*self.layers.values(), *remembered] + ([] if self.next_logits is None else [self.next_logits])
-        return sum(tensor.nbytes for tensor in kept)
+        """Memory it holds, others' share in it aside."""
+        of_logits = 0 if self.next_logits is None else self.next_logits.nbytes
+        return self.tokens.size_bytes + bytes_of_states(self.states) + of_logits
 
 
 def chunks_of(
@@ -89,8 +89,9 @@ class PrefixCache:
     They are guests of the device's memory: they take of it what nobody else holds, and give way.
     """
 
-    def __init__(self, max_bytes: int, memory: DeviceMemory) -> None:
+    def __init__(self, max_bytes: int, memory: DeviceMemory, caches: Caches) -> None:
         self._max_bytes = max_bytes
+        self._caches = caches
         self._memory = memory
         memory.add_guest("kept prompts", self)
         self._num_bytes = 0
@@ -103,18 +104,24 @@ class PrefixCache:
     def keep(self, chunk: PromptChunk, computed: ComputedChunk) -> None:
         """Adds a chunk, or what was not known of one."""
         known = self._computed.get(chunk)
-        self._num_bytes += computed.size_bytes - (0 if known is None else known.size_bytes)
+        if known is not None:
+            self._num_bytes -= known.size_bytes
+            known.tokens.release()
+        self._num_bytes += computed.size_bytes
         self._computed[chunk] = computed
         self._shrink(max(0, min(self._max_bytes, self._num_bytes + self._memory.free_bytes)))
 
     @property
     def size_bytes(self) -> int:
-        """What they hold of the device's memory."""
-        return self._num_bytes
+        """What they hold of the device's memory, and nobody else."""
+        return self._num_bytes - self._caches.shared_bytes
 
     def give_back(self, num_bytes: int) -> None:
         """Forget so many bytes, or all."""
-        self._shrink(max(0, self._num_bytes - num_bytes))
+        most = max(0, self.size_bytes - num_bytes)
+        while self._computed and self.size_bytes > most:
+            self._forget_oldest()
+        self._caches.give_back_unused()
 
     def touch(self, chunks: Sequence[PromptChunk]) -> None:
         """Notes that the chunks of one prompt were wanted: a chunk is of no use without those before it."""
@@ -125,8 +132,13 @@ class PrefixCache:
     def clear(self) -> None:
         """Forgets everything."""
         self._shrink(0)
+        self._caches.give_back_unused()
 
     def _shrink(self, num_bytes: int) -> None:
         while self._num_bytes > num_bytes:
-            _, oldest = self._computed.popitem(last=False)
-            self._num_bytes -= oldest.size_bytes
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, oldest = self._computed.popitem(last=False)
+        self._num_bytes -= oldest.size_bytes
+        oldest.tokens.release()

@@ -10,8 +10,8 @@ import torch
 
 from twinkle.model.pictures import PictureLayout
 from twinkle.module.lora import LoraAdapter
+from twinkle.sampler.caches import Cache, copies_of_states
 from twinkle.sampler.drawing import Draw, DrawnRows
-from twinkle.sampler.kv_cache import SequenceCache
 from twinkle.sampler.prefixes import ComputedChunk, PromptChunk, chunks_of
 from twinkle.sampler.prompt_scores import PromptScores
 from twinkle.sampler.request import (
@@ -31,7 +31,7 @@ from twinkle.sampler.stops import StopRule
 class Continuation(GrowingSequence):
     """One sample under way, with the keys and values of all its tokens but the last."""
 
-    cache: SequenceCache
+    cache: Cache
     unread: tuple[DrawnRows, int] | None = None
     """Its last token, where the host has not read it yet: what was drawn at once, and its row there."""
 
@@ -53,7 +53,7 @@ class RequestProgress:
     """One admitted or waiting request.
 
     The prompt is computed once, into ``prompt_cache``; ``next_logits_V`` (set when it is complete) starts every
-    continuation. Continuations copy the cache and the last one takes it. Whatever is dropped to make room is computed
+    continuation. Continuations fork the cache and the last one takes it. Whatever is dropped to make room is computed
     again later, with the same result: nothing in here is drawn from a generator. ``layout`` has the prompt's pictures.
     """
 
@@ -90,7 +90,7 @@ class RequestProgress:
         """How often there was no place or memory for its prompt."""
         self._num_chunks_seen = 0
         self._num_cached_tokens = 0
-        self.prompt_cache: SequenceCache | None = None
+        self.prompt_cache: Cache | None = None
         self.next_logits_V: torch.Tensor | None = None
 
     @property
@@ -139,18 +139,12 @@ class RequestProgress:
         return bool(self.running) or self.prompt_cache is not None
 
     @property
-    def num_blocks(self) -> int:
-        """Cache blocks it holds now."""
-        blocks = sum(continuation.cache.blocks for continuation in self.running.values())
-        return blocks if self.prompt_cache is None else blocks + self.prompt_cache.blocks
-
-    @property
-    def num_bytes(self) -> int:
-        """What its caches take now."""
+    def caches(self) -> list[Cache]:
+        """Those it holds now."""
         caches = [continuation.cache for continuation in self.running.values()]
-        return sum(cache.size_bytes for cache in (*caches, *filter(None, [self.prompt_cache])))
+        return caches if self.prompt_cache is None else [*caches, self.prompt_cache]
 
-    def start_prompt(self, cache: SequenceCache) -> None:
+    def start_prompt(self, cache: Cache) -> None:
         """Begins to compute the prompt into ``cache``."""
         self.prompt_cache = cache
         self.num_chunks_done = 0
@@ -175,8 +169,7 @@ class RequestProgress:
     def take(self, chunk: PromptChunk, computed: ComputedChunk) -> None:
         """Goes on from what another request computed."""
         assert self.prompt_cache is not None
-        for layer, kv_21GND in computed.layers.items():
-            self.prompt_cache.write(layer, chunk.start, kv_21GND)
+        self.prompt_cache.take(chunk.start, computed.tokens)
         self.prompt_cache.states = computed.states
         if self.num_chunks_done == self._num_chunks_seen:
             self._num_cached_tokens += chunk.end - chunk.start
@@ -184,8 +177,21 @@ class RequestProgress:
         if chunk.end == len(self.request.prompt):
             self.next_logits_V = computed.next_logits
 
+    def computed(self, chunk: PromptChunk) -> ComputedChunk:
+        """Returns what the chunk that was computed last leaves behind, for others."""
+        assert self.prompt_cache is not None
+        tokens = self.prompt_cache.keep(chunk.start, chunk.end)
+        next_logits_V = self.next_logits_V if chunk.end == len(self.request.prompt) else None
+        return ComputedChunk(tokens, copies_of_states(self.prompt_cache.states), next_logits_V)
+
+    @property
+    def num_blocks_to_fork(self) -> int:
+        """What another sample takes, if the prompt's cache is kept for those behind it."""
+        assert self.prompt_cache is not None
+        return self.prompt_cache.num_blocks_to_fork
+
     def start_continuation(self, *, keep_prompt: bool) -> Continuation:
-        """Starts the next waiting sample on a copy of the computed prompt, or on the prompt's own cache."""
+        """Starts the next waiting sample on a fork of the computed prompt's cache, or on that itself."""
         assert self.prompt_cache is not None
         cache = self.prompt_cache.fork() if keep_prompt else self.prompt_cache
         if not keep_prompt:
@@ -197,6 +203,7 @@ class RequestProgress:
     def finish(self, continuation: Continuation, stop_reason: StopReason) -> None:
         """Ends a running sample."""
         del self.running[continuation.sample]
+        continuation.cache.release()
         self.finished[continuation.sample] = continuation.finish(stop_reason, self.request.topk_sample_logprobs)
 
     def finish_without_tokens(self) -> None:
@@ -205,7 +212,7 @@ class RequestProgress:
             continuation = self.start_continuation(keep_prompt=len(self.waiting) > 1)
             self.finish(continuation, "length")
 
-    def drop_last_cache(self) -> SequenceCache:
+    def drop_last_cache(self) -> Cache:
         """Gives up the prompt's cache, else that of its last running sample, which then waits and starts anew.
 
         The prompt goes first: running samples are nearer to their end than those that wait for it.
@@ -213,10 +220,19 @@ class RequestProgress:
         if self.prompt_cache is not None:
             cache = self.prompt_cache
             self._drop_prompt()
+            cache.release()
             return cache
         continuation = self.running.pop(max(self.running))
         self.waiting.appendleft(continuation.sample)
+        continuation.cache.release()
         return continuation.cache
+
+    def release(self) -> None:
+        """Gives up everything: nobody waits for it any more."""
+        for cache in self.caches:
+            cache.release()
+        self.prompt_cache = None
+        self.running.clear()
 
     def drawn_so_far(self, known: Sequence[int]) -> list[Stretch]:
         """Returns what the samples that run or are finished have beyond what is known of them."""

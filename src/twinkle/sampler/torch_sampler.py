@@ -24,11 +24,11 @@ from twinkle.model.fused.model import FusedLoraModel
 from twinkle.model.pictures import PictureLayout, TokenRange, pack
 from twinkle.module.lora import LoraAdapter, Segment
 from twinkle.module.recurrence import CHUNK_TOKENS
-from twinkle.sampler.attention import CachedAttention
-from twinkle.sampler.kv_cache import SequenceCache
+from twinkle.sampler.cache_kinds import caches_for
+from twinkle.sampler.caches import Caches
 from twinkle.sampler.places import most_of_group, with_guests
 from twinkle.sampler.planning import CacheBudget, Work, plan_pass, segments_of, slots_within
-from twinkle.sampler.prefixes import ComputedChunk, PrefixCache, PromptChunk
+from twinkle.sampler.prefixes import PrefixCache, PromptChunk
 from twinkle.sampler.progress import Continuation, RequestProgress
 from twinkle.sampler.request import AdapterFiles, DecodeText, SampleRequest, check_request, not_finite
 from twinkle.sampler.sequence import Stretch
@@ -60,6 +60,7 @@ class SteppedTorchSampler(SteppedSampler):
         reads_behind: Whether tokens are read while the device computes the next ones, so that an end is found out one
             step late and the token after it dropped; by default on an accelerator. Results are the same.
         decode_text: The tokenizer's decode, needed for stop strings.
+        caches: Where keys and values are kept; by default as the device has kernels for it.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class SteppedTorchSampler(SteppedSampler):
         state_bytes: int = DEFAULT_STATE_BYTES,
         reads_behind: bool | None = None,
         decode_text: DecodeText | None = None,
+        caches: Caches | None = None,
     ) -> None:
         self._reads_behind = model.device.type != "cpu" if reads_behind is None else reads_behind
         self._unread: list[DrawnBatch] = []
@@ -86,7 +88,9 @@ class SteppedTorchSampler(SteppedSampler):
         self._max_length = context if max_length is None else min(max_length, context)
         if kv_tokens is None:
             kv_tokens = max(self._slots * DEFAULT_TOKENS_PER_SLOT, self._max_length + DEFAULT_TOKENS_PER_SLOT)
-        self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length)
+        self._caches = caches_for(model) if caches is None else caches
+        self._budget = CacheBudget(num_tokens=kv_tokens, max_length=self._max_length, caches=self._caches)
+        self._caches.live_in(model.memory, num_blocks=self._budget.num_blocks, kept_bytes=kept_bytes)
         self._prefill_tokens = prefill_tokens_per_step
         self._chunk_tokens = chunk_tokens
         if model.remembers and chunk_tokens % CHUNK_TOKENS:
@@ -94,7 +98,7 @@ class SteppedTorchSampler(SteppedSampler):
                 f"chunk_tokens is {chunk_tokens}; for layers that carry a state it must be a multiple of {CHUNK_TOKENS}"
             )
         self._keeps_prompts = kept_bytes > 0
-        self._prefixes = PrefixCache(kept_bytes, model.memory)
+        self._prefixes = PrefixCache(kept_bytes, model.memory, self._caches)
         self._waiting: deque[RequestProgress] = deque()
         self._active: list[RequestProgress] = []  # in order of arrival: the older one has the right to memory
         model.memory.add("sampled sequences", self)
@@ -107,7 +111,7 @@ class SteppedTorchSampler(SteppedSampler):
     @property
     def size_bytes(self) -> int:
         """What the sequences under way hold of the device's memory."""
-        return sum(progress.num_bytes for progress in self._active)
+        return self._caches.size_bytes([cache for progress in self._active for cache in progress.caches])
 
     @property
     def num_requests(self) -> int:
@@ -149,6 +153,9 @@ class SteppedTorchSampler(SteppedSampler):
     def cancel(self, key: str) -> None:
         """See :class:`SteppedSampler`."""
         self._waiting = deque(progress for progress in self._waiting if progress.request.key != key)
+        for progress in self._active:
+            if progress.request.key == key:
+                progress.release()
         self._active = [progress for progress in self._active if progress.request.key != key]
 
     def load_adapter(self, files: Mapping[str, bytes]) -> LoraAdapter:
@@ -172,8 +179,8 @@ class SteppedTorchSampler(SteppedSampler):
 
     def shutdown(self) -> None:
         """See :class:`SteppedSampler`."""
-        self._waiting.clear()
-        self._active.clear()
+        for progress in (*self._waiting, *self._active):
+            self.cancel(progress.request.key)
         self._unread.clear()
         self._prefixes.clear()
 
@@ -239,11 +246,11 @@ class SteppedTorchSampler(SteppedSampler):
         spare = sum(len(other.running) for other in self._active)
         if self._free_slots(progress.group) <= 0:
             return False
-        fits = self._budget.fits(num_tokens, self._active, spare_blocks=spare)
+        fits = self._budget.fits(self._budget.blocks_for(num_tokens) + spare, self._active)
         if not fits and not self._budget.make_room(num_tokens, self._active, group=progress.group):
             return False
-        cache = SequenceCache()
-        cache.reserve(num_tokens)
+        cache = self._caches.new()
+        cache.make_room(0, num_tokens)
         progress.start_prompt(cache)
         progress.num_steps_held_back = 0
         if progress in self._waiting:
@@ -263,14 +270,10 @@ class SteppedTorchSampler(SteppedSampler):
 
     def _keep(self, progress: RequestProgress, chunk: PromptChunk) -> None:
         """Keeps what was computed of a prompt, the rest of which follows if it is not the last."""
-        assert progress.prompt_cache is not None
         known = self._prefixes.find(chunk)
         is_last = chunk.end == len(progress.request.prompt)
         if known is None or (known.next_logits is None and is_last):
-            layers = progress.prompt_cache.read(chunk.start, chunk.end)
-            next_logits_V = progress.next_logits_V if is_last else None
-            states = progress.prompt_cache.copied_states()
-            self._prefixes.keep(chunk, ComputedChunk(layers, states, next_logits_V))
+            self._prefixes.keep(chunk, progress.computed(chunk))
         if is_last:
             self._prefixes.touch(progress.chunks)
 
@@ -290,7 +293,7 @@ class SteppedTorchSampler(SteppedSampler):
         )
         owners = [(work.progress.adapter, work.piece.num_tokens) for work in works]
         ends = list(accumulate(num_tokens for _, num_tokens in owners))
-        attention = CachedAttention([work.piece for work in works], device)
+        attention = self._caches.attention([work.piece for work in works])
         hidden_TH = self._model.run_packed(token_ids_T, position_ids_T, segments_of(owners), attention, pictures)
 
         for work, end in zip(works, ends, strict=True):
@@ -298,13 +301,10 @@ class SteppedTorchSampler(SteppedSampler):
                 self._score_prompt(work, hidden_TH[end - work.piece.num_tokens : end], failures)
         choosing = [(work, end - 1) for work, end in zip(works, ends, strict=True) if work.needs_logits]
         if choosing:
-            rows_NH = (
-                hidden_TH if len(choosing) == len(hidden_TH) else self._rows(hidden_TH, [last for _, last in choosing])
-            )
-            logits_NV = self._model.logits(
-                rows_NH,
-                segments_of([(work.progress.adapter, 1) for work, _ in choosing]),
-            )
+            rows = [last for _, last in choosing]
+            rows_NH = hidden_TH if len(rows) == len(hidden_TH) else self._rows(hidden_TH, rows)
+            segments = segments_of([(work.progress.adapter, 1) for work, _ in choosing])
+            logits_NV = self._model.logits(rows_NH, segments)
             fresh = self._take_logits([work for work, _ in choosing], logits_NV)
         # Nothing that could fail lies between a token that is appended and a state that is taken over.
         attention.states.commit()
@@ -350,7 +350,7 @@ class SteppedTorchSampler(SteppedSampler):
                 progress.finish_without_tokens()
             while progress.next_logits_V is not None and self._free_slots(progress.group) > 0:
                 logits_V = progress.next_logits_V
-                fits = self._budget.fits(len(progress.request.prompt), self._active)
+                fits = self._budget.fits(progress.num_blocks_to_fork, self._active)
                 keep_prompt = len(progress.waiting) > 1 and fits
                 if len(progress.waiting) > 1 and not fits and progress.running:
                     break
@@ -390,6 +390,7 @@ class SteppedTorchSampler(SteppedSampler):
         going_on: list[RequestProgress] = []
         for progress in self._active:
             if progress.request.key in failures:
+                progress.release()
                 continue
             if progress.is_done:
                 outcomes.append(progress.result())

@@ -12,7 +12,9 @@ from twinkle.infra.device_memory import GB, DeviceMemory, default_limit
 from twinkle.infra.rank_group import RankGroup
 from twinkle.model.fused.core import LoraCore
 from twinkle.model.fused.model import FusedLoraModel
-from twinkle.sampler.kv_cache import BLOCK_TOKENS, blocks_for
+from twinkle.sampler.cache_kinds import caches_for
+from twinkle.sampler.caches import blocks_for
+from twinkle.sampler.kv_cache import BLOCK_TOKENS
 from twinkle.sampler.places import with_guests
 from twinkle.sampler.planning import STATES_PER_SLOT, block_bytes
 
@@ -64,16 +66,17 @@ def reserve_sequences(memory: DeviceMemory, settings: Settings, model: FusedLora
     places = with_guests(settings.sample_slots)
     of_state = STATES_PER_SLOT * model.state_bytes
     state_bytes = min(settings.sampler_state_bytes, int(left * SAMPLED_PART) // 2, places * of_state)
-    of_block = block_bytes(model) - model.state_bytes
+    block_tokens = caches_for(model).block_tokens
+    of_block = (block_bytes(model) - model.state_bytes) * block_tokens // BLOCK_TOKENS
     most = (int(left * SAMPLED_PART) - state_bytes) // of_block
     if most < 1:
         raise ConfigError(
             f"TWINKLE_DEVICE_BYTES: a quarter of the {left / GB:.3g} GB that the base model leaves is not enough for"
-            f" {BLOCK_TOKENS} tokens of a sequence that is sampled, which take {of_block} bytes; raise it"
+            f" {block_tokens} tokens of a sequence that is sampled, which take {of_block} bytes; raise it"
         )
-    blocks = min(most, places * blocks_for(context))
+    blocks = min(most, places * blocks_for(context, block_tokens))
     memory.reserve(SEQUENCES, blocks * of_block + state_bytes)
-    tokens = blocks * BLOCK_TOKENS
+    tokens = blocks * block_tokens
     return SequenceRoom(
         kv_tokens=tokens, max_length=min(context, tokens), state_bytes=max(state_bytes, int(of_state > 0))
     )

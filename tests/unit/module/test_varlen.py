@@ -81,3 +81,22 @@ def test_a_kernel_is_tried_before_it_is_trusted(is_shared: bool, is_windowed: bo
     asked = (torch.device("cpu"), torch.float32, SIZE, is_shared, is_windowed)
     assert varlen._failure(VarlenKernel(), *asked) is None
     assert "sequence by sequence" in str(varlen._failure(Mistaken(), *asked))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_kernel_is_told_of_splits_what_it_can_be_told(is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention 2 says that only another can be told."""
+    told: list[int | None] = []
+
+    class Own(VarlenKernel):
+        def __call__(self, *sides, num_splits=None, **options):  # type: ignore[no-untyped-def]
+            if num_splits is not None and not is_told:
+                raise RuntimeError("num_splits requires FA3")
+            told.append(num_splits)
+            return super().__call__(*sides, **options)
+
+    monkeypatch.setattr(varlen, "torch_kernel", lambda device_type, dtype: Own())
+    kernel = varlen._tried.__wrapped__("cpu", torch.float32, SIZE, True, False)
+
+    assert kernel is not None
+    assert set(told) == ({1} if is_told else {None})

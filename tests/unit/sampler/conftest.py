@@ -7,16 +7,28 @@ import pytest
 import torch
 import transformers
 
+from harness.paged_kernel import paged_kernel
 from twinkle.model.fused.determinism import prepare_environment
 from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraAdapter, LoraConfig
-from twinkle.sampler import SampleRequest, SampleResult, SteppedSampler, SteppedTorchSampler
+from twinkle.module.paged_varlen import PagedKernel
+from twinkle.module.scaled_attention import AttentionForm
+from twinkle.sampler import (
+    SampleRequest,
+    SampleResult,
+    SteppedSampler,
+    SteppedTorchSampler,
+    paged_attention,
+    torch_sampler,
+)
+from twinkle.sampler.cache_kinds import PagedCaches
 
 prepare_environment()
 torch.set_num_threads(1)
 
 VOCAB_SIZE = 211
 CONTEXT = 160
+PAGE_TOKENS = 16
 
 Outcomes = dict[str, SampleResult | Exception]
 RunRequests = Callable[..., Outcomes]
@@ -70,10 +82,44 @@ def run_requests(sampled_model: FusedLoraModel) -> RunRequests:
     return run
 
 
+class Paged:
+    """The samplers of a test keep pages, as on a GPU, and attend them by a stand-in for its kernel."""
+
+    def __init__(self) -> None:
+        self.kernel = paged_kernel()
+        self.made: list[PagedCaches] = []
+
+    def caches_for(self, model: FusedLoraModel) -> PagedCaches:
+        self.made.append(PagedCaches(model.device, page_tokens=PAGE_TOKENS))
+        return self.made[-1]
+
+    def kernel_for(self, query: torch.Tensor, key: torch.Tensor, form: AttentionForm) -> PagedKernel | None:
+        is_plain = form.chunk is None and form.cap is None and form.sinks is None
+        return self.kernel if is_plain else None
+
+
+@pytest.fixture
+def paged(monkeypatch: pytest.MonkeyPatch) -> Paged:
+    """Pages for whoever makes a sampler."""
+    paged = Paged()
+    monkeypatch.setattr(torch_sampler, "caches_for", paged.caches_for)
+    monkeypatch.setattr(paged_attention, "paged_kernel_for", paged.kernel_for)
+    return paged
+
+
+@pytest.fixture(params=["buffers", "pages"])
+def either_cache(request: pytest.FixtureRequest) -> None:
+    """Both kinds of cache in turn. What is expected of pages is what buffers gave."""
+    if request.param == "pages":
+        request.getfixturevalue("paged")
+
+
 def run_to_end(sampler: SteppedSampler, *, max_steps: int = 5000) -> Outcomes:
     ended: Outcomes = {}
     for _ in range(max_steps):
         if not sampler.has_work:
+            # Whatever was cancelled, gave way or failed: no sequence holds anything any more.
+            assert not isinstance(sampler, SteppedTorchSampler) or sampler._caches.num_held(()) == 0
             return ended
         for outcome in sampler.step():
             key, value = outcome if isinstance(outcome, tuple) else (outcome.key, outcome)

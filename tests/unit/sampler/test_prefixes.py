@@ -12,8 +12,10 @@ from twinkle.model.fused.model import FusedLoraModel
 from twinkle.module.lora import LoraConfig
 from twinkle.sampler import SampleRequest, SteppedTorchSampler
 
-from .conftest import VOCAB_SIZE, run_to_end
+from .conftest import PAGE_TOKENS, VOCAB_SIZE, run_to_end
 from .test_sampler_invariance import bits_of
+
+pytestmark = pytest.mark.usefixtures("either_cache")
 
 CHUNK = 32
 PROMPT = tuple(np.random.default_rng(7).integers(6, VOCAB_SIZE, 2 * CHUNK + 9).tolist())
@@ -166,7 +168,8 @@ def test_scores_are_computed_for_whoever_asks_for_them(sampler, num_computed):
 @pytest.mark.parametrize(("kept_prompts", "computed"), [(0, 2 * len(PROMPT)), (1, len(PROMPT)), (2, 0)])
 def test_prompts_not_wanted_for_the_longest_time_leave(sampled_model, num_computed, kept_prompts, computed):
     config = sampled_model.config
-    num_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * len(PROMPT)
+    num_tokens = -(-len(PROMPT) // PAGE_TOKENS) * PAGE_TOKENS  # the last page is kept whole
+    num_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * num_tokens
     sampler = SteppedTorchSampler(
         sampled_model, slots=16, chunk_tokens=CHUNK, kept_bytes=int(kept_prompts * (num_bytes + 4 * VOCAB_SIZE))
     )

@@ -18,6 +18,8 @@ from twinkle.sampler.unread import DrawnBatch
 from .conftest import run_and_follow, run_to_end
 from .test_sampler_invariance import bits_of, mixed_requests
 
+pytestmark = pytest.mark.usefixtures("either_cache")
+
 
 @pytest.fixture(scope="module")
 def asked(adapters):

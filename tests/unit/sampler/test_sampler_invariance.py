@@ -11,6 +11,8 @@ from twinkle.sampler.kv_cache import BLOCK_TOKENS
 
 from .conftest import VOCAB_SIZE, run_to_end
 
+pytestmark = pytest.mark.usefixtures("either_cache")
+
 RULES = ({}, {"temperature": 0.7}, {"temperature": 0.0}, {"top_k": 9}, {"top_p": 0.8, "temperature": 1.3})
 
 

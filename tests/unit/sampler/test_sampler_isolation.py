@@ -10,10 +10,13 @@ from twinkle.core.settings import Settings
 from twinkle.module.segmented import Route
 from twinkle.sampler.attention import CachedAttention
 from twinkle.sampler.kv_cache import SequenceCache
+from twinkle.sampler.paged_attention import PagedAttention
+from twinkle.sampler.paged_cache import PagedCache
+from twinkle.sampler.pages import PagePool
 from twinkle.sampler.probe import SamplerProbe
 from twinkle.workers.transformers_engine import TransformersEngine
 
-attend, fork, pairs = CachedAttention.__call__, SequenceCache.fork, Route.pairs
+attend, attend_pages, pairs = CachedAttention.__call__, PagedAttention.__call__, Route.pairs
 
 
 def see_the_piece_before(self, layer, query, key, value, *, form):
@@ -51,6 +54,27 @@ def test_a_batch_that_lets_one_request_into_another_is_refused(leak, promise, sa
     monkeypatch.setattr(*LEAKS[leak])
     with pytest.raises(ConfigError, match="cannot be sampled from"):
         SamplerProbe(sampled_model).check()
+
+
+PAGED_LEAKS = {
+    "attention to the prompt before": (
+        PagedAttention,
+        "__call__",
+        lambda self, layer, query, key, value, *, form: attend_pages(
+            self, layer, query, key, value + 1e-3 * torch.nn.functional.pad(value, (0, 0, 1, 0))[:, :, :-1], form=form
+        ),
+    ),
+    "one cache for two continuations": (PagedCache, "fork", lambda self: self),
+    "a page that is written for all who have it": (PagePool, "own_alone", lambda self, page: page),
+}
+
+
+@pytest.mark.parametrize("leak", PAGED_LEAKS)
+def test_nor_is_one_that_lets_them_in_through_pages(leak, sampled_model, paged, monkeypatch):
+    monkeypatch.setattr(*PAGED_LEAKS[leak])
+    with pytest.raises((ConfigError, AssertionError)):
+        SamplerProbe(sampled_model).check()
+    assert paged.made
 
 
 @pytest.mark.parametrize("promise", ["bits", "no bits"])

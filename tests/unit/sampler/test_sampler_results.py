@@ -13,6 +13,8 @@ from twinkle.sampler.kv_cache import BLOCK_TOKENS
 
 from .conftest import CONTEXT, VOCAB_SIZE, beginning_of, run_and_follow, run_to_end
 
+pytestmark = pytest.mark.usefixtures("either_cache")
+
 NO_STOP = frozenset()
 
 

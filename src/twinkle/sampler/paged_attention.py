@@ -1,0 +1,110 @@
+"""Attention of a packed pass over pages: what all pieces write goes to its place with one kernel a layer.
+
+One call for all pieces where the device has a kernel that reads pages (``twinkle.module.paged_varlen``); for layers
+that it does not know, each piece's keys and values are gathered and attended by themselves. Where things lie is told
+to the device once a pass.
+
+Shape suffixes: H query heads, G key-value heads, T packed tokens, N pages, P positions of a page, M pages of a row of
+the table, R rows of it (a piece each), S tokens of the sequence so far, D head size; 2 is keys, values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from twinkle.infra.sending import send
+from twinkle.module.packed_attention import SequenceRecords
+from twinkle.module.paged_varlen import PagedKeys, paged_kernel_for
+from twinkle.module.scaled_attention import AttentionForm
+from twinkle.module.varlen import Ends
+from twinkle.sampler.attention import PieceByPiece
+from twinkle.sampler.caches import CachedStates, Piece, blocks_for
+from twinkle.sampler.paged_cache import PagedCache
+from twinkle.sampler.pages import PagePool
+
+
+class PagedAttention:
+    """Writes each piece's keys and values into its pages, then attends causally to all the sequence has there.
+
+    All pieces are written before any attends, so a later piece of the same sequence sees the earlier ones.
+    """
+
+    def __init__(self, pool: PagePool, pieces: Sequence[Piece[PagedCache]], device: torch.device) -> None:
+        pool.settle()
+        pool.add_reader(self)
+        self.states = CachedStates(pieces)
+        self._pool = pool
+        self._pieces = pieces
+        self._apart = PieceByPiece(pieces, device)
+        self._slots_T = send(_slots(pieces, pool.page_tokens), torch.int64, device)
+        self._queries = Ends([piece.num_tokens for piece in pieces], device)
+        self._keys = PagedKeys([piece.end for piece in pieces], _table(pieces, pool.page_tokens), device)
+
+    def __call__(
+        self,
+        layer_index: int,
+        query_1HTD: torch.Tensor,
+        key_1GTD: torch.Tensor,
+        value_1GTD: torch.Tensor,
+        *,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        """Returns the attended values [1, T, H, D]."""
+        layer_2NPGD = self._write(layer_index, torch.stack((key_1GTD, value_1GTD)))
+        kernel = paged_kernel_for(query_1HTD, key_1GTD, form)
+        if kernel is not None:
+            query_THD = query_1HTD[0].transpose(0, 1)
+            return kernel.attend(query_THD, *layer_2NPGD.unbind(0), queries=self._queries, keys=self._keys, form=form)
+        held = partial(self._held, layer_2NPGD)
+        return self._apart.attend(query_1HTD, held, num_groups=key_1GTD.shape[1], form=form)
+
+    def records(self, layer_index: int, records_TR: torch.Tensor) -> Sequence[SequenceRecords]:
+        """See :class:`PackedAttention`; records lie in the pages as keys, and their second half as values."""
+        width = records_TR.shape[1]
+        halves_2TD = functional.pad(records_TR, (0, width % 2)).unflatten(1, (2, -1)).transpose(0, 1)
+        layer_2NPGD = self._write(layer_index, halves_2TD[:, None, None])
+        found = []
+        for row, piece in enumerate(self._pieces):
+            first_1GSD, second_1GSD = self._held(layer_2NPGD, row, 0)
+            rows_SR = torch.cat((first_1GSD[0, 0], second_1GSD[0, 0]), dim=1)[:, :width]
+            found.append(SequenceRecords(piece.start, rows_SR))
+        return found
+
+    def _write(self, layer_index: int, kv_21GTD: torch.Tensor) -> torch.Tensor:
+        """Where the layer's keys and values lie [2, N, P, G, D], these included."""
+        layer_2NPGD = self._pool.layer(layer_index, kv_21GTD[0])
+        layer_2NPGD.flatten(1, 2).index_copy_(1, self._slots_T, kv_21GTD[:, 0].transpose(1, 2))
+        return layer_2NPGD
+
+    def _held(self, layer_2NPGD: torch.Tensor, row: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A piece's keys and values from position ``first`` on, each [1, G, S, D]."""
+        end, page_tokens = self._pieces[row].end, self._pool.page_tokens
+        pages = slice(first // page_tokens, blocks_for(end, page_tokens))
+        lying_2SGD = layer_2NPGD.index_select(1, self._keys.table_SM[row, pages]).flatten(1, 2)
+        skipped = first - pages.start * page_tokens
+        kv_2GSD = lying_2SGD[:, skipped : skipped + end - first].transpose(1, 2)
+        key_1GSD, value_1GSD = kv_2GSD[:, None].unbind(0)
+        return key_1GSD, value_1GSD
+
+
+def _slots(pieces: Sequence[Piece[PagedCache]], page_tokens: int) -> np.ndarray:
+    """Where each packed token goes, counting the positions of all pages."""
+    slots = []
+    for piece in pieces:
+        positions = np.arange(piece.start, piece.end)
+        slots.append(piece.cache.places()[positions // page_tokens] * page_tokens + positions % page_tokens)
+    return np.concatenate(slots)
+
+
+def _table(pieces: Sequence[Piece[PagedCache]], page_tokens: int) -> np.ndarray:
+    """The pages of each piece's sequence up to its end [R, M]; behind those some page, which is not looked at."""
+    counts = [blocks_for(piece.end, page_tokens) for piece in pieces]
+    table_RM = np.zeros((len(pieces), max(counts)), dtype=np.int32)
+    for row_M, piece, count in zip(table_RM, pieces, counts, strict=True):
+        row_M[:count] = piece.cache.places()[:count]
+    return table_RM
